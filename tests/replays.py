@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.replay.collecting import record
-from infra.replay.replaying import Report, replay
+from infra.replay.replaying import ReplayReport, replay
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from tests.long_leases import LONG_LEASE_MS, long_leases
@@ -18,7 +18,7 @@ async def replayed(
     lease_ms: int = LONG_LEASE_MS,
     look_back_ms: int = 600_000,
     leaves_out: Sequence[str] = (),
-) -> Report:
+) -> ReplayReport:
     """Of a stack with such leases."""
     with long_leases(lease_ms):
         await record(

@@ -13,7 +13,7 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError, NotReady
 
 if TYPE_CHECKING:
-    from infra.traces.sending import Asks, Pace, Sent
+    from infra.traces.sending import MakeBody, Pace, SentRequest
     from infra.traces.trace import Trace
 
 _REPORTED = (
@@ -44,8 +44,8 @@ def pace_of(speed: str, streams: int) -> "Pace":
 
 
 def send_trace(
-    url: str, api_key: str, trace: "Trace", pace: "Pace", asks: "Asks | None" = None
-) -> "tuple[list[Sent], dict[str, Any]]":
+    url: str, api_key: str, trace: "Trace", pace: "Pace", asks: "MakeBody | None" = None
+) -> "tuple[list[SentRequest], dict[str, Any]]":
     """Send a trace to the gateway there, with its progress on stderr; and the report of it."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn

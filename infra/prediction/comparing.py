@@ -14,7 +14,7 @@ from infra.prediction.figures import figures
 from infra.prediction.predicting import predict
 from infra.prediction.speeds import measure_speeds
 from infra.prediction.traffic import RecordedTraffic
-from infra.replay.redeciding import changed
+from infra.replay.redeciding import with_overrides
 from schemas.errors import RecordError
 from schemas.records import Decision, Mode
 
@@ -89,7 +89,7 @@ def outcomes(
     if differ:
         speeds = measure_speeds(traffic)
         for name, settings in (("as it was", {}), ("with the shadow", shadow_settings)):
-            served = predict(traffic, speeds, changed(traffic.settings, settings)).outcomes
+            served = predict(traffic, speeds, with_overrides(traffic.settings, settings)).outcomes
             predicted = [
                 served[request_id] for request_id in agreement.differ if request_id in served
             ]

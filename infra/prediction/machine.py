@@ -7,21 +7,21 @@ worker do not slow each other, as many as are computed at once; what waits begin
 from typing import TYPE_CHECKING, Any
 
 from infra.prediction.speeds import MeasuredSpeeds
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import GpuSequence, SimGpu
 
 if TYPE_CHECKING:
     from infra.simulator.log.clock import Alarm
 
 
-class MeasuredGpu(Gpu):
+class MeasuredGpu(SimGpu):
     """One engine's prompts and answers on virtual time."""
 
     def __init__(self, speeds: MeasuredSpeeds, *gpu_args: Any) -> None:
         super().__init__(*gpu_args)
         self._speeds = speeds
-        self._computing: dict[Sequence, Alarm] = {}
-        self._answers: dict[Sequence, int] = {}  # with the tokens that are still to come
-        self._fresh: list[Sequence] = []  # answers without a token of their own
+        self._computing: dict[GpuSequence, Alarm] = {}
+        self._answers: dict[GpuSequence, int] = {}  # with the tokens that are still to come
+        self._fresh: list[GpuSequence] = []  # answers without a token of their own
 
     @property
     def queued_tokens(self) -> int:
@@ -29,18 +29,18 @@ class MeasuredGpu(Gpu):
         waiting = (*self.prompts, *self._computing)
         return sum(sequence.prompt_tokens - sequence.computed for sequence in waiting)
 
-    def add_prompt(self, sequence: Sequence) -> None:
+    def add_prompt(self, sequence: GpuSequence) -> None:
         """Compute the prompt, and then ask whether to go on."""
         self.prompts.append(sequence)
         self._compute()
 
-    def add_answer(self, sequence: Sequence) -> None:
+    def add_answer(self, sequence: GpuSequence) -> None:
         """Decode what has all its KV; it is in the next step that ends."""
         sequence.computed = sequence.prompt_tokens
         self._fresh.append(sequence)
         self._enter(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: GpuSequence) -> None:
         """Take a sequence out; nothing is called for it any more."""
         if sequence.removed:
             return
@@ -73,7 +73,7 @@ class MeasuredGpu(Gpu):
                 lambda sequence=sequence: self._computed(sequence),  # type: ignore[misc]  # bound now
             )
 
-    def _computed(self, sequence: Sequence) -> None:
+    def _computed(self, sequence: GpuSequence) -> None:
         del self._computing[sequence]
         sequence.computed = sequence.prompt_tokens
         if self._prompt_done(sequence):
@@ -84,7 +84,7 @@ class MeasuredGpu(Gpu):
         self._step_done()
         self._compute()
 
-    def _enter(self, sequence: Sequence) -> None:
+    def _enter(self, sequence: GpuSequence) -> None:
         sequence.joined, sequence.first_step = True, self.steps
         self._answers[sequence] = max(1, sequence.output_tokens)
         self.batch = len(self._answers)
@@ -109,7 +109,7 @@ class MeasuredGpu(Gpu):
         ]
         for sequence in fresh:
             if not sequence.removed and sequence not in ended_sequences:
-                self._began(sequence)
+                self._on_first_token(sequence)
         for sequence in ended_sequences:
             del self._answers[sequence]
             sequence.removed = True

@@ -15,9 +15,9 @@ from infra.prediction.machine import MeasuredGpu
 from infra.prediction.speeds import MeasuredSpeeds
 from infra.prediction.traffic import RecordedTraffic, script
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.latency import H100, LLAMA_8B, Link, Setup
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from schemas.errors import RecordError
 from schemas.fleet import Member
 from schemas.records import Capability, Outcome, Role
@@ -58,7 +58,7 @@ class _MeasuredCluster(Cluster):
         samples_ms = self._speeds.requests_ms if topic == "requests" else self._speeds.hops_ms
         return self._draw.choice(samples_ms)
 
-    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+    def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
         """One that takes what was measured."""
         return lambda *gpu_args: MeasuredGpu(self._speeds, *gpu_args)
 
@@ -81,13 +81,13 @@ def predict(
     cluster.run(conversations)
     outcomes = {
         names[served.request_id]: served.outcome
-        for served in cluster.clients.served
+        for served in cluster.clients.requests
         if served.outcome is not None
     }
     return Prediction(outcomes, len(names) - len(outcomes))
 
 
-def shape_of(workers: Sequence[Member]) -> Shape:
+def shape_of(workers: Sequence[Member]) -> ClusterShape:
     """How many workers of each kind; raises RecordError for roles that are not simulated."""
     counts = Counter[str]()
     for worker in workers:
@@ -96,7 +96,7 @@ def shape_of(workers: Sequence[Member]) -> Shape:
             names = ", ".join(sorted(role.value for role in roles))
             raise RecordError(f"{worker.member_id}: a worker with roles {names} is not simulated")
         counts[_KINDS[roles]] += 1
-    return Shape(**counts)
+    return ClusterShape(**counts)
 
 
 def setup_of(workers: Sequence[Member], speeds: MeasuredSpeeds) -> Setup:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.replay.recording import SNAPSHOT, opened
+from infra.replay.recording import SNAPSHOT, open_recording
 from infra.replay.replaying import replay
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from schemas.errors import RecordError
 from schemas.fleet import Member
 from schemas.records import (
@@ -68,7 +68,7 @@ def read(path: Path) -> RecordedTraffic:
     )
     outcomes: list[Outcome] = []
     read_places: set[tuple[str, int, int]] = set()
-    with opened(path) as recording:
+    with open_recording(path) as recording:
         since_ms, until_ms = recording.about["since_ms"], recording.about["until_ms"]
         for row in recording.rows():
             position = row.topic, row.partition, row.offset
@@ -97,7 +97,7 @@ _READ = ("requests", "phases", "decisions", "outcomes")
 
 def script(
     traffic: RecordedTraffic, *, begin_ms: float, block_tokens: int
-) -> tuple[list[Conversation], dict[str, str]]:
+) -> tuple[list[SimConversation], dict[str, str]]:
     """The same conversations, and which recorded request each of theirs stands for; requests
     without a whole answer are left out."""
     answers = {outcome.request_id: outcome for outcome in traffic.completed}
@@ -111,7 +111,7 @@ def script(
             session_parts[-1].append(request)
         else:
             session_parts.append([request])
-    conversations: list[Conversation] = []
+    conversations: list[SimConversation] = []
     names: dict[str, str] = {}
     for (_, session_id), parts in chains.items():
         turns_before = 0
@@ -153,12 +153,12 @@ def _conversation(
     block_tokens: int,
     session_id: str,
     turns_before: int,
-) -> Conversation:
+) -> SimConversation:
     turns, ended_ms = [], part[0].arrived_ms
     for request in part:
         answer = answers[request.request_id]
         turns.append(
-            Turn(
+            SimTurn(
                 prompt_tokens=token_count(request.prompt_tokens),
                 output_tokens=max(1, answer.completion_tokens),
                 think_ms=float(request.arrived_ms - ended_ms),

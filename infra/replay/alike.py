@@ -20,12 +20,12 @@ _RECORDS = ("schemas.records", "streams.config")  # nobody changes what is of th
 _ABSENT = object()
 
 
-def alike(one: Router, other: Router) -> bool:
+def same_state(first: Router, second: Router) -> bool:
     """Whether they are in the same state."""
-    return _Comparing().same(one, other)
+    return _StateComparison().is_equal(first, second)
 
 
-class _Comparing:
+class _StateComparison:
     """Goes through two states at once."""
 
     def __init__(self) -> None:
@@ -33,48 +33,52 @@ class _Comparing:
         self._there: dict[int, tuple[Any, Any]] = {}
         self._here: dict[int, tuple[Any, Any]] = {}
 
-    def same(self, one: Any, other: Any) -> bool:
+    def is_equal(self, first: Any, second: Any) -> bool:
         """Whether these are."""
-        kind = type(one)
-        if kind is not type(other):
+        kind = type(first)
+        if kind is not type(second):
             return False
-        if isinstance(one, _VALUES):
-            return bool(one == other)
+        if isinstance(first, _VALUES):
+            return bool(first == second)
         if kind is float:
-            return bool(one.hex() == other.hex())
+            return bool(first.hex() == second.hex())
         if kind is tuple:
-            return self._all(one, other)
+            return self._all_equal(first, second)
         if kind.__module__ not in _RECORDS:
-            known = self._there.get(id(one)), self._here.get(id(other))
-            if known != (None, None):
-                return known[0] is not None and known[0][1] is other and known[0] is known[1]
-            self._there[id(one)] = self._here[id(other)] = (one, other)
-        return self._same_within(one, other)
+            pairs = self._there.get(id(first)), self._here.get(id(second))
+            if pairs != (None, None):
+                return pairs[0] is not None and pairs[0][1] is second and pairs[0] is pairs[1]
+            self._there[id(first)] = self._here[id(second)] = (first, second)
+        return self._has_equal_parts(first, second)
 
-    def _same_within(self, one: Any, other: Any) -> bool:
-        if isinstance(one, np.ndarray):
-            there = (other.dtype, other.shape, other.tobytes())
-            return (one.dtype, one.shape, one.tobytes()) == there
-        if type(one) is list:
-            return self._all(one, other)
-        if type(one) is dict:
-            return self._all(one, other) and self._all(one.values(), other.values())
+    def _has_equal_parts(self, first: Any, second: Any) -> bool:
+        if isinstance(first, np.ndarray):
+            there = (second.dtype, second.shape, second.tobytes())
+            return (first.dtype, first.shape, first.tobytes()) == there
+        if type(first) is list:
+            return self._all_equal(first, second)
+        if type(first) is dict:
+            return self._all_equal(first, second) and self._all_equal(
+                first.values(), second.values()
+            )
         # What makes it anew and with which state, as pickles have it: of any other kind of object.
-        made, made_there = one.__reduce_ex__(4), other.__reduce_ex__(4)
-        return all(map(self._same_part, made, made_there))
+        first_parts, second_parts = first.__reduce_ex__(4), second.__reduce_ex__(4)
+        return all(map(self._is_equal_part, first_parts, second_parts))
 
-    def _same_part(self, one: Any, other: Any) -> bool:
+    def _is_equal_part(self, first: Any, second: Any) -> bool:
         """Of what an object is made; dictionaries and iterators are made for this question."""
-        if one is other or one is None or other is None:
-            return one is other
-        if type(one) is dict:
-            return self._all(one, other) and self._all(one.values(), other.values())
-        if type(one) is tuple:
-            return len(one) == len(other) and all(map(self._same_part, one, other))
-        if hasattr(one, "__next__"):
-            return self._all(one, other)
-        return self.same(one, other)
+        if first is second or first is None or second is None:
+            return first is second
+        if type(first) is dict:
+            return self._all_equal(first, second) and self._all_equal(
+                first.values(), second.values()
+            )
+        if type(first) is tuple:
+            return len(first) == len(second) and all(map(self._is_equal_part, first, second))
+        if hasattr(first, "__next__"):
+            return self._all_equal(first, second)
+        return self.is_equal(first, second)
 
-    def _all(self, one: Iterable[Any], other: Iterable[Any]) -> bool:
-        pairs = zip_longest(one, other, fillvalue=_ABSENT)
-        return all(self.same(here, there) for here, there in pairs)
+    def _all_equal(self, first: Iterable[Any], second: Iterable[Any]) -> bool:
+        pairs = zip_longest(first, second, fillvalue=_ABSENT)
+        return all(self.is_equal(here, there) for here, there in pairs)

@@ -5,7 +5,7 @@ For replays, redacted recordings and shadows alike: it is what the router itself
 
 from typing import Any
 
-from infra.replay.recording import Row
+from infra.replay.recording import RecordingRow
 from schemas.codec import Codec
 from streams.core.effects import Effect
 from streams.core.events import Event
@@ -21,12 +21,12 @@ def content_of(codec: Codec, topic: str, value: bytes) -> Any:
     return codec.decode(value) if value else None
 
 
-def event_of(line: JournalLine | Row, content: Any) -> Event:
+def event_of(line: JournalLine | RecordingRow, content: Any) -> Event:
     """The event that a line notes."""
     return event_of_line(line.topic, line.partition, line.offset, line.ahead_ms, content)
 
 
-def applied(router: Router, event: Event, now_ms: int) -> tuple[list[Effect], str]:
+def apply_event(router: Router, event: Event, now_ms: int) -> tuple[list[Effect], str]:
     """The effects, and what the core raised, if it did: then, as ever, the request is blamed."""
     try:
         return router.apply(event, now_ms), ""

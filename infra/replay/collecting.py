@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, Row, write
-from infra.replay.redacting import redacted
+from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
+from infra.replay.redacting import redact
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
@@ -57,30 +57,32 @@ class RecordedLife:
         if not self.snapshots:
             return False
         seq = self.snapshots[0][0].seq
-        kept = []
+        lines = []
         for number, line in self.lines:
             if number == seq and line.now_ms <= until_ms:
-                kept.append((number, line))
+                lines.append((number, line))
                 seq += 1
-        self.lines = kept
+        self.lines = lines
         first, *later = self.snapshots
         self.snapshots = [first, *(parts for parts in later if parts[0].seq < seq)]
-        return bool(kept) and kept[-1][1].now_ms >= since_ms
+        return bool(lines) and lines[-1][1].now_ms >= since_ms
 
     @property
     def is_stopped(self) -> bool:
         """Whether it ended as it should."""
         return bool(self.lines) and self.lines[-1][1].topic == STOPPED
 
-    def rows(self, codec: Codec, records: dict[Place, bytes]) -> Iterator[Row]:
+    def rows(self, codec: Codec, records: dict[Place, bytes]) -> Iterator[RecordingRow]:
         """Its rows; `records` has what its lines name."""
         snapshots = {parts[0].seq: parts for parts in self.snapshots}
         for number, line in self.lines:
             for part in snapshots.get(number, ()):
-                yield Row(SNAPSHOT, self.router_id, self.epoch, part.seq, value=codec.encode(part))
+                yield RecordingRow(
+                    SNAPSHOT, self.router_id, self.epoch, part.seq, value=codec.encode(part)
+                )
             place = line.topic, line.partition, line.offset
             value = records[place] if line.topic in READ_BACK else line.value
-            yield Row(
+            yield RecordingRow(
                 LINE,
                 self.router_id,
                 self.epoch,
@@ -116,18 +118,18 @@ async def record(
             "is kept of one that did"
         )
     plain = Codec()
-    records = await _named(log, codec, lives)
+    records = await _read_back(log, codec, lives)
     begin_ms = min(life.lines[0][1].now_ms for life in lives)
-    compared = await _compared(log, codec, begin_ms, until_ms)
+    compared_rows = await _read_compared(log, codec, begin_ms, until_ms)
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[RecordingRow]:
         for life in lives:
             yield from life.rows(plain, records)
-        yield from compared
+        yield from compared_rows
 
     def write_all() -> None:
         about = {"since_ms": since_ms, "until_ms": until_ms, "topic_prefix": log.topic_prefix}
-        written = redacted(rows(), names=NAMES in leaves_out) if leaves_out else rows()
+        written = redact(rows(), names=NAMES in leaves_out) if leaves_out else rows()
         write(path, about | {"leaves_out": list(leaves_out)}, written)
 
     await asyncio.to_thread(write_all)
@@ -144,8 +146,8 @@ async def _lives(
         ends = await reader.offsets_at(until_ms + LATE_MS)
         await reader.seek(await reader.offsets_at(max(0, since_ms)))
         async for records in reader.until(ends):
-            for each in records:
-                entry = _decoded(codec, each.value)
+            for message in records:
+                entry = _decode(codec, message.value)
                 if entry is None:
                     continue
                 key = entry.router_id, entry.router_epoch
@@ -157,7 +159,7 @@ async def _lives(
     return sorted(lives.values(), key=lambda life: life.epoch)
 
 
-def _decoded(codec: Codec, value: bytes | None) -> Any:
+def _decode(codec: Codec, value: bytes | None) -> Any:
     """None for what no router can have written or applied: routers bury it, too."""
     with suppress(RecordError):
         return codec.decode(value) if value else None
@@ -167,40 +169,46 @@ def _decoded(codec: Codec, value: bytes | None) -> Any:
 def lines_of(batch: JournalBatch) -> Iterator[tuple[int, JournalLine]]:
     """Its lines with their numbers."""
     columns = batch.topics, batch.partitions, batch.offsets, batch.now_ms
-    more = batch.ahead_ms, batch.values, batch.effects
-    lines = map(JournalLine._make, zip(*columns, *more, strict=True))
+    effect_columns = batch.ahead_ms, batch.values, batch.effects
+    lines = map(JournalLine._make, zip(*columns, *effect_columns, strict=True))
     return enumerate(lines, batch.first_seq)
 
 
-async def _named(log: LogSettings, codec: Codec, lives: list[RecordedLife]) -> dict[Place, bytes]:
+async def _read_back(
+    log: LogSettings, codec: Codec, lives: list[RecordedLife]
+) -> dict[Place, bytes]:
     """The records that lines name, in a framing that needs no registry."""
-    wanted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for life in lives:
         for _, line in life.lines:
             if line.topic in READ_BACK:
-                wanted[line.topic][line.partition].add(line.offset)
-    plain, found = Codec(), dict[Place, bytes]()
-    for topic, offsets in wanted.items():
+                offsets_by_topic[line.topic][line.partition].add(line.offset)
+    plain, values = Codec(), dict[Place, bytes]()
+    for topic, offsets in offsets_by_topic.items():
         reader = AssignedReader(log, topic, list(offsets), client_id="trivium-record")
-        async with reader.reading({p: min(each) for p, each in offsets.items()}):
-            async for records in reader.until({p: max(each) + 1 for p, each in offsets.items()}):
-                for each in records:
-                    if each.offset in offsets[each.partition]:
-                        place = topic, each.partition, each.offset
-                        found[place] = plain.encode(codec.decode(each.value))
-        for partition, each in offsets.items():
-            for offset in each:
-                if (topic, partition, offset) not in found:
+        async with reader.reading({p: min(positions) for p, positions in offsets.items()}):
+            async for records in reader.until(
+                {p: max(positions) + 1 for p, positions in offsets.items()}
+            ):
+                for message in records:
+                    if message.offset in offsets[message.partition]:
+                        place = topic, message.partition, message.offset
+                        values[place] = plain.encode(codec.decode(message.value))
+        for partition, positions in offsets.items():
+            for offset in positions:
+                if (topic, partition, offset) not in values:
                     raise RecordError(
                         f"{topic}[{partition}]: the record at {offset} was applied and is gone; "
                         "the log keeps it too short, or record a later span"
                     )
-    return found
+    return values
 
 
-async def _compared(log: LogSettings, codec: Codec, since_ms: int, until_ms: int) -> list[Row]:
+async def _read_compared(
+    log: LogSettings, codec: Codec, since_ms: int, until_ms: int
+) -> list[RecordingRow]:
     """Decisions and ends of the span, with the time at which the log took them."""
-    plain, rows = Codec(), list[Row]()
+    plain, rows = Codec(), list[RecordingRow]()
     for topic in COMPARED:
         partitions = range(log.partitions(TOPICS[topic].group))
         reader = AssignedReader(
@@ -210,10 +218,12 @@ async def _compared(log: LogSettings, codec: Codec, since_ms: int, until_ms: int
             ends = await reader.offsets_at(until_ms + LATE_MS)
             await reader.seek(await reader.offsets_at(since_ms))
             async for records in reader.until(ends):
-                for each in records:
-                    record = _decoded(codec, each.value)
-                    if each.timestamp <= until_ms and record is not None:
-                        row = Row(RECORD, "", 0, 0, topic, each.partition, each.offset)
+                for message in records:
+                    record = _decode(codec, message.value)
+                    if message.timestamp <= until_ms and record is not None:
+                        row = RecordingRow(
+                            RECORD, "", 0, 0, topic, message.partition, message.offset
+                        )
                         value = plain.encode(record)
-                        rows.append(row._replace(now_ms=each.timestamp, value=value))
+                        rows.append(row._replace(now_ms=message.timestamp, value=value))
     return rows

@@ -17,9 +17,16 @@ from functools import cache
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 
-from infra.replay.alike import alike
-from infra.replay.recording import LINE, SNAPSHOT, Row, opened
-from infra.replay.replaying import ReplayedLife, Replaying, Report, apart, compare, replay
+from infra.replay.alike import same_state
+from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
+from infra.replay.replaying import (
+    ReplayedLife,
+    Replayer,
+    ReplayReport,
+    compare,
+    replay,
+    split_off_records,
+)
 from schemas.codec import Codec
 from streams.journal.snapshot import unpack_router
 
@@ -28,7 +35,7 @@ _WAITING_MAX = 2  # pieces for each process that are read and not replayed, whic
 
 
 @dataclass(frozen=True, slots=True)
-class _Replayed:
+class _PieceResult:
     """What a piece came to."""
 
     life: ReplayedLife
@@ -36,16 +43,18 @@ class _Replayed:
     cpu_s: float
 
 
-def replay_side_by_side(path: Path, jobs: int) -> Report:
+def replay_side_by_side(path: Path, jobs: int) -> ReplayReport:
     """As `replay`, in so many processes; raises RecordError for a file that cannot be replayed."""
     if jobs == 1:
         return replay(path)
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-    records: list[Row] = []
-    with opened(path) as recording:
-        with closing(_replayed(_pieces(apart(recording.rows(), records)), jobs)) as found:
-            lives, cpu_s = _whole(found)
-        report = replay(path) if lives is None else Report(lives)
+    records: list[RecordingRow] = []
+    with open_recording(path) as recording:
+        with closing(
+            _replay_pieces(_pieces(split_off_records(recording.rows(), records)), jobs)
+        ) as results:
+            lives, cpu_s = _join_pieces(results)
+        report = replay(path) if lives is None else ReplayReport(lives)
         if lives is not None:
             compare(report, records, recording.codec)
     report.wall_s = time.perf_counter() - begun_s
@@ -53,9 +62,9 @@ def replay_side_by_side(path: Path, jobs: int) -> Report:
     return report
 
 
-def _pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _pieces(rows: Iterable[RecordingRow]) -> Iterator[list[RecordingRow]]:
     """A snapshot, if there is one, and the lines behind it."""
-    piece: list[Row] = []
+    piece: list[RecordingRow] = []
     for row in rows:
         if piece and (_life(row) != _life(piece[-1]) or (row.kind, piece[-1].kind) == _BEGINS):
             yield piece
@@ -65,13 +74,15 @@ def _pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield piece
 
 
-def _life(row: Row) -> tuple[str, int]:
+def _life(row: RecordingRow) -> tuple[str, int]:
     return row.router_id, row.router_epoch
 
 
-def _replayed(pieces: Iterable[list[Row]], jobs: int) -> Generator[_Replayed, None, None]:
+def _replay_pieces(
+    pieces: Iterable[list[RecordingRow]], jobs: int
+) -> Generator[_PieceResult, None, None]:
     """Each piece, in order; a single one in this process."""
-    waiting: deque[Future[_Replayed]] = deque()
+    waiting: deque[Future[_PieceResult]] = deque()
     pool = ProcessPoolExecutor(jobs)
     try:
         for piece, following in pairwise(chain(pieces, [[]])):
@@ -87,23 +98,27 @@ def _replayed(pieces: Iterable[list[Row]], jobs: int) -> Generator[_Replayed, No
         pool.shutdown(cancel_futures=True)
 
 
-def _snapshot_behind(piece: Sequence[Row], following: Sequence[Row]) -> list[Row]:
+def _snapshot_behind(
+    piece: Sequence[RecordingRow], following: Sequence[RecordingRow]
+) -> list[RecordingRow]:
     """That of the next piece, if it is the same life's."""
     if not following or _life(piece[0]) != _life(following[0]):
         return []
     return list(takewhile(lambda row: row.kind == SNAPSHOT, following))
 
 
-def _replay(piece: Sequence[Row], following: Sequence[Row]) -> _Replayed:
+def _replay(piece: Sequence[RecordingRow], following: Sequence[RecordingRow]) -> _PieceResult:
     """In a process of its own: one piece, and whether it ends with the snapshot that follows."""
     begun_s = time.process_time()
-    replaying = Replaying(piece, _codec())
+    replaying = Replayer(piece, _codec())
     (life,) = replaying.lives()
     is_joined = True
     if following and life.difference is None:
         state = b"".join(_codec().decode(row.value).state for row in following)
-        is_joined = replaying.router is not None and alike(replaying.router, unpack_router(state))
-    return _Replayed(life, is_joined, time.process_time() - begun_s)
+        is_joined = replaying.router is not None and same_state(
+            replaying.router, unpack_router(state)
+        )
+    return _PieceResult(life, is_joined, time.process_time() - begun_s)
 
 
 @cache
@@ -111,30 +126,30 @@ def _codec() -> Codec:
     return Codec()
 
 
-def _whole(found: Iterable[_Replayed]) -> tuple[list[ReplayedLife] | None, float]:
+def _join_pieces(results: Iterable[_PieceResult]) -> tuple[list[ReplayedLife] | None, float]:
     """Lives put together, and what that took; None where a piece does not end as the next one
     begins."""
     lives: list[ReplayedLife] = []
     cpu_s = 0.0
-    for each in found:
-        cpu_s += each.cpu_s
-        last, more = lives[-1] if lives else None, each.life
-        if last is None or (last.router_id, last.epoch) != (more.router_id, more.epoch):
-            lives.append(more)
+    for result in results:
+        cpu_s += result.cpu_s
+        last, next_life = lives[-1] if lives else None, result.life
+        if last is None or (last.router_id, last.epoch) != (next_life.router_id, next_life.epoch):
+            lives.append(next_life)
         elif last.difference is None:
-            _append(last, more)
+            _append(last, next_life)
         else:
             continue  # what follows a difference means nothing
-        if not each.is_joined:
+        if not result.is_joined:
             return None, cpu_s
     return lives, cpu_s
 
 
-def _append(life: ReplayedLife, more: ReplayedLife) -> None:
+def _append(life: ReplayedLife, next_life: ReplayedLife) -> None:
     """Its next piece."""
-    life.events += more.events
-    life.with_effects += more.with_effects
-    life.first_ms = life.first_ms or more.first_ms
-    life.last_ms = more.last_ms or life.last_ms
-    life.is_stopped = more.is_stopped
-    life.difference = more.difference
+    life.events += next_life.events
+    life.with_effects += next_life.with_effects
+    life.first_ms = life.first_ms or next_life.first_ms
+    life.last_ms = next_life.last_ms or life.last_ms
+    life.is_stopped = next_life.is_stopped
+    life.difference = next_life.difference

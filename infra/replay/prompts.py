@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from infra.replay.standins import StandIns, blank
-from infra.replay.words import Words
+from infra.replay.standins import StandIns, blank_text
+from infra.replay.words import FieldSubstitutes
 from schemas.prefix import chain, salt_of
 from schemas.records import Continued, Request, Retrieved
 from schemas.rules.continuing import prior_answer
@@ -23,7 +23,7 @@ _TOKEN_BYTES = 4
 _Pair = tuple[Request, Request]  # as it was, and with stand-ins
 
 
-class Prompts:
+class RedactedPrompts:
     """All that are known so far."""
 
     def __init__(
@@ -31,16 +31,16 @@ class Prompts:
     ) -> None:
         """`name` says what stands for a name."""
         self._stand_ins = stand_ins
-        self.words = Words(
+        self.substitutes = FieldSubstitutes(
             tokens=lambda tokens: self._inserts.get(tokens) or stand_ins.tokens(tokens),
-            text=blank,
+            text=blank_text,
             digest=stand_ins.name,
             name=name,
         )
         self._block_sizes = sorted(set(block_sizes))
         self._plain: dict[str, _Pair] = {}  # by request id
         self._whole: defaultdict[str, list[_Pair]] = defaultdict(list)  # with what was put in
-        self._found: set[str] = set()
+        self._retrieved_ids: set[str] = set()
         self._of_session: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self._blocks: dict[int, dict[int, None]] = {}
         self._digests: dict[bytes, bytes] = {}
@@ -49,53 +49,60 @@ class Prompts:
     def add(self, request: Request) -> None:
         """One as it arrived."""
         if request.request_id not in self._plain:
-            self._plain[request.request_id] = self._also(request)
+            self._plain[request.request_id] = self._add_pair(request)
             self._of_session[request.tenant, request.session_id].append(request.request_id)
 
-    def held(self, request: Request, said: int) -> None:
+    def add_live(self, request: Request, prior_tokens: int) -> None:
         """One as a state has it: with its passages, and so many tokens of its answer at its end."""
-        pair = self._also(request)
-        if said:
-            pair = _shorter(pair[0], said), _shorter(pair[1], said)
+        pair = self._add_pair(request)
+        if prior_tokens:
+            pair = _shorter(pair[0], prior_tokens), _shorter(pair[1], prior_tokens)
             self._whole[request.request_id].append(pair)
         self._plain.setdefault(request.request_id, pair)
 
-    def _also(self, request: Request) -> _Pair:
-        pair = request, self.words.within(request)
+    def _add_pair(self, request: Request) -> _Pair:
+        pair = request, self.substitutes.replace_in(request)
         self._learn(*pair)
         self._whole[request.request_id].append(pair)
         return pair
 
-    def found(self, retrieved: Retrieved) -> None:
+    def add_retrieved(self, retrieved: Retrieved) -> None:
         """Passages were put into a prompt, perhaps; the first word of that counts."""
         name, pair = retrieved.request_id, self._plain.get(retrieved.request_id)
-        if retrieved.probe or pair is None or pair[0].retrieval is None or name in self._found:
+        if (
+            retrieved.probe
+            or pair is None
+            or pair[0].retrieval is None
+            or name in self._retrieved_ids
+        ):
             return
-        self._found.add(name)
+        self._retrieved_ids.add(name)
         was, now = (
             with_context(request, record)
-            for request, record in zip(pair, (retrieved, self.words.within(retrieved)), strict=True)
+            for request, record in zip(
+                pair, (retrieved, self.substitutes.replace_in(retrieved)), strict=True
+            )
         )
-        for insert, other in zip(was.own_inserts, now.own_inserts, strict=True):
-            self._inserts[insert.tokens] = other.tokens
+        for insert, stand_in in zip(was.own_inserts, now.own_inserts, strict=True):
+            self._inserts[insert.tokens] = stand_in.tokens
         self._learn(was.request, now.request)
         self._whole[name].append((was.request, now.request))
 
-    def said(self, continued: Continued) -> bytes:
+    def stand_in_answer(self, continued: Continued) -> bytes:
         """What stands in for the answer so far: what follows its prompt."""
         pair = self._plain.get(continued.request_id)
         plain = b"" if pair is None else pair[0].prompt_tokens
-        said = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
+        answer = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
         if pair is not None and prior_answer(pair[0], continued)[0]:
             for was, now in self._whole[continued.request_id]:
-                self._learn(_longer(was, continued.tokens), _longer(now, said))
-        return said
+                self._learn(_longer(was, continued.tokens), _longer(now, answer))
+        return answer
 
-    def remembered(self, histories: SessionHistories) -> None:
+    def add_histories(self, histories: SessionHistories) -> None:
         """What a router knew its sessions by."""
         for key, history in histories.by_session.items():
             for request_id in self._of_session[key]:
-                was, now = (each.prompt_tokens for each in self._plain[request_id])
+                was, now = (request.prompt_tokens for request in self._plain[request_id])
                 if digest_of(was[: history.plain_bytes]) == history.digest:
                     self._digests[history.digest] = digest_of(now[: history.plain_bytes])
 
@@ -105,8 +112,8 @@ class Prompts:
 
     def blocks(self, value: int) -> Sequence[int]:
         """The hashes in a block's place."""
-        found = self._blocks.get(value)
-        return list(found) if found else [self._stand_ins.block(value)]
+        hashes = self._blocks.get(value)
+        return list(hashes) if hashes else [self._stand_ins.block(value)]
 
     def _learn(self, was: Request, now: Request) -> None:
         for block_size in self._block_sizes:
@@ -115,17 +122,17 @@ class Prompts:
                 self._blocks.setdefault(value, {})[name] = None
 
 
-def _shorter(request: Request, said: int) -> Request:
-    kept = (token_count(request.prompt_tokens) - said) * _TOKEN_BYTES
-    return replace(request, prompt_tokens=request.prompt_tokens[:kept])
+def _shorter(request: Request, prior_tokens: int) -> Request:
+    prompt_bytes = (token_count(request.prompt_tokens) - prior_tokens) * _TOKEN_BYTES
+    return replace(request, prompt_tokens=request.prompt_tokens[:prompt_bytes])
 
 
-def _longer(request: Request, said: bytes) -> Request:
-    return replace(request, prompt_tokens=request.prompt_tokens + said)
+def _longer(request: Request, answer: bytes) -> Request:
+    return replace(request, prompt_tokens=request.prompt_tokens + answer)
 
 
 def _chain(request: Request, block_size: int) -> list[int]:
     packed = request.prompt_tokens
     tokens = np.frombuffer(packed, "<i4", token_count(packed))
-    found: list[int] = chain(tokens, block_size, salt_of(request.cache_scope)).tolist()
-    return found
+    hashes: list[int] = chain(tokens, block_size, salt_of(request.cache_scope)).tolist()
+    return hashes

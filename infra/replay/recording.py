@@ -40,7 +40,7 @@ _SCHEMA = fastavro.parse_schema(
 )
 
 
-class Row(NamedTuple):
+class RecordingRow(NamedTuple):
     """One row; what does not matter to its kind is empty."""
 
     kind: str
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     value: bytes = b""
 
 
-def write(path: Path, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
+def write(path: Path, about: Mapping[str, Any], rows: Iterable[RecordingRow]) -> None:
     """Write a file; one that cannot be written whole is not there afterwards."""
     schemas = {name: full_schema(name) for name in record_names()}
     header = {"trivium.recording": {"version": VERSION, **about}, "trivium.schemas": schemas}
@@ -84,17 +84,17 @@ class Recording:
         self.about = _about(path, reader.metadata)
         self.codec = Codec()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[RecordingRow]:
         """All rows in order, once; raises RecordError where the file is cut or damaged."""
         try:
             for row in self._reader:
-                yield Row(**row)
+                yield RecordingRow(**row)
         except (ValueError, EOFError, IndexError, KeyError, OSError) as error:
             raise RecordError(f"{self.path}: cut or damaged: {error}") from error
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Recording]:
+def open_recording(path: Path) -> Iterator[Recording]:
     """Raises RecordError for a file that is no recording, or of a later version."""
     try:
         file = path.open("rb")

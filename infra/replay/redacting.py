@@ -18,12 +18,12 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from infra.replay.applying import applied, content_of, event_of
-from infra.replay.prompts import Prompts
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, Row
+from infra.replay.applying import apply_event, content_of, event_of
+from infra.replay.prompts import RedactedPrompts
+from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.replay.standins import StandIns
-from infra.replay.states import restated, seen_in
-from infra.replay.words import Words, names_in
+from infra.replay.states import objects_in, restate
+from infra.replay.words import FieldSubstitutes, names_in
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import pack, unpack
@@ -40,7 +40,7 @@ from streams.journal.snapshot import pack_router, unpack_router
 
 _SALT_BYTES = 32
 _WORDLESS = (*TELLS_ID, "fleet")
-_BLANK = Words(
+_BLANK = FieldSubstitutes(
     tokens=lambda tokens: bytes(len(tokens)),
     text=lambda text: "",  # messages name requests
     digest=lambda digest: "",
@@ -48,67 +48,72 @@ _BLANK = Words(
 )
 
 
-def redacted(rows: Iterable[Row], *, names: bool = False) -> Iterator[Row]:
+def redact(rows: Iterable[RecordingRow], *, names: bool = False) -> Iterator[RecordingRow]:
     """The rows without prompts, answers and texts, and with other names if these are to go, too.
 
     Raises RecordError where they are not decided again as they were.
     """
-    return _Redacting(list(rows), names=names).rows()
+    return _Redaction(list(rows), names=names).rows()
 
 
-class _Redacting:
+class _Redaction:
     """One recording."""
 
-    def __init__(self, rows: list[Row], *, names: bool) -> None:
+    def __init__(self, rows: list[RecordingRow], *, names: bool) -> None:
         self._rows, self._codec = rows, Codec()
         self._states = _states(rows, self._codec)
-        states = [each for router in self._states.values() for each in seen_in(router)]
-        told = self._told()
-        seen = [*states, *told]
-        sizes = [s for each in seen if isinstance(each, PrefixIndex) for s in each.block_sizes]
-        sizes += [each.block_size for each in seen if isinstance(each, KvEvents)]
-        splices = any(isinstance(each, Request) and each.retrieval for each in seen)
+        states = [state for router in self._states.values() for state in objects_in(router)]
+        records = self._decode_records()
+        contents = [*states, *records]
+        sizes = [
+            s
+            for content in contents
+            if isinstance(content, PrefixIndex)
+            for s in content.block_sizes
+        ]
+        sizes += [content.block_size for content in contents if isinstance(content, KvEvents)]
+        splices = any(isinstance(content, Request) and content.retrieval for content in contents)
         stand_ins = StandIns(os.urandom(_SALT_BYTES), 1 if splices else gcd(*sizes) or 1)
         self._name = stand_ins.name if names else str
-        self._prompts = Prompts(stand_ins, self._name, sizes)
-        self._words = self._prompts.words
-        self._known_names = {name for each in seen for name in names_in(each)}
-        for each in states:
-            if isinstance(each, SessionHistories):
-                self._known_names.update(name for key in each.by_session for name in key if name)
-        self._learn(states, told)
+        self._prompts = RedactedPrompts(stand_ins, self._name, sizes)
+        self._substitutes = self._prompts.substitutes
+        self._known_names = {name for content in contents for name in names_in(content)}
+        for state in states:
+            if isinstance(state, SessionHistories):
+                self._known_names.update(name for key in state.by_session for name in key if name)
+        self._learn(states, records)
 
-    def _told(self) -> list[Any]:
+    def _decode_records(self) -> list[Any]:
         """What lines and other rows tell of prompts or names, in order."""
         rows = (row for row in self._rows if row.kind != SNAPSHOT and row.value)
         return [self._codec.decode(row.value) for row in rows if row.topic not in _WORDLESS]
 
-    def _learn(self, states: list[Any], told: list[Any]) -> None:
+    def _learn(self, states: list[Any], records: list[Any]) -> None:
         prompts = self._prompts
-        for each in told:
-            if isinstance(each, Request):
-                prompts.add(each)
-        for each in states:
-            if isinstance(each, LiveRequest):
-                prompts.held(each.request, each.prior_tokens)
-            elif isinstance(each, SessionHistories):
-                prompts.remembered(each)
-        for each in told:
-            if isinstance(each, Retrieved):
-                prompts.found(each)
-            elif isinstance(each, Continued):
-                prompts.said(each)
+        for record in records:
+            if isinstance(record, Request):
+                prompts.add(record)
+        for state in states:
+            if isinstance(state, LiveRequest):
+                prompts.add_live(state.request, state.prior_tokens)
+            elif isinstance(state, SessionHistories):
+                prompts.add_histories(state)
+        for record in records:
+            if isinstance(record, Retrieved):
+                prompts.add_retrieved(record)
+            elif isinstance(record, Continued):
+                prompts.stand_in_answer(record)
 
-    def _restated(self, record: Any) -> Any:
+    def _restate(self, record: Any) -> Any:
         """A record with stand-ins."""
         if isinstance(record, Continued):
-            record = replace(record, tokens=self._prompts.said(record))
-            end = None if record.end is None else self._words.within(record.end)
+            record = replace(record, tokens=self._prompts.stand_in_answer(record))
+            end = None if record.end is None else self._substitutes.replace_in(record.end)
             return replace(record, session_id=self._name(record.session_id), end=end)
         if isinstance(record, KvEvents):
             stored, removed = self._blocks(record.stored), self._blocks(record.removed)
             return replace(record, stored=stored, removed=removed)
-        return self._words.within(record)
+        return self._substitutes.replace_in(record)
 
     def _blocks(self, packed_hashes: bytes) -> bytes:
         hashes = unpack(packed_hashes)
@@ -124,60 +129,60 @@ class _Redacting:
             case SessionHistory():
                 return replace(value, digest=self._prompts.digest(value.digest))
             case Continued() | KvEvents():
-                return self._restated(value)
-        return self._words.in_own_fields(value)
+                return self._restate(value)
+        return self._substitutes.replace_in_own_fields(value)
 
     def _key(self, text: str) -> str:
         """What stands in a state for a text that no record has: in tables, these are names."""
         return self._name(text) if text in self._known_names else text
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[RecordingRow]:
         """The rows as they are to be written."""
         was: Router | None = None
         now: Router | None = None
         behind = ""
         for row in self._rows:
             if row.kind == RECORD:
-                record = self._restated(self._codec.decode(row.value))
+                record = self._restate(self._codec.decode(row.value))
                 yield row._replace(value=self._codec.encode(record))
             elif row.kind == LINE:
                 assert was is not None and now is not None, "a life begins with a snapshot"
                 yield row if row.topic == STOPPED else self._line(row, was, now)
             elif (row.router_id, row.router_epoch) in self._states:
                 was = self._states.pop((row.router_id, row.router_epoch))
-                now = restated(was, self._in_state, self._key)
+                now = restate(was, self._in_state, self._key)
                 yield from self._snapshot(row, now)
             elif now is not None and behind != SNAPSHOT:  # a later one, in one part or several
                 yield from self._snapshot(row, now)
             behind = row.kind
 
-    def _snapshot(self, row: Row, router: Router) -> Iterator[Row]:
+    def _snapshot(self, row: RecordingRow, router: Router) -> Iterator[RecordingRow]:
         first: JournalSnapshot = self._codec.decode(row.value)
         for part in in_parts(first, pack_router(router)):
             yield row._replace(value=self._codec.encode(part))
 
-    def _line(self, row: Row, was: Router, now: Router) -> Row:
+    def _line(self, row: RecordingRow, was: Router, now: Router) -> RecordingRow:
         content = content_of(self._codec, row.topic, row.value)
-        other = content if row.topic in _WORDLESS else self._restated(content)
+        stand_in = content if row.topic in _WORDLESS else self._restate(content)
         recorded, restated_effects = (
-            applied(router, event_of(row, each), row.now_ms)[0]
-            for router, each in ((was, content), (now, other))
+            apply_event(router, event_of(row, payload), row.now_ms)[0]
+            for router, payload in ((was, content), (now, stand_in))
         )
         if effects_sum(self._codec, recorded) != row.effects:
             raise _not_made(row, "it is decided otherwise here than it was; record it as it is")
-        if not self._same(recorded, restated_effects):
+        if not self._decides_same(recorded, restated_effects):
             raise _not_made(row, "without what was said it would be decided otherwise")
-        value = row.value if other is content else self._codec.encode(other)
+        value = row.value if stand_in is content else self._codec.encode(stand_in)
         return row._replace(value=value, effects=effects_sum(self._codec, restated_effects))
 
-    def _same(self, recorded: Sequence[Effect], found: Sequence[Effect]) -> bool:
-        if recorded == found:
+    def _decides_same(self, recorded: Sequence[Effect], effects: Sequence[Effect]) -> bool:
+        if recorded == effects:
             return True
         renamed = replace(_BLANK, name=self._name)
-        return [*map(renamed.within, recorded)] == [*map(_BLANK.within, found)]
+        return [*map(renamed.replace_in, recorded)] == [*map(_BLANK.replace_in, effects)]
 
 
-def _states(rows: Iterable[Row], codec: Codec) -> dict[tuple[str, int], Router]:
+def _states(rows: Iterable[RecordingRow], codec: Codec) -> dict[tuple[str, int], Router]:
     """The router that each life begins with."""
     states: dict[tuple[str, int], bytes] = {}
     firsts: dict[tuple[str, int], int] = {}  # their numbers: later ones follow from these
@@ -189,7 +194,7 @@ def _states(rows: Iterable[Row], codec: Codec) -> dict[tuple[str, int], Router]:
     return {life: unpack_router(state) for life, state in states.items()}
 
 
-def _not_made(row: Row, why: str) -> RecordError:
+def _not_made(row: RecordingRow, why: str) -> RecordError:
     return RecordError(
         f"{row.router_id} life {row.router_epoch}, line {row.seq} ({row.topic}): {why}, "
         "and see what `trivium replay` says"

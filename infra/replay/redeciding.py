@@ -36,14 +36,14 @@ SETTABLE = frozenset(
 )
 
 
-class Beside(Placer):
+class ShadowPlacer(Placer):
     """Another placer with the knowledge of the one that places; dispatches nothing."""
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None, placer: Placer) -> None:
         super().__init__(settings, table)
         self.prefixes, self.estimates = placer.prefixes, placer.estimates
 
-    def would(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
+    def would_place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """How it would run the request now; None where it would let it wait."""
         return self.place(copy(case), fleet, now_ms)
 
@@ -53,7 +53,7 @@ class Beside(Placer):
 
 
 @dataclasses.dataclass(slots=True)
-class Changes:
+class PlacementChanges:
     """Placements, and which would have been others."""
 
     placements: int = 0
@@ -106,44 +106,44 @@ def _lives(placement: Placement) -> tuple[Any, ...]:
 class Redeciding:
     """Watches routers of a replay; `changes` is what the other settings would have changed."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, overrides: Mapping[str, str]) -> None:
         """Settings by name, as text; raises ConfigError for those that placements do not follow."""
-        for name in given:
+        for name in overrides:
             if name not in SETTABLE:
                 raise ConfigError(
                     f"--set {name}: expected any of {', '.join(sorted(SETTABLE))}; what else is "
                     "set changes more than placements, and only a simulation tells what follows"
                 )
-        settings = changed(RouterSettings(), given)
+        settings = with_overrides(RouterSettings(), overrides)
         Placer(settings, load_table(settings))  # raises for what can be no router's
-        self._given = given
-        self.changes = Changes()
+        self._overrides = overrides
+        self.changes = PlacementChanges()
 
     def watch(
-        self, router: Router, told: Callable[[Placement | None], None] = lambda would: None
+        self, router: Router, on_placement: Callable[[Placement | None], None] = lambda would: None
     ) -> None:
         """Ask about each of its placements; `told` hears what would be."""
-        settings = changed(router.settings, self._given)
-        beside = Beside(settings, load_table(settings), router.placer)
+        settings = with_overrides(router.settings, self._overrides)
+        beside = ShadowPlacer(settings, load_table(settings), router.placer)
         place = router.placer.place
 
         def placed(case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
-            would = beside.would(case, fleet, now_ms)
+            would = beside.would_place(case, fleet, now_ms)
             was = place(case, fleet, now_ms)
             if was is not None:
                 self.changes.add(was, would)
-                told(would)
+                on_placement(would)
             return was
 
         router.placer.place = placed  # type: ignore[method-assign]  # both are asked
 
 
-def changed(settings: RouterSettings, given: Mapping[str, str]) -> RouterSettings:
+def with_overrides(settings: RouterSettings, overrides: Mapping[str, str]) -> RouterSettings:
     """A router's settings, some of them others, as text. Where its table lay, that file need not be
     here. Raises ConfigError for what is no setting, or no value of it."""
-    for name in given:
-        if name not in {each.name for each in dataclasses.fields(RouterSettings)}:
+    for name in overrides:
+        if name not in {field.name for field in dataclasses.fields(RouterSettings)}:
             raise ConfigError(f"--set {name}: expected a setting of [router]")
-    texts = {f"TRIVIUM_ROUTER_{name.upper()}": text for name, text in given.items()}
-    known = dataclasses.asdict(settings) | {"table": ""}
-    return build("router", RouterSettings, known, environ=texts)
+    texts = {f"TRIVIUM_ROUTER_{name.upper()}": text for name, text in overrides.items()}
+    values = dataclasses.asdict(settings) | {"table": ""}
+    return build("router", RouterSettings, values, environ=texts)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.replay.applying import applied, content_of, event_of
-from infra.replay.recording import RECORD, SNAPSHOT, Row, opened
+from infra.replay.applying import apply_event, content_of, event_of
+from infra.replay.recording import RECORD, SNAPSHOT, RecordingRow, open_recording
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from streams.core.effects import Effect
@@ -33,9 +33,9 @@ Watch = Callable[[Router], None]  # told of each router that a life begins with
 class Difference:
     """The first line of a life from which something else followed."""
 
-    row: Row
+    row: RecordingRow
     event: Event
-    found: list[Effect]
+    effects: list[Effect]
     error: str = ""  # what the core raised, if it did
     decided: list[Any] = field(default_factory=list)  # what the log has of that moment
 
@@ -57,7 +57,7 @@ class ReplayedLife:
 
 
 @dataclass(slots=True)
-class Report:
+class ReplayReport:
     """How a replay went."""
 
     lives: list[ReplayedLife] = field(default_factory=list)
@@ -78,20 +78,22 @@ class Report:
         return all(life.difference is None for life in self.lives)
 
 
-def replay(path: Path, watch: Watch | None = None) -> Report:
+def replay(path: Path, watch: Watch | None = None) -> ReplayReport:
     """One event after the other. Raises RecordError for a file that cannot be replayed."""
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-    with opened(path) as recording:
-        records: list[Row] = []
-        replaying = Replaying(apart(recording.rows(), records), recording.codec, watch)
-        report = Report(list(replaying.lives()))
+    with open_recording(path) as recording:
+        records: list[RecordingRow] = []
+        replaying = Replayer(split_off_records(recording.rows(), records), recording.codec, watch)
+        report = ReplayReport(list(replaying.lives()))
         compare(report, records, recording.codec)
     report.wall_s = time.perf_counter() - begun_s
     report.cpu_s = time.process_time() - begun_cpu_s
     return report
 
 
-def apart(rows: Iterable[Row], records: list[Row]) -> Iterator[Row]:
+def split_off_records(
+    rows: Iterable[RecordingRow], records: list[RecordingRow]
+) -> Iterator[RecordingRow]:
     """The rows but for records to compare with, which are put there."""
     for row in rows:
         if row.kind == RECORD:
@@ -100,10 +102,12 @@ def apart(rows: Iterable[Row], records: list[Row]) -> Iterator[Row]:
             yield row
 
 
-class Replaying:
+class Replayer:
     """Rows of lives, in order; `router` is the present one."""
 
-    def __init__(self, rows: Iterable[Row], codec: Codec, watch: Watch | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[RecordingRow], codec: Codec, watch: Watch | None = None
+    ) -> None:
         self.router: Router | None = None
         self._rows, self._codec, self._watch = rows, codec, watch
         self._parts: list[JournalSnapshot] = []
@@ -125,7 +129,7 @@ class Replaying:
         if life is not None:
             yield life
 
-    def _begin(self, life: ReplayedLife, row: Row) -> None:
+    def _begin(self, life: ReplayedLife, row: RecordingRow) -> None:
         self._parts.append(self._codec.decode(row.value))
         if len(self._parts) < self._parts[0].parts:
             return
@@ -140,7 +144,7 @@ class Replaying:
         if self._watch is not None:
             self._watch(self.router)
 
-    def _step(self, life: ReplayedLife, row: Row) -> None:
+    def _step(self, life: ReplayedLife, row: RecordingRow) -> None:
         if self.router is None:
             raise RecordError(f"{life.router_id}: the recording has no snapshot of it")
         life.first_ms, life.last_ms = life.first_ms or row.now_ms, row.now_ms
@@ -149,13 +153,13 @@ class Replaying:
             return
         life.events += 1
         event = event_of(row, content_of(self._codec, row.topic, row.value))
-        effects, error = applied(self.router, event, row.now_ms)
+        effects, error = apply_event(self.router, event, row.now_ms)
         life.with_effects += bool(effects)
         if effects_sum(self._codec, effects) != row.effects:
             life.difference = Difference(row, event, effects, error)
 
 
-def compare(report: Report, records: Iterable[Row], codec: Codec) -> None:
+def compare(report: ReplayReport, records: Iterable[RecordingRow], codec: Codec) -> None:
     """What the log has of differences, and of what no line tells."""
     decisions: defaultdict[str, list[Decision]] = defaultdict(list)  # by router
     for row in records:
@@ -163,8 +167,10 @@ def compare(report: Report, records: Iterable[Row], codec: Codec) -> None:
             decision = codec.decode(row.value)
             decisions[decision.router_id].append(decision)
     for life in report.lives:
-        ends = [each.epoch for each in report.lives if each.router_id == life.router_id]
-        until_ms = min((each for each in ends if each > life.epoch), default=1 << 62)
+        ends = [
+            successor.epoch for successor in report.lives if successor.router_id == life.router_id
+        ]
+        until_ms = min((epoch for epoch in ends if epoch > life.epoch), default=1 << 62)
         for decision in decisions[life.router_id]:
             life.unknown += life.last_ms < decision.at_ms < until_ms
             if life.difference is not None and decision.at_ms == life.difference.row.now_ms:

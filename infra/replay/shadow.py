@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from infra.replay.applying import applied, content_of, event_of
+from infra.replay.applying import apply_event, content_of, event_of
 from infra.replay.collecting import Place, lines_of
 from infra.replay.redeciding import Redeciding
 from schemas.codec import Codec
@@ -32,10 +32,10 @@ from streams.journal.journal import JournalEntry, JournalLine, effects_sum
 from streams.journal.snapshot import unpack_router
 
 log = logging.getLogger(__name__)
-Life = tuple[str, int]  # a router's id and epoch
+RouterLife = tuple[str, int]  # a router's id and epoch
 
 
-class Followed:
+class FollowedRouter:
     """One life of a router, applied again as it goes on."""
 
     def __init__(self, router_id: str, redeciding: Redeciding, codec: Codec) -> None:
@@ -44,7 +44,7 @@ class Followed:
         self._parts: list[JournalSnapshot] = []
         self._router: Router | None = None
         self._next_seq = 0
-        self._asked: list[Placement | None] = []
+        self._placements: list[Placement | None] = []
 
     def begin(self, part: JournalSnapshot) -> None:
         """A part of a snapshot; the first whole one counts, unless the router was lost since."""
@@ -53,9 +53,9 @@ class Followed:
         self._parts = [*(self._parts if part.part else ()), part]
         if len(self._parts) < part.parts or self._parts[0].part:
             return
-        self._router = unpack_router(b"".join(each.state for each in self._parts))
+        self._router = unpack_router(b"".join(part.state for part in self._parts))
         self._next_seq, self._parts = part.seq, []
-        self._redeciding.watch(self._router, self._asked.append)
+        self._redeciding.watch(self._router, self._placements.append)
 
     def wants(self, seq: int) -> bool:
         """Whether a line of that number comes next, or later."""
@@ -74,29 +74,29 @@ class Followed:
         if seq != self._next_seq:
             self._lose(f"lines {self._next_seq} to {seq - 1} of its journal are missing")
         self._next_seq = seq + 1
-        self._asked.clear()
-        effects = self._applied(router, line, value)
+        self._placements.clear()
+        effects = self._apply_line(router, line, value)
         if effects_sum(self._codec, effects) != line.effects:
             self._lose(f"line {seq} of its journal, {line.topic}, has other effects here")
-        decides = [each for each in effects if isinstance(each, Decide)]
-        placed = [each for each in decides if each.decision.kind in PLACING]
-        return list(zip(placed, self._asked, strict=True))
+        decides = [effect for effect in effects if isinstance(effect, Decide)]
+        placed = [decide for decide in decides if decide.decision.kind in PLACING]
+        return list(zip(placed, self._placements, strict=True))
 
-    def _applied(self, router: Router, line: JournalLine, value: bytes) -> list[Effect]:
+    def _apply_line(self, router: Router, line: JournalLine, value: bytes) -> list[Effect]:
         if line.topic in READ_BACK and not value:
             self._lose(f"{line.topic}[{line.partition}] no longer has the record at {line.offset}")
         event = event_of(line, content_of(self._codec, line.topic, value))
-        return applied(router, event, line.now_ms)[0]
+        return apply_event(router, event, line.now_ms)[0]
 
     def _lose(self, why: str) -> None:
         self._router = None
         raise RecordError(f"{self.router_id}: {why}; followed again from its next snapshot")
 
 
-def would_decide(shadow_id: str, placed: Decide, would: Placement | None) -> Decision:
+def would_decide(shadow_id: str, placement: Decide, would: Placement | None) -> Decision:
     """The router's decision as the shadow would have written it; without a mode, the request would
     have waited."""
-    was = placed.decision
+    was = placement.decision
     if would is None:
         would = Placement(policy="", mode=Mode.NONE, reason=Reason.UNKNOWN)
     prefill, decode = would.prefill, would.decode
@@ -126,32 +126,32 @@ def would_decide(shadow_id: str, placed: Decide, would: Placement | None) -> Dec
 class Shadow:
     """All routers, followed; reads and writes nothing itself."""
 
-    def __init__(self, shadow_id: str, given: Mapping[str, str], since_ms: int) -> None:
+    def __init__(self, shadow_id: str, overrides: Mapping[str, str], since_ms: int) -> None:
         """`given` are the settings that are others, as text; decisions from before `since_ms` are
         not told. Raises ConfigError for settings that placements do not follow."""
         self.shadow_id = shadow_id
-        self._redeciding = Redeciding(given)
+        self._redeciding = Redeciding(overrides)
         self._since_ms = since_ms
         # Of each router, the last line whose decisions were told, and are written.
-        self._told_ms: dict[str, int] = {}
+        self._yielded_ms: dict[str, int] = {}
         self._written_ms: dict[str, int] = {}
-        self._followed: dict[Life, Followed] = {}
+        self._followed: dict[RouterLife, FollowedRouter] = {}
         self._codec = Codec()
 
     def begin(self) -> None:
         """Follow nobody any more; the journal is read again from the last snapshots."""
         self._followed.clear()
 
-    def written(self) -> None:
+    def mark_written(self) -> None:
         """All that was told is written, and is not told again."""
-        self._written_ms = dict(self._told_ms)
+        self._written_ms = dict(self._yielded_ms)
 
     def apply(
         self, entry: JournalEntry, records: Mapping[Place, bytes]
     ) -> Iterator[tuple[Decision, int]]:
         """What a journal says next, with the records that it names; yields decisions with their
         partitions."""
-        followed = self._life((entry.router_id, entry.router_epoch))
+        followed = self._follow((entry.router_id, entry.router_epoch))
         try:
             if isinstance(entry, JournalSnapshot):
                 followed.begin(entry)
@@ -162,31 +162,31 @@ class Shadow:
             log.warning("%s: %s", self.shadow_id, error.message)
 
     def _step(
-        self, followed: Followed, seq: int, line: JournalLine, records: Mapping[Place, bytes]
+        self, followed: FollowedRouter, seq: int, line: JournalLine, records: Mapping[Place, bytes]
     ) -> Iterator[tuple[Decision, int]]:
         if line.topic == STOPPED or not followed.wants(seq):
             return
         value = line.value
         if line.topic in READ_BACK:
             value = records.get((line.topic, line.partition, line.offset), b"")
-        asked = followed.step(seq, line, value)
+        placements = followed.step(seq, line, value)
         router_id = followed.router_id
-        if asked and line.now_ms > self._written_ms.get(router_id, self._since_ms - 1):
-            self._told_ms[router_id] = line.now_ms
-            for placed, would in asked:
+        if placements and line.now_ms > self._written_ms.get(router_id, self._since_ms - 1):
+            self._yielded_ms[router_id] = line.now_ms
+            for placed, would in placements:
                 yield would_decide(self.shadow_id, placed, would), placed.partition
 
-    def _life(self, life: Life) -> Followed:
+    def _follow(self, life: RouterLife) -> FollowedRouter:
         """Of each router its last life only."""
         router_id, epoch = life
-        for each in [each for each in self._followed if each[0] == router_id and each[1] < epoch]:
-            del self._followed[each]
+        for key in [key for key in self._followed if key[0] == router_id and key[1] < epoch]:
+            del self._followed[key]
         if life not in self._followed:
-            self._followed[life] = Followed(router_id, self._redeciding, self._codec)
+            self._followed[life] = FollowedRouter(router_id, self._redeciding, self._codec)
         return self._followed[life]
 
 
-def named(entries: list[JournalEntry]) -> list[Place]:
+def places_to_read(entries: list[JournalEntry]) -> list[Place]:
     """The records that have to be read back."""
     return [
         (line.topic, line.partition, line.offset)

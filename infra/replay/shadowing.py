@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 from infra.replay.collecting import Place
-from infra.replay.shadow import Shadow, named
+from infra.replay.shadow import Shadow, places_to_read
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
 from schemas.log.clients import AssignedReader, LogProducer
@@ -27,7 +27,7 @@ _READ_S, _LOOK_MS, _ENTRIES = 60.0, 500, 200
 
 async def run_shadow(
     log: LogSettings,
-    given: Mapping[str, str],
+    overrides: Mapping[str, str],
     *,
     shadow_id: str,
     stop: asyncio.Event,
@@ -38,7 +38,7 @@ async def run_shadow(
 
     `snapshot_ms` is how far apart their snapshots are.
     """
-    shadow = Shadow(shadow_id, given, wall_ms())
+    shadow = Shadow(shadow_id, overrides, wall_ms())
 
     async def life() -> None:
         shadow.begin()
@@ -53,17 +53,17 @@ async def run_shadow(
             await journal.seek(await journal.offsets_at(max(0, since_ms)))
             while not stop.is_set():
                 batch = await journal.batch(max_records=_ENTRIES, timeout_ms=_LOOK_MS)
-                entries = list(_entries(codec, (each.value for each in batch)))
-                found = await records.read(named(entries))
+                entries = list(_entries(codec, (message.value for message in batch)))
+                values = await records.read(places_to_read(entries))
                 acks = [
                     await producer.send(
                         TOPIC, decision, key=decision.session_id, partition=partition
                     )
                     for entry in entries
-                    for decision, partition in shadow.apply(entry, found)
+                    for decision, partition in shadow.apply(entry, values)
                 ]
                 await asyncio.gather(*acks)
-                shadow.written()
+                shadow.mark_written()
 
     await run_with_reconnect(shadow_id, life, stop)
 
@@ -94,27 +94,32 @@ class NamedRecords:
 
     async def read(self, places: Iterable[Place]) -> dict[Place, bytes]:
         """Those that are still there, in a framing that needs no registry."""
-        wanted: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for topic, partition, offset in places:
-            wanted[topic][partition].add(offset)
+            offsets_by_topic[topic][partition].add(offset)
         try:
             async with asyncio.timeout(_READ_S):
-                parts = await asyncio.gather(*(self._of(*each) for each in wanted.items()))
+                parts = await asyncio.gather(
+                    *(
+                        self._read_topic(*topic_offsets)
+                        for topic_offsets in offsets_by_topic.items()
+                    )
+                )
         except TimeoutError:
             raise BrokerUnavailable(
                 f"records that routers have applied: not read in {_READ_S:.0f} s"
             ) from None
         return {place: value for part in parts for place, value in part.items()}
 
-    async def _of(self, topic: str, offsets: Mapping[int, set[int]]) -> dict[Place, bytes]:
-        reader, found = self._readers[topic], dict[Place, bytes]()
+    async def _read_topic(self, topic: str, offsets: Mapping[int, set[int]]) -> dict[Place, bytes]:
+        reader, values = self._readers[topic], dict[Place, bytes]()
         firsts = await reader.first_offsets()
         ends = {p: max(offsets[p]) + 1 if p in offsets else 0 for p in firsts}
-        await reader.seek({p: max(firsts[p], min(each)) for p, each in offsets.items()})
+        await reader.seek({p: max(firsts[p], min(positions)) for p, positions in offsets.items()})
         async for records in reader.until(ends):
-            for each in records:
-                if each.offset in offsets.get(each.partition, ()):
-                    record = self._codec.decode(each.value)
-                    found[topic, each.partition, each.offset] = self._plain.encode(record)
+            for message in records:
+                if message.offset in offsets.get(message.partition, ()):
+                    record = self._codec.decode(message.value)
+                    values[topic, message.partition, message.offset] = self._plain.encode(record)
         reader.pause()
-        return found
+        return values

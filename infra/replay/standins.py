@@ -22,12 +22,12 @@ class StandIns:
         """Zeros, but for the last token of each whole cell: a digest of all tokens up to it."""
         cell_bytes = self._cell_tokens * _TOKEN_BYTES
         digest = blake2b(key=self._salt, digest_size=_TOKEN_BYTES)
-        found = bytearray(len(packed))
+        stand_in = bytearray(len(packed))
         for end in range(cell_bytes, len(packed) + 1, cell_bytes):
             digest.update(packed[end - cell_bytes : end])
-            found[end - _TOKEN_BYTES : end] = digest.copy().digest()
-            found[end - 1] &= 0x7F  # ids are not negative
-        return bytes(found)
+            stand_in[end - _TOKEN_BYTES : end] = digest.copy().digest()
+            stand_in[end - 1] &= 0x7F  # ids are not negative
+        return bytes(stand_in)
 
     def name(self, name: str) -> str:
         """Another name for each name."""
@@ -39,6 +39,6 @@ class StandIns:
         return int.from_bytes(digest.digest())
 
 
-def blank(text: str) -> str:
+def blank_text(text: str) -> str:
     """As many bytes."""
     return "x" * len(text.encode())

@@ -12,39 +12,39 @@ from typing import Any
 from streams.core.router import Router
 
 
-def seen_in(router: Router) -> list[Any]:
+def objects_in(router: Router) -> list[Any]:
     """Every object that a router holds but plain containers, numbers and texts."""
-    found: list[Any] = []
+    objects: list[Any] = []
 
     def see(value: Any) -> Any:
-        found.append(value)
+        objects.append(value)
         return value
 
-    _Writer(io.BytesIO(), see, lambda text: text).dump(router)
-    return found
+    _StatePickler(io.BytesIO(), see, lambda text: text).dump(router)
+    return objects
 
 
-def restated(router: Router, other: Callable[[Any], Any], name: Callable[[str], str]) -> Router:
+def restate(router: Router, substitute: Callable[[Any], Any], name: Callable[[str], str]) -> Router:
     """Another router, with other objects and names in place of those of this one."""
     state = io.BytesIO()
-    _Writer(state, other, name).dump(router)
-    found: Router = _Reader(io.BytesIO(state.getvalue())).load()
-    return found
+    _StatePickler(state, substitute, name).dump(router)
+    twin: Router = _StateUnpickler(io.BytesIO(state.getvalue())).load()
+    return twin
 
 
-class _Writer(pickle.Pickler):
+class _StatePickler(pickle.Pickler):
     def __init__(
-        self, out: io.BytesIO, other: Callable[[Any], Any], name: Callable[[str], str]
+        self, out: io.BytesIO, substitute: Callable[[Any], Any], name: Callable[[str], str]
     ) -> None:
         super().__init__(out, protocol=5)
-        self._other, self._name = other, name
+        self._substitute, self._name = substitute, name
 
     def reducer_override(self, value: Any) -> Any:
         """How another object is written down; this one as ever where there is no other."""
         if isinstance(value, type) or callable(value):
             return NotImplemented
-        other = self._other(value)
-        return NotImplemented if other is value else other.__reduce_ex__(5)
+        stand_in = self._substitute(value)
+        return NotImplemented if stand_in is value else stand_in.__reduce_ex__(5)
 
     def persistent_id(self, value: Any) -> str | None:
         """The text in place of this one."""
@@ -54,7 +54,7 @@ class _Writer(pickle.Pickler):
         return None if name is value else name
 
 
-class _Reader(pickle.Unpickler):
+class _StateUnpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> str:
         """What was put in a text's place is that text."""
         return name

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FieldSubstitutes:
     """What is to stand in place of each kind."""
 
     tokens: Callable[[bytes], bytes]
@@ -29,11 +29,11 @@ class Words:
     digest: Callable[[str], str]
     name: Callable[[str], str]
 
-    def within(self, record: T) -> T:
+    def replace_in(self, record: T) -> T:
         """The record with others in it and in all records in it; itself where there are none."""
         return self._record(record, whole=True)
 
-    def in_own_fields(self, record: T) -> T:
+    def replace_in_own_fields(self, record: T) -> T:
         """Likewise, but for the records in it."""
         return self._record(record, whole=False)
 
@@ -41,9 +41,9 @@ class Words:
         changes: dict[str, Any] = {}
         for name in fields_of(record):
             value = getattr(record, name)
-            other = self._value(name, value, whole)
-            if other is not value:
-                changes[name] = other
+            substitute = self._value(name, value, whole)
+            if substitute is not value:
+                changes[name] = substitute
         return replace(record, **changes) if changes else record  # type: ignore[type-var]  # a dataclass
 
     def _value(self, name: str, value: Any, whole: bool) -> Any:
@@ -55,9 +55,9 @@ class Words:
         if kind is bytes:
             return self.tokens(value) if name in TOKENS else value
         if isinstance(value, tuple | list):
-            others = [self._value(name, each, whole) for each in value]
-            same = all(new is old for new, old in zip(others, value, strict=True))
-            return value if same else kind(others)
+            substitutes = [self._value(name, part, whole) for part in value]
+            same = all(new is old for new, old in zip(substitutes, value, strict=True))
+            return value if same else kind(substitutes)
         if name == _BIAS and isinstance(value, Mapping):
             return {}
         return self._record(value, whole=whole) if whole and is_dataclass(kind) else value
@@ -72,11 +72,11 @@ class Words:
 
 def names_in(record: Any) -> set[str]:
     """The names that it gives itself."""
-    found: set[str] = set()
+    names: set[str] = set()
     for field in NAMES.intersection(fields_of(record)):
         value = getattr(record, field)
-        found.update([value] if isinstance(value, str) else value)
-    return found - {""}
+        names.update([value] if isinstance(value, str) else value)
+    return names - {""}
 
 
 def fields_of(record: Any) -> tuple[str, ...]:

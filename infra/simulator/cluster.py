@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
-from infra.simulator.machine.exchange import Exchange, Move
-from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.exchange import KvMove, SimKvExchange
+from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import Links
-from infra.simulator.members.clients import Clients, Served
+from infra.simulator.machine.links import KvLinks
+from infra.simulator.members.clients import ClientRequest, Clients
 from infra.simulator.members.gateways import Gateways
 from infra.simulator.members.life import Ports
-from infra.simulator.members.membership import Membership
+from infra.simulator.members.membership import SimMembership
 from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRouter
-from infra.simulator.members.searches import Searches
+from infra.simulator.members.searches import SimRetrievalPool
 from infra.simulator.members.worker import SimWorker
-from infra.simulator.shape import Shape
-from infra.simulator.traffic.script import Conversation
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.script import SimConversation
 from schemas.errors import RecordTooLarge
 from schemas.records import (
     AssignRoles,
@@ -72,30 +72,30 @@ ORCHESTRATIONS = (
 class Checker:
     """Watches a run by what it overrides; raises AssertionError where an invariant breaks."""
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """The router took an event and answered with effects."""
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """What follows is another router's, which has read the log."""
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Somebody wrote a record; it stands in the log."""
 
-    def moved(self, move: Move) -> None:
+    def on_kv_move(self, move: KvMove) -> None:
         """KV begins to move between two engines, or has moved."""
 
-    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+    def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
         """A client heard more of an answer."""
 
-    def looked(self, cluster: "Cluster") -> None:
+    def on_tick(self, cluster: "Cluster") -> None:
         """Time for a look at everything; several times a second."""
 
-    def finished(self, cluster: "Cluster") -> None:
+    def on_finish(self, cluster: "Cluster") -> None:
         """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SimFault:
     """Something that happens to the cluster at a time."""
 
     at_ms: float
@@ -107,7 +107,7 @@ class Cluster:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: ClusterShape,
         setup: Setup,
         settings: RouterSettings,
         *,
@@ -123,12 +123,12 @@ class Cluster:
         searches_seed: int | None = None,  # some requests want something found first
         probes: bool = False,  # and some of these during their answers too
         checkers: Sequence[Checker] = (),
-        faults: Sequence[Fault] = (),
+        faults: Sequence[SimFault] = (),
     ) -> None:
         self.clock = Clock()
         self.setup, self.shape = setup, shape
         self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
-        self.links = Links(self.clock, setup)
+        self.links = KvLinks(self.clock, setup)
         self.router = SimRouter(
             lambda: Router(ROUTER, settings, table, placer),
             self.clock,
@@ -137,19 +137,25 @@ class Cluster:
                 report=self._report,
                 ask=self._ask,
                 frame=self._frame,
-                decided=lambda decision: self.bus.note("decisions", decision),
-                used=lambda usage: self.bus.note("usage", usage),
-                applied=[each.applied for each in checkers if _overrides(each, "applied")],
-                died=self._router_died,
+                note_decision=lambda decision: self.bus.note("decisions", decision),
+                note_usage=lambda usage: self.bus.note("usage", usage),
+                event_listeners=[
+                    checker.on_event for checker in checkers if _overrides(checker, "applied")
+                ],
+                on_death=self._router_died,
             ),
             keeps_log=keeps_log,
         )
-        self.searches = Searches(self.clock, searches_seed or 0, self._report, probes=probes)
-        on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
+        self.searches = SimRetrievalPool(
+            self.clock, searches_seed or 0, self._report, probes=probes
+        )
+        token_listeners = [
+            checker.on_tokens for checker in checkers if _overrides(checker, "heard")
+        ]
         self.clients = Clients(
             self.clock,
             self._request,
-            on_heard,
+            token_listeners,
             timeout_ms=timeout_ms,
             conversations_max=conversations_max,
             weights=weights,
@@ -157,17 +163,24 @@ class Cluster:
             probing=self.searches.probing,
         )
         self.gateways = Gateways(
-            *(self.clock, gateways, self.clients.news, self._report), wants_ids=bool(on_heard)
+            *(self.clock, gateways, self.clients.on_answer, self._report),
+            wants_ids=bool(token_listeners),
         )
-        self.exchange = Exchange(self.clock, setup, self.links)
-        self.members = Membership(
+        self.exchange = SimKvExchange(self.clock, setup, self.links)
+        self.members = SimMembership(
             self.clock, self.router, self.gateways, orchestrations, self._send_numbered
         )
         self.workers = self.members.workers
         self.checkers = list(checkers)
-        self.bus.on_wrote = [each.wrote for each in checkers if _overrides(each, "wrote")]
-        self._on_look = [each.looked for each in checkers if _overrides(each, "looked")]
-        self.exchange.on_move = [each.moved for each in checkers if _overrides(each, "moved")]
+        self.bus.record_listeners = [
+            checker.on_record for checker in checkers if _overrides(checker, "wrote")
+        ]
+        self._tick_listeners = [
+            checker.on_tick for checker in checkers if _overrides(checker, "looked")
+        ]
+        self.exchange.move_listeners = [
+            checker.on_kv_move for checker in checkers if _overrides(checker, "moved")
+        ]
         self._tick_ms = settings.tick_ms
         self._unread: set[tuple[str, int]] = set()  # outcomes, by the router
         self.router.begin()
@@ -175,7 +188,7 @@ class Cluster:
         for fault in faults:
             self.clock.at(fault.at_ms, lambda fault=fault: fault.strike(self))  # type: ignore[misc]  # bound now
 
-    def _start(self, shape: Shape) -> None:
+    def _start(self, shape: ClusterShape) -> None:
         self.members.join_router()
         for gateway in self.gateways.living:
             self.members.join_gateway(gateway)
@@ -202,14 +215,14 @@ class Cluster:
             self.clock,
             self.exchange,
             self._hashes,
-            self.members.known_to(worker_id),
+            self.members.peer_view_of(worker_id),
             ports,
             self.gpu_of(worker_id),
         )
 
-    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+    def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
         """What makes the GPU of a worker."""
-        return Gpu
+        return SimGpu
 
     def _hashes(self, job: Job) -> list[int]:
         """What a job is about."""
@@ -217,16 +230,16 @@ class Cluster:
         plain = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
         return self.clients.hashes(request_id, plain, self.setup.block_tokens)
 
-    def run(self, conversations: Sequence[Conversation]) -> None:
+    def run(self, conversations: Sequence[SimConversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
         self.clients.start(conversations)
-        while self.goes_on and self.clock.step():
+        while self.is_busy and self.clock.step():
             pass
 
     @property
-    def goes_on(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether somebody waits for something."""
-        return bool(self.clients.open or self._unread) or self.router.owes
+        return bool(self.clients.open or self._unread) or self.router.has_unwritten
 
     def pass_ms(self, passed_ms: float) -> None:
         """Let time pass."""
@@ -238,13 +251,13 @@ class Cluster:
     def finish(self) -> None:
         """Have the checkers say their last word."""
         for checker in self.checkers:
-            checker.finished(self)
+            checker.on_finish(self)
 
     # What the router is told, and what it answers
 
     def _router_died(self) -> None:
         for checker in self.checkers:
-            checker.router_died()
+            checker.on_router_death()
 
     def _order(self, effect: Dispatch | WarmCache | LendRole) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)
@@ -265,13 +278,13 @@ class Cluster:
             if worker is None:  # somebody made the router believe in it
                 return
             if isinstance(record, Work):
-                worker.life.take(record)
+                worker.process.take(record)
             elif isinstance(record, WarmPrefix):
-                worker.life.warm(record)
+                worker.process.warm(record)
             elif isinstance(record, AssignRoles):
                 self.members.assign(worker, record)
             else:
-                worker.life.cancel(record)
+                worker.process.cancel(record)
 
         self.bus.send(channel, record, deliver, forged=forged)
 
@@ -281,8 +294,8 @@ class Cluster:
         try:
             self.write("requests", request, RequestArrived(request, PARTITION))
         except RecordTooLarge:
-            self.gateways.refused(request)
-            self.clients.refused(request.request_id)
+            self.gateways.refuse(request)
+            self.clients.refuse(request.request_id)
 
     def _ask(self, ask: StartRetrieval) -> None:
         epoch, router = self.router.epoch, self.router
@@ -298,8 +311,8 @@ class Cluster:
         if isinstance(record, Continued):
             self.write("phases", record, ContinuedArrived(record, PARTITION))
             return
-        self.clients.outcome(record)
-        apply = self.router.noted("outcomes", OutcomeArrived(record, PARTITION))
+        self.clients.on_outcome(record)
+        apply = self.router.log_event("outcomes", OutcomeArrived(record, PARTITION))
         name = record.request_id, record.attempt
         self._unread.add(name)
 
@@ -319,17 +332,17 @@ class Cluster:
     def write(self, topic: str, record: object, event: Event) -> None:
         """Put a record into the log that is an event to the router; raises RecordTooLarge."""
         self.bus.check(record)  # before routers that come later can read it
-        self.bus.send((topic, PARTITION), record, self.router.noted(topic, event))
+        self.bus.send((topic, PARTITION), record, self.router.log_event(topic, event))
 
     def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:
-        offset = self.bus.sent(topic, PARTITION)
+        offset = self.bus.next_offset(topic, PARTITION)
         self.bus.send((topic, PARTITION), record, lambda: deliver(offset))
 
     def _tick(self) -> None:
         self.router.apply(Tick())
         self.gateways.sweep()
-        for looked in self._on_look:
-            looked(self)
+        for listener in self._tick_listeners:
+            listener(self)
         self.clock.after(self._tick_ms, self._tick)
 
 

@@ -23,7 +23,7 @@ from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
 
 
-class HashDealer(Placer):
+class HashPlacer(Placer):
     """Stands in for the router's choice of workers; of policies it knows `static`, `table` and
     `replica`."""
 
@@ -34,9 +34,9 @@ class HashDealer(Placer):
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
         """Where the hash says; None while nobody lives there."""
         view = self._view(case, fleet, now_ms)
-        replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
-        prefills = _living(view, Role.PREFILL)
-        dealt = self._deal(case, replicas + decoders)
+        replicas, decoders = (_live_workers(view, role) for role in (Role.REPLICA, Role.DECODE))
+        prefills = _live_workers(view, Role.PREFILL)
+        dealt = self._pick(case, replicas + decoders)
         if dealt is None:
             return None
         if dealt.role is Role.REPLICA:
@@ -46,7 +46,7 @@ class HashDealer(Placer):
         choice = self._choice(view, decoders, dealt)
         if choice.local:
             return self._local(view, dealt, choice)
-        prefill = self._deal(case, prefills)
+        prefill = self._pick(case, prefills)
         if prefill is None:
             return None
         way = OrchestrationChoice(Orchestration.PREFILL_FIRST)
@@ -66,13 +66,13 @@ class HashDealer(Placer):
     ) -> tuple[Worker | None, Reason]:
         """The decode worker that the conversation was dealt to."""
         view = self._view(case, fleet, now_ms)
-        replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
-        dealt = self._deal(case, replicas + decoders)
+        replicas, decoders = (_live_workers(view, role) for role in (Role.REPLICA, Role.DECODE))
+        dealt = self._pick(case, replicas + decoders)
         if dealt not in decoders:  # some have died since
-            dealt = self._deal(case, decoders)
+            dealt = self._pick(case, decoders)
         return dealt, Reason.NO_WORKER if dealt is None else Reason.PREFILL_DONE
 
-    def _deal(self, case: RequestCase, workers: list[Worker]) -> Worker | None:
+    def _pick(self, case: RequestCase, workers: list[Worker]) -> Worker | None:
         if not workers:
             return None
         return workers[self._key(case, workers[0].role) % len(workers)]
@@ -85,5 +85,5 @@ class HashDealer(Placer):
         return round(len(decoders) * (1 - self.settings.local_share))
 
 
-def _living(view: View, role: Role) -> list[Worker]:
-    return [each for each in view.fleet.pools[role].workers if each.is_alive(view.now_ms)]
+def _live_workers(view: View, role: Role) -> list[Worker]:
+    return [worker for worker in view.fleet.pools[role].workers if worker.is_alive(view.now_ms)]

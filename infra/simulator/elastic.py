@@ -22,14 +22,14 @@ POLL_MS = 100.0
 HEARD_MS = 1_000.0  # until every router has heard that a worker drains
 
 
-class FleetSeen(Checker):
+class FleetWatcher(Checker):
     """Folds what members write."""
 
     def __init__(self) -> None:
         self.view = FleetView()
         self._offset = 0
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Somebody told the fleet something."""
         if isinstance(record, Registration | Heartbeat):
             self._offset += 1
@@ -40,9 +40,9 @@ class Elastic:
     """Scales one cluster from `begin` on."""
 
     def __init__(
-        self, cluster: Cluster, seen: FleetSeen, settings: ScalingSettings, start_ms: float
+        self, cluster: Cluster, fleet: FleetWatcher, settings: ScalingSettings, start_ms: float
     ) -> None:
-        self._cluster, self._seen, self._start_ms = cluster, seen, start_ms
+        self._cluster, self._fleet, self._start_ms = cluster, fleet, start_ms
         self._scaler = Scaler(settings)
         self._starting: dict[Role, int] = {}
         self._leaving: set[str] = set()
@@ -56,20 +56,22 @@ class Elastic:
     @property
     def _serving(self) -> list[SimWorker]:
         workers = self._cluster.workers.values()
-        return [each for each in workers if each.alive and each.worker_id not in self._leaving]
+        return [
+            worker for worker in workers if worker.alive and worker.worker_id not in self._leaving
+        ]
 
     def _look(self) -> None:
         clock = self._cluster.clock
         clock.after(LOOK_MS, self._look)
         now_ms = int(clock.now_ms)
         workers: dict[Role, list[str]] = {}
-        for worker in sorted(self._serving, key=lambda each: -len(each.life.held)):
+        for worker in sorted(self._serving, key=lambda worker: -len(worker.process.held)):
             workers.setdefault(worker.roles[0], []).append(worker.worker_id)
         present = {
             role: len(workers.get(role, ())) + self._starting.get(role, 0)
             for role in (*workers, *self._starting)
         }
-        look = self._scaler.plan(self._seen.view, now_ms)
+        look = self._scaler.plan(self._fleet.view, now_ms)
         if look is not None:
             targets = self._scaler.settle(look, present, now_ms)
             coming = {
@@ -102,8 +104,10 @@ class Elastic:
 
     def _join(self, role: Role) -> None:
         self._starting[role] -= 1
-        taken = {each.partition for each in self._cluster.workers.values() if each.alive}
-        free = (n for n in range(LogSettings().worker_partitions) if n not in taken)
+        used_partitions = {
+            worker.partition for worker in self._cluster.workers.values() if worker.alive
+        }
+        free = (n for n in range(LogSettings().worker_partitions) if n not in used_partitions)
         self._names += 1
         worker = self._cluster.make_worker(f"{role}-more-{self._names}", (role,), next(free))
         self._cluster.workers[worker.worker_id] = worker
@@ -114,11 +118,11 @@ class Elastic:
         if worker is None or not worker.alive:
             return  # it starts yet
         self._leaving.add(name)
-        worker.life.drain()
+        worker.process.drain()
         self._cluster.clock.after(HEARD_MS, lambda: self._leave(worker, then))
 
     def _leave(self, worker: SimWorker, then: Role | None) -> None:
-        if len(worker.life.held) or worker.life.engine.state.handed:
+        if len(worker.process.held) or worker.process.engine.state.handovers:
             self._cluster.clock.after(POLL_MS, lambda: self._leave(worker, then))
             return
         if worker.alive:
@@ -131,9 +135,9 @@ def worker_hours(
     counts: Iterable[tuple[float, dict[Role, int]]], begin_ms: float, end_ms: float
 ) -> float:
     """The time that workers were there between the two, together."""
-    found, last_ms, last = 0.0, begin_ms, 0
+    worker_ms, last_ms, last = 0.0, begin_ms, 0
     for at_ms, there in counts:
         upto_ms = min(max(at_ms, begin_ms), end_ms)
-        found += last * (upto_ms - last_ms)
+        worker_ms += last * (upto_ms - last_ms)
         last_ms, last = upto_ms, sum(there.values())
-    return (found + last * (end_ms - last_ms)) / 3_600_000
+    return (worker_ms + last * (end_ms - last_ms)) / 3_600_000

@@ -17,32 +17,36 @@ class OneOutcome(Checker):
 
     def __init__(self) -> None:
         self._attempts: dict[str, int] = {}  # the highest that was given out
-        self.accepted: set[str] = set()
-        self.ended: set[str] = set()
+        self.accepted_ids: set[str] = set()
+        self.ended_ids: set[str] = set()
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Count requests in and outcomes out."""
         if isinstance(event, RequestArrived):
-            self.accepted.add(event.request.request_id)
+            self.accepted_ids.add(event.request.request_id)
         elif isinstance(event, OutcomeArrived):
             outcome = event.outcome
             if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
-                self.ended.add(outcome.request_id)
+                self.ended_ids.add(outcome.request_id)
         for effect in effects:
             if isinstance(effect, End):
                 request_id = effect.outcome.request_id
-                assert request_id not in self.ended, f"{request_id}: a second outcome"
-                self.ended.add(request_id)
+                assert request_id not in self.ended_ids, f"{request_id}: a second outcome"
+                self.ended_ids.add(request_id)
             elif isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 request_id = effect.record.request_id
-                assert request_id not in self.ended, f"{request_id}: work after its outcome"
+                assert request_id not in self.ended_ids, f"{request_id}: work after its outcome"
                 self._attempts[request_id] = effect.record.attempt
 
-    def finished(self, cluster: Cluster) -> None:
+    def on_finish(self, cluster: Cluster) -> None:
         """Everything has ended, at the router and at the clients."""
-        lost = self.accepted - self.ended
-        assert not lost, f"requests without an outcome: {sorted(lost)}"
-        without = [each.request_id for each in cluster.clients.served if each.ended_ms is None]
-        assert not without, f"clients that still wait: {without}"
-        refused = {each.request_id for each in cluster.clients.served if each.refused}
-        assert not refused & self.accepted, "accepted, and refused to the client"
+        unfinished_ids = self.accepted_ids - self.ended_ids
+        assert not unfinished_ids, f"requests without an outcome: {sorted(unfinished_ids)}"
+        waiting_ids = [
+            request.request_id for request in cluster.clients.requests if request.ended_ms is None
+        ]
+        assert not waiting_ids, f"clients that still wait: {waiting_ids}"
+        refused_ids = {
+            request.request_id for request in cluster.clients.requests if request.refused
+        }
+        assert not refused_ids & self.accepted_ids, "accepted, and refused to the client"

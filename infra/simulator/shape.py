@@ -7,7 +7,7 @@ from schemas.records import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ClusterShape:
     """How many workers of each kind."""
 
     prefill: int = 0
@@ -16,7 +16,7 @@ class Shape:
     replica: int = 0
 
     @classmethod
-    def parse(cls, name: str) -> "Shape":
+    def parse(cls, name: str) -> "ClusterShape":
         """The inverse of `name`."""
         counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDBR])", name)}
         return cls(

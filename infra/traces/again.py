@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from infra.replay.recording import opened
-from infra.traces.from_log import asked_in, traced
+from infra.replay.recording import open_recording
+from infra.traces.from_log import requests_in, trace_of
 from infra.traces.prompts import body
-from infra.traces.sending import Sent
+from infra.traces.sending import SentRequest
 from infra.traces.trace import Arrival, Trace
 from schemas.errors import RecordError
 from schemas.records import Outcome, OutcomeKind, Request, Structured, StructuredKind
@@ -32,7 +32,7 @@ _GUIDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutcomeDifference:
     """A request that ended otherwise: how it ended then, and how it does now."""
 
     request_id: str
@@ -41,74 +41,76 @@ class Difference:
 
 
 @dataclass(slots=True, kw_only=True)
-class Compared:
+class ResendComparison:
     """What came of the same requests; times in ms."""
 
     completed_then: int = 0
     completed_now: int = 0
     same: int = 0  # that completed then, and did so for the same reason, with as many tokens
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[OutcomeDifference] = field(default_factory=list)
     failed: int = 0  # of these, that do not complete any more
     times: dict[str, tuple[float, float]] = field(default_factory=dict)  # then, now
 
 
-class Again:
+class Resend:
     """One recording."""
 
     def __init__(self, path: Path) -> None:
         """Raises RecordError for a file that has no request that ended."""
-        with opened(path) as recording:
-            self._requests, outcomes = asked_in(recording)
+        with open_recording(path) as recording:
+            self._requests, outcomes = requests_in(recording)
             self.has_bodies = not recording.about.get("leaves_out")
         self._ends = counting_outcomes(outcomes)
-        self.trace: Trace = traced(self._requests.values(), self._ends, BLOCK_TOKENS)
+        self.trace: Trace = trace_of(self._requests.values(), self._ends, BLOCK_TOKENS)
         if not self.trace.arrivals:
             raise RecordError(f"{path}: expected requests that have ended, found none")
 
-    def asks(self, arrival: Arrival, model: str) -> dict[str, Any]:
+    def make_body(self, arrival: Arrival, model: str) -> dict[str, Any]:
         """The body of a call of `/v1/completions` that asks the same."""
         if not self.has_bodies:
             return body(self.trace, arrival, model)
-        asked = _asked(self._requests[arrival.request_id], model)
+        payload = _request_body(self._requests[arrival.request_id], model)
         if self._kind(arrival) is OutcomeKind.CANCELLED:  # nobody cancels it now
-            asked["max_tokens"] = max(1, arrival.output_tokens)
-            asked["min_tokens"] = min(asked["min_tokens"], asked["max_tokens"])
-        return asked
+            payload["max_tokens"] = max(1, arrival.output_tokens)
+            payload["min_tokens"] = min(payload["min_tokens"], payload["max_tokens"])
+        return payload
 
     def _kind(self, arrival: Arrival) -> OutcomeKind | None:
         end = self._ends.get(arrival.request_id)
         return None if end is None else end.kind
 
-    def compared(self, sent: Sequence[Sent]) -> Compared:
+    def compare(self, requests: Sequence[SentRequest]) -> ResendComparison:
         """How it went, beside how it went then."""
-        found = Compared()
-        both: list[Sent] = []
-        for each in sent:
-            end = self._ends[each.arrival.request_id]  # a trace has what ended
-            is_whole = not each.error
-            found.completed_now += is_whole
+        comparison = ResendComparison()
+        both: list[SentRequest] = []
+        for request in requests:
+            end = self._ends[request.arrival.request_id]  # a trace has what ended
+            is_whole = not request.error
+            comparison.completed_now += is_whole
             if end.kind is not OutcomeKind.COMPLETED:
                 continue
-            found.completed_then += 1
+            comparison.completed_then += 1
             then = f"{end.finish_reason}, {end.completion_tokens} tokens"
-            now = each.error or f"{each.finish_reason}, {each.output_tokens} tokens"
-            both += [each] * is_whole
-            found.failed += not is_whole
-            if self._same(end, each):
-                found.same += 1
+            now = request.error or f"{request.finish_reason}, {request.output_tokens} tokens"
+            both += [request] * is_whole
+            comparison.failed += not is_whole
+            if self._is_same_end(end, request):
+                comparison.same += 1
             else:
-                found.differences.append(Difference(each.arrival.request_id, then, now))
-        found.times = _times(both)
-        return found
+                comparison.differences.append(
+                    OutcomeDifference(request.arrival.request_id, then, now)
+                )
+        comparison.times = _times(both)
+        return comparison
 
-    def _same(self, end: Outcome, sent: Sent) -> bool:
+    def _is_same_end(self, end: Outcome, request: SentRequest) -> bool:
         """Without bodies all answers are as long as they are told to be."""
-        reasons = sent.finish_reason, end.finish_reason
-        as_long = sent.output_tokens == end.completion_tokens and not sent.error
+        reasons = request.finish_reason, end.finish_reason
+        as_long = request.output_tokens == end.completion_tokens and not request.error
         return as_long and (reasons[0] == reasons[1] or not self.has_bodies)
 
 
-def _asked(request: Request, model: str) -> dict[str, Any]:
+def _request_body(request: Request, model: str) -> dict[str, Any]:
     sampling = request.sampling
     names = (
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
@@ -116,14 +118,14 @@ def _asked(request: Request, model: str) -> dict[str, Any]:
         *("ignore_eos", "skip_special_tokens"),
     )
     lists = ("stop", "stop_token_ids", "bad_words")
-    asked: dict[str, Any] = {name: getattr(sampling, name) for name in names}
-    asked |= {name: list(found) for name in lists if (found := getattr(sampling, name))}
+    payload: dict[str, Any] = {name: getattr(sampling, name) for name in names}
+    payload |= {name: list(values) for name in lists if (values := getattr(sampling, name))}
     if sampling.logit_bias:
-        asked["logit_bias"] = dict(sampling.logit_bias)
+        payload["logit_bias"] = dict(sampling.logit_bias)
     if sampling.structured is not None:
-        asked |= _form(sampling.structured)
+        payload |= _form(sampling.structured)
     return {
-        **asked,
+        **payload,
         "model": model,
         "prompt": unpack_tokens(request.prompt_tokens),
         "include_stop_str_in_output": sampling.include_stop,
@@ -140,23 +142,23 @@ def _form(form: Structured) -> dict[str, Any]:
     return {"response_format": {"type": "json_object"}}
 
 
-def _times(sent: Sequence[Sent]) -> dict[str, tuple[float, float]]:
+def _times(requests: Sequence[SentRequest]) -> dict[str, tuple[float, float]]:
     """Of answers that came whole then and now."""
     pairs = {
         "TTFT": [
-            (each.arrival.ttft_ms, (each.chunks_s[0] - each.sent_s) * 1e3)
-            for each in sent
-            if each.chunks_s and each.arrival.ttft_ms is not None
+            (request.arrival.ttft_ms, (request.chunks_s[0] - request.sent_s) * 1e3)
+            for request in requests
+            if request.chunks_s and request.arrival.ttft_ms is not None
         ],
         "latency": [
-            (each.arrival.total_ms, (each.chunks_s[-1] - each.sent_s) * 1e3)
-            for each in sent
-            if each.chunks_s and each.arrival.total_ms is not None
+            (request.arrival.total_ms, (request.chunks_s[-1] - request.sent_s) * 1e3)
+            for request in requests
+            if request.chunks_s and request.arrival.total_ms is not None
         ],
     }
-    found = {}
+    times = {}
     for name, values in pairs.items():
         for percent in (50, 99) if values else ():
             then, now = np.percentile(np.array(values), percent, axis=0)
-            found[f"{name} p{percent}"] = round(float(then), 1), round(float(now), 1)
-    return found
+            times[f"{name} p{percent}"] = round(float(then), 1), round(float(now), 1)
+    return times

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.traces.prompts import body
-from infra.traces.trace import Trace, named
+from infra.traces.trace import Trace, with_request_ids
 
 
 def inputs_json(trace: Trace, model: str) -> Iterator[str]:
     """The whole document; a request without a session is one of its own."""
     sessions: dict[str, list[dict[str, Any]]] = {}
-    for each in named(trace):
-        payloads = sessions.setdefault(each.session_id or each.request_id, [])
-        payloads.append(body(trace, each, model))
-    data = [{"session_id": name, "payloads": found} for name, found in sessions.items()]
+    for arrival in with_request_ids(trace):
+        payloads = sessions.setdefault(arrival.session_id or arrival.request_id, [])
+        payloads.append(body(trace, arrival, model))
+    data = [{"session_id": name, "payloads": payloads} for name, payloads in sessions.items()]
     yield json.dumps({"data": data})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.traces.fields import Fields, json_lines
-from infra.traces.trace import Arrival, BlockIds, Trace, Traced, blocks_of, in_turn
+from infra.traces.trace import Arrival, BlockIds, Trace, TraceBuilder, blocks_of, with_delays
 from schemas.errors import ConfigError
 
 SCHEMA = "dynamo.request.trace.v1"
@@ -30,33 +30,33 @@ def read_dynamo(path: Path) -> Trace:
     """All requests; a session's turns wait for each other. Raises ConfigError where Dynamo's own
     loader refuses the file.
     """
-    traced, ids, known = Traced("dynamo"), BlockIds(), set[str]()
+    builder, ids, request_ids = TraceBuilder("dynamo"), BlockIds(), set[str]()
     began_ms, block_tokens = None, 0
     for row in map(record_of, json_lines(path)):
         if (schema := row.text("schema")) != SCHEMA:
-            raise row.wrong("schema", SCHEMA, schema)
+            raise row.error("schema", SCHEMA, schema)
         event = row.text("event_type")
         if event in _PASSED_OVER:
-            traced.left_out[event] += 1
+            builder.left_out[event] += 1
             continue
         if event != "request_end":
-            raise row.wrong("event_type", "request_end, request_payload or tool_*", event)
+            raise row.error("event_type", "request_end, request_payload or tool_*", event)
         request = row.inner("request")
         replay = request.inner("replay")
-        size = replay.count("trace_block_size", least=1)
+        size = replay.count("trace_block_size", minimum=1)
         if block_tokens not in (0, size):
-            raise replay.wrong("trace_block_size", f"{block_tokens} as before", size)
+            raise replay.error("trace_block_size", f"{block_tokens} as before", size)
         block_tokens = size
         received_ms = request.count("request_received_ms")
         began_ms = received_ms if began_ms is None else began_ms
         arrival = _arrival(row, request, replay, float(received_ms), ids)
-        if arrival.request_id in known:
-            raise request.wrong("request_id", "an id that no other has", arrival.request_id)
-        if traced.arrivals and bool(traced.arrivals[0].session_id) != bool(arrival.session_id):
-            raise row.wrong("agent_context", "one in every request or in none", "both")
-        known.add(arrival.request_id)
-        traced.arrivals.append(arrival)
-    return _since_first(traced, max(1, block_tokens))
+        if arrival.request_id in request_ids:
+            raise request.error("request_id", "an id that no other has", arrival.request_id)
+        if builder.arrivals and bool(builder.arrivals[0].session_id) != bool(arrival.session_id):
+            raise row.error("agent_context", "one in every request or in none", "both")
+        request_ids.add(arrival.request_id)
+        builder.arrivals.append(arrival)
+    return _since_first(builder, max(1, block_tokens))
 
 
 def _arrival(row: Fields, request: Fields, replay: Fields, at_ms: float, ids: BlockIds) -> Arrival:
@@ -64,7 +64,7 @@ def _arrival(row: Fields, request: Fields, replay: Fields, at_ms: float, ids: Bl
     hashes = replay.counts("input_sequence_hashes")
     if len(hashes) != blocks_of(tokens, size):
         expected = f"{blocks_of(tokens, size)} for {tokens} tokens in blocks of {size}"
-        raise replay.wrong("input_sequence_hashes", expected, len(hashes))
+        raise replay.error("input_sequence_hashes", expected, len(hashes))
     context = row.inner("agent_context") if row.has("agent_context") else None
     return Arrival(
         at_ms=at_ms,
@@ -85,10 +85,12 @@ def _total_ms(row: Fields, request: Fields, received_ms: float) -> float:
     return max(0.0, row.count("event_time_unix_ms") - received_ms)
 
 
-def _since_first(traced: Traced, block_tokens: int) -> Trace:
-    began_ms = min((each.at_ms for each in traced.arrivals), default=0.0)
-    traced.arrivals = [replace(each, at_ms=each.at_ms - began_ms) for each in traced.arrivals]
-    return traced.trace(block_tokens=block_tokens, began_unix_ms=int(began_ms))
+def _since_first(builder: TraceBuilder, block_tokens: int) -> Trace:
+    began_ms = min((arrival.at_ms for arrival in builder.arrivals), default=0.0)
+    builder.arrivals = [
+        replace(arrival, at_ms=arrival.at_ms - began_ms) for arrival in builder.arrivals
+    ]
+    return builder.build(block_tokens=block_tokens, began_unix_ms=int(began_ms))
 
 
 def dynamo_lines(trace: Trace, model: str) -> Iterator[str]:
@@ -96,37 +98,40 @@ def dynamo_lines(trace: Trace, model: str) -> Iterator[str]:
 
     Raises ConfigError where only some requests have a session.
     """
-    sessions = {bool(each.session_id) for each in trace.arrivals}
+    sessions = {bool(arrival.session_id) for arrival in trace.arrivals}
     if len(sessions) > 1:
         raise ConfigError(
             "expected a session for every request or for none, found both, which Dynamo refuses"
         )
-    own = _OWN_HASHES
-    for each, _ in in_turn(trace):
-        count = blocks_of(each.prompt_tokens, trace.block_tokens)
-        hashes = [*each.blocks[:count], *range(own, own + count - len(each.blocks))]
-        own += count
-        received_ms = trace.began_unix_ms + round(each.at_ms)
+    next_hash = _OWN_HASHES
+    for arrival, _ in with_delays(trace):
+        count = blocks_of(arrival.prompt_tokens, trace.block_tokens)
+        hashes = [
+            *arrival.blocks[:count],
+            *range(next_hash, next_hash + count - len(arrival.blocks)),
+        ]
+        next_hash += count
+        received_ms = trace.began_unix_ms + round(arrival.at_ms)
         request: dict[str, Any] = {
-            "request_id": each.request_id,
-            "model": each.model or model,
-            "input_tokens": each.prompt_tokens,
-            "output_tokens": each.output_tokens,
+            "request_id": arrival.request_id,
+            "model": arrival.model or model,
+            "input_tokens": arrival.prompt_tokens,
+            "output_tokens": arrival.output_tokens,
             "request_received_ms": received_ms,
-            "ttft_ms": each.ttft_ms,
-            "total_time_ms": each.total_ms,
+            "ttft_ms": arrival.ttft_ms,
+            "total_time_ms": arrival.total_ms,
             "replay": {
                 "trace_block_size": trace.block_tokens,
-                "input_length": each.prompt_tokens,
+                "input_length": arrival.prompt_tokens,
                 "input_sequence_hashes": hashes,
             },
         }
         row: dict[str, Any] = {
             "schema": SCHEMA,
             "event_type": "request_end",
-            "event_time_unix_ms": received_ms + round(each.total_ms or 0.0),
+            "event_time_unix_ms": received_ms + round(arrival.total_ms or 0.0),
             "request": {name: value for name, value in request.items() if value not in (None, "")},
         }
-        if each.session_id:
-            row["agent_context"] = {"session_id": each.session_id}
+        if arrival.session_id:
+            row["agent_context"] = {"session_id": arrival.session_id}
         yield json.dumps(row)

@@ -26,34 +26,34 @@ class Fields:
         """Whether any of them is there; null and an empty cell are not."""
         return self._find(names) not in (None, "")
 
-    def count(self, *names: str, least: int = 0) -> int:
+    def count(self, *names: str, minimum: int = 0) -> int:
         """A whole number, also as text; raises ConfigError."""
-        return self._whole(self._find(names), names[0], least)
+        return self._whole(self._find(names), names[0], minimum)
 
     def counts(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers."""
-        found = self.values.get(name)
-        if not isinstance(found, list):
-            raise self.wrong(name, "a list of whole numbers", found)
-        return tuple(self._whole(each, name, 0) for each in found)
+        numbers = self.values.get(name)
+        if not isinstance(numbers, list):
+            raise self.error(name, "a list of whole numbers", numbers)
+        return tuple(self._whole(number, name, 0) for number in numbers)
 
     def number(self, *names: str) -> float:
         """A finite number from 0, also as text."""
-        found = self._find(names)
+        value = self._find(names)
         try:
-            number = float(found) if not isinstance(found, bool) else math.nan
+            number = float(value) if not isinstance(value, bool) else math.nan
         except (TypeError, ValueError):
             number = math.nan
         if not (math.isfinite(number) and number >= 0):
-            raise self.wrong(names[0], "a number from 0", found)
+            raise self.error(names[0], "a number from 0", value)
         return number
 
     def text(self, *names: str) -> str:
         """Text that is not empty."""
-        found = self._find(names)
-        if not isinstance(found, str) or not found:
-            raise self.wrong(names[0], "text", found)
-        return found
+        value = self._find(names)
+        if not isinstance(value, str) or not value:
+            raise self.error(names[0], "text", value)
+        return value
 
     def inner(self, name: str) -> "Fields":
         """The object of that name."""
@@ -61,35 +61,35 @@ class Fields:
 
     def objects(self, name: str) -> list["Fields"]:
         """A list of objects; none where it is missing."""
-        found = self.values.get(name) or []
-        if not isinstance(found, list):
-            raise self.wrong(name, "a list", found)
-        return [self._object(each, name) for each in found]
+        objects = self.values.get(name) or []
+        if not isinstance(objects, list):
+            raise self.error(name, "a list", objects)
+        return [self._object(value, name) for value in objects]
 
-    def wrong(self, name: str, expected: str, found: object) -> ConfigError:
+    def error(self, name: str, expected: str, value: object) -> ConfigError:
         """What to raise."""
-        said = "nothing" if found is None or found == "" else repr(found)[:_SHOWN_CHARS]
-        return ConfigError(f"{self.where}: {name}: expected {expected}, found {said}")
+        shown_text = "nothing" if value is None or value == "" else repr(value)[:_SHOWN_CHARS]
+        return ConfigError(f"{self.where}: {name}: expected {expected}, found {shown_text}")
 
     def _find(self, names: Sequence[str]) -> Any:
         return next((self.values[name] for name in names if name in self.values), None)
 
-    def _whole(self, found: Any, name: str, least: int) -> int:
-        text = found.strip() if isinstance(found, str) else ""
+    def _whole(self, value: Any, name: str, minimum: int) -> int:
+        text = value.strip() if isinstance(value, str) else ""
         if text.isascii() and text.isdecimal():
-            found = int(text)
-        if type(found) is not int or not least <= found < _INT_MAX:
-            raise self.wrong(name, f"a whole number from {least}", found)
-        return found
+            value = int(text)
+        if type(value) is not int or not minimum <= value < _INT_MAX:
+            raise self.error(name, f"a whole number from {minimum}", value)
+        return value
 
-    def _object(self, found: Any, name: str) -> "Fields":
-        if not isinstance(found, dict):
-            raise self.wrong(name, "an object", found)
-        return Fields(found, self.where)
+    def _object(self, value: Any, name: str) -> "Fields":
+        if not isinstance(value, dict):
+            raise self.error(name, "an object", value)
+        return Fields(value, self.where)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def open_text(path: Path) -> Iterator[TextIO]:
     """The file's text; one whose name ends in .gz is unpacked."""
     try:
         with opener(path)(path, "rt", encoding="utf-8", newline="") as file:
@@ -105,7 +105,7 @@ def opener(path: Path) -> Any:
 
 def json_lines(path: Path) -> Iterator[Fields]:
     """The objects of a file with one on each line; empty lines are passed over."""
-    with opened(path) as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield json_object(line, f"{path}:{number}")
@@ -114,17 +114,17 @@ def json_lines(path: Path) -> Iterator[Fields]:
 def json_object(text: str, where: str) -> Fields:
     """What a text holds."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: expected JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ConfigError(f"{where}: expected an object of JSON, found {text[:_SHOWN_CHARS]!r}")
-    return Fields(found, where)
+    return Fields(document, where)
 
 
 def csv_rows(path: Path) -> Iterator[Fields]:
     """The rows of a file whose first line names the columns."""
-    with opened(path) as file:
+    with open_text(path) as file:
         reader = csv.DictReader(file)
         try:
             for row in reader:

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.traces.aiperf import inputs_json
 from infra.traces.dynamo import SCHEMA, dynamo_lines, read_dynamo
-from infra.traces.fields import opened, opener
+from infra.traces.fields import open_text, opener
 from infra.traces.mooncake import AGENTIC, mooncake_lines, read_agentic, read_mooncake
 from infra.traces.otel import read_otel
 from infra.traces.published import AZURE, BURSTGPT, read_azure, read_burstgpt
@@ -67,7 +67,7 @@ def is_recording(path: Path) -> bool:
 def _format_of(path: Path) -> str:
     if is_recording(path):
         return "recording"
-    with opened(path) as file:
+    with open_text(path) as file:
         line = next((line for line in iter(lambda: file.readline(_FIRST_CHARS), "")
                      if line.strip()), "")  # fmt: skip
         rest = file.read(_FIRST_CHARS)
@@ -75,8 +75,8 @@ def _format_of(path: Path) -> str:
     if text.startswith("{"):
         return _of_object(path, text, rest)
     columns = {name.strip() for name in next(csv.reader([text.removeprefix("\ufeff")]), [])}
-    for name, wanted in (("azure", AZURE), ("burstgpt", BURSTGPT)):
-        if wanted <= columns:
+    for name, required_columns in (("azure", AZURE), ("burstgpt", BURSTGPT)):
+        if required_columns <= columns:
             return name
     raise ConfigError(f"{path}:1: {_EXPECTED}; found {text[:60]!r}")
 

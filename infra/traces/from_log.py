@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.replay.recording import Recording, opened
+from infra.replay.recording import Recording, open_recording
 from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
-from infra.traces.trace import BLOCK_TOKENS, Arrival, BlockIds, Trace, Traced
+from infra.traces.trace import BLOCK_TOKENS, Arrival, BlockIds, Trace, TraceBuilder
 from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.prefix import chain
@@ -33,22 +33,22 @@ async def read_log(
     outcomes = await finder.find(
         "outcomes", partitions, "", Window(max(0, since_ms - CLOCKS_MS), wall_ms() + CLOCKS_MS)
     )
-    wanted = {
-        each.request_id: each
-        for each in requests
-        if isinstance(each, Request) and since_ms <= each.arrived_ms < until_ms
+    requests_by_id = {
+        request.request_id: request
+        for request in requests
+        if isinstance(request, Request) and since_ms <= request.arrived_ms < until_ms
     }
-    return traced(wanted.values(), counting_outcomes(outcomes), block_tokens)
+    return trace_of(requests_by_id.values(), counting_outcomes(outcomes), block_tokens)
 
 
 def read_recording(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
     """The requests that arrived in the span of a file of `trivium record`; raises RecordError."""
-    with opened(path) as recording:
-        requests, outcomes = asked_in(recording)
-    return traced(requests.values(), counting_outcomes(outcomes), block_tokens)
+    with open_recording(path) as recording:
+        requests, outcomes = requests_in(recording)
+    return trace_of(requests.values(), counting_outcomes(outcomes), block_tokens)
 
 
-def asked_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:
+def requests_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:
     """The requests that arrived in a recording's span, by id, and all its outcomes."""
     requests: dict[str, Request] = {}
     outcomes: list[Outcome] = []
@@ -63,20 +63,20 @@ def asked_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:
     return requests, outcomes
 
 
-def traced(requests: Iterable[Request], ends: Mapping[str, Outcome], block_tokens: int) -> Trace:
+def trace_of(requests: Iterable[Request], ends: Mapping[str, Outcome], block_tokens: int) -> Trace:
     """In order of arrival. What has not ended yet is left out, for its length is not known."""
-    found, blocks, sessions = Traced("log"), BlockIds(), BlockIds()
-    inorder = sorted(requests, key=lambda each: (each.arrived_ms, each.request_id))
+    builder, blocks, sessions = TraceBuilder("log"), BlockIds(), BlockIds()
+    inorder = sorted(requests, key=lambda request: (request.arrived_ms, request.request_id))
     began_ms = inorder[0].arrived_ms if inorder else 0
     for request in inorder:
         end = ends.get(request.request_id)
         if end is None:
-            found.left_out["requests without an outcome yet"] += 1
+            builder.left_out["requests without an outcome yet"] += 1
             continue
         ids = np.frombuffer(request.prompt_tokens, "<i4")
         (session,) = sessions.of([request.session_id])
         first_ms = end.first_token_ms - request.arrived_ms if end.first_token_ms else None
-        found.arrivals.append(
+        builder.arrivals.append(
             Arrival(
                 at_ms=float(request.arrived_ms - began_ms),
                 prompt_tokens=len(ids),
@@ -90,11 +90,11 @@ def traced(requests: Iterable[Request], ends: Mapping[str, Outcome], block_token
                 total_ms=float(max(0, end.ended_ms - request.arrived_ms)),
             )
         )
-    return found.trace(block_tokens=block_tokens, began_unix_ms=began_ms)
+    return builder.build(block_tokens=block_tokens, began_unix_ms=began_ms)
 
 
 def _names(ids: "np.ndarray[tuple[int], np.dtype[np.int32]]", size: int) -> Sequence[object]:
     """Full blocks by the hash of all up to their end; a part by that and its own tokens."""
-    full = [("full", int(each)) for each in chain(ids, size)]
+    full = [("full", int(block_hash)) for block_hash in chain(ids, size)]
     tail = tuple(ids[len(full) * size :].tolist())
     return [*full, (tuple(full[-1:]), tail)] if tail else full

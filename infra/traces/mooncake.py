@@ -18,9 +18,9 @@ from infra.traces.trace import (
     Arrival,
     BlockIds,
     Trace,
-    Traced,
-    in_turn,
-    reblocked,
+    TraceBuilder,
+    reblock,
+    with_delays,
 )
 from schemas.records import Priority
 
@@ -32,13 +32,13 @@ _CLASSES = [priority.value for priority in Priority]
 
 def read_mooncake(path: Path) -> Trace:
     """A later turn without a time comes its delay after the turn before."""
-    traced, last = Traced("mooncake"), dict[str, Arrival]()
+    builder, last = TraceBuilder("mooncake"), dict[str, Arrival]()
     for number, row in enumerate(json_lines(path)):
         arrival = _arrival(row, f"r{number}", last)
         if arrival.session_id:
             last[arrival.session_id] = arrival
-        traced.arrivals.append(arrival)
-    return traced.trace()
+        builder.arrivals.append(arrival)
+    return builder.build()
 
 
 def _arrival(row: Fields, name: str, last: dict[str, Arrival]) -> Arrival:
@@ -67,21 +67,21 @@ def _arrival(row: Fields, name: str, last: dict[str, Arrival]) -> Arrival:
 
 def _lengths(row: Fields) -> dict[str, Any]:
     if row.has("messages", "text_input"):
-        raise row.wrong("input_length", "lengths and hash_ids; texts are not read", "a text")
-    wanted = row.text("policy_class") if row.has("policy_class") else ""
+        raise row.error("input_length", "lengths and hash_ids; texts are not read", "a text")
+    policy_class = row.text("policy_class") if row.has("policy_class") else ""
     return {
         "prompt_tokens": row.count("input_length", "input_tokens"),
         "output_tokens": row.count("output_length", "output_tokens"),
         "blocks": row.counts("hash_ids") if row.has("hash_ids") else (),
         "model": row.text("model") if row.has("model") else "",
-        "priority": wanted if wanted in _CLASSES else "",
+        "priority": policy_class if policy_class in _CLASSES else "",
     }
 
 
 def _waits(row: Fields, delay_ms: float) -> tuple[After, ...]:
     names = row.values["wait_for"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise row.wrong("wait_for", "a list of request ids", names)
+        raise row.error("wait_for", "a list of request ids", names)
     if row.has("tool_wait_ms"):
         delay_ms += row.number("tool_wait_ms")
     return tuple(After(request_id=name, delay_ms=delay_ms) for name in names)
@@ -91,41 +91,41 @@ def read_agentic(path: Path) -> Trace:
     """The header, then requests that may wait for others of their play."""
     rows = json_lines(path)
     block_tokens = _header(next(rows))
-    traced, ids, known = Traced("agentic"), BlockIds(), set[str]()
+    builder, ids, request_ids = TraceBuilder("agentic"), BlockIds(), set[str]()
     for row in rows:
         request_id, play = row.text("request_id"), row.text("play_id")
-        if request_id in known:
-            raise row.wrong("request_id", "an id that no other row has", request_id)
-        known.add(request_id)
+        if request_id in request_ids:
+            raise row.error("request_id", "an id that no other row has", request_id)
+        request_ids.add(request_id)
         lengths = _lengths(row)
         lengths["blocks"] = ids.of((play, block) for block in lengths["blocks"])
-        traced.arrivals.append(
+        builder.arrivals.append(
             Arrival(
                 at_ms=row.number("not_before_ms"),
                 request_id=request_id,
                 session_id=row.text("session_id"),
-                after=tuple(_after(each) for each in row.objects("dependencies")),
+                after=tuple(_after(dependency) for dependency in row.objects("dependencies")),
                 **lengths,
             )
         )
-    return traced.trace(block_tokens=block_tokens)
+    return builder.build(block_tokens=block_tokens)
 
 
 def _header(row: Fields) -> int:
     version = row.count("version")
     if version != AGENTIC_VERSION:
-        raise row.wrong("version", str(AGENTIC_VERSION), version)
+        raise row.error("version", str(AGENTIC_VERSION), version)
     if (scope := row.text("hash_id_scope")) != "local":
-        raise row.wrong("hash_id_scope", "local", scope)
-    return row.count("block_size", least=1)
+        raise row.error("hash_id_scope", "local", scope)
+    return row.count("block_size", minimum=1)
 
 
 def _after(row: Fields) -> After:
     trigger, relation = row.text("trigger"), row.text("relation")
     if trigger not in TRIGGERS:
-        raise row.wrong("trigger", " or ".join(TRIGGERS), trigger)
+        raise row.error("trigger", " or ".join(TRIGGERS), trigger)
     if relation not in RELATIONS:
-        raise row.wrong("relation", " or ".join(RELATIONS), relation)
+        raise row.error("relation", " or ".join(RELATIONS), relation)
     return After(
         request_id=row.text("request_id"),
         delay_ms=row.number("delay_ms"),
@@ -139,20 +139,20 @@ def mooncake_lines(trace: Trace, model: str) -> Iterator[str]:
     readers take each block for 512 tokens.
     """
     if trace.block_tokens != BLOCK_TOKENS:
-        trace = reblocked(trace, BLOCK_TOKENS)
-    for each, delay_ms in in_turn(trace):
+        trace = reblock(trace, BLOCK_TOKENS)
+    for arrival, delay_ms in with_delays(trace):
         row: dict[str, Any] = {
-            "timestamp": whole(each.at_ms),
-            "input_length": each.prompt_tokens,
-            "output_length": each.output_tokens,
-            "hash_ids": list(each.blocks),
+            "timestamp": whole(arrival.at_ms),
+            "input_length": arrival.prompt_tokens,
+            "output_length": arrival.output_tokens,
+            "hash_ids": list(arrival.blocks),
         }
-        if each.session_id:
-            row["session_id"] = each.session_id
+        if arrival.session_id:
+            row["session_id"] = arrival.session_id
         if delay_ms is not None:
             row["delay"] = whole(delay_ms)
-        if each.priority:
-            row["policy_class"] = each.priority
+        if arrival.priority:
+            row["policy_class"] = arrival.priority
         yield json.dumps(row)
 
 

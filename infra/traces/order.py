@@ -8,12 +8,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.traces.trace import After, Arrival, Trace, named
+from infra.traces.trace import After, Arrival, Trace, with_request_ids
 from schemas.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SendStep:
     """A request, and what it waits for, by position in the order."""
 
     arrival: Arrival
@@ -21,16 +21,19 @@ class Step:
     waits: tuple[tuple[int, After], ...]
 
 
-def in_order(trace: Trace) -> list[Step]:
+def in_order(trace: Trace) -> list[SendStep]:
     """Every request once; raises ConfigError where one waits for none of the trace, or in a
     circle.
     """
-    arrivals = named(trace)
-    waits = [_waits(each, before) for each, before in zip(arrivals, _before(arrivals), strict=True)]
-    numbers = {each.request_id: number for number, each in enumerate(arrivals)}
+    arrivals = with_request_ids(trace)
+    waits = [
+        _waits(arrival, before)
+        for arrival, before in zip(arrivals, _previous_turns(arrivals), strict=True)
+    ]
+    numbers = {arrival.request_id: number for number, arrival in enumerate(arrivals)}
     followers: dict[int, list[int]] = {}
-    for number, found in enumerate(waits):
-        for wait in found:
+    for number, predecessors in enumerate(waits):
+        for wait in predecessors:
             if wait.request_id not in numbers:
                 raise ConfigError(
                     f"{arrivals[number].request_id}: waits for {wait.request_id}, which is no "
@@ -40,14 +43,14 @@ def in_order(trace: Trace) -> list[Step]:
     return _sorted(arrivals, waits, numbers, followers)
 
 
-def _before(arrivals: Sequence[Arrival]) -> list[str]:
+def _previous_turns(arrivals: Sequence[Arrival]) -> list[str]:
     last: dict[str, str] = {}
-    found = []
-    for each in arrivals:
-        found.append(last.get(each.session_id, ""))
-        if each.session_id:
-            last[each.session_id] = each.request_id
-    return found
+    request_ids = []
+    for arrival in arrivals:
+        request_ids.append(last.get(arrival.session_id, ""))
+        if arrival.session_id:
+            last[arrival.session_id] = arrival.request_id
+    return request_ids
 
 
 def _waits(arrival: Arrival, before: str) -> tuple[After, ...]:
@@ -59,24 +62,24 @@ def _sorted(
     waits: Sequence[tuple[After, ...]],
     numbers: dict[str, int],
     followers: dict[int, list[int]],
-) -> list[Step]:
-    at_ms = [each.at_ms for each in arrivals]
-    open_waits = [len(found) for found in waits]
+) -> list[SendStep]:
+    at_ms = [arrival.at_ms for arrival in arrivals]
+    open_waits = [len(predecessors) for predecessors in waits]
     ready = [(at_ms[n], n) for n in range(len(arrivals)) if not open_waits[n]]
     heapq.heapify(ready)
     places: dict[int, int] = {}
-    steps: list[Step] = []
+    steps: list[SendStep] = []
     while ready:
         at, number = heapq.heappop(ready)
         behind = tuple((places[numbers[wait.request_id]], wait) for wait in waits[number])
         places[number] = len(steps)
-        steps.append(Step(arrivals[number], at, behind))
+        steps.append(SendStep(arrivals[number], at, behind))
         for follower in followers.get(number, ()):
             at_ms[follower] = max(at_ms[follower], at)
             open_waits[follower] -= 1
             if not open_waits[follower]:
                 heapq.heappush(ready, (at_ms[follower], follower))
     if len(steps) < len(arrivals):
-        names = [each.request_id for n, each in enumerate(arrivals) if n not in places][:5]
+        names = [arrival.request_id for n, arrival in enumerate(arrivals) if n not in places][:5]
         raise ConfigError(f"{', '.join(names)}: wait for each other in a circle")
     return steps

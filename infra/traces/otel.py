@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.traces.fields import Fields, json_object, opened
-from infra.traces.trace import Arrival, Trace, Traced
+from infra.traces.fields import Fields, json_object, open_text
+from infra.traces.trace import Arrival, Trace, TraceBuilder
 
 OPERATIONS = ("chat", "text_completion", "generate_content")
 _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
@@ -22,34 +22,34 @@ _VALUES = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 def read_otel(path: Path) -> Trace:
     """Each call by the time its span began."""
-    traced = Traced("otel")
+    builder = TraceBuilder("otel")
     calls: list[tuple[int, Fields, Fields]] = []
     for span in _spans(path):
-        told = _attributes(span)
-        operation = told.values.get("gen_ai.operation.name")
+        attributes = _attributes(span)
+        operation = attributes.values.get("gen_ai.operation.name")
         if operation not in OPERATIONS:
-            traced.left_out[f"spans of {operation or 'something else'}"] += 1
-        elif not (told.has(*_INPUT) and told.has(*_OUTPUT)):
-            failed = told.has("error.type")
-            traced.left_out["calls that failed" if failed else "calls without lengths"] += 1
+            builder.left_out[f"spans of {operation or 'something else'}"] += 1
+        elif not (attributes.has(*_INPUT) and attributes.has(*_OUTPUT)):
+            failed = attributes.has("error.type")
+            builder.left_out["calls that failed" if failed else "calls without lengths"] += 1
         else:
-            calls.append((span.count("startTimeUnixNano"), span, told))
+            calls.append((span.count("startTimeUnixNano"), span, attributes))
     began_ns = min((start for start, _, _ in calls), default=0)
-    for start_ns, span, told in calls:
-        traced.arrivals.append(_arrival(start_ns - began_ns, start_ns, span, told))
-    return traced.trace(began_unix_ms=began_ns // 1_000_000)
+    for start_ns, span, attributes in calls:
+        builder.arrivals.append(_arrival(start_ns - began_ns, start_ns, span, attributes))
+    return builder.build(began_unix_ms=began_ns // 1_000_000)
 
 
-def _arrival(at_ns: int, start_ns: int, span: Fields, told: Fields) -> Arrival:
+def _arrival(at_ns: int, start_ns: int, span: Fields, attributes: Fields) -> Arrival:
     session, model = "gen_ai.conversation.id", "gen_ai.request.model"
     return Arrival(
         at_ms=at_ns / 1e6,
-        prompt_tokens=told.count(*_INPUT),
-        output_tokens=told.count(*_OUTPUT),
+        prompt_tokens=attributes.count(*_INPUT),
+        output_tokens=attributes.count(*_OUTPUT),
         request_id=span.text("spanId"),
-        session_id=told.text(session) if told.has(session) else "",
-        model=told.text(model) if told.has(model) else "",
-        ttft_ms=told.number(_FIRST_CHUNK) * 1e3 if told.has(_FIRST_CHUNK) else None,
+        session_id=attributes.text(session) if attributes.has(session) else "",
+        model=attributes.text(model) if attributes.has(model) else "",
+        ttft_ms=attributes.number(_FIRST_CHUNK) * 1e3 if attributes.has(_FIRST_CHUNK) else None,
         total_ms=max(0, span.count("endTimeUnixNano") - start_ns) / 1e6,
     )
 
@@ -63,7 +63,7 @@ def _spans(path: Path) -> Iterator[Fields]:
 
 def _documents(path: Path) -> Iterator[Fields]:
     """The lines, or the whole file where its first line is no object by itself."""
-    with opened(path) as file:
+    with open_text(path) as file:
         lines = file.readlines()
     if lines and lines[0].strip() in ("{", "["):
         yield json_object("".join(lines), str(path))
@@ -75,8 +75,8 @@ def _documents(path: Path) -> Iterator[Fields]:
 
 def _attributes(span: Fields) -> Fields:
     """By key; of values only the plain ones."""
-    found: dict[str, Any] = {}
-    for each in span.objects("attributes"):
-        value = each.inner("value").values
-        found |= {each.text("key"): value[kind] for kind in _VALUES if kind in value}
-    return Fields(found, f"{span.where}: span {span.values.get('name', '')}")
+    values: dict[str, Any] = {}
+    for attribute in span.objects("attributes"):
+        value = attribute.inner("value").values
+        values |= {attribute.text("key"): value[kind] for kind in _VALUES if kind in value}
+    return Fields(values, f"{span.where}: span {span.values.get('name', '')}")

@@ -18,21 +18,21 @@ _IDS = (32, 256)  # behind special tokens, before merges
 
 def token_ids(trace: Trace, arrival: Arrival) -> list[int]:
     """As many as the prompt is long."""
-    wanted, size = arrival.prompt_tokens, trace.block_tokens
-    found: list[int] = []
+    length, size = arrival.prompt_tokens, trace.block_tokens
+    ids: list[int] = []
     for block in arrival.blocks:
-        found += _drawn(f"block {block}", size)
-    if len(found) < wanted:
+        ids += _random_ids(f"block {block}", size)
+    if len(ids) < length:
         name = f"own {arrival.session_id or arrival.request_id or arrival.at_ms}"
-        found += _drawn(name, wanted)[len(found) :]
-    return found[:wanted]
+        ids += _random_ids(name, length)[len(ids) :]
+    return ids[:length]
 
 
 @lru_cache(maxsize=65_536)
-def _drawn(name: str, tokens: int) -> tuple[int, ...]:
+def _random_ids(name: str, tokens: int) -> tuple[int, ...]:
     seed = int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
-    drawn: list[int] = np.random.default_rng(seed).integers(*_IDS, tokens).tolist()
-    return tuple(drawn)
+    ids: list[int] = np.random.default_rng(seed).integers(*_IDS, tokens).tolist()
+    return tuple(ids)
 
 
 def body(trace: Trace, arrival: Arrival, model: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from infra.traces.fields import Fields, csv_rows
-from infra.traces.trace import Arrival, Trace, Traced
+from infra.traces.trace import Arrival, Trace, TraceBuilder
 
 AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 BURSTGPT = {"Timestamp", "Model", "Request tokens", "Response tokens"}
@@ -17,34 +17,34 @@ BURSTGPT = {"Timestamp", "Model", "Request tokens", "Response tokens"}
 
 def read_azure(path: Path) -> Trace:
     """Requests that stand alone; time counts from the first line."""
-    traced, began = Traced("azure"), None
+    builder, began = TraceBuilder("azure"), None
     for row in csv_rows(path):
         at = _time(row)
         began = began or at
-        traced.arrivals.append(
+        builder.arrivals.append(
             Arrival(
                 at_ms=(at - began).total_seconds() * 1e3,
                 prompt_tokens=row.count("ContextTokens"),
                 output_tokens=row.count("GeneratedTokens"),
             )
         )
-    return traced.trace(began_unix_ms=round(began.timestamp() * 1e3) if began else 0)
+    return builder.build(began_unix_ms=round(began.timestamp() * 1e3) if began else 0)
 
 
 def _time(row: Fields) -> datetime:
     text = row.text("TIMESTAMP")
     try:
-        found = datetime.fromisoformat(text)
+        timestamp = datetime.fromisoformat(text)
     except ValueError:
-        raise row.wrong("TIMESTAMP", "a time such as 2023-11-16 18:17:03.97", text) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+        raise row.error("TIMESTAMP", "a time such as 2023-11-16 18:17:03.97", text) from None
+    return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
 
 
 def read_burstgpt(path: Path) -> Trace:
     """Calls of an API stand alone, conversations have sessions."""
-    traced = Traced("burstgpt")
+    builder = TraceBuilder("burstgpt")
     for row in csv_rows(path):
-        traced.arrivals.append(
+        builder.arrivals.append(
             Arrival(
                 at_ms=row.number("Timestamp") * 1e3,
                 prompt_tokens=row.count("Request tokens"),
@@ -54,4 +54,4 @@ def read_burstgpt(path: Path) -> Trace:
                 total_ms=row.number("Elapsed time") * 1e3 if row.has("Elapsed time") else None,
             )
         )
-    return traced.trace()
+    return builder.build()

@@ -11,19 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from infra.traces.sending import Sent
+from infra.traces.sending import SentRequest
 
 SCHEMA_VERSION = "1.1"
 _PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _LAG_PERCENTS = (50, 90, 99)
 
 
-def report(sent: Sequence[Sent]) -> dict[str, Any]:
+def report(requests: Sequence[SentRequest]) -> dict[str, Any]:
     """Of answers that came whole; errors are counted beside them."""
-    good = [each for each in sent if not each.error and each.chunks_s]
-    bad = [each.error or "empty answer" for each in sent if each.error or not each.chunks_s]
+    good = [request for request in requests if not request.error and request.chunks_s]
+    bad = [
+        request.error or "empty answer"
+        for request in requests
+        if request.error or not request.chunks_s
+    ]
     errors = Counter(bad)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "request_count": _scalar(len(good), "requests"),
         "error_request_count": _scalar(len(bad), "requests"),
@@ -33,38 +37,44 @@ def report(sent: Sequence[Sent]) -> dict[str, Any]:
         ],
     }
     if good:
-        found |= _distributions(good) | _totals(good)
-    offsets = [each.sent_s - each.due_s for each in sent if each.is_scheduled and each.sent_s]
+        figures |= _distributions(good) | _totals(good)
+    offsets = [
+        request.sent_s - request.due_s
+        for request in requests
+        if request.is_scheduled and request.sent_s
+    ]
     for percent in _LAG_PERCENTS if offsets else ():
         late_ms = (float(np.percentile(offsets, percent)) - min(offsets)) * 1e3
-        found[f"replay_sched_lag_p{percent}"] = _scalar(late_ms, "ms")
-    return found
+        figures[f"replay_sched_lag_p{percent}"] = _scalar(late_ms, "ms")
+    return figures
 
 
-def _distributions(good: Sequence[Sent]) -> dict[str, Any]:
-    itl_ms = [_itl_ms(each) for each in good if each.output_tokens > 1]
-    found = {
-        "request_latency": ([_latency_ms(each) for each in good], "ms"),
-        "time_to_first_token": ([_ttft_ms(each) for each in good], "ms"),
+def _distributions(good: Sequence[SentRequest]) -> dict[str, Any]:
+    itl_ms = [_itl_ms(request) for request in good if request.output_tokens > 1]
+    figures = {
+        "request_latency": ([_latency_ms(request) for request in good], "ms"),
+        "time_to_first_token": ([_ttft_ms(request) for request in good], "ms"),
         "time_to_second_token": (
             [(e.chunks_s[1] - e.chunks_s[0]) * 1e3 for e in good if len(e.chunks_s) > 1],
             "ms",
         ),
         "inter_token_latency": (itl_ms, "ms"),
         "output_token_throughput_per_user": (
-            [1e3 / each for each in itl_ms if each > 0],
+            [1e3 / gap_ms for gap_ms in itl_ms if gap_ms > 0],
             "tokens/sec/user",
         ),
-        "output_sequence_length": ([float(each.output_tokens) for each in good], "tokens"),
-        "input_sequence_length": ([float(each.prompt_tokens) for each in good], "tokens"),
+        "output_sequence_length": ([float(request.output_tokens) for request in good], "tokens"),
+        "input_sequence_length": ([float(request.prompt_tokens) for request in good], "tokens"),
     }
-    return {name: _record(values, unit) for name, (values, unit) in found.items() if values}
+    return {name: _record(values, unit) for name, (values, unit) in figures.items() if values}
 
 
-def _totals(good: Sequence[Sent]) -> dict[str, Any]:
-    duration_s = max(each.chunks_s[-1] for each in good) - min(each.sent_s for each in good)
-    total_isl = sum(each.prompt_tokens for each in good)
-    total_osl = sum(each.output_tokens for each in good)
+def _totals(good: Sequence[SentRequest]) -> dict[str, Any]:
+    duration_s = max(request.chunks_s[-1] for request in good) - min(
+        request.sent_s for request in good
+    )
+    total_isl = sum(request.prompt_tokens for request in good)
+    total_osl = sum(request.output_tokens for request in good)
     return {
         "benchmark_duration": _scalar(duration_s, "sec"),
         "request_throughput": _scalar(len(good) / duration_s, "requests/sec"),
@@ -74,17 +84,17 @@ def _totals(good: Sequence[Sent]) -> dict[str, Any]:
     }
 
 
-def _latency_ms(sent: Sent) -> float:
-    return (sent.chunks_s[-1] - sent.sent_s) * 1e3
+def _latency_ms(request: SentRequest) -> float:
+    return (request.chunks_s[-1] - request.sent_s) * 1e3
 
 
-def _ttft_ms(sent: Sent) -> float:
-    return (sent.chunks_s[0] - sent.sent_s) * 1e3
+def _ttft_ms(request: SentRequest) -> float:
+    return (request.chunks_s[0] - request.sent_s) * 1e3
 
 
-def _itl_ms(sent: Sent) -> float:
+def _itl_ms(request: SentRequest) -> float:
     """aiperf's: what follows the first token, by as many tokens."""
-    return (_latency_ms(sent) - _ttft_ms(sent)) / (sent.output_tokens - 1)
+    return (_latency_ms(request) - _ttft_ms(request)) / (request.output_tokens - 1)
 
 
 def _scalar(value: float, unit: str) -> dict[str, Any]:
@@ -92,13 +102,13 @@ def _scalar(value: float, unit: str) -> dict[str, Any]:
 
 
 def _record(values: Sequence[float], unit: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "avg": np.mean(values),
         "min": min(values),
         "max": max(values),
         "std": np.std(values, ddof=1) if len(values) > 1 else 0.0,
         "sum": sum(values),
     }
-    found |= {f"p{percent}": np.percentile(values, percent) for percent in _PERCENTS}
-    rounded = {name: round(float(value), 3) for name, value in found.items()}
+    stats |= {f"p{percent}": np.percentile(values, percent) for percent in _PERCENTS}
+    rounded = {name: round(float(value), 3) for name, value in stats.items()}
     return {"unit": unit, "count": len(values), **rounded}

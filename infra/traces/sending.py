@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 
-from infra.traces.order import Step, in_order
+from infra.traces.order import SendStep, in_order
 from infra.traces.prompts import body
 from infra.traces.trace import Arrival, Trace
 
-Asks = Callable[[Arrival, str], dict[str, Any]]  # the body of a request's call, to this model
+MakeBody = Callable[[Arrival, str], dict[str, Any]]  # the body of a request's call, to this model
 IN_FLIGHT_MAX = 1_024  # of one client; what is due beyond it is late, and the report says so
 _AHEAD_MAX = 10_000  # requests that wait for others at a time
 _CONNECT_S = 30.0
@@ -36,7 +36,7 @@ class Pace:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sent:
+class SentRequest:
     """One request and its answer as the client saw them; times in s, of one clock."""
 
     arrival: Arrival
@@ -52,7 +52,7 @@ class Sent:
     completed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Sender:
+class TraceSender:
     """One run over one trace."""
 
     def __init__(
@@ -61,18 +61,20 @@ class Sender:
         trace: Trace,
         model: str,
         pace: Pace,
-        asks: Asks | None = None,
+        make_body: MakeBody | None = None,
     ) -> None:
         """`asks` makes the body of each call; without it, it is made from the trace."""
         self._client, self._trace, self._model, self._pace = client, trace, model, pace
-        self._asks = asks or (lambda arrival, model: body(trace, arrival, model))
+        self._make_body = make_body or (lambda arrival, model: body(trace, arrival, model))
         self._slots = asyncio.Semaphore(pace.in_flight)
         self._ahead = asyncio.Semaphore(pace.in_flight + _AHEAD_MAX)
         self._run = uuid.uuid4().hex[:12]  # sessions of another run are not gone on with
         self._begin_s = 0.0
-        self.sent: list[Sent] = []
+        self.requests: list[SentRequest] = []
 
-    async def run(self, on_end: Callable[[Sent], None] = lambda sent: None) -> list[Sent]:
+    async def run(
+        self, on_end: Callable[[SentRequest], None] = lambda request: None
+    ) -> list[SentRequest]:
         """Send all; raises ConfigError before anything is sent where requests wait in a circle."""
         steps = in_order(self._trace)
         first_ms = steps[0].at_ms if steps else 0.0
@@ -80,64 +82,71 @@ class Sender:
         async with asyncio.TaskGroup() as tasks:
             for step in steps:
                 due_s = self._begin_s + (step.at_ms - first_ms) / 1e3 / self._pace.speed
-                sent = Sent(arrival=step.arrival, due_s=due_s, is_scheduled=not step.waits)
-                self.sent.append(sent)
+                request = SentRequest(
+                    arrival=step.arrival, due_s=due_s, is_scheduled=not step.waits
+                )
+                self.requests.append(request)
                 await self._ahead.acquire()
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                tasks.create_task(self._one(step, sent, on_end))
-        return self.sent
+                tasks.create_task(self._send(step, request, on_end))
+        return self.requests
 
-    async def _one(self, step: Step, sent: Sent, on_end: Callable[[Sent], None]) -> None:
+    async def _send(
+        self, step: SendStep, request: SentRequest, on_end: Callable[[SentRequest], None]
+    ) -> None:
         for place, wait in step.waits:
-            before = self.sent[place]
+            before = self.requests[place]
             await (before.dispatched if wait.trigger == "dispatch" else before.completed).wait()
         delay_ms = max((wait.delay_ms for _, wait in step.waits), default=0.0)
         if delay_ms and math.isfinite(self._pace.speed):
             await asyncio.sleep(delay_ms / 1e3 / self._pace.speed)
         try:
             async with self._slots:
-                sent.sent_s = time.monotonic()
-                sent.dispatched.set()
-                await self._ask(sent)
+                request.sent_s = time.monotonic()
+                request.dispatched.set()
+                await self._call(request)
         except (httpx.HTTPError, *_NOT_OPENAI) as error:
-            sent.error = type(error).__name__
+            request.error = type(error).__name__
         finally:
-            sent.completed.set()
+            request.completed.set()
             self._ahead.release()
-            on_end(sent)
+            on_end(request)
 
-    async def _ask(self, sent: Sent) -> None:
-        arrival = sent.arrival
+    async def _call(self, request: SentRequest) -> None:
+        arrival = request.arrival
         name = arrival.session_id or arrival.request_id
         headers = {"X-Session-Id": f"trace-{self._run}-{name}"[:128]}
         if arrival.priority:
             headers["x-priority"] = arrival.priority
-        asked = self._asks(arrival, self._model)
+        payload = self._make_body(arrival, self._model)
         url = "/v1/completions"
-        async with self._client.stream("POST", url, json=asked, headers=headers) as answer:
+        async with self._client.stream("POST", url, json=payload, headers=headers) as answer:
             if answer.is_error:
                 await answer.aread()
-                sent.error = _code(answer.text) or f"status {answer.status_code}"
+                request.error = _code(answer.text) or f"status {answer.status_code}"
                 return
-            done = False
+            is_done = False
             async for line in answer.aiter_lines():
                 if line == "data: [DONE]":
-                    done = True
+                    is_done = True
                 elif line.startswith("data: "):
-                    _note(sent, json.loads(line[6:]))
-            if not done:
-                sent.error = sent.error or "broken off"
+                    _note_event(request, json.loads(line[6:]))
+            if not is_done:
+                request.error = request.error or "broken off"
 
 
-def _note(sent: Sent, event: dict[str, Any]) -> None:
+def _note_event(request: SentRequest, event: dict[str, Any]) -> None:
     if error := event.get("error"):
-        sent.error = str(error.get("code") or error.get("message"))
+        request.error = str(error.get("code") or error.get("message"))
     if any(choice.get("text") for choice in event.get("choices", ())):
-        sent.chunks_s.append(time.monotonic())
+        request.chunks_s.append(time.monotonic())
     for choice in event.get("choices", ()):
-        sent.finish_reason = choice.get("finish_reason") or sent.finish_reason
+        request.finish_reason = choice.get("finish_reason") or request.finish_reason
     if used := event.get("usage"):
-        sent.prompt_tokens, sent.output_tokens = used["prompt_tokens"], used["completion_tokens"]
+        request.prompt_tokens, request.output_tokens = (
+            used["prompt_tokens"],
+            used["completion_tokens"],
+        )
 
 
 def _code(text: str) -> str:
@@ -152,11 +161,11 @@ async def send(
     url: str,
     model: str,
     pace: Pace,
-    asks: Asks | None = None,
+    make_body: MakeBody | None = None,
     *,
     api_key: str,
-    on_end: Callable[[Sent], None] = lambda sent: None,
-) -> list[Sent]:
+    on_end: Callable[[SentRequest], None] = lambda request: None,
+) -> list[SentRequest]:
     """The whole trace to the gateway at that address."""
     limits = httpx.Limits(max_connections=pace.in_flight, max_keepalive_connections=pace.in_flight)
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -164,4 +173,4 @@ async def send(
     async with httpx.AsyncClient(
         base_url=url, limits=limits, timeout=timeout, headers=headers
     ) as client:
-        return await Sender(client, trace, model, pace, asks).run(on_end)
+        return await TraceSender(client, trace, model, pace, make_body).run(on_end)

@@ -52,7 +52,7 @@ class Trace:
     left_out: Mapping[str, int] = field(default_factory=dict)  # lines that are no request, by why
 
 
-class Traced:
+class TraceBuilder:
     """A trace as a reader puts it together."""
 
     def __init__(self, format_: str) -> None:
@@ -60,11 +60,11 @@ class Traced:
         self.arrivals: list[Arrival] = []
         self.left_out = Counter[str]()
 
-    def trace(self, *, block_tokens: int = BLOCK_TOKENS, began_unix_ms: int = 0) -> Trace:
+    def build(self, *, block_tokens: int = BLOCK_TOKENS, began_unix_ms: int = 0) -> Trace:
         """All of it, in order of time; lines of one time keep their order."""
         return Trace(
             format=self._format,
-            arrivals=sorted(self.arrivals, key=lambda each: each.at_ms),
+            arrivals=sorted(self.arrivals, key=lambda arrival: arrival.at_ms),
             block_tokens=block_tokens,
             began_unix_ms=began_unix_ms,
             left_out=dict(self.left_out),
@@ -87,7 +87,7 @@ def blocks_of(tokens: int, block_tokens: int) -> int:
     return math.ceil(tokens / block_tokens)
 
 
-def scaled(trace: Trace, scale: float) -> Trace:
+def scale_trace(trace: Trace, scale: float) -> Trace:
     """The same traffic with shorter (or longer) prompts and answers, and blocks to match, so that
     equal prefixes stay equal.
     """
@@ -95,67 +95,71 @@ def scaled(trace: Trace, scale: float) -> Trace:
     ratio = block_tokens / trace.block_tokens
     arrivals = [
         replace(
-            each,
-            prompt_tokens=math.ceil(each.prompt_tokens * ratio),
-            output_tokens=math.ceil(each.output_tokens * ratio),
+            arrival,
+            prompt_tokens=math.ceil(arrival.prompt_tokens * ratio),
+            output_tokens=math.ceil(arrival.output_tokens * ratio),
         )
-        for each in trace.arrivals
+        for arrival in trace.arrivals
     ]
     return replace(trace, arrivals=arrivals, block_tokens=block_tokens)
 
 
-def named(trace: Trace) -> list[Arrival]:
+def with_request_ids(trace: Trace) -> list[Arrival]:
     """Its requests, each with an id."""
     return [
-        each if each.request_id else replace(each, request_id=f"r{number}")
-        for number, each in enumerate(trace.arrivals)
+        arrival if arrival.request_id else replace(arrival, request_id=f"r{number}")
+        for number, arrival in enumerate(trace.arrivals)
     ]
 
 
-def in_turn(trace: Trace) -> list[tuple[Arrival, float | None]]:
+def with_delays(trace: Trace) -> list[tuple[Arrival, float | None]]:
     """Its requests with ids, each with its delay after the turn before; None where it tells none.
 
     Raises ConfigError for other dependencies, which most formats cannot say.
     """
-    found: list[tuple[Arrival, float | None]] = []
+    turns: list[tuple[Arrival, float | None]] = []
     last: dict[str, str] = {}
-    for each in named(trace):
-        before = last.get(each.session_id)
-        for wait in each.after:
-            if len(each.after) > 1 or wait.trigger != "completion" or wait.request_id != before:
+    for arrival in with_request_ids(trace):
+        before = last.get(arrival.session_id)
+        for wait in arrival.after:
+            if len(arrival.after) > 1 or wait.trigger != "completion" or wait.request_id != before:
                 raise ConfigError(
-                    f"{each.request_id}: expected a request that waits for the turn before it "
+                    f"{arrival.request_id}: expected a request that waits for the turn before it "
                     f"alone, found that it waits for the {wait.trigger} of {wait.request_id}; "
                     "this format cannot say that"
                 )
-        found.append((each, each.after[0].delay_ms if each.after else None))
-        if each.session_id:
-            last[each.session_id] = each.request_id
-    return found
+        turns.append((arrival, arrival.after[0].delay_ms if arrival.after else None))
+        if arrival.session_id:
+            last[arrival.session_id] = arrival.request_id
+    return turns
 
 
-def reblocked(trace: Trace, block_tokens: int) -> Trace:
+def reblock(trace: Trace, block_tokens: int) -> Trace:
     """With blocks of another size, of which each holds so many whole ones; raises ConfigError where
     that cannot be. What was equal up to a new block's end is so still.
     """
     ratio = block_tokens // trace.block_tokens
-    if ratio * trace.block_tokens != block_tokens and any(each.blocks for each in trace.arrivals):
+    if ratio * trace.block_tokens != block_tokens and any(
+        arrival.blocks for arrival in trace.arrivals
+    ):
         raise ConfigError(
             f"expected blocks of which some make {block_tokens} tokens, found blocks of "
             f"{trace.block_tokens}; this format cannot say that"
         )
     ids = BlockIds()
-    arrivals = [replace(each, blocks=_grouped(each.blocks, ratio, ids)) for each in trace.arrivals]
+    arrivals = [
+        replace(arrival, blocks=_grouped(arrival.blocks, ratio, ids)) for arrival in trace.arrivals
+    ]
     return replace(trace, arrivals=arrivals, block_tokens=block_tokens)
 
 
 def _grouped(blocks: Sequence[int], ratio: int, ids: BlockIds) -> tuple[int, ...]:
-    found: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
     for at in range(0, len(blocks), max(1, ratio)):
-        found += ids.of([(found[-1:], tuple(blocks[at : at + ratio]))])
-    return found
+        groups += ids.of([(groups[-1:], tuple(blocks[at : at + ratio]))])
+    return groups
 
 
-def first(trace: Trace, requests: int) -> Trace:
+def head(trace: Trace, requests: int) -> Trace:
     """Its first requests only."""
     return replace(trace, arrivals=trace.arrivals[:requests])

@@ -11,7 +11,7 @@ from infra.terminal.output import print_json
 from infra.terminal.printable import printable
 
 if TYPE_CHECKING:
-    from infra.traces.again import Compared
+    from infra.traces.again import ResendComparison
     from infra.traces.sending import Pace
 
 _SHOWN = 10  # differences
@@ -19,11 +19,11 @@ _SHOWN = 10  # differences
 
 def resend(file: Path, pace: "Pace", url: str, api_key: str, *, as_json: bool) -> None:
     """Send all, compare, and say it; exit code 1 where what completed then fails now."""
-    from infra.traces.again import Again
+    from infra.traces.again import Resend
 
-    resender = Again(file)
-    responses, report = send_trace(url, api_key, resender.trace, pace, resender.asks)
-    comparison = resender.compared(responses)
+    resender = Resend(file)
+    responses, report = send_trace(url, api_key, resender.trace, pace, resender.make_body)
+    comparison = resender.compare(responses)
     if as_json:
         print_json(report | {"compared": asdict(comparison)})
     else:
@@ -33,7 +33,7 @@ def resend(file: Path, pace: "Pace", url: str, api_key: str, *, as_json: bool) -
         raise typer.Exit(1)
 
 
-def _show(comparison: "Compared", *, has_bodies: bool) -> None:
+def _show(comparison: "ResendComparison", *, has_bodies: bool) -> None:
     if not has_bodies:
         print("the recording has no bodies: prompts were made, answers told how long to be")
     print(f"completed: {comparison.completed_then:,} then, {comparison.completed_now:,} now")

@@ -12,7 +12,7 @@ def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
     from infra.prediction.predicting import predict
     from infra.prediction.speeds import measure_speeds
     from infra.prediction.traffic import read
-    from infra.replay.redeciding import changed
+    from infra.replay.redeciding import with_overrides
 
     traffic = read(file)
     speeds = measure_speeds(traffic)
@@ -20,7 +20,7 @@ def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
     variants = {"predicted": {}, ", ".join(f"{k}={v}" for k, v in overrides.items()): overrides}
     for name, settings in variants.items():
         if name:
-            prediction = predict(traffic, speeds, changed(traffic.settings, settings))
+            prediction = predict(traffic, speeds, with_overrides(traffic.settings, settings))
             rows[name] = figures(prediction.outcomes.values()) | {"unserved": prediction.unserved}
     return rows
 

@@ -23,8 +23,8 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.replay.redeciding import Changes
-    from infra.replay.replaying import Difference, ReplayedLife, Report
+    from infra.replay.redeciding import PlacementChanges
+    from infra.replay.replaying import Difference, ReplayedLife, ReplayReport
 
 _SIMULATE = in_panel("What would have happened")
 _LIVE = in_panel("On a running cluster")
@@ -143,7 +143,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _show_changes(changes: "Changes") -> None:
+def _show_changes(changes: "PlacementChanges") -> None:
     count = max(1, changes.placements)
     print(f"{changes.placements:,} placements; {changes.same:,} would be the same")
     for (was, would), number in changes.modes.most_common():
@@ -162,12 +162,12 @@ def _show_changes(changes: "Changes") -> None:
         )
 
 
-def _changes_as_dict(changes: "Changes") -> dict[str, Any]:
+def _changes_as_dict(changes: "PlacementChanges") -> dict[str, Any]:
     modes = {f"{was} to {would}": number for (was, would), number in changes.modes.items()}
     return {**asdict(changes), "modes": modes}
 
 
-def _show(report: "Report") -> None:
+def _show(report: "ReplayReport") -> None:
     for life in report.lives:
         print(f"{_name(life)}: {_life_summary(life)}")
         if life.difference is not None:
@@ -206,9 +206,9 @@ def _difference_lines(life: "ReplayedLife", difference: "Difference") -> list[st
         f"input: {_short(difference.event)}",
         *(f"recorded: {_short(decision)}" for decision in difference.decided),
         f"recorded checksum of effects: {row.effects:08x}",
-        *(f"replayed: {_short(effect)}" for effect in difference.found),
+        *(f"replayed: {_short(effect)}" for effect in difference.effects),
     ]
-    if not difference.found:
+    if not difference.effects:
         lines.append("replayed: nothing followed")
     if difference.error:
         lines.append(f"replayed: the core raised {difference.error}")
@@ -222,7 +222,7 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def _as_json(report: "Report") -> dict[str, Any]:
+def _as_json(report: "ReplayReport") -> dict[str, Any]:
     lives = []
     for life in report.lives:
         row: dict[str, Any] = {

@@ -11,7 +11,7 @@ from infra.terminal.output import print_json, stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.simulator.shape import Shape
+    from infra.simulator.shape import ClusterShape
     from infra.traces.trace import Trace
     from streams.config import RouterSettings
 
@@ -34,13 +34,13 @@ def simulate(
     from infra.evaluate.replays.faults import faults_of
     from infra.evaluate.replays.whatif import later_ms, replay_trace, setup_of
     from infra.evaluate.trinity.hardware import gpu_named, model_named
-    from infra.replay.redeciding import changed
+    from infra.replay.redeciding import with_overrides
 
     setup = replace(setup_of(), gpu=gpu_named(gpu), model=model_named(model))
     trace, shape, settings = _read(file, pools, setup.block_tokens)
     names = [name for name, _ in shape.roles()]
     struck = [fault for kind, text in faults for fault in faults_of(kind, text, names)]
-    changed_settings = changed(settings, overrides) if overrides else settings
+    changed_settings = with_overrides(settings, overrides) if overrides else settings
     runs = {_AS_WAS: replay_trace(trace, shape, settings, setup=setup)}
     if struck or overrides:
         runs[_OTHERWISE] = replay_trace(trace, shape, changed_settings, struck, setup=setup)
@@ -57,9 +57,11 @@ def simulate(
               f"at most {worst:,.0f} ms")  # fmt: skip
 
 
-def _read(file: Path, pools: str, block_tokens: int) -> "tuple[Trace, Shape, RouterSettings]":
+def _read(
+    file: Path, pools: str, block_tokens: int
+) -> "tuple[Trace, ClusterShape, RouterSettings]":
     from infra.evaluate.replays.recorded import deployment
-    from infra.simulator.shape import Shape
+    from infra.simulator.shape import ClusterShape
     from infra.traces.formats import is_recording, read
     from infra.traces.from_log import read_recording
     from streams.config import RouterSettings
@@ -75,7 +77,7 @@ def _read(file: Path, pools: str, block_tokens: int) -> "tuple[Trace, Shape, Rou
         if not recorded:
             raise ConfigError("--pools: expected workers such as 2P2D: a trace names none")
         return trace, *deployment(file)
-    shape = Shape.parse(pools)
+    shape = ClusterShape.parse(pools)
     if shape.name != pools:
         raise ConfigError(f"--pools: expected workers such as 2P2D, 1P1D2R or 4R, found {pools!r}")
     return trace, shape, deployment(file)[1] if recorded else RouterSettings()

@@ -105,11 +105,11 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
     from infra.evaluate.paper.grid import LOADS_PER_S
     from infra.evaluate.points.plan_table import plan
     from infra.evaluate.points.runs import runner
-    from infra.simulator.shape import Shape
+    from infra.simulator.shape import ClusterShape
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
     with runner(jobs or os.cpu_count() or 1) as pool:
-        return plan(pool, Shape(prefill=prefill, decode=decode).name, loads, seed)
+        return plan(pool, ClusterShape(prefill=prefill, decode=decode).name, loads, seed)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.simulator.scenarios.many import Summary
-    from infra.simulator.scenarios.run import Verdict
+    from infra.simulator.scenarios.run import SeedVerdict
     from infra.simulator.scenarios.scenario import Scenario
 
 EXIT_VIOLATION = 1
@@ -75,7 +75,7 @@ def simulate(
     _tell(tally, time.monotonic() - began_s, as_json)
 
 
-def _violation_text(verdict: "Verdict") -> str:
+def _violation_text(verdict: "SeedVerdict") -> str:
     rerun = f"trivium simulate --seed {verdict.seed}"
     return f"seed {verdict.seed}, {verdict.where}: {verdict.violation}\n  again: {rerun} --minimize"
 
@@ -131,13 +131,13 @@ def _table(tally: "Summary") -> Table:
 def _run_seed(
     seed: int, faults: str | None, clients: str | None, *, minimize: bool, as_json: bool
 ) -> None:
-    from infra.simulator.scenarios.minimizing import minimized
+    from infra.simulator.scenarios.minimizing import minimize_scenario
     from infra.simulator.scenarios.run import run
 
     scenario = _select_scenario(seed, faults, clients)
     verdict = run(scenario)
     if minimize and verdict.violation:
-        scenario = minimized(scenario, verdict)
+        scenario = minimize_scenario(scenario, verdict)
         verdict = run(scenario)
     plan = [
         {"number": e.number, "fault": e.kind, "from_ms": round(e.at_ms), "phase": e.phase}
@@ -162,9 +162,9 @@ def _run_seed(
 
 def _select_scenario(seed: int, faults: str | None, clients: str | None) -> "Scenario":
     """The seed's scenario, or a part of it."""
-    from infra.simulator.scenarios.scenario import drawn
+    from infra.simulator.scenarios.scenario import draw_scenario
 
-    scenario = drawn(seed)
+    scenario = draw_scenario(seed)
     numbers = _parse_list("--faults", faults, [str(fault.number) for fault in scenario.plan])
     names = _parse_list("--clients", clients, [client.name for client in scenario.clients])
     return scenario.only([int(number) for number in numbers], names)

@@ -172,11 +172,11 @@ def _read(source: str, since: str, config: Path | None, bootstrap: str | None) -
 
 
 def _part(trace: "Trace", requests: int, scale: float) -> "Trace":
-    from infra.traces.trace import first, scaled
+    from infra.traces.trace import head, scale_trace
 
     if requests:
-        trace = first(trace, requests)
-    return scaled(trace, scale) if scale != 1.0 else trace
+        trace = head(trace, requests)
+    return scale_trace(trace, scale) if scale != 1.0 else trace
 
 
 def _left_out(trace: "Trace") -> str:

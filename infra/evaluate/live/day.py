@@ -25,7 +25,7 @@ from infra.evaluate.studies.day_and_night import HOLDS, Day, DayComparison, Flee
 from infra.scaling.settings import ScalingSettings
 from infra.simulator.cluster import READY_MS
 from infra.simulator.elastic import worker_hours
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.stack.autoscaler import Autoscaler
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -64,7 +64,7 @@ async def compare_fleets(day: Day, report: Callable[[str], None]) -> DayComparis
 
         async def serve_pools(pools: str) -> FleetResult:
             report(f"{pools or 'pools that follow'}: {day.minutes:g} minutes, load {_load()}")
-            shape = Shape.parse(pools or "1P1D")
+            shape = ClusterShape.parse(pools or "1P1D")
             plan = StackPlan(prefill=shape.prefill, decode=shape.decode, broker=False)
             deployment = Deployment(name=f"day-{pools or 'follows'}", variants=(), engine=ENGINE)
             stack = build(deployment, plan)
@@ -96,7 +96,7 @@ def targets(day: Day) -> ScalingSettings:
 
 
 async def try_smaller_fleets(
-    largest: Shape, serve_one: Callable[[str], Awaitable[FleetResult]], bar: float
+    largest: ClusterShape, serve_one: Callable[[str], Awaitable[FleetResult]], bar: float
 ) -> list[FleetResult]:
     """The fleet, and smaller ones: fewer prefill workers while so large a share is in time, then
     fewer decode workers. Where the first does not hold, nothing smaller is tried."""
@@ -113,9 +113,9 @@ async def try_smaller_fleets(
     return fleets
 
 
-def _largest_shape(counts: Counts) -> Shape:
+def _largest_shape(counts: Counts) -> ClusterShape:
     peaks = {role: max(workers.get(role, 0) for _, workers in counts) for role in Role}
-    return Shape(prefill=peaks[Role.PREFILL], decode=peaks[Role.DECODE])
+    return ClusterShape(prefill=peaks[Role.PREFILL], decode=peaks[Role.DECODE])
 
 
 def _load() -> str:

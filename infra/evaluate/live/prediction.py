@@ -24,7 +24,7 @@ from infra.prediction.predicting import predict
 from infra.prediction.speeds import MeasuredSpeeds, measure_speeds, summarize
 from infra.prediction.traffic import RecordedTraffic, read
 from infra.replay.collecting import record
-from infra.replay.redeciding import changed
+from infra.replay.redeciding import with_overrides
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.log.clock import wall_ms
@@ -173,7 +173,9 @@ def _predict_outcomes(
         "local_share": str(variant.local_share),
         "orchestration": variant.orchestration,
     }
-    return predict(traffic, speeds, changed(traffic.settings, router_settings)).outcomes.values()
+    return predict(
+        traffic, speeds, with_overrides(traffic.settings, router_settings)
+    ).outcomes.values()
 
 
 def bars(results: PredictionResults) -> list[Bar]:

@@ -15,8 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from infra.simulator.cluster import READY_MS
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from schemas.errors import ConfigError
 
 TOKENS_MIN, TOKENS_MAX = 4, 2_048  # of a question and of an answer
@@ -155,32 +155,32 @@ def conversations(
     seed: int,
     *,
     prefill_heavy: bool = False,
-) -> list[Conversation]:
+) -> list[SimConversation]:
     """So many, of the sources in turn, as a Poisson process; each turn follows the last one at
     once.
 
     Prefill-heavy: only such in which more is asked than answered.
     """
     rng = np.random.default_rng([seed, int(per_s * 1000)])
-    at_ms, arrivals = READY_MS, list[Conversation]()
+    at_ms, arrivals = READY_MS, list[SimConversation]()
     while len(arrivals) < count:
         turns, context_tokens = _turns(sources[len(arrivals) % len(sources)], rng)
         if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= context_tokens:
             continue
         at_ms += rng.exponential(1e3 / per_s)
-        tokens = unlike_others(len(arrivals), context_tokens)
+        tokens = unique_tokens(len(arrivals), context_tokens)
         arrivals.append(conversation(f"s{len(arrivals)}", at_ms, turns, tokens, block_tokens))
     return arrivals
 
 
-def _turns(source: ConversationSource, rng: np.random.Generator) -> tuple[list[Turn], int]:
+def _turns(source: ConversationSource, rng: np.random.Generator) -> tuple[list[SimTurn], int]:
     """Of one conversation, and the tokens of all of them."""
-    turns, context_tokens = list[Turn](), 0
+    turns, context_tokens = list[SimTurn](), 0
     for prompt_tokens, answer_tokens in source.messages(rng):
         if context_tokens + prompt_tokens > CONTEXT_MAX:
             break
         turns.append(
-            Turn(prompt_tokens=context_tokens + prompt_tokens, output_tokens=answer_tokens)
+            SimTurn(prompt_tokens=context_tokens + prompt_tokens, output_tokens=answer_tokens)
         )
         context_tokens += prompt_tokens + answer_tokens
     return turns, context_tokens

@@ -8,7 +8,7 @@ whose second turn follows at once, from a client that holds 50 connections at mo
 from dataclasses import dataclass
 from itertools import product
 
-from infra.simulator.traffic.poisson import Profile, Shape
+from infra.simulator.traffic.poisson import Profile, TurnShape
 
 LOADS_PER_S = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversations
 LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:6], "high": LOADS_PER_S[7:]}  # 10: none
@@ -17,19 +17,19 @@ TIMEOUT_MS = 30_000
 CONVERSATIONS_MAX = 50  # at a time
 
 FIRST_TURNS = {
-    "small": Shape(input_tokens=128, output_tokens=128),
-    "large": Shape(input_tokens=1_024, output_tokens=1_024),
+    "small": TurnShape(input_tokens=128, output_tokens=128),
+    "large": TurnShape(input_tokens=1_024, output_tokens=1_024),
 }
 SECOND_TURNS = {
-    "tiny": Shape(input_tokens=16, output_tokens=32),
-    "short gen": Shape(input_tokens=32, output_tokens=256),
-    "long gen": Shape(input_tokens=32, output_tokens=512),
-    "very long gen": Shape(input_tokens=64, output_tokens=1_024),
-    "small bal": Shape(input_tokens=64, output_tokens=64),
-    "mid bal": Shape(input_tokens=128, output_tokens=128),
-    "mid paste": Shape(input_tokens=256, output_tokens=64),
-    "big paste": Shape(input_tokens=512, output_tokens=64),
-    "huge paste": Shape(input_tokens=1_024, output_tokens=32),
+    "tiny": TurnShape(input_tokens=16, output_tokens=32),
+    "short gen": TurnShape(input_tokens=32, output_tokens=256),
+    "long gen": TurnShape(input_tokens=32, output_tokens=512),
+    "very long gen": TurnShape(input_tokens=64, output_tokens=1_024),
+    "small bal": TurnShape(input_tokens=64, output_tokens=64),
+    "mid bal": TurnShape(input_tokens=128, output_tokens=128),
+    "mid paste": TurnShape(input_tokens=256, output_tokens=64),
+    "big paste": TurnShape(input_tokens=512, output_tokens=64),
+    "huge paste": TurnShape(input_tokens=1_024, output_tokens=32),
 }
 
 RATIOS = ("1P3D", "2P2D", "3P1D")

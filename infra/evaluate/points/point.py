@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from infra.evaluate.paper import authors_serving, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, Fault
-from infra.simulator.dealing import HashDealer
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, SimFault
+from infra.simulator.dealing import HashPlacer
 from infra.simulator.machine.latency import H100, Setup
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import poisson
-from infra.simulator.traffic.script import Conversation
+from infra.simulator.traffic.script import SimConversation
 from schemas.records import DecisionKind, Mode
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
@@ -119,10 +119,10 @@ def run(spec: Spec) -> list[Point]:
             seed=[spec.seed],
             name=f"{load:g}",
         )
-        before = len(cluster.clients.served)
+        before = len(cluster.clients.requests)
         cluster.run(conversations)
         moved_bytes = cluster.links.moved_bytes
-        requests = cluster.clients.served[before:]
+        requests = cluster.clients.requests[before:]
         figures = measure(spec, load, conversations, requests, moved_bytes, begin_ms)
         router_loads = [
             recorder.loads.get(request.request_id, 0.0) for request in requests if request.turn > 1
@@ -135,7 +135,7 @@ def run(spec: Spec) -> list[Point]:
 
 
 def serve(
-    spec: Spec, conversations: Sequence[Conversation], faults: Sequence[Fault] = ()
+    spec: Spec, conversations: Sequence[SimConversation], faults: Sequence[SimFault] = ()
 ) -> Cluster:
     """The cluster of a spec, which has served these conversations to their ends."""
     cluster = make_cluster(spec, faults=faults)
@@ -144,7 +144,7 @@ def serve(
     return cluster
 
 
-def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -> Cluster:
+def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[SimFault] = ()) -> Cluster:
     """The cluster of a spec, with nothing sent yet."""
     config = spec.config
     is_published = config.plain and spec.published
@@ -161,14 +161,14 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         tick_ms=TICK_MS,
     )
     return Cluster(
-        Shape.parse(config.pools),
+        ClusterShape.parse(config.pools),
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
-        placer=HashDealer(settings, _salt(spec), spec.table) if is_published else None,
+        placer=HashPlacer(settings, _salt(spec), spec.table) if is_published else None,
         orchestrations=ORCHESTRATIONS if config.all_orders else ORDERS,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
@@ -189,7 +189,7 @@ def _salt(spec: Spec) -> str:
 def pressure(cluster: Cluster) -> dict[str, Any]:
     """What its workers' memory, and their connectors' buffers, had to hold at most."""
     workers = cluster.workers.values()
-    engines = [worker.life.engine.state for worker in workers]
+    engines = [worker.process.engine.state for worker in workers]
     return {
         "memory_share": max(engine.blocks_max / engine.cache.blocks_max for engine in engines),
         "buffered_bytes": max(engine.buffered_bytes_max for engine in engines),
@@ -205,8 +205,8 @@ def _share(name: str) -> float:
 def measure(
     spec: Spec,
     load: float,
-    conversations: Sequence[Conversation],
-    requests: Sequence[Served],
+    conversations: Sequence[SimConversation],
+    requests: Sequence[ClientRequest],
     moved_bytes: dict[str, int],
     begin_ms: float,
 ) -> Point:
@@ -255,19 +255,19 @@ def measure(
     )
 
 
-def _tokens_per_s(answers: Sequence[Served], begin_ms: float) -> float:
+def _tokens_per_s(answers: Sequence[ClientRequest], begin_ms: float) -> float:
     """As in the paper: completion tokens of both turns, over the time of the whole point."""
     end_ms = max(answer.sent_ms + answer.took_ms for answer in answers)
     return 1e3 * sum(answer.output_tokens for answer in answers) / (end_ms - begin_ms)
 
 
-def _decode_tpot(answer: Served) -> float:
+def _decode_tpot(answer: ClientRequest) -> float:
     assert answer.decode_first_ms is not None and answer.ended_ms is not None
     return (answer.ended_ms - answer.decode_first_ms) / max(1, answer.output_tokens - 1)
 
 
 def costs(
-    conversations: Sequence[Conversation], answers: Sequence[Served]
+    conversations: Sequence[SimConversation], answers: Sequence[ClientRequest]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """TTFT and TPOT, with the timeout where a turn failed: (conversations, turns), ms."""
     completed = {(answer.session_id, answer.turn): answer for answer in answers}

@@ -6,7 +6,7 @@ Called by `trivium replay`.
 import re
 from collections.abc import Callable, Sequence
 
-from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.faults import losses, members
 from schemas.errors import ConfigError
 
@@ -18,7 +18,7 @@ _TIME = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3_600e3}
 
 
-def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[Fault]:
+def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[SimFault]:
     """One of `KINDS` at the member and time that the text names; the time counts from the first
     request. Raises ConfigError."""
     matched_text = re.fullmatch(rf"(?P<name>[^@]+)@{_TIME}(?:\+{_TIME})?", text.strip())
@@ -39,21 +39,21 @@ def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[Fault]:
 _MEMBERS = {"kill": (ROUTER, BROKER), "stop": (ROUTER,)}
 
 
-def _of_member(kind: str, name: str, at_ms: float, for_ms: float | None) -> Fault:
+def _of_member(kind: str, name: str, at_ms: float, for_ms: float | None) -> SimFault:
     if name == BROKER:
-        return Fault(at_ms, lambda cluster: members.lose_broker(cluster, for_ms or OUTAGE_MS))
+        return SimFault(at_ms, lambda cluster: members.lose_broker(cluster, for_ms or OUTAGE_MS))
     if kind == "stop":
-        return Fault(at_ms, lambda cluster: members.pause_router(cluster, for_ms or STOP_MS))
+        return SimFault(at_ms, lambda cluster: members.pause_router(cluster, for_ms or STOP_MS))
     return losses.lose_router(at_ms, 0, for_ms or TAKE_OVER_MS)
 
 
-def _of_worker(kind: str, name: str, at_ms: float, for_ms: float | None) -> list[Fault]:
+def _of_worker(kind: str, name: str, at_ms: float, for_ms: float | None) -> list[SimFault]:
     match kind:
         case "kill":
             back = [losses.restart(at_ms + for_ms, name)] if for_ms is not None else []
             return [losses.crash(at_ms, name), *back]
         case "stop":
-            return [Fault(at_ms, _pause(name, for_ms or STOP_MS))]
+            return [SimFault(at_ms, _pause(name, for_ms or STOP_MS))]
         case "slow":
             usual = [losses.slow_prefill(at_ms + for_ms, [name], 1.0)] if for_ms is not None else []
             return [losses.slow_prefill(at_ms, [name], SLOW_TIMES), *usual]

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.replay.recording import LINE, SNAPSHOT, opened
-from infra.simulator.shape import Shape
+from infra.replay.recording import LINE, SNAPSHOT, open_recording
+from infra.simulator.shape import ClusterShape
 from schemas.errors import RecordError
 from schemas.records import JournalSnapshot, MemberState, Orchestration, Registration, Role
 from streams.config import RouterSettings
@@ -20,7 +20,7 @@ LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers(Shape):
+class Workers(ClusterShape):
     """Workers by their own names."""
 
     roles_by_name: tuple[tuple[str, tuple[Role, ...]], ...]
@@ -59,7 +59,7 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
     """All workers that its first router knew or heard of, whenever; raises RecordError."""
     registrations: dict[str, Registration] = {}
     parts: list[JournalSnapshot] = []
-    with opened(path) as recording:
+    with open_recording(path) as recording:
         for row in recording.rows():
             if row.kind == SNAPSHOT:
                 if parts and row.router_epoch != parts[0].router_epoch:

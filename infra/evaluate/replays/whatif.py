@@ -13,11 +13,11 @@ import numpy as np
 
 from infra.evaluate.points.point import ORDERS
 from infra.evaluate.replays.recorded import Workers
-from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.machine.latency import Setup
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.traces import script
 from infra.traces.trace import Trace
 from streams.agents.router import load_table
@@ -31,7 +31,7 @@ LATE_MS = 100.0  # by so much a request is later than it was without
 class ReplayResult:
     """One run: who was served, and what was moved."""
 
-    served: list[Served]
+    served: list[ClientRequest]
     kv_bytes: int
 
     def figures(self) -> dict[str, float]:
@@ -63,9 +63,9 @@ def setup_of() -> Setup:
 
 def replay_trace(
     trace: Trace,
-    shape: Shape,
+    shape: ClusterShape,
     settings: RouterSettings,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[SimFault] = (),
     *,
     setup: Setup,
 ) -> ReplayResult:
@@ -94,7 +94,7 @@ def replay_trace(
     )
     cluster.finish()
     return ReplayResult(
-        served=cluster.clients.served, kv_bytes=sum(cluster.links.moved_bytes.values())
+        served=cluster.clients.requests, kv_bytes=sum(cluster.links.moved_bytes.values())
     )
 
 

@@ -98,7 +98,7 @@ def _run(task: tuple[ConversationSource, Config, PpdTable | None, float, int, bo
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     chats = conversations([source], load, count, spec.setup.block_tokens, seed)
     cluster = point.serve(spec, chats)
-    answers = [request for request in cluster.clients.served if request.completed]
+    answers = [request for request in cluster.clients.requests if request.completed]
     later = [answer for answer in answers if answer.turn > 1]
     turns = sum(len(chat.turns) for chat in chats)
     pressure = point.pressure(cluster)

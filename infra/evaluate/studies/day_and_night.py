@@ -18,12 +18,12 @@ from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.evaluate.points.runs import Runner
 from infra.scaling.settings import ScalingSettings
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.elastic import Elastic, FleetSeen, worker_hours
+from infra.simulator.elastic import Elastic, FleetWatcher, worker_hours
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from schemas.records import Role
 from streams.config import RouterSettings
 
@@ -61,17 +61,17 @@ class Day:
         share = np.sin(np.pi * at_ms / self.day_ms) ** 2
         return float(self.night_per_s + (self.noon_per_s - self.night_per_s) * share)
 
-    def requests(self) -> list[Conversation]:
+    def requests(self) -> list[SimConversation]:
         """Of one turn each, by thinning."""
         draw = np.random.default_rng(self.seed)
-        conversations: list[Conversation] = []
+        conversations: list[SimConversation] = []
         at_ms = 0.0
         while (at_ms := at_ms + draw.exponential(1_000 / self.noon_per_s)) < self.end_ms - READY_MS:
             name = len(conversations)
             if draw.random() * self.noon_per_s > self.per_s(at_ms):
                 continue
-            turn = Turn(prompt_tokens=self.prompt_tokens, output_tokens=self.answer_tokens)
-            tokens = unlike_others(name, self.prompt_tokens + self.answer_tokens)
+            turn = SimTurn(prompt_tokens=self.prompt_tokens, output_tokens=self.answer_tokens)
+            tokens = unique_tokens(name, self.prompt_tokens + self.answer_tokens)
             conversations.append(
                 conversation(
                     f"day-{name}", READY_MS + at_ms, [turn], tokens, self.setup.block_tokens
@@ -100,10 +100,10 @@ class FleetResult:
 
 def serve_day(day: Day, pools: str) -> FleetResult:
     """A fixed fleet, or one that follows, which begins with one worker of each pool."""
-    fleet_view = FleetSeen()
+    fleet_view = FleetWatcher()
     settings = RouterSettings(policy="static", tick_ms=TICK_MS)
     cluster = Cluster(
-        Shape.parse(pools or "1P1D"),
+        ClusterShape.parse(pools or "1P1D"),
         day.setup,
         settings,
         timeout_ms=TIMEOUT_MS,
@@ -130,10 +130,10 @@ def _targets(day: Day) -> ScalingSettings:
 
 
 def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: int) -> FleetResult:
-    answers = [request for request in cluster.clients.served if request.completed]
+    answers = [request for request in cluster.clients.requests if request.completed]
     ttft = np.array([answer.ttft_ms for answer in answers])
     tpot = np.array([answer.tpot_ms for answer in answers])
-    shape = Shape.parse(pools)
+    shape = ClusterShape.parse(pools)
     fixed = {Role.PREFILL: shape.prefill, Role.DECODE: shape.decode}
     counts = elastic.counts if not pools else [(READY_MS, fixed)]
     return FleetResult(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from infra.evaluate.paper.ppd_paper import FIGURE_2_BATCH, FIGURE_2_TOKENS, FIGURE_7_BATCH
 from infra.simulator.log.clock import Clock
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import GpuSequence, SimGpu
 from infra.simulator.machine.latency import Setup, StepCosts
 
 CONTEXT_TOKENS = 2_048  # of each sequence of the batch, and before an append
@@ -89,18 +89,18 @@ def _steps(setup: Setup, batch: int, context: int, tokens: int, cached: int, cou
     clock = Clock()
     ended_ms: list[float] = []
 
-    def prompt_done(sequence: Sequence) -> bool:
+    def prompt_done(sequence: GpuSequence) -> bool:
         ended_ms.append(clock.now_ms)
         return False
 
-    gpu = Gpu(clock, StepCosts(setup), prompt_done, lambda sequence: None)
+    gpu = SimGpu(clock, StepCosts(setup), prompt_done, lambda sequence: None)
     gpu.chunk_tokens = setup.mixed_chunk_tokens
     for i in range(batch):
-        gpu.add_answer(Sequence(i, context, context, LONG_ANSWER_TOKENS))
+        gpu.add_answer(GpuSequence(i, context, context, LONG_ANSWER_TOKENS))
     while gpu.batch < batch:
         clock.step()
     for i in range(count):
-        gpu.add_prompt(Sequence(-i, cached + tokens, cached, 1))
+        gpu.add_prompt(GpuSequence(-i, cached + tokens, cached, 1))
     under_way = gpu.steps
     while gpu.steps == under_way:  # the step during which they came
         clock.step()
@@ -119,17 +119,17 @@ def _answers_ms(
     clock = Clock()
     ended_ms: list[float] = []
 
-    def answer_done(sequence: Sequence) -> None:
+    def answer_done(sequence: GpuSequence) -> None:
         if sequence in members:
             ended_ms.append(clock.now_ms)
 
-    gpu = Gpu(clock, StepCosts(setup), lambda sequence: True, answer_done)
+    gpu = SimGpu(clock, StepCosts(setup), lambda sequence: True, answer_done)
     gpu.chunk_tokens = setup.mixed_chunk_tokens
-    members = [Sequence(i, context, context, ANSWER_TOKENS) for i in range(batch)]
+    members = [GpuSequence(i, context, context, ANSWER_TOKENS) for i in range(batch)]
     for sequence in members:
         gpu.add_answer(sequence)
     for i in range(count):
-        gpu.add_prompt(Sequence(-i, cached + tokens, cached, ANSWER_TOKENS))
+        gpu.add_prompt(GpuSequence(-i, cached + tokens, cached, ANSWER_TOKENS))
     while len(ended_ms) < batch:
         clock.step()
     return sum(ended_ms) / batch / ANSWER_TOKENS

@@ -17,11 +17,11 @@ from infra.evaluate.points.point import ORDERS, TICK_MS
 from infra.simulator.cluster import READY_MS, Checker, Cluster
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.latency import Setup
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from streams.config import RouterSettings
 
 BATCH = 8
@@ -37,9 +37,9 @@ class TokenTimes(Checker):
         self.clock = Clock()  # until its cluster's is known
         self.at_ms: dict[str, list[float]] = defaultdict(list)
 
-    def on_tokens(self, served: Served, tokens: Sequence[int], text: str) -> None:
+    def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
         """Tokens came; those that came together share their time."""
-        self.at_ms[served.request_id] += [self.clock.now_ms] * len(tokens)
+        self.at_ms[request.request_id] += [self.clock.now_ms] * len(tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def measure_interruptions(
     setup = replace(setup or Setup(), steps_max=1)
     token_times = TokenTimes()
     cluster = Cluster(
-        Shape.parse(pools),
+        ClusterShape.parse(pools),
         setup,
         RouterSettings(policy=POLICIES[pools], tick_ms=TICK_MS),
         timeout_ms=600_000,
@@ -78,7 +78,7 @@ def measure_interruptions(
     token_times.clock = cluster.clock
     cluster.run(list(_conversations(answers, prompt_tokens, answer_tokens, setup.block_tokens)))
     cluster.finish()
-    steady = [request for request in cluster.clients.served[BATCH:-BATCH] if request.completed]
+    steady = [request for request in cluster.clients.requests[BATCH:-BATCH] if request.completed]
     gaps = [np.diff(token_times.at_ms[answer.request_id]) for answer in steady]
     every = np.concatenate(gaps)
     long_ms = LONG * float(np.percentile(every, QUIET))
@@ -100,10 +100,10 @@ def runs(long: Sequence[bool]) -> int:
 
 def _conversations(
     answers: int, prompt: int, answer: int, block_tokens: int
-) -> Iterator[Conversation]:
+) -> Iterator[SimConversation]:
     """All at once; the first ones are of all lengths, so that answers do not end together."""
     for number in range(answers):
         output = answer * (number + 1) // BATCH if number < BATCH else answer
-        turn = Turn(prompt_tokens=prompt, output_tokens=max(1, output))
-        tokens = unlike_others(number, prompt + max(1, output))
+        turn = SimTurn(prompt_tokens=prompt, output_tokens=max(1, output))
+        tokens = unique_tokens(number, prompt + max(1, output))
         yield conversation(f"asked-{number}", READY_MS, [turn], tokens, block_tokens)

@@ -89,7 +89,7 @@ def _length(spec: Spec) -> TurnCountResult:
         name="turns",
     )
     cluster = serve(spec, conversations)
-    answers = [request for request in cluster.clients.served if request.completed]
+    answers = [request for request in cluster.clients.requests if request.completed]
     later = [answer for answer in answers if answer.turn > 1]
     by_turn = [
         [answer for answer in later if answer.turn == n] for n in range(2, profile.turns + 1)

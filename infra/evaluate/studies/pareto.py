@@ -17,13 +17,13 @@ from infra.evaluate.paper.grid import CONFIGS, LEVELS, RATIOS, Config, Workload
 from infra.evaluate.points.paper_tables import Points
 from infra.evaluate.points.point import Point, Spec
 from infra.evaluate.points.runs import Runner, points_of, specs_of
-from infra.simulator.traffic.poisson import Profile, Shape
+from infra.simulator.traffic.poisson import Profile, TurnShape
 from streams.core.placement.ppd_table import PpdTable
 
 LOADS_PER_S = (2.0, 8.0, 20.0)  # of figure 8, where they are run
 FIGURE_1_LOADS_PER_S = (1.0, 4.0, 12.0)  # one of each level; the paper names none
 TURNS, ASKED_TOKENS, ANSWERED_TOKENS = 5, 2_000, 100  # of each turn
-_TURN = Shape(input_tokens=ASKED_TOKENS, output_tokens=ANSWERED_TOKENS)
+_TURN = TurnShape(input_tokens=ASKED_TOKENS, output_tokens=ANSWERED_TOKENS)
 LONG = Workload(
     name="five turns of 2 000",
     profile=Profile(first=_TURN, later=_TURN, turns=TURNS, think_ms=0.0),

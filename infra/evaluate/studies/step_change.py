@@ -21,9 +21,9 @@ from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
 from infra.evaluate.points.point import Spec, costs, serve
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.studies.regret import WEIGHTS
-from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.traffic.poisson import Profile, poisson
-from infra.simulator.traffic.poisson import Shape as Turns
+from infra.simulator.traffic.poisson import TurnShape as Turns
 from schemas.records import Mode, Role
 
 CHANGE_MS = 30_000.0
@@ -138,7 +138,7 @@ def _learned(pools: str) -> Config:
 def _slow_prefill(cluster: Cluster) -> None:
     for worker in cluster.workers.values():
         if worker.roles == (Role.PREFILL,):
-            worker.life.engine.gpu.slow_prefill = TIMES_SLOWER
+            worker.process.engine.gpu.slow_prefill = TIMES_SLOWER
 
 
 def _run(spec: Spec) -> ChangedRun:
@@ -151,8 +151,8 @@ def _run(spec: Spec) -> ChangedRun:
         seed=[spec.seed],
         name="step",
     )
-    cluster = serve(spec, conversations, [Fault(READY_MS + CHANGE_MS, _slow_prefill)])
-    answers = [request for request in cluster.clients.served if request.completed]
+    cluster = serve(spec, conversations, [SimFault(READY_MS + CHANGE_MS, _slow_prefill)])
+    answers = [request for request in cluster.clients.requests if request.completed]
     local = {
         answer.session_id for answer in answers if answer.turn > 1 and answer.mode is Mode.LOCAL
     }

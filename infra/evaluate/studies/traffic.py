@@ -85,7 +85,7 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> TraceResult:
         block_tokens=spec.setup.block_tokens,
     )
     cluster = point.serve(spec, conversations)
-    requests = cluster.clients.served
+    requests = cluster.clients.requests
     answers = [request for request in requests if request.completed]
     later = [answer.ttft_ms for answer in answers if answer.turn > 1]
     ttft = [answer.ttft_ms for answer in answers]

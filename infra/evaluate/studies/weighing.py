@@ -82,7 +82,7 @@ def _run(
     spec = chat_spec(config, plain, load, seed, weights)
     block_tokens = spec.setup.block_tokens
     chats = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
-    answers = [request for request in serve(spec, chats).clients.served if request.completed]
+    answers = [request for request in serve(spec, chats).clients.requests if request.completed]
     later = [answer for answer in answers if answer.turn > 1]
     return WeightResult(
         config=config.name,

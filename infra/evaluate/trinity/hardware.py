@@ -14,7 +14,7 @@ from infra.simulator.machine.latency import (
     NIC_400G,
     QWEN_14B,
     QWEN_30B,
-    Gpu,
+    GpuSpec,
     Link,
     Model,
     Setup,
@@ -43,7 +43,7 @@ GPUS = {
 }
 
 
-def gpu_named(name: str) -> Gpu:
+def gpu_named(name: str) -> GpuSpec:
     """One of `GPUS`; raises ConfigError."""
     if name not in GPUS:
         raise ConfigError(f"--gpu: expected one of {', '.join(GPUS)}, found {name!r}")
@@ -103,7 +103,7 @@ class SearchCosts:
     is rather too slow than too quick.
     """
 
-    gpu: Gpu = H100
+    gpu: GpuSpec = H100
     index: IndexSpec = IndexSpec()
     hbm_share: float = 0.5
     floor_ms: float = 0.02

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.computation import Computation
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import GpuSequence, SimGpu
 from infra.simulator.machine.latency import StepCosts
 
 _DRAWS = 1 << 16
@@ -61,16 +61,16 @@ class _ProbeState:
 AskProbe = Callable[[str, Callable[[], None]], None]  # for a worker's name; called when it is here
 
 
-class ProbingGpu(Gpu):
+class ProbingGpu(SimGpu):
     """A GPU that probes; with the same owner as any other."""
 
     def __init__(
         self,
         clock: Clock,
         costs: StepCosts,
-        prompt_done: Callable[[Sequence], bool],
-        answer_done: Callable[[Sequence], None],
-        began: Callable[[Sequence], None],
+        prompt_done: Callable[[GpuSequence], bool],
+        answer_done: Callable[[GpuSequence], None],
+        began: Callable[[GpuSequence], None],
         step_done: Callable[[], None],
         *,
         name: str,
@@ -83,13 +83,13 @@ class ProbingGpu(Gpu):
         self._name, self._ask_for = name, ask
         self._owners_prompt_done, self._owners_answer_done = prompt_done, answer_done
         self._owners_began = began
-        self._probe_states: dict[Sequence, _ProbeState] = {}
+        self._probe_states: dict[GpuSequence, _ProbeState] = {}
 
-    def _began_here(self, sequence: Sequence) -> None:
+    def _began_here(self, sequence: GpuSequence) -> None:
         if sequence in self._probe_states and not self._probe_states[sequence].number:
             self._owners_began(sequence)
 
-    def _computed(self, sequence: Sequence) -> bool:
+    def _computed(self, sequence: GpuSequence) -> bool:
         state = self._probe_states.get(sequence)
         if state is None:
             return self._owners_prompt_done(sequence)
@@ -97,7 +97,7 @@ class ProbingGpu(Gpu):
         state.to_next -= 1
         return True
 
-    def _join(self, sequence: Sequence) -> None:
+    def _join(self, sequence: GpuSequence) -> None:
         state = self._probe_states.get(sequence)
         if state is None:
             state = self._probe_states[sequence] = _ProbeState(
@@ -114,7 +114,7 @@ class ProbingGpu(Gpu):
     def _lookahead(self) -> int:
         return min(self.probing.lookahead, self.probing.every - 1)
 
-    def _boundary(self, sequence: Sequence) -> None:
+    def _boundary(self, sequence: GpuSequence) -> None:
         """A sequence has left the batch at the end of a stretch."""
         state = self._probe_states[sequence]
         state.tokens_left -= sequence.output_tokens
@@ -138,7 +138,7 @@ class ProbingGpu(Gpu):
         else:
             self._wait(sequence, state)
 
-    def _ask(self, sequence: Sequence, state: _ProbeState) -> None:
+    def _ask(self, sequence: GpuSequence, state: _ProbeState) -> None:
         state.is_asked, state.is_here = True, False
         state.to_next, state.number = self._lookahead, state.number + 1
         asked_ms, number = self.clock.now_ms, state.number
@@ -152,7 +152,7 @@ class ProbingGpu(Gpu):
 
         self._ask_for(self._name, deliver)
 
-    def _wait(self, sequence: Sequence, state: _ProbeState) -> None:
+    def _wait(self, sequence: GpuSequence, state: _ProbeState) -> None:
         state.waits_since, number = self.clock.now_ms, state.number
 
         def time_out() -> None:
@@ -161,7 +161,7 @@ class ProbingGpu(Gpu):
 
         self.clock.after(self.probing.stall_ms, time_out)
 
-    def _end_wait(self, sequence: Sequence, state: _ProbeState, *, has_result: bool) -> None:
+    def _end_wait(self, sequence: GpuSequence, state: _ProbeState, *, has_result: bool) -> None:
         if state.waits_since is None:
             return
         self.figures.stalled_ms += self.clock.now_ms - state.waits_since
@@ -171,7 +171,7 @@ class ProbingGpu(Gpu):
             self._resume(sequence, state, has_result=has_result)
             self._interrupt()
 
-    def _resume(self, sequence: Sequence, state: _ProbeState, *, has_result: bool) -> None:
+    def _resume(self, sequence: GpuSequence, state: _ProbeState, *, has_result: bool) -> None:
         """Behind what was found, or without."""
         state.is_asked, state.to_next = False, self._first_gap()
         if has_result and self._is_new(sequence, state):
@@ -180,7 +180,7 @@ class ProbingGpu(Gpu):
         else:
             self._joining.append(sequence)
 
-    def _is_new(self, sequence: Sequence, state: _ProbeState) -> bool:
+    def _is_new(self, sequence: GpuSequence, state: _ProbeState) -> bool:
         assert isinstance(sequence.owner, Computation)
         hash_value = crc32(f"{sequence.owner.request_id} {state.number}".encode()) % _DRAWS
         return hash_value < self.probing.new_share * _DRAWS

@@ -26,11 +26,11 @@ from infra.evaluate.trinity.pools import TrafficModel
 from infra.evaluate.trinity.probing import ProbeFigures, ProbingGpu
 from infra.evaluate.trinity.search_gpu import OnEnd, SearchGpu
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.latency import Setup
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic import poisson
 from infra.simulator.traffic.poisson import Profile
 from schemas.records import Passage, Request, Retrieval, Retrieved
@@ -130,7 +130,7 @@ class RagCluster(Cluster):
         self._search_numbers = count()
         self._probed: dict[str, int] = {}
         super().__init__(
-            Shape(prefill=layout.prefill, decode=layout.decode),
+            ClusterShape(prefill=layout.prefill, decode=layout.decode),
             case.worker,
             RouterSettings(tick_ms=TICK_MS),
             orchestrations=ORDERS,
@@ -138,7 +138,7 @@ class RagCluster(Cluster):
         )
         busy = self._in_place_share() if layout.kind.in_place else 0.0
         for worker in self.workers.values():
-            worker.life.engine.gpu.slow = 1 / (1 - busy)
+            worker.process.engine.gpu.slow = 1 / (1 - busy)
         slow = 2.0 if layout.kind.in_place else 1.0  # its kernels and the LLM's take turns
         self.copies = [self._search_gpu(slow) for _ in range(layout.copies)]
 
@@ -161,11 +161,11 @@ class RagCluster(Cluster):
         copy.search(SearchKind.LINK, _ignored)
         self.clock.after(every_ms, lambda: self._update(copy, every_ms))
 
-    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+    def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
         """Workers that decode probe."""
         probing = self.case.traffic.probing
         if not probing.every or worker_id.startswith("prefill"):
-            return Gpu
+            return SimGpu
         return partial(
             ProbingGpu, name=worker_id, probing=probing, ask=self._probe, figures=self.figures
         )
@@ -255,7 +255,7 @@ def run(case: TrinityCase) -> TrinityResult:
     layout = case.layout()
     cluster = RagCluster(case, layout)
     traffic = case.traffic
-    shape = poisson.Shape(
+    shape = poisson.TurnShape(
         input_tokens=round(traffic.prompt_tokens), output_tokens=round(traffic.answer_tokens)
     )
     conversations = poisson.poisson(
@@ -269,10 +269,10 @@ def run(case: TrinityCase) -> TrinityResult:
     )
     cluster.run(conversations)
     cluster.finish()
-    return _result(cluster, cluster.clients.served)
+    return _result(cluster, cluster.clients.requests)
 
 
-def _result(cluster: RagCluster, requests: Sequence[Served]) -> TrinityResult:
+def _result(cluster: RagCluster, requests: Sequence[ClientRequest]) -> TrinityResult:
     case, layout, figures = cluster.case, cluster.layout, cluster.figures
     answers = [request for request in requests if request.completed]
     passed_ms = cluster.clock.now_ms - READY_MS
@@ -309,7 +309,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def _within_targets(case: TrinityCase, answers: Sequence[Served]) -> int:
+def _within_targets(case: TrinityCase, answers: Sequence[ClientRequest]) -> int:
     return sum(
         answer.ttft_ms <= case.ttft_ms and answer.tpot_ms <= case.tpot_ms for answer in answers
     )

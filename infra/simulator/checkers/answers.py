@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from infra.simulator.cluster import Checker, Cluster
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from infra.simulator.members.router import ROUTER
 from schemas.records import (
     Orchestration,
@@ -34,15 +34,15 @@ def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
     return numbers, (_LETTERS * (1 + (letter + count) // 26))[letter : letter + count]
 
 
-class Logged(Checker):
+class AnswerLogChecker(Checker):
     """Rows say what the answer has there, without a gap; reports come after their tokens."""
 
     def __init__(self) -> None:
         self._tokens: defaultdict[Stream, int] = defaultdict(int)  # that the log has
-        self._ended: set[Stream] = set()
+        self._ended_streams: set[Stream] = set()
         self._pairs: dict[Stream, str] = {}  # their prefill workers
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books of all streams."""
         if isinstance(record, TokenFrame):
             self._frame(record)
@@ -62,12 +62,12 @@ class Logged(Checker):
             )
         elif isinstance(record, Outcome) and record.kind is OutcomeKind.COMPLETED:
             stream = record.request_id, record.attempt
-            ended = [each for each in self._ended if each[0] == record.request_id]
+            ends = [end for end in self._ended_streams if end[0] == record.request_id]
             if record.written_by != ROUTER:
-                ended = [each for each in ended if each == stream]
+                ends = [end for end in ends if end == stream]
             # A router completes what readers have whole, of an attempt that was given up.
-            assert ended, f"{stream}: completed before its end is in the log"
-            counts = [self._tokens[each] for each in ended]
+            assert ends, f"{stream}: completed before its end is in the log"
+            counts = [self._tokens[end] for end in ends]
             assert record.completion_tokens in counts, (
                 f"{stream}: completed with {record.completion_tokens} tokens, the log has {counts}"
             )
@@ -86,30 +86,34 @@ class Logged(Checker):
             assert (ids, text) == expected(request_id, first, count), f"{stream}: other tokens"
             assert first <= self._tokens[stream], f"{stream}: a gap before token {first}"
             late = frame.worker_id == self._pairs.get(stream) and first + count == 1
-            assert late or stream not in self._ended, f"{stream}: tokens after the end"
+            assert late or stream not in self._ended_streams, f"{stream}: tokens after the end"
             self._tokens[stream] = max(self._tokens[stream], first + count)
-        self._ended.update((end.request_id, end.attempt) for end in frame.ends)
+        self._ended_streams.update((end.request_id, end.attempt) for end in frame.ends)
 
 
-class Heard(Checker):
+class ClientChecker(Checker):
     """Clients hear each token of their answers once, in order, whatever died in between."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, int] = defaultdict(int)
 
-    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+    def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
         """The next tokens of an answer."""
-        name = served.request_id
-        wanted = expected(name, self._places[name], len(tokens))
-        assert (list(tokens), text) == wanted, f"{name}: other tokens at {self._places[name]}"
+        name = request.request_id
+        expected_answer = expected(name, self._places[name], len(tokens))
+        assert (list(tokens), text) == expected_answer, (
+            f"{name}: other tokens at {self._places[name]}"
+        )
         self._places[name] += len(tokens)
 
-    def finished(self, cluster: Cluster) -> None:
+    def on_finish(self, cluster: Cluster) -> None:
         """Whole answers were heard as a whole."""
-        for served in cluster.clients.served:
-            name = served.request_id
-            assert not served.lacks_tokens or cluster.bus.lost, f"{name}: the log has its tokens"
-            assert not served.differs, f"{served.request_id}: an attempt said something else"
-            if served.completed and not served.left:
-                places = self._places[served.request_id]
-                assert places == served.output_tokens, f"{served.request_id}: heard {places}"
+        for request in cluster.clients.requests:
+            name = request.request_id
+            assert not request.lacks_tokens or cluster.bus.lost_records, (
+                f"{name}: the log has its tokens"
+            )
+            assert not request.differs, f"{request.request_id}: an attempt said something else"
+            if request.completed and not request.has_left:
+                places = self._places[request.request_id]
+                assert places == request.output_tokens, f"{request.request_id}: heard {places}"

@@ -36,7 +36,7 @@ class Bounds(Checker):
         self._codec = shared_codec()
         self._is_down = False
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Count what waits."""
         if isinstance(event, RequestArrived):
             if event.request.request_id not in self._arrived:
@@ -57,11 +57,11 @@ class Bounds(Checker):
         waiting = 0 if self._is_down else len(self._queued)
         assert waiting <= self._queue_max, f"{waiting} wait for admission"
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """What arrives now waits in the log."""
         self._is_down = True
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Measure frames that may be large, and note what workers grant."""
         if isinstance(record, TokenFrame):
             if bytes_at_most(record) > FRAME_BYTES_MAX:
@@ -70,9 +70,9 @@ class Bounds(Checker):
         elif isinstance(record, Heartbeat) and record.grants:
             self._granted[record.member_id] = sum(grant.credits for grant in record.grants)
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Look at workers and their engines."""
         for name, worker in cluster.workers.items():
-            state, most = worker.life.engine.state, 2 * self._granted.get(name, 0)
-            assert len(worker.life.held) <= most, f"{name} holds {len(worker.life.held)}"
+            state, limit = worker.process.engine.state, 2 * self._granted.get(name, 0)
+            assert len(worker.process.held) <= limit, f"{name} holds {len(worker.process.held)}"
             assert state.cache.used <= state.cache.blocks_max, f"{name}: {state.cache.used} blocks"

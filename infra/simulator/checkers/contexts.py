@@ -25,86 +25,86 @@ class Contexts(Checker):
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
-        self.found: dict[str, Retrieved] = {}  # the first in the log
-        self.told: dict[str, StreamRetrieved] = {}
-        self.seen: Counter[str] = Counter()  # what this run was about
+        self.results: dict[str, Retrieved] = {}  # the first in the log
+        self.notices: dict[str, StreamRetrieved] = {}
+        self.counts: Counter[str] = Counter()  # what this run was about
         self._worked: set[str] = set()
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
         if isinstance(record, Request) and record.retrieval is not None:
             self.requests.setdefault(record.request_id, record)
         elif isinstance(record, Retrieved) and not record.probe:
-            first = self.found.setdefault(record.request_id, record)
-            self.seen["answers"] += 1
-            self.seen["second answers"] += first is not record
-            self.seen["errors"] += first is record and record.error is not None
-            self.seen["histories"] += first is record and bool(record.history)
-            self.seen["changed documents"] += first is record and bool(record.changed)
+            first = self.results.setdefault(record.request_id, record)
+            self.counts["answers"] += 1
+            self.counts["second answers"] += first is not record
+            self.counts["errors"] += first is record and record.error is not None
+            self.counts["histories"] += first is record and bool(record.history)
+            self.counts["changed documents"] += first is record and bool(record.changed)
         elif isinstance(record, TokenFrame):
-            for told in record.retrieved:
-                if not told.probe:
-                    self._tell(told)
+            for notice in record.retrieved:
+                if not notice.probe:
+                    self._check_notice(notice)
             for request_id in record.request_ids:
-                is_known = request_id in self.told or request_id not in self.requests
+                is_known = request_id in self.notices or request_id not in self.requests
                 assert is_known, f"{request_id}: a token before its reader was told"
         elif isinstance(record, WarmPrefix):
-            self.seen["beginnings"] += 1
+            self.counts["beginnings"] += 1
         elif isinstance(record, Work) and record.request_id in self.requests:
             self._work(record)
 
-    def _tell(self, told: StreamRetrieved) -> None:
-        name = told.request_id
+    def _check_notice(self, notice: StreamRetrieved) -> None:
+        name = notice.request_id
         assert name in self.requests, f"{name}: told of what nobody asked"
-        first = self.told.setdefault(name, told)
-        assert first == told, f"{name}: told otherwise, {first} and {told}"
-        self.seen["repeated words"] += first is not told
-        self.seen["citations"] += len(told.citations)
+        first = self.notices.setdefault(name, notice)
+        assert first == notice, f"{name}: told otherwise, {first} and {notice}"
+        self.counts["repeated words"] += first is not notice
+        self.counts["citations"] += len(notice.citations)
 
     def _work(self, work: Work) -> None:
         name = work.request_id
-        assert name in self.found, f"{name}: work before its search has an outcome"
-        assert name in self.told, f"{name}: work before its reader was told"
-        wanted = expected(self.requests[name], self.found[name])
+        assert name in self.results, f"{name}: work before its search has an outcome"
+        assert name in self.notices, f"{name}: work before its reader was told"
+        expected_prompt = expected(self.requests[name], self.results[name])
         prompt = work.prompt_tokens[: len(work.prompt_tokens) - work.said * _TOKEN]
-        assert prompt == wanted, f"{name}: another prompt in attempt {work.attempt}"
+        assert prompt == expected_prompt, f"{name}: another prompt in attempt {work.attempt}"
         plain = self.requests[name].prompt_tokens
-        assert self.told[name].tokens == (len(wanted) - len(plain)) // _TOKEN
-        self.seen["works"] += 1
-        self.seen["works with passages"] += wanted != plain
+        assert self.notices[name].tokens == (len(expected_prompt) - len(plain)) // _TOKEN
+        self.counts["works"] += 1
+        self.counts["works with passages"] += expected_prompt != plain
         self._worked.add(name)
 
-    def finished(self, cluster: Cluster) -> None:
+    def on_finish(self, cluster: Cluster) -> None:
         """Whoever was answered was told."""
-        for served in cluster.clients.served:
-            outcome = served.outcome
+        for request in cluster.clients.requests:
+            outcome = request.outcome
             if outcome is not None and outcome.kind is OutcomeKind.COMPLETED:
-                name = served.request_id
+                name = request.request_id
                 assert name not in self.requests or name in self._worked, f"{name}: no work"
 
 
-def expected(request: Request, found: Retrieved) -> bytes:
+def expected(request: Request, result: Retrieved) -> bytes:
     """The prompt, put together from its end to its beginning."""
-    wanted = request.retrieval
-    assert wanted is not None
-    taken: list[bytes] = []
-    left = wanted.tokens_max * _TOKEN
-    for passage in found.passages if found.error is None else ():
-        if len(taken) < wanted.k and len(passage.tokens) <= left:
-            taken.append(passage.tokens)
-            left -= len(passage.tokens)
+    retrieval = request.retrieval
+    assert retrieval is not None
+    chosen_passages: list[bytes] = []
+    budget_bytes = retrieval.tokens_max * _TOKEN
+    for passage in result.passages if result.error is None else ():
+        if len(chosen_passages) < retrieval.k and len(passage.tokens) <= budget_bytes:
+            chosen_passages.append(passage.tokens)
+            budget_bytes -= len(passage.tokens)
     places: list[tuple[int, bytes]] = []
-    if taken:
-        block = wanted.lead + wanted.joint.join(taken) + wanted.trail
-        places = [(wanted.at, block), (wanted.tail_at, wanted.tail)]
-    room = wanted.room_tokens * _TOKEN - sum(len(tokens) for _, tokens in places)
+    if chosen_passages:
+        block = retrieval.lead + retrieval.joint.join(chosen_passages) + retrieval.trail
+        places = [(retrieval.at, block), (retrieval.tail_at, retrieval.tail)]
+    space_bytes = retrieval.room_tokens * _TOKEN - sum(len(tokens) for _, tokens in places)
     before: list[tuple[int, bytes]] = []
-    gone = set(found.changed)
-    for insert in found.history:
-        if insert.quoted and (found.error or {q.document_id for q in insert.quoted} & gone):
+    changed_ids = set(result.changed)
+    for insert in result.history:
+        if insert.quoted and (result.error or {q.document_id for q in insert.quoted} & changed_ids):
             continue
-        room -= len(insert.tokens)
-        if room < 0:
+        space_bytes -= len(insert.tokens)
+        if space_bytes < 0:
             break
         before.append((insert.at, insert.tokens))
     prompt = request.prompt_tokens

@@ -10,34 +10,36 @@ from collections.abc import Sequence
 from infra.simulator.checkers.answers import expected
 from infra.simulator.cluster import Checker
 from infra.simulator.log.bus import LOST
-from infra.simulator.members.clients import Served
+from infra.simulator.members.clients import ClientRequest
 from schemas.records import Continued, Request, TokenFrame, Work
 
 _Stream = tuple[str, int]  # request and attempt
 _TOKEN_BYTES = 4
 
 
-class Goings(Checker):
+class ContinuationChecker(Checker):
     """Work begins behind what its readers have, and no token is computed again."""
 
     def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()  # what this run was about
+        self.counts: Counter[str] = Counter()  # what this run was about
         self._rows: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        self._had: dict[_Stream, int] = {}  # tokens at the first mark of an attempt
-        self._told: dict[_Stream, Continued] = {}  # the first of an attempt
-        self._said: dict[_Stream, int] = {}
-        self._most: dict[str, tuple[int, int]] = {}  # that a client may hear, behind which attempt
-        self._heard: Counter[str] = Counter()
+        self._tokens_at_mark: dict[_Stream, int] = {}  # tokens at the first mark of an attempt
+        self._continued: dict[_Stream, Continued] = {}  # the first of an attempt
+        self._prior_tokens: dict[_Stream, int] = {}
+        self._token_limits: dict[
+            str, tuple[int, int]
+        ] = {}  # that a client may hear, behind which attempt
+        self._client_tokens: Counter[str] = Counter()
         self._searching: set[str] = set()  # while they are answered: these begin anew
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
         if isinstance(record, TokenFrame):
             self._frame(record, is_lost=topic == LOST)
         elif isinstance(record, Continued):
             stream = record.request_id, record.attempt
-            self._told.setdefault(stream, record)
-            assert stream in self._had, f"{stream}: told of, and nobody asked"
+            self._continued.setdefault(stream, record)
+            assert stream in self._tokens_at_mark, f"{stream}: told of, and nobody asked"
         elif isinstance(record, Work):
             self._work(record)
         elif isinstance(record, Request) and record.retrieval is not None:
@@ -50,28 +52,32 @@ class Goings(Checker):
         )
         for request_id, attempt, first, count in rows:
             stream = request_id, attempt
-            assert first >= self._said.get(stream, 0), f"{stream}: token {first} is computed again"
-            if stream in self._had:
-                self.seen["tokens behind a mark"] += 1
+            assert first >= self._prior_tokens.get(stream, 0), (
+                f"{stream}: token {first} is computed again"
+            )
+            if stream in self._tokens_at_mark:
+                self.counts["tokens behind a mark"] += 1
             elif not is_lost:
                 self._rows[request_id].append((attempt, first, count))
-            if attempt > self._most.get(request_id, (attempt, 0))[0]:
-                del self._most[request_id]
+            if attempt > self._token_limits.get(request_id, (attempt, 0))[0]:
+                del self._token_limits[request_id]
         for end in frame.ends:
-            self._most.pop(end.request_id, None)
+            self._token_limits.pop(end.request_id, None)
         for void in frame.voids:
             stream = void.request_id, void.attempt
-            if stream not in self._had:
-                had = self._had[stream] = self._in_a_row(void.request_id)
+            if stream not in self._tokens_at_mark:
+                had = self._tokens_at_mark[stream] = self._in_a_row(void.request_id)
                 if not is_lost:  # else its readers go on
-                    self._most[void.request_id] = void.attempt, had
+                    self._token_limits[void.request_id] = void.attempt, had
 
-    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+    def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
         """Nothing behind a mark, until the next attempt has something to say, or an end."""
-        name = served.request_id
-        self._heard[name] += len(tokens)
-        attempt, most = self._most.get(name, (0, self._heard[name]))
-        assert self._heard[name] <= most, f"{name}: heard of attempt {attempt} behind its mark"
+        name = request.request_id
+        self._client_tokens[name] += len(tokens)
+        attempt, limit = self._token_limits.get(name, (0, self._client_tokens[name]))
+        assert self._client_tokens[name] <= limit, (
+            f"{name}: heard of attempt {attempt} behind its mark"
+        )
 
     def _in_a_row(self, request_id: str) -> int:
         """How many tokens whoever takes rows in the order of the log has of the answer."""
@@ -87,15 +93,21 @@ class Goings(Checker):
 
     def _work(self, work: Work) -> None:
         stream, before = (work.request_id, work.attempt), (work.request_id, work.attempt - 1)
-        self._said[stream] = work.said
-        self.seen["placed again"] += work.attempt > 1
+        self._prior_tokens[stream] = work.said
+        self.counts["placed again"] += work.attempt > 1
         if not work.said:
-            told = self._told.get(before)
-            may_go_on = told is not None and told.tokens and work.request_id not in self._searching
+            continued = self._continued.get(before)
+            may_go_on = (
+                continued is not None
+                and continued.tokens
+                and work.request_id not in self._searching
+            )
             assert not may_go_on, f"{stream}: begins anew, with an answer so far"
             return
-        self.seen["gone on"] += 1
-        assert work.said == self._had[before], f"{stream}: goes on behind {work.said} tokens"
+        self.counts["gone on"] += 1
+        assert work.said == self._tokens_at_mark[before], (
+            f"{stream}: goes on behind {work.said} tokens"
+        )
         tokens, _ = expected(work.request_id, 0, work.said)
         packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
         assert work.prompt_tokens.endswith(packed), f"{stream}: behind another answer"

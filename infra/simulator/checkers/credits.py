@@ -40,69 +40,73 @@ class Credits(Checker):
     def __init__(self) -> None:
         self._is_down = False  # what follows is the last that the router has sent
         self._granted: dict[tuple[str, bool], int] = {}  # by worker, and whether for prefill
-        self._held: dict[tuple[str, bool], set[_Attempt]] = defaultdict(set)
+        self._attempts: dict[tuple[str, bool], set[_Attempt]] = defaultdict(set)
         self._heard_ms: dict[str, float] = {}
         self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
         self._fleet_ms = 0.0  # when anybody was heard last
         self._hearing_since_ms = 0.0  # when that began, after nobody was
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """Until the next one is there."""
         self._is_down = True
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Keep each worker's book."""
         if isinstance(event, FleetRecordArrived):
             if now_ms - self._fleet_ms > DEAF_MS:
                 self._hearing_since_ms = now_ms
             self._fleet_ms = now_ms
             if isinstance(event.record, Heartbeat):
-                self._beat(event.record, now_ms)
+                self._on_beat(event.record, now_ms)
         elif isinstance(event, OutcomeArrived):
-            self._ended(event.outcome)
+            self._end_request(event.outcome)
         elif isinstance(event, PhaseArrived) and event.phase.kind in (
             PhaseKind.PREFILL_DONE,
             PhaseKind.FAILED,
             PhaseKind.REFUSED,
         ):
-            self._freed(event.phase)
+            self._release(event.phase)
         elif isinstance(event, PartitionReady):
             self._is_down = False
         if effects:
-            self._told(effects, now_ms)
+            self._apply_effects(effects, now_ms)
 
-    def _told(self, effects: Sequence[Effect], now_ms: float) -> None:
-        decided = {each.decision.request_id for each in effects if isinstance(each, Decide)}
+    def _apply_effects(self, effects: Sequence[Effect], now_ms: float) -> None:
+        decided = {effect.decision.request_id for effect in effects if isinstance(effect, Decide)}
         for effect in effects:
             if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 if not self._is_down or effect.record.request_id in decided:
-                    self._given(effect.record, now_ms)
+                    self._assign(effect.record, now_ms)
             elif isinstance(effect, Dispatch) and isinstance(effect.record, CancelWork):
                 if effect.record.void:  # it is read before any later work
-                    self._freed(effect.record)
+                    self._release(effect.record)
             elif isinstance(effect, End):
-                self._ended(effect.outcome)
+                self._end_request(effect.outcome)
 
-    def _beat(self, beat: Heartbeat, now_ms: float) -> None:
+    def _on_beat(self, beat: Heartbeat, now_ms: float) -> None:
         """Of a former life, or told before, it says nothing."""
         number, last = (beat.epoch, beat.seq), self._beats.get(beat.member_id, (0, -1))
         if number > last:
             if number[0] > last[0]:  # another life holds nothing
                 for prefill in (True, False):
-                    self._held[beat.member_id, prefill] = set()
+                    self._attempts[beat.member_id, prefill] = set()
             self._beats[beat.member_id] = number
             self._heard_ms[beat.member_id] = now_ms
             for prefill in (True, False):
                 granted = [g.credits for g in beat.grants if (g.role is Role.PREFILL) == prefill]
                 self._granted[beat.member_id, prefill] = sum(granted)
 
-    def _given(self, work: Work, now_ms: float) -> None:
-        self._gone(work.request_id, work.attempt)  # a new attempt voids what others hold of it
+    def _assign(self, work: Work, now_ms: float) -> None:
+        self._drop_attempts(
+            work.request_id, work.attempt
+        )  # a new attempt voids what others hold of it
         window = work.worker_id, work.phase is WorkPhase.PREFILL
-        held = self._held[window]
-        held.add((work.request_id, work.attempt))
-        most = self._granted[window]
-        assert len(held) <= most, f"{work.worker_id}: {len(held)} requests, {most} granted"
+        attempts = self._attempts[window]
+        attempts.add((work.request_id, work.attempt))
+        limit = self._granted[window]
+        assert len(attempts) <= limit, (
+            f"{work.worker_id}: {len(attempts)} requests, {limit} granted"
+        )
         silent_ms = int(now_ms) - int(self._heard_ms[work.worker_id])  # as routers know times
         name = f"{work.worker_id}: work after {silent_ms} ms of silence"
         assert silent_ms <= LEASE_MS or self._goes_on_deaf(work, now_ms), name
@@ -115,19 +119,21 @@ class Credits(Checker):
         is_deaf = now_ms - self._fleet_ms > DEAF_MS
         return half and (is_deaf or now_ms - self._hearing_since_ms <= LEASE_MS)
 
-    def _freed(self, record: Phase | CancelWork) -> None:
+    def _release(self, record: Phase | CancelWork) -> None:
         """A worker holds this attempt no longer."""
         for prefill in (True, False):
-            self._held[record.worker_id, prefill].discard((record.request_id, record.attempt))
+            self._attempts[record.worker_id, prefill].discard((record.request_id, record.attempt))
 
-    def _ended(self, outcome: Outcome) -> None:
-        self._gone(outcome.request_id, outcome.attempt + 1)
+    def _end_request(self, outcome: Outcome) -> None:
+        self._drop_attempts(outcome.request_id, outcome.attempt + 1)
 
-    def _gone(self, request_id: str, until: int) -> None:
+    def _drop_attempts(self, request_id: str, until: int) -> None:
         """Nobody holds attempts of a request before that one any more."""
-        for held in self._held.values():
-            over = [each for each in held if each[0] == request_id and each[1] < until]
-            held.difference_update(over)
+        for attempts in self._attempts.values():
+            over = [
+                attempt for attempt in attempts if attempt[0] == request_id and attempt[1] < until
+            ]
+            attempts.difference_update(over)
 
 
 class Idle(Checker):
@@ -147,18 +153,18 @@ class Idle(Checker):
         self._void_ms: dict[tuple[str, str, int], float] = {}  # likewise, on a worker
         self._calm_ms: dict[str, float] = {}  # since when a worker hears what it is told
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """Until the next one is there."""
         self._is_down = True
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """The next one tells what the last may not have told."""
         if isinstance(event, PartitionReady):
             self._is_down, untold, self._untold = False, self._untold, []
             for outcome in untold:
                 self._over(outcome, now_ms)
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Note what is over."""
         if isinstance(record, Outcome):
             if self._is_down:
@@ -175,7 +181,7 @@ class Idle(Checker):
     def _over(self, outcome: Outcome, now_ms: float) -> None:
         self._over_ms[outcome.request_id].setdefault(outcome.attempt, now_ms)
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Look into the engines."""
         now_ms, bus = cluster.clock.now_ms, cluster.bus
         if bus.slow or now_ms < bus.held_until_ms:
@@ -185,7 +191,7 @@ class Idle(Checker):
                 self._calm_ms.pop(worker.worker_id, None)
                 continue
             calm_ms = self._calm_ms.setdefault(worker.worker_id, now_ms)
-            for name in worker.life.engine.state.computations:
+            for name in worker.process.engine.state.computations:
                 if name.startswith("warm."):  # for a request, and of no attempt of it
                     continue
                 request_id, _, attempt = name.partition("+")[0].rpartition(".")
@@ -198,18 +204,30 @@ class Idle(Checker):
                 late_ms = now_ms - max(over_ms, calm_ms)
                 assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
 
-    def finished(self, cluster: Cluster) -> None:
+    def on_finish(self, cluster: Cluster) -> None:
         """A while after the last end nobody does or holds anything."""
         cluster.pass_ms(2 * IDLE_MS)
         for worker in cluster.workers.values():
-            held, state = worker.life.held, worker.life.engine.state
-            unknown = [each for each in held.works if not self._is_decided(worker.worker_id, each)]
+            requests, state = worker.process.held, worker.process.engine.state
+            unknown = [
+                work for work in requests.works if not self._is_decided(worker.worker_id, work)
+            ]
             if worker.alive and not unknown:
-                assert not len(held), f"{worker.worker_id} holds {held.works}"
+                assert not len(requests), f"{worker.worker_id} holds {requests.works}"
                 assert not state.computations, f"{worker.worker_id} computes for nobody"
-                kept = sum(len(each.pinned.hashes) for each in state.handed.values() if each.pinned)
-                private = sum(each.pinned.private for each in state.handed.values() if each.pinned)
-                assert state.cache.pinned <= kept + private, f"{worker.worker_id} keeps KV"
+                handover_blocks = sum(
+                    len(computation.blocks.hashes)
+                    for computation in state.handovers.values()
+                    if computation.blocks
+                )
+                private_blocks = sum(
+                    computation.blocks.private
+                    for computation in state.handovers.values()
+                    if computation.blocks
+                )
+                assert state.cache.pinned <= handover_blocks + private_blocks, (
+                    f"{worker.worker_id} keeps KV"
+                )
 
     def _is_decided(self, worker_id: str, work: Work) -> bool:
         return (worker_id, work.request_id, work.attempt) in self._decided

@@ -5,7 +5,7 @@ writes to is used for nothing else.
 from collections import Counter
 
 from infra.simulator.cluster import Checker
-from infra.simulator.machine.exchange import Move, MoveKind
+from infra.simulator.machine.exchange import KvMove, MoveKind
 from schemas.records import KvHandle, Phase, Registration
 
 Name = tuple[str, str]  # of a handle: engine and job
@@ -15,25 +15,25 @@ class Handles(Checker):
     """Moves of KV against the handles that stand in the log."""
 
     def __init__(self) -> None:
-        self._given: dict[Name, KvHandle] = {}
+        self._handles: dict[Name, KvHandle] = {}
         self._read: Counter[Name] = Counter()
         self._written: Counter[Name] = Counter()
         self._epochs: dict[str, int] = {}
         self.moves = 0
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Handles as their workers give them out, and these workers' lives."""
         if isinstance(record, Registration):
             self._epochs[record.member_id] = record.epoch
         elif isinstance(record, Phase) and record.kv is not None:
-            self._given[record.kv.engine_id, record.kv.engine_request_id] = record.kv
+            self._handles[record.kv.engine_id, record.kv.engine_request_id] = record.kv
 
-    def moved(self, move: Move) -> None:
+    def on_kv_move(self, move: KvMove) -> None:
         """KV begins to move, or has moved."""
         handle, alive = move.handle, not (move.source.is_dead or move.target.is_dead)
         what = f"{move.kind.value} of {move.job_id}, {move.source.engine_id} to "
         what += move.target.engine_id
-        if move.done:
+        if move.is_done:
             if not move.target.is_dead:
                 self._check_memory(move, what)
             return
@@ -43,12 +43,12 @@ class Handles(Checker):
         epoch = self._epochs.get(handle.worker_id, handle.worker_epoch)  # none: it is forged
         assert handle.worker_epoch == epoch, f"{what}: of another life"
         name = handle.engine_id, handle.engine_request_id
-        if move.kind is MoveKind.READ or name in self._given:  # else a promise
-            assert self._given.get(name) == handle, f"{what}: by a handle that nobody gave out"
+        if move.kind is MoveKind.READ or name in self._handles:  # else a promise
+            assert self._handles.get(name) == handle, f"{what}: by a handle that nobody gave out"
         used = self._read if move.kind is MoveKind.READ else self._written
         used[name] += 1
         assert used[name] == 1, f"{what}: used twice"
 
-    def _check_memory(self, move: Move, what: str) -> None:
+    def _check_memory(self, move: KvMove, what: str) -> None:
         """The job has its memory to the end of the move, whatever became of it meanwhile."""
-        assert move.into.pinned is not None, f"{what}: into memory that others may have"
+        assert move.into.blocks is not None, f"{what}: into memory that others may have"

@@ -11,17 +11,17 @@ from schemas.records import Retrieved, TokenFrame, Work
 _Stream = tuple[str, int]  # request and attempt
 
 
-class Probed(Checker):
+class ProbeChecker(Checker):
     """No token at or after a place leaves before the log has what became of it."""
 
     def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()  # what this run was about
+        self.counts: Counter[str] = Counter()  # what this run was about
         self._tokens: defaultdict[_Stream, int] = defaultdict(int)  # that the log has
         self._written: dict[tuple[str, int, int], Retrieved] = {}  # with the probe's number
-        self._told: set[tuple[str, int]] = set()
+        self._notices: set[tuple[str, int]] = set()
         self._works: dict[_Stream, Work] = {}
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
         if isinstance(record, Retrieved) and record.probe:
             self._retrieved(record)
@@ -39,15 +39,15 @@ class Probed(Checker):
         probes = self._works[stream].probes
         assert probes is not None and record.probe > probes.decided, f"{name}: asked again"
         self._written[key] = record
-        self.seen["put in"] += bool(record.tokens)
-        self.seen["nothing new"] += not record.tokens and record.error is None
-        self.seen["late"] += record.error is not None and record.error.code == "deadline_exceeded"
-        self.seen["failed"] += record.error is not None
+        self.counts["put in"] += bool(record.tokens)
+        self.counts["nothing new"] += not record.tokens and record.error is None
+        self.counts["late"] += record.error is not None and record.error.code == "deadline_exceeded"
+        self.counts["failed"] += record.error is not None
 
     def _frame(self, frame: TokenFrame) -> None:
-        for told in frame.retrieved:
-            if told.probe:
-                self._told.add((told.request_id, told.probe))
+        for notice in frame.retrieved:
+            if notice.probe:
+                self._notices.add((notice.request_id, notice.probe))
         rows = zip(
             *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
         )
@@ -56,10 +56,10 @@ class Probed(Checker):
             self._tokens[stream] = max(self._tokens[stream], last)
             for (name, its_attempt, probe), record in self._written.items():
                 if (name, its_attempt) == stream and record.tokens and last > record.seq:
-                    assert (name, probe) in self._told, f"probe {probe} of {stream}: not told"
+                    assert (name, probe) in self._notices, f"probe {probe} of {stream}: not told"
         for end in frame.ends:
-            self.seen["ends with passages"] += end.retrieved_tokens > 0
-            self.seen["stalls"] += end.stalled_ms > 0
+            self.counts["ends with passages"] += end.retrieved_tokens > 0
+            self.counts["stalls"] += end.stalled_ms > 0
 
     def _work(self, work: Work) -> None:
         """A later attempt is told what an earlier one has written, as far as its router knew."""
@@ -68,11 +68,13 @@ class Probed(Checker):
         places = [insert.at for insert in work.probes.put_in]
         assert places == sorted(places) and len(places) == work.probes.decided
         for number, insert in enumerate(work.probes.put_in, start=1):
-            known = [
+            records = [
                 record
                 for (name, _, probe), record in self._written.items()
                 if (name, probe) == (work.request_id, number)
             ]
-            same = any((each.seq, each.tokens) == (insert.at, insert.tokens) for each in known)
+            same = any(
+                (record.seq, record.tokens) == (insert.at, insert.tokens) for record in records
+            )
             assert same, f"{work.request_id}: probe {number} as nobody has written it"
-        self.seen["works that repeat"] += any(insert.tokens for insert in work.probes.put_in)
+        self.counts["works that repeat"] += any(insert.tokens for insert in work.probes.put_in)

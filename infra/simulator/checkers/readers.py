@@ -40,23 +40,23 @@ class Readers(Checker):
         self._readers: dict[str, set[tuple[str, int]]] = {}  # of requests that depend on some
         self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._attempts: dict[str, int] = {}  # the highest that was given out
-        self._ended: set[str] = set()
+        self._ended_ids: set[str] = set()
         self._given_up: set[str] = set()  # as their gateways said so
         self._begun_ms = 0.0  # the router's life, or when it hears again: it counts anew
         self._fleet_ms = 0.0  # when it last heard anybody
-        self.lost: set[str] = set()
+        self.lost_ids: set[str] = set()
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Keep the book of who reads what."""
         if isinstance(event, FleetRecordArrived):
             if now_ms - self._fleet_ms > DEAF_MS:
                 self._begun_ms = now_ms
             self._fleet_ms = now_ms
-            self._heard(event.record, now_ms)
+            self._on_fleet_record(event.record, now_ms)
         elif isinstance(event, RequestArrived):
             request = event.request
-            ended = request.request_id in self._ended
-            if request.gateway_started_ms and not request.keeps_running and not ended:
+            has_ended = request.request_id in self._ended_ids
+            if request.gateway_started_ms and not request.keeps_running and not has_ended:
                 reader = request.gateway_id, request.gateway_started_ms
                 self._readers.setdefault(request.request_id, {reader})
         elif isinstance(event, ResumptionArrived):
@@ -66,14 +66,14 @@ class Readers(Checker):
         elif isinstance(event, OutcomeArrived):
             outcome = event.outcome
             if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
-                self._over(outcome.request_id)
+                self._close(outcome.request_id)
         elif isinstance(event, CancellationArrived):  # a worker is told to end it, and does
-            self._over(event.cancellation.request_id)
+            self._close(event.cancellation.request_id)
         elif isinstance(event, PartitionReady):
             self._begun_ms = now_ms
         for effect in effects:
             if isinstance(effect, End):
-                self._told(effect.outcome, now_ms)
+                self._check_end(effect.outcome, now_ms)
             elif isinstance(effect, Decide):
                 if effect.decision.reason is Reason.CLIENT_GONE:
                     self._given_up.add(effect.decision.request_id)
@@ -83,13 +83,13 @@ class Readers(Checker):
             longest_ms = LEASE_MS + self._grace_ms + 2_000
             waited_ms = now_ms - self._begun_ms
             late = [
-                each
-                for each in self._readers
-                if min(waited_ms, self._unread_ms(each, now_ms)) > longest_ms
+                request_id
+                for request_id in self._readers
+                if min(waited_ms, self._unread_ms(request_id, now_ms)) > longest_ms
             ]
             assert not late, f"run for nobody: {late}"
 
-    def _heard(self, record: Registration | Heartbeat, now_ms: float) -> None:
+    def _on_fleet_record(self, record: Registration | Heartbeat, now_ms: float) -> None:
         if isinstance(record, Registration) and record.kind is MemberKind.GATEWAY:
             self._process[record.member_id] = record.member_id, record.started_ms
         if record.member_id in self._process:
@@ -100,21 +100,21 @@ class Readers(Checker):
         # One that registers later than its requests are read counts from then on.
         return min(now_ms - self._heard_ms.setdefault(reader, now_ms) for reader in readers)
 
-    def finished(self, cluster: Cluster) -> None:
+    def on_finish(self, cluster: Cluster) -> None:
         """Whoever reads on somewhere keeps the answer, whatever another gateway says of it."""
-        for served in cluster.clients.served:
-            is_read = not served.left and not served.completed
-            wrong = is_read and served.request_id in self._given_up
-            assert not wrong, f"{served.request_id}: given up while its client reads"
+        for request in cluster.clients.requests:
+            is_read = not request.has_left and not request.completed
+            wrong = is_read and request.request_id in self._given_up
+            assert not wrong, f"{request.request_id}: given up while its client reads"
 
-    def _over(self, request_id: str) -> None:
-        self._ended.add(request_id)
+    def _close(self, request_id: str) -> None:
+        self._ended_ids.add(request_id)
         self._readers.pop(request_id, None)
 
-    def _told(self, outcome: Outcome, now_ms: float) -> None:
+    def _check_end(self, outcome: Outcome, now_ms: float) -> None:
         error = outcome.error
         if error is not None and error.message.endswith(CancelReason.GATEWAY_LOST.value):
-            self.lost.add(outcome.request_id)
+            self.lost_ids.add(outcome.request_id)
             unread_ms = self._unread_ms(outcome.request_id, now_ms)
             assert unread_ms >= self._grace_ms, f"{outcome.request_id}: read {unread_ms} ms ago"
-        self._over(outcome.request_id)
+        self._close(outcome.request_id)

@@ -16,27 +16,27 @@ class Reasons(Checker):
         self._deadlines_ms: dict[str, int] = {}
         self._given_up: set[str] = set()
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Look at ends."""
         if isinstance(record, Request):
             self._deadlines_ms[record.request_id] = record.deadline_ms
         elif isinstance(record, Cancellation):
             self._given_up.add(record.request_id)
         elif isinstance(record, Outcome) and record.request_id in self._deadlines_ms:
-            self._ended(record, now_ms)
+            self._check_outcome(record, now_ms)
 
-    def _ended(self, outcome: Outcome, now_ms: float) -> None:
+    def _check_outcome(self, outcome: Outcome, now_ms: float) -> None:
         name, request_id = (outcome.request_id, outcome.attempt), outcome.request_id
-        known = self._outcomes.setdefault(name, outcome)
-        assert known == outcome, f"{name}: two outcomes, {known} and {outcome}"
+        first_outcome = self._outcomes.setdefault(name, outcome)
+        assert first_outcome == outcome, f"{name}: two outcomes, {first_outcome} and {outcome}"
         if outcome.kind is OutcomeKind.CANCELLED and outcome.error is None:
             assert request_id in self._given_up, f"{name}: cancelled, and nobody asked for it"
         if outcome.kind is OutcomeKind.EXPIRED:
             due_ms = self._deadlines_ms[request_id] - self._skew_ms
             assert now_ms >= due_ms, f"{name}: expired before its deadline"
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Whoever waits has time left."""
-        for served in cluster.clients.waiting:
-            late_ms = cluster.clock.now_ms - self._deadlines_ms[served.request_id]
-            assert late_ms < LATE_MS, f"{served.request_id}: its client waits for ever"
+        for request in cluster.clients.waiting:
+            late_ms = cluster.clock.now_ms - self._deadlines_ms[request.request_id]
+            assert late_ms < LATE_MS, f"{request.request_id}: its client waits for ever"

@@ -46,11 +46,11 @@ class Rebuilds(Checker):
         self._reader = make(READER)  # knows the fleet alone
         self._looks = 0
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """The next one has another past."""
         self._twin = None
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Keep the log, and let the twin hear it."""
         if self._twin is not None:
             same = self._twin.apply(event, int(now_ms))
@@ -65,17 +65,17 @@ class Rebuilds(Checker):
             elif isinstance(effect, End):
                 self._log[OutcomeArrived].append(OutcomeArrived(effect.outcome, PARTITION))
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Compare, now and then; to a router that sleeps no time has passed."""
         self._looks += 1
         awake = cluster.router.alive and not cluster.router.is_asleep
         if self._looks % EVERY_LOOKS == 0 and awake:
             self.compared += 1
             live = _comparable(cluster.router.core)
-            rebuilt = self._rebuilt(int(cluster.clock.now_ms))
+            rebuilt = self._rebuild(int(cluster.clock.now_ms))
             assert rebuilt == live, f"the log tells {rebuilt}, the router has {live}"
 
-    def _rebuilt(self, now_ms: int) -> View:
+    def _rebuild(self, now_ms: int) -> View:
         """As a router reads it that has nothing to give out; then it loses the partition again."""
         router = self._reader
         router.apply(PartitionTaken(PARTITION), now_ms)
@@ -83,9 +83,9 @@ class Rebuilds(Checker):
             for event in self._log[kind]:
                 router.apply(event, now_ms)
         router.apply(PartitionReady(PARTITION), now_ms)
-        found = _comparable(router)
+        view = _comparable(router)
         router.apply(PartitionLost(PARTITION), now_ms)
-        return found
+        return view
 
 
 def _comparable(router: Router) -> View:

@@ -11,7 +11,7 @@ from infra.simulator.log.bus import LOST
 from schemas.records import Retrieved, TokenFrame, Work
 
 _Stream = tuple[str, int]  # request and attempt
-_PutIn = frozenset[tuple[int, bytes]]  # places and tokens
+_Inserts = frozenset[tuple[int, bytes]]  # places and tokens
 
 
 class Repeats(Checker):
@@ -24,20 +24,26 @@ class Repeats(Checker):
     """
 
     def __init__(self) -> None:
-        self.seen: Counter[str] = Counter()  # what this run was about
-        self._given: dict[_Stream, _PutIn] = {}  # by its router
-        self._own: defaultdict[_Stream, _PutIn] = defaultdict(frozenset)
-        self._behind: defaultdict[str, dict[int, _PutIn]] = defaultdict(dict)  # by place
-        self._least: defaultdict[str, int] = defaultdict(int)  # the attempt that is heard, or more
-        self._ended: set[str] = set()
+        self.counts: Counter[str] = Counter()  # what this run was about
+        self._router_inserts: dict[_Stream, _Inserts] = {}  # by its router
+        self._attempt_inserts: defaultdict[_Stream, _Inserts] = defaultdict(frozenset)
+        self._behind: defaultdict[str, dict[int, _Inserts]] = defaultdict(dict)  # by place
+        self._min_attempts: defaultdict[str, int] = defaultdict(
+            int
+        )  # the attempt that is heard, or more
+        self._ended_ids: set[str] = set()
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Keep the books."""
         if isinstance(record, Work) and record.probes is not None:
-            inserts = ((each.at, each.tokens) for each in record.probes.put_in if each.tokens)
-            self._given.setdefault((record.request_id, record.attempt), frozenset(inserts))
+            inserts = (
+                (insert.at, insert.tokens) for insert in record.probes.put_in if insert.tokens
+            )
+            self._router_inserts.setdefault((record.request_id, record.attempt), frozenset(inserts))
         elif isinstance(record, Retrieved) and record.tokens:
-            self._own[record.request_id, record.attempt] |= {(record.seq, record.tokens)}
+            self._attempt_inserts[record.request_id, record.attempt] |= {
+                (record.seq, record.tokens)
+            }
         elif isinstance(record, TokenFrame) and topic != LOST:
             self._frame(record)
 
@@ -46,25 +52,30 @@ class Repeats(Checker):
             *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
         )
         for request_id, attempt, first, count in rows:
-            stream, known = (request_id, attempt), self._behind[request_id]
-            if request_id in self._ended or attempt < self._least[request_id]:
+            stream, inserts_by_place = (request_id, attempt), self._behind[request_id]
+            if request_id in self._ended_ids or attempt < self._min_attempts[request_id]:
                 continue
-            self._least[request_id] = attempt
-            own, given = self._own[stream], self._given.get(stream, frozenset())
+            self._min_attempts[request_id] = attempt
+            attempt_inserts, router_inserts = (
+                self._attempt_inserts[stream],
+                self._router_inserts.get(stream, frozenset()),
+            )
             for place in range(first, first + count):
-                behind = _before(own | given, place)
-                before = known.setdefault(place, behind)
+                behind = _before(attempt_inserts | router_inserts, place)
+                before = inserts_by_place.setdefault(place, behind)
                 name = f"token {place} of {request_id} in attempt {attempt}"
                 assert before <= behind, f"{name}: without what was put in before it"
-                assert behind - before <= own, f"{name}: behind what was not put in before it"
-                self.seen["repeated behind passages"] += before is not behind and bool(before)
+                assert behind - before <= attempt_inserts, (
+                    f"{name}: behind what was not put in before it"
+                )
+                self.counts["repeated behind passages"] += before is not behind and bool(before)
         for end in frame.ends:
-            if end.attempt >= self._least[end.request_id]:
-                self._ended.add(end.request_id)
+            if end.attempt >= self._min_attempts[end.request_id]:
+                self._ended_ids.add(end.request_id)
         for void in frame.voids:
-            least = self._least[void.request_id]
-            self._least[void.request_id] = max(least, void.attempt + 1)
+            min_attempt = self._min_attempts[void.request_id]
+            self._min_attempts[void.request_id] = max(min_attempt, void.attempt + 1)
 
 
-def _before(put_in: _PutIn, place: int) -> _PutIn:
-    return frozenset(each for each in put_in if each[0] <= place) if put_in else put_in
+def _before(put_in: _Inserts, place: int) -> _Inserts:
+    return frozenset(insert for insert in put_in if insert[0] <= place) if put_in else put_in

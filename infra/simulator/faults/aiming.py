@@ -19,11 +19,11 @@ from streams.core.states import State
 
 NO_ROUTER = "no router"
 PHASES = (*(state.value for state in State if state is not State.ENDED), NO_ROUTER)
-Reached = Counter[tuple[str, str]]  # by kind and phase
+StrikeCounts = Counter[tuple[str, str]]  # by kind and phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedFault:
     """One fault of a seed."""
 
     number: int  # within the seed; with it, it is the same whatever others there are
@@ -35,31 +35,31 @@ class Planned:
 class Aim(Checker):
     """Has planned faults strike in a cluster, until it is to be left alone."""
 
-    def __init__(self, plan: Sequence[Planned], seed: int) -> None:
-        self.plan, self.reached = plan, Reached()
+    def __init__(self, plan: Sequence[PlannedFault], seed: int) -> None:
+        self.plan, self.reached = plan, StrikeCounts()
         self._seed = seed
-        self._armed: list[Planned] = []
+        self._armed: list[PlannedFault] = []
         self._cluster: Cluster | None = None
 
     def begin(self, cluster: Cluster) -> None:
         """From now on."""
         self._cluster = cluster
-        for each in self.plan:
-            cluster.clock.at(each.at_ms, lambda each=each: self._arm(each))  # type: ignore[misc]  # bound now
+        for planned in self.plan:
+            cluster.clock.at(planned.at_ms, lambda planned=planned: self._arm(planned))  # type: ignore[misc]  # bound now
 
     def end(self) -> None:
         """What has not struck will not."""
         self._armed.clear()
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """The router's requests may be in other states."""
         self._look()
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         """Nobody is in any state."""
         self._look()
 
-    def _arm(self, planned: Planned) -> None:
+    def _arm(self, planned: PlannedFault) -> None:
         self._armed.append(planned)
         self._look()
 
@@ -69,7 +69,7 @@ class Aim(Checker):
         if not self._armed or cluster is None:
             return
         phases = _phases(cluster)
-        for planned in [each for each in self._armed if each.phase in phases]:
+        for planned in [fault for fault in self._armed if fault.phase in phases]:
             self._armed.remove(planned)
             for phase in phases:
                 self.reached[planned.kind, phase] += 1
@@ -81,7 +81,7 @@ def _phases(cluster: Cluster) -> dict[str, LiveRequest | None]:
     """Those that something is in now, each with the first request that is."""
     if not cluster.router.alive:
         return {NO_ROUTER: None}
-    found: dict[str, LiveRequest | None] = {}
+    live_by_phase: dict[str, LiveRequest | None] = {}
     for live in cluster.router.core.tables.requests.by_id.values():
-        found.setdefault(live.state.value, live)
-    return found
+        live_by_phase.setdefault(live.state.value, live)
+    return live_by_phase

@@ -8,7 +8,7 @@ def heal(cluster: Cluster) -> None:
     """From now on nothing goes wrong."""
     bus = cluster.bus
     bus.delay_ms, bus.held_until_ms = cluster.setup.bus_ms, 0.0
-    for pending in (bus.slow, bus.again, bus.twice, bus.losing):
+    for pending in (bus.slow, bus.repeat_after_ms, bus.repeated_topics, bus.losing):
         pending.clear()
     cluster.links.slow, cluster.exchange.failures = 1.0, 0
     _heal_workers(cluster)
@@ -32,8 +32,8 @@ def _heal_workers(cluster: Cluster) -> None:
         if not worker.alive:
             worker.restart()
             cluster.members.join(worker)
-        elif late or worker.life.held.draining:
+        elif late or worker.process.held.draining:
             cluster.members.rejoin(worker)
         elif worker.clock.is_asleep:
             worker.clock.wake()
-        worker.usual()
+        worker.clear_slowdown()

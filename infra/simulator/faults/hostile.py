@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.cluster import Cluster, SimFault
 from infra.simulator.members import fleet
 from infra.simulator.members.router import PARTITION
 from infra.simulator.members.worker import SimWorker
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Turn, conversation
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimTurn, conversation
 from schemas.errors import RecordError
 from schemas.log.membership import check_leases
 from schemas.records import (
@@ -81,51 +81,55 @@ class OpenCluster(Cluster):
             self.router.apply(event)
 
 
-def hostile(
+def hostile_faults(
     seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
-) -> tuple[Fault, ...]:
+) -> tuple[SimFault, ...]:
     """So many of all kinds within a time; large requests are near the limit, or above it."""
     draw = np.random.default_rng([seed, count])
-    kinds: tuple[Callable[[Draw, float], Fault], ...] = (
-        lambda draw, at_ms: twice(at_ms, str(draw.choice(TOPICS))),
-        lambda draw, at_ms: forged(at_ms, draw),
-        lambda draw, at_ms: large(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
+    kinds: tuple[Callable[[Draw, float], SimFault], ...] = (
+        lambda draw, at_ms: repeat_record(at_ms, str(draw.choice(TOPICS))),
+        lambda draw, at_ms: forge_record(at_ms, draw),
+        lambda draw, at_ms: large_request(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
     )
     times = sorted(draw.uniform(begin_ms, end_ms, count).tolist())
     return tuple(kinds[int(draw.integers(len(kinds)))](draw, at_ms) for at_ms in times)
 
 
-def twice(at_ms: float, topic: str) -> Fault:
+def repeat_record(at_ms: float, topic: str) -> SimFault:
     """The topic's next record is delivered twice."""
-    return Fault(at_ms, lambda cluster: cluster.bus.twice.add(topic))
+    return SimFault(at_ms, lambda cluster: cluster.bus.repeated_topics.add(topic))
 
 
-def large(at_ms: float, grammar_chars: int) -> Fault:
+def large_request(at_ms: float, grammar_chars: int) -> SimFault:
     """A client asks for an answer by a grammar of such a length."""
 
     def strike(cluster: Cluster) -> None:
-        turn = Turn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
-        tokens = unlike_others(int(at_ms), LARGE_PROMPT_TOKENS + 4)
+        turn = SimTurn(
+            prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars
+        )
+        tokens = unique_tokens(int(at_ms), LARGE_PROMPT_TOKENS + 4)
         name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
         cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def forged(at_ms: float, draw: Draw) -> Fault:
+def forge_record(at_ms: float, draw: Draw) -> SimFault:
     """Somebody writes a record about a piece of work that some worker has then."""
 
     def strike(cluster: Cluster) -> None:
         assert isinstance(cluster, OpenCluster)
-        held = [worker.life.held.works for worker in cluster.workers.values() if worker.alive]
-        busy = [works for works in held if works]
+        work_lists = [
+            worker.process.held.works for worker in cluster.workers.values() if worker.alive
+        ]
+        busy = [works for works in work_lists if works]
         if busy:
             works = busy[int(draw.integers(len(busy)))]
             work = works[int(draw.integers(len(works)))]
             make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
             make(cluster, work, draw)
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
 def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
@@ -234,20 +238,20 @@ def _cancellation(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
     worker = cluster.workers[work.worker_id]
-    name = f"stranger-{cluster.bus.sent('fleet', PARTITION)}"
-    said = fleet.registration(worker, (work.orchestration,))
-    assert said.capability is not None
-    capability, sizes = said.capability, ("block_size", "max_model_len", "running_max")
+    name = f"stranger-{cluster.bus.next_offset('fleet', PARTITION)}"
+    registration = fleet.registration(worker, (work.orchestration,))
+    assert registration.capability is not None
+    capability, sizes = registration.capability, ("block_size", "max_model_len", "running_max")
     if draw.random() < 0.5:
         odd: dict[str, Any] = {size: int(draw.choice(_NUMBERS)) for size in sizes}
         capability = replace(capability, engine_id=name, **odd)
-    leases = said.leases
+    leases = registration.leases
     if draw.random() < 0.3:
         leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
-    nobody = cluster.make_worker(name, worker.roles, worker.partition)
-    nobody.crash()  # it answers nothing
-    cluster.workers[name] = nobody
-    joined = replace(said, member_id=name, capability=capability, leases=leases)
+    stranger = cluster.make_worker(name, worker.roles, worker.partition)
+    stranger.crash()  # it answers nothing
+    cluster.workers[name] = stranger
+    joined = replace(registration, member_id=name, capability=capability, leases=leases)
     _to_fleet(cluster, joined)
     if draw.random() < 0.7:
         _to_fleet(cluster, replace(_odd_beat(cluster, worker, draw), member_id=name))
@@ -269,29 +273,29 @@ def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
     worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
-    said = fleet.registration(worker, ())
+    registration = fleet.registration(worker, ())
     records: tuple[fleet.FleetRecord, ...] = (
         replace(beat, epoch=worker.epoch - 1, seq=1 << 62, state=MemberState.GONE),
         replace(beat, seq=int(draw.choice((0, -1)))),
-        replace(said, epoch=worker.epoch - 1, leases=[], roles=[]),
+        replace(registration, epoch=worker.epoch - 1, leases=[], roles=[]),
         replace(beat, member_id="nobody", seq=1),
     )
     _to_fleet(cluster, records[int(draw.integers(len(records)))])
 
 
 def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
-    offset = cluster.bus.sent("fleet", PARTITION)
+    offset = cluster.bus.next_offset("fleet", PARTITION)
     cluster.forge("fleet", record, FleetRecordArrived(record, offset))
 
 
 def _order(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Work that no router decided: of a request nobody made, for another life, or once more."""
     now_ms = int(cluster.clock.now_ms)
-    name = f"nobody-{cluster.bus.sent(ORDERS, 0)}"
+    name = f"nobody-{cluster.bus.next_offset(ORDERS, 0)}"
     order = replace(
         work,
         request_id=name,
-        prompt_tokens=unlike_others(now_ms, LARGE_PROMPT_TOKENS).tobytes(),
+        prompt_tokens=unique_tokens(now_ms, LARGE_PROMPT_TOKENS).tobytes(),
         sampling=Sampling(max_tokens=4, ignore_eos=True),
         attempt=int(draw.choice(_NUMBERS)),
         orchestration=Orchestration.PREFILL_FIRST,

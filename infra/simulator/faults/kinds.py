@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.cluster import Cluster, SimFault
 from infra.simulator.faults import hostile, losses, members
 from infra.simulator.members.worker import SimWorker
 from streams.core.requests.live import LiveRequest
@@ -40,7 +40,7 @@ def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
     return aimed[int(draw.integers(len(aimed)))]
 
 
-def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[Fault, ...]]) -> Kind:
+def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[SimFault, ...]]) -> Kind:
     """A kind of faults at times from now on; the first strikes at once."""
 
     def strike(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
@@ -54,20 +54,20 @@ def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[Fault, ..
     return strike
 
 
-def _lose_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+def _lose_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     name = _worker(cluster, draw, live).worker_id
     if draw.random() < ENDING_SHARE:
         late_ms, for_ms = draw.uniform(200.0, 1_500.0), draw.uniform(1.0, 200.0)
-        return (losses.die_ending(0.0, name, late_ms, for_ms),)
+        return (losses.crash_on_outcome(0.0, name, late_ms, for_ms),)
     return losses.crash(0.0, name), losses.restart(draw.uniform(100.0, 4_000.0), name)
 
 
-def _drain(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+def _drain(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     name = _worker(cluster, draw, live).worker_id
     return (losses.drain(0.0, name, draw.uniform(50.0, 2_000.0)),)
 
 
-def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     for_ms, orders_first = draw.uniform(100.0, 2_500.0), bool(draw.random() < 0.5)
     if orders_first:  # the next one is there while that work is under way
         for_ms = draw.uniform(1.0, 100.0)
@@ -75,14 +75,14 @@ def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tupl
     return (losses.lose_router(0.0, sends, for_ms, orders_first=orders_first),)
 
 
-def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     name = _gateway(cluster, draw, live)
     after_ms = [draw.uniform(0.0, 3_000.0) if draw.random() < 0.6 else None for _ in range(7)]
     back_ms = draw.uniform(100.0, 3_000.0)
     return losses.lose_gateway(0.0, name, after_ms), losses.restart_gateway(back_ms, name)
 
 
-def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[Fault, ...]:
+def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     """Its clients wait for it, or some go elsewhere meanwhile."""
     name, for_ms = _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)
     after_ms: list[float | None] = [None]
@@ -92,7 +92,7 @@ def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tupl
 
 
 def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-    waiting = [each.request_id for each in cluster.clients.waiting if not each.left]
+    waiting = [request.request_id for request in cluster.clients.waiting if not request.has_left]
     aimed = [name for name in waiting if live is not None and name == live.request_id]
     if waiting:
         losses.leave(cluster, aimed[0] if aimed else waiting[int(draw.integers(len(waiting)))])
@@ -109,16 +109,16 @@ def _slow_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None
 
 def _large_record(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     size = cluster.bus.record_bytes_max - int(draw.integers(NEAR_BYTES))
-    hostile.large(cluster.clock.now_ms, size).strike(cluster)
+    hostile.large_request(cluster.clock.now_ms, size).strike(cluster)
 
 
 def _repeat(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-    cluster.bus.twice.update(str(topic) for topic in draw.choice(TOPICS, 3))
+    cluster.bus.repeated_topics.update(str(topic) for topic in draw.choice(TOPICS, 3))
 
 
 def _retry(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     for topic in draw.choice(TOPICS, 3):
-        cluster.bus.again[str(topic)] = draw.uniform(1.0, 300.0)
+        cluster.bus.repeat_after_ms[str(topic)] = draw.uniform(1.0, 300.0)
 
 
 def _reorder(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
@@ -181,7 +181,7 @@ KINDS: dict[str, Kind] = {
     ).strike(cluster),
     "KV failure": _fail_kv,
     "large record": _large_record,
-    "forged record": lambda cluster, draw, live: hostile.forged(cluster.clock.now_ms, draw).strike(
-        cluster
-    ),
+    "forged record": lambda cluster, draw, live: hostile.forge_record(
+        cluster.clock.now_ms, draw
+    ).strike(cluster),
 }

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, Fault
-from infra.simulator.members.gateways import Answer, SimGateway
-from infra.simulator.members.life import Life
+from infra.simulator.cluster import Cluster, SimFault
+from infra.simulator.members.gateways import SimAnswer, SimGateway
+from infra.simulator.members.life import SimProcess
 from infra.simulator.members.router import PARTITION
 from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
@@ -14,31 +14,31 @@ from streams.core.events import CancellationArrived, ResumptionArrived
 UNMOVED_MS = 2_500.0  # a router that is to die over orders gives none for so long: it dies anyway
 
 
-def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> Fault:
+def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> SimFault:
     """Prompts take so many times longer on these workers from now on."""
 
     def strike(cluster: Cluster) -> None:
         for worker_id in worker_ids:
-            cluster.workers[worker_id].life.engine.gpu.slow_prefill = times
+            cluster.workers[worker_id].process.engine.gpu.slow_prefill = times
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def slow_links(at_ms: float, times: float) -> Fault:
+def slow_links(at_ms: float, times: float) -> SimFault:
     """Transfers take so many times longer from now on."""
 
     def strike(cluster: Cluster) -> None:
         cluster.links.slow = times
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def crash(at_ms: float, worker_id: str) -> Fault:
+def crash(at_ms: float, worker_id: str) -> SimFault:
     """A worker dies with all that it holds."""
-    return Fault(at_ms, lambda cluster: cluster.workers[worker_id].crash())
+    return SimFault(at_ms, lambda cluster: cluster.workers[worker_id].crash())
 
 
-def restart(at_ms: float, worker_id: str) -> Fault:
+def restart(at_ms: float, worker_id: str) -> SimFault:
     """A dead worker comes back empty, as a new life."""
 
     def strike(cluster: Cluster) -> None:
@@ -47,86 +47,88 @@ def restart(at_ms: float, worker_id: str) -> Fault:
             worker.restart()
             cluster.members.join(worker)
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def die_ending(at_ms: float, worker_id: str, late_ms: float, for_ms: float) -> Fault:
+def crash_on_outcome(at_ms: float, worker_id: str, late_ms: float, for_ms: float) -> SimFault:
     """A worker dies over its next outcome, of which routers read so late that its next life is
     heard of before. Does nothing where all is well again by then."""
 
     def strike(cluster: Cluster) -> None:
         worker, bus = cluster.workers[worker_id], cluster.bus
-        life, bus.slow["outcomes"] = worker.life, late_ms
+        process, bus.slow["outcomes"] = worker.process, late_ms
 
-        def wrote(topic: str, record: object, now_ms: float) -> None:
+        def on_record(topic: str, record: object, now_ms: float) -> None:
             if isinstance(record, Outcome) and record.written_by == worker_id:
-                bus.on_wrote = [each for each in bus.on_wrote if each is not wrote]
-                if worker.life is life and bus.slow.pop("outcomes", 0.0):
-                    cluster.clock.after(0.0, life.end)
+                bus.record_listeners = [
+                    listener for listener in bus.record_listeners if listener is not on_record
+                ]
+                if worker.process is process and bus.slow.pop("outcomes", 0.0):
+                    cluster.clock.after(0.0, process.end)
                     back()
 
         def back() -> None:
             cluster.clock.after(for_ms, lambda: restart(0.0, worker_id).strike(cluster))
 
-        bus.on_wrote.append(wrote)
+        bus.record_listeners.append(on_record)
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def unheard(at_ms: float, worker_id: str, for_ms: float) -> Fault:
+def lose_heartbeats(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
     """No heartbeat of a worker gets through, while it goes on; then it notices, and joins again."""
 
-    def notice(cluster: Cluster, life: Life) -> None:
-        cluster.members.unheard.discard(worker_id)
+    def notice(cluster: Cluster, process: SimProcess) -> None:
+        cluster.members.unheard_workers.discard(worker_id)
         worker = cluster.workers[worker_id]
-        if worker.life is life:
+        if worker.process is process:
             worker.crash()
             worker.restart()
             cluster.members.join(worker)
 
     def strike(cluster: Cluster) -> None:
-        life = cluster.workers[worker_id].life
-        if life.alive:
-            cluster.members.unheard.add(worker_id)
-            cluster.clock.after(for_ms, lambda: notice(cluster, life))
+        process = cluster.workers[worker_id].process
+        if process.alive:
+            cluster.members.unheard_workers.add(worker_id)
+            cluster.clock.after(for_ms, lambda: notice(cluster, process))
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def drain(at_ms: float, worker_id: str, for_ms: float) -> Fault:
+def drain(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
     """A worker takes nothing new, leaves after a time, and starts again at once."""
 
-    def leave(cluster: Cluster, life: Life) -> None:
+    def leave(cluster: Cluster, process: SimProcess) -> None:
         worker = cluster.workers[worker_id]
-        if worker.life is life and not worker.is_silent:
+        if worker.process is process and not worker.is_silent:
             cluster.members.leave(worker)
             worker.restart()
             cluster.members.join(worker)
 
     def strike(cluster: Cluster) -> None:
-        life = cluster.workers[worker_id].life
-        if life.alive:
-            life.drain()
-            cluster.clock.after(for_ms, lambda: leave(cluster, life))
+        process = cluster.workers[worker_id].process
+        if process.alive:
+            process.drain()
+            cluster.clock.after(for_ms, lambda: leave(cluster, process))
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def hang_up(at_ms: float, share: float) -> Fault:
+def hang_up(at_ms: float, share: float) -> SimFault:
     """One of the clients leaves whose requests are under way: the first, the last or in between."""
 
     def strike(cluster: Cluster) -> None:
-        waiting = [served for served in cluster.clients.waiting if not served.left]
+        waiting = [request for request in cluster.clients.waiting if not request.has_left]
         if waiting:
             leave(cluster, waiting[int(share * len(waiting))].request_id)
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
 def leave(cluster: Cluster, request_id: str) -> None:
     """A client leaves; its gateway has the work stopped, unless it is to go on."""
     request = cluster.gateways.hang_up(request_id)
-    cluster.clients.left(request_id)
+    cluster.clients.stop_reading(request_id)
     if request is not None:
         _give_up(cluster, request)
 
@@ -144,7 +146,7 @@ def _give_up(cluster: Cluster, request: Request) -> None:
     cluster.write("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
-def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> Fault:
+def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> SimFault:
     """Records take so long for a while."""
 
     def strike(cluster: Cluster) -> None:
@@ -154,10 +156,10 @@ def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> Fault:
     def usual(cluster: Cluster) -> None:
         cluster.bus.delay_ms = cluster.setup.bus_ms
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool = False) -> Fault:
+def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool = False) -> SimFault:
     """The router dies when it has sent so much of what follows from an event; another one comes so
     much later. With `orders_first` it may take a while until there is such an event."""
 
@@ -172,7 +174,7 @@ def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool =
             come_after(cluster)
         elif router.alive:
             epoch = router.epoch
-            router.die(sends, orders_first=True, died=lambda: come_after(cluster))
+            router.die(sends, orders_first=True, on_death=lambda: come_after(cluster))
             cluster.clock.after(UNMOVED_MS, lambda: give_up(cluster, epoch))
 
     def come_after(cluster: Cluster) -> None:
@@ -182,10 +184,10 @@ def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool =
         if cluster.router.alive and cluster.router.epoch == epoch:
             take_over(cluster)
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def lose_asking_router(at_ms: float, for_ms: float) -> Fault:
+def lose_asking_router(at_ms: float, for_ms: float) -> SimFault:
     """The router dies at the first moment from then on at which requests wait for a search."""
 
     def strike(cluster: Cluster) -> None:
@@ -195,10 +197,12 @@ def lose_asking_router(at_ms: float, for_ms: float) -> Fault:
         elif cluster.clients.open:
             cluster.clock.after(1.0, lambda: strike(cluster))
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]) -> Fault:
+def lose_gateway(
+    at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]
+) -> SimFault:
     """A gateway dies, unless it is the last one. The clients of what is read there resume at
     another after these times, in turn; None: never.
     """
@@ -207,27 +211,27 @@ def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float
         gateways = cluster.gateways
         if len(gateways.living) < 2:
             return
-        lost = gateways.by_id[gateway_id]
-        if not lost.alive and not lost.is_cut:  # it is dead, and its clients are on their way
+        gateway = gateways.by_id[gateway_id]
+        if not gateway.alive and not gateway.is_cut:  # it is dead, and its clients are on their way
             return
-        lost.alive = lost.is_cut = False
-        for number, answer in enumerate(gateways.reading(gateway_id)):
+        gateway.alive = gateway.is_cut = False
+        for number, answer in enumerate(gateways.answers_at(gateway_id)):
             after_ms = resumed_after_ms[number % len(resumed_after_ms)]
             if after_ms is None:
-                cluster.clients.left(answer.key.parent_id)
+                cluster.clients.stop_reading(answer.key.parent_id)
             else:
                 cluster.clock.after(after_ms, lambda answer=answer: _resume(cluster, answer))  # type: ignore[misc]  # bound now
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
-def _resume(cluster: Cluster, answer: Answer) -> None:
+def _resume(cluster: Cluster, answer: SimAnswer) -> None:
     """A client goes on reading an answer at another gateway."""
     resumption = cluster.gateways.resume(answer)
     cluster.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
 
-def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
+def restart_gateway(at_ms: float, gateway_id: str) -> SimFault:
     """A dead gateway's name is taken by a new process, which knows of no stream."""
 
     def strike(cluster: Cluster) -> None:
@@ -235,7 +239,7 @@ def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
         if not gateway.alive and not gateway.is_cut:
             cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
 def cut_gateway(
@@ -243,14 +247,14 @@ def cut_gateway(
     gateway_id: str,
     for_ms: float,
     resumed_after_ms: Sequence[float | None] = (None,),
-) -> Fault:
+) -> SimFault:
     """A gateway is without the log for a while, or frozen, and joins again with its streams.
 
     Clients of what is read there go on at another after these times, in turn, and the gateway then
     finds them gone; None: they wait.
     """
 
-    def go_elsewhere(cluster: Cluster, cut: SimGateway, answer: Answer) -> None:
+    def go_elsewhere(cluster: Cluster, cut: SimGateway, answer: SimAnswer) -> None:
         if cut.is_cut and cut.hub.find(answer.key.parent_id) is answer:
             cut.hub.remove(answer)
             _resume(cluster, answer)
@@ -270,31 +274,31 @@ def cut_gateway(
             return
         cut = gateways.by_id[gateway_id]
         cut.alive, cut.is_cut = False, True
-        for number, answer in enumerate(gateways.reading(gateway_id)):
+        for number, answer in enumerate(gateways.answers_at(gateway_id)):
             after_ms = resumed_after_ms[number % len(resumed_after_ms)]
             if after_ms is not None and after_ms < for_ms:
                 clock.after(after_ms, lambda answer=answer: go_elsewhere(cluster, cut, answer))  # type: ignore[misc]  # bound now
         clock.after(for_ms, lambda: join_again(cluster, cut))
 
-    return Fault(at_ms, strike)
+    return SimFault(at_ms, strike)
 
 
 def gateway_losses(
     seed: int, *, gateways: int, count: int, begin_ms: float, end_ms: float
-) -> tuple[Fault, ...]:
+) -> tuple[SimFault, ...]:
     """Gateways die, start again and are cut off at drawn times; some clients resume in time, some
     late, some never.
     """
     draw = np.random.default_rng([seed, count])
-    found = []
+    faults = []
     for at_ms in sorted(draw.uniform(begin_ms, end_ms, count).tolist()):
         name = f"gateway-{draw.integers(gateways)}"
         after_ms = [draw.uniform(0.0, 8_000.0) if draw.random() < 0.6 else None for _ in range(7)]
         kind = int(draw.integers(3))
         if kind == 2:
-            found.append(cut_gateway(at_ms, name, draw.uniform(100.0, 3_000.0)))
+            faults.append(cut_gateway(at_ms, name, draw.uniform(100.0, 3_000.0)))
         else:
-            found.append(lose_gateway(at_ms, name, after_ms))
+            faults.append(lose_gateway(at_ms, name, after_ms))
         if kind == 1:
-            found.append(restart_gateway(at_ms + draw.uniform(100.0, 4_000.0), name))
-    return tuple(found)
+            faults.append(restart_gateway(at_ms + draw.uniform(100.0, 4_000.0), name))
+    return tuple(faults)

@@ -5,7 +5,7 @@ lease it writes nothing; when it learns that the lease is over, it begins anothe
 """
 
 from infra.simulator.cluster import Cluster
-from infra.simulator.members.life import Life
+from infra.simulator.members.life import SimProcess
 from infra.simulator.members.worker import SimWorker
 from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS
 from schemas.records import Work
@@ -17,9 +17,9 @@ SKEW_MS_MAX = 2.0 * CLOCK_MARGIN_MS
 def pause_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
     """Its process is stopped for a while."""
     if not worker.is_silent:
-        life = worker.life
+        process = worker.process
         worker.clock.sleep()
-        cluster.clock.after(for_ms, lambda: _heard_again(cluster, worker, life))
+        cluster.clock.after(for_ms, lambda: _heard_again(cluster, worker, process))
 
 
 def stall_over_input(cluster: Cluster, worker: SimWorker, ms_per_token: float) -> None:
@@ -30,27 +30,27 @@ def stall_over_input(cluster: Cluster, worker: SimWorker, ms_per_token: float) -
         tokens = len(work.prompt_tokens) // 4
         pause_worker(cluster, worker, ms_per_token * tokens)
 
-    worker.on_taken = stand_still
+    worker.on_work = stand_still
 
 
 def mute_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
     """Its heartbeats do not get through for a while; at the end of its lease it falls silent."""
     if worker.is_silent:
         return
-    life, worker.is_mute = worker.life, True
+    process, worker.is_mute = worker.process, True
 
     def doubt() -> None:
-        if worker.is_mute and worker.life is life and worker.alive:
+        if worker.is_mute and worker.process is process and worker.alive:
             worker.clock.sleep()
 
     cluster.clock.at(worker.beat_ms + LEASE_MS, doubt)
-    cluster.clock.after(for_ms, lambda: _heard_again(cluster, worker, life))
+    cluster.clock.after(for_ms, lambda: _heard_again(cluster, worker, process))
 
 
-def _heard_again(cluster: Cluster, worker: SimWorker, life: Life) -> None:
+def _heard_again(cluster: Cluster, worker: SimWorker, process: SimProcess) -> None:
     """It goes on, unless its lease has ended meanwhile."""
     worker.is_mute = False
-    if worker.life is not life or not life.alive:
+    if worker.process is not process or not process.alive:
         return
     if cluster.clock.now_ms - worker.beat_ms >= LEASE_MS:
         cluster.members.rejoin(worker)
@@ -60,10 +60,10 @@ def _heard_again(cluster: Cluster, worker: SimWorker, life: Life) -> None:
 
 def stale_heartbeat(cluster: Cluster, worker: SimWorker, number: int) -> None:
     """A heartbeat that was overtaken by so many is read once more."""
-    told = cluster.members.told[worker.worker_id]
-    if len(told) > number:
-        record = told[-1 - number]
-        offset = cluster.bus.sent("fleet", 0)
+    beats = cluster.members.recent_beats[worker.worker_id]
+    if len(beats) > number:
+        record = beats[-1 - number]
+        offset = cluster.bus.next_offset("fleet", 0)
         cluster.bus.send(
             ("fleet", 0), record, lambda: cluster.router.apply(FleetRecordArrived(record, offset))
         )

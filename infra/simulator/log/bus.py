@@ -18,13 +18,13 @@ from schemas.errors import RecordTooLarge
 from schemas.rules.sizes import check_size
 
 Channel = tuple[str, int]  # topic and partition
-Wrote = Callable[[str, object, float], None]  # topic, record, when
+RecordListener = Callable[[str, object, float], None]  # topic, record, when
 
 LOST = "lost"  # what who looks on is told as the topic of what comes to nobody
 
 
 @dataclass(slots=True)
-class _Written:
+class _ChannelState:
     """What was sent to a channel."""
 
     records: int = 0
@@ -48,19 +48,19 @@ class Bus:
             None  # in its place, for each record of a topic
         )
         self.record_bytes_max = record_bytes_max
-        self.twice: set[str] = set()  # topics whose next record is delivered twice
-        self.again: dict[str, float] = {}  # topics whose next one is, so many ms later
+        self.repeated_topics: set[str] = set()  # topics whose next record is delivered twice
+        self.repeat_after_ms: dict[str, float] = {}  # topics whose next one is, so many ms later
         self.slow: dict[str, float] = {}  # topics that take so much longer than others
         self.losing: dict[str, int] = {}  # so many of a topic's next records come to nobody
-        self.lost = 0
+        self.lost_records = 0
         self.held_until_ms = 0.0  # nothing is delivered before that
-        self.on_wrote: list[Wrote] = []
+        self.record_listeners: list[RecordListener] = []
         self._codec = shared_codec() if record_bytes_max else None
-        self._written: defaultdict[Channel, _Written] = defaultdict(_Written)
+        self._channels: defaultdict[Channel, _ChannelState] = defaultdict(_ChannelState)
 
-    def sent(self, topic: str, partition: int) -> int:
+    def next_offset(self, topic: str, partition: int) -> int:
         """The offset of the channel's next record."""
-        return self._written[topic, partition].records
+        return self._channels[topic, partition].records
 
     def send(
         self, channel: Channel, record: Any, deliver: Callable[[], None], *, forged: bool = False
@@ -71,33 +71,35 @@ class Bus:
         forged nobody is told who looks on.
         """
         self.check(record)
-        topic, written = channel[0], self._written[channel]
-        written.records += 1
+        topic, state = channel[0], self._channels[channel]
+        state.records += 1
         is_lost = bool(self.losing.get(topic))
         if is_lost:
             self.losing[topic] -= 1
-            self.lost += 1
+            self.lost_records += 1
         else:
             self._deliver(channel, deliver)
-            if topic in self.twice:
-                self.twice.discard(topic)
+            if topic in self.repeated_topics:
+                self.repeated_topics.discard(topic)
                 self._deliver(channel, deliver)
-            if topic in self.again:
-                self.clock.after(self.again.pop(topic), lambda: self._deliver(channel, deliver))
-        if self.on_wrote and not forged:
+            if topic in self.repeat_after_ms:
+                self.clock.after(
+                    self.repeat_after_ms.pop(topic), lambda: self._deliver(channel, deliver)
+                )
+        if self.record_listeners and not forged:
             self.note(LOST if is_lost else topic, record)
 
     def _deliver(self, channel: Channel, deliver: Callable[[], None]) -> None:
-        written, topic = self._written[channel], channel[0]
+        state, topic = self._channels[channel], channel[0]
         delay_ms = self.drawn_ms(topic) if self.drawn_ms is not None else self.delay_ms
         at_ms = self.clock.now_ms + delay_ms + self.slow.get(topic, 0.0)
-        written.last_ms = at_ms = max(at_ms, written.last_ms, self.held_until_ms)
+        state.last_ms = at_ms = max(at_ms, state.last_ms, self.held_until_ms)
         self.clock.at(at_ms, deliver)
 
     def note(self, topic: str, record: Any) -> None:
         """Tell who looks on that a record stands in the log, of whose readers there is no model."""
-        for wrote in self.on_wrote:
-            wrote(topic, record, self.clock.now_ms)
+        for listener in self.record_listeners:
+            listener(topic, record, self.clock.now_ms)
 
     def check(self, record: Any) -> None:
         """Raise RecordTooLarge where the log would not take it."""

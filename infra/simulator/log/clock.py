@@ -58,18 +58,18 @@ class Clock:
 class ProcessClock(Clock):
     """What happens in one process; all of it waits while that sleeps."""
 
-    def __init__(self, true: Clock) -> None:
-        self._true = true
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._asleep: list[Alarm] | None = None  # what is to be done when it wakes
 
     @property
     def now_ms(self) -> float:  # type: ignore[override]  # it has no time of its own
-        return self._true.now_ms
+        return self._clock.now_ms
 
     def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
         """Run a call at a time, or when it wakes."""
         alarm = Alarm(call)
-        self._true.at(at_ms, lambda: self._ring(alarm))
+        self._clock.at(at_ms, lambda: self._ring(alarm))
         return alarm
 
     def _ring(self, alarm: Alarm) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Pinned:
+class SequenceBlocks:
     """What one sequence holds: pinned blocks with a hash, and others."""
 
     hashes: list[int]
@@ -51,42 +51,42 @@ class BlockCache:
             count += 1
         return count
 
-    def hold(self, hashes: Sequence[int], blocks: int) -> Pinned | None:
+    def hold(self, hashes: Sequence[int], blocks: int) -> SequenceBlocks | None:
         """Pin the leading blocks that are cached and reserve the rest; None where it is too full.
 
         `blocks` is the sequence's whole need, cached blocks included.
         """
         cached = self.depth(hashes)
-        held = list(hashes[:cached])
-        fresh, need = cached - sum(map(self._pins.__contains__, held)), blocks - cached
+        cached_hashes = list(hashes[:cached])
+        fresh, need = cached - sum(map(self._pins.__contains__, cached_hashes)), blocks - cached
         if self.pinned + fresh + need > self.blocks_max:
             return None
-        self._pin(held)
+        self._pin(cached_hashes)
         self.private += need
         while self.used > self.blocks_max:
             evicted, _ = self._idle.popitem(last=False)
             self._changed[evicted] = False
-        return Pinned(held, need)
+        return SequenceBlocks(cached_hashes, need)
 
-    def commit(self, held: Pinned, hashes: Sequence[int]) -> None:
+    def commit(self, blocks: SequenceBlocks, hashes: Sequence[int]) -> None:
         """Blocks that a sequence has filled get their names; `hashes` begins at its first block."""
-        fresh = hashes[len(held.hashes) :]
+        fresh = hashes[len(blocks.hashes) :]
         self._pin(fresh)
-        held.hashes.extend(fresh)
-        held.private -= len(fresh)
+        blocks.hashes.extend(fresh)
+        blocks.private -= len(fresh)
         self.private -= len(fresh)
 
-    def release(self, held: Pinned) -> None:
+    def release(self, blocks: SequenceBlocks) -> None:
         """The sequence ends; what has a name stays cached."""
-        self.private -= held.private
+        self.private -= blocks.private
         pins, idle = self._pins, self._idle
-        for value in reversed(held.hashes):
+        for value in reversed(blocks.hashes):
             if pins[value] > 1:
                 pins[value] -= 1
             else:
                 del pins[value]
                 idle[value] = None
-        held.hashes, held.private = [], 0
+        blocks.hashes, blocks.private = [], 0
 
     def clear(self) -> None:
         """Forget everything; for a worker that starts again."""
@@ -95,7 +95,7 @@ class BlockCache:
         self._changed.clear()
         self.private = 0
 
-    def named(self) -> list[int]:
+    def held_hashes(self) -> list[int]:
         """All hashes that are held."""
         return [*self._pins, *self._idle]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from string import ascii_lowercase
 from zlib import crc32
 
-from infra.simulator.machine.block_cache import Pinned
-from infra.simulator.machine.gpu import Sequence
+from infra.simulator.machine.block_cache import SequenceBlocks
+from infra.simulator.machine.gpu import GpuSequence
 from schemas.records import KvHandle, WorkPhase
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output
@@ -27,23 +27,25 @@ class Computation:
     hashes: list[int]
     prompt_tokens: int
     output_tokens: int  # of the whole answer
-    pinned: Pinned | None = None
-    sequence: Sequence | None = None
+    blocks: SequenceBlocks | None = None
+    sequence: GpuSequence | None = None
     cached_tokens: int = 0
     drawn_before: int = 0  # tokens of the answer before the GPU's first step with it alone
-    said_tokens: int = 0
+    sent_tokens: int = 0
     kv_bytes: int = 0
     buffered_bytes: int = 0  # received outside the engine's memory, until the job ends
-    incoming: bool = False  # KV is under way into its memory
-    computed: bool = False  # prefill is done
-    posted: bool = False  # and its KV is on the way to the decode engine
+    is_incoming: bool = False  # KV is under way into its memory
+    is_computed: bool = False  # prefill is done
+    is_posted: bool = False  # and its KV is on the way to the decode engine
     valid_tokens: int | None = None  # that a paired decode engine has; None until it says so
 
     job_id: str = field(init=False)
     request_id: str = field(init=False)  # without the attempt
     first_token: int = field(init=False)
     prefill: bool = field(init=False)
-    before: int = field(init=False)  # tokens of the answer that jobs before this one have made
+    prior_tokens: int = field(
+        init=False
+    )  # tokens of the answer that jobs before this one have made
 
     def __post_init__(self) -> None:
         self.job_id = self.job.request_id
@@ -53,18 +55,18 @@ class Computation:
         work = self.job.work
         plain = self.prompt_tokens if work is None else token_count(work.prompt_tokens)
         later = self.job.prompt_tokens[plain:]  # what was put in has numbers of its own
-        self.before = self.job.prior_tokens + sum(1 for token in later if token < VOCABULARY)
+        self.prior_tokens = self.job.prior_tokens + sum(1 for token in later if token < VOCABULARY)
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
         """The answer up to so many tokens, as far as it was not said."""
-        said, self.said_tokens = self.said_tokens, max(tokens, self.said_tokens)
-        said += self.before
-        until = self.before + self.said_tokens
+        begin, self.sent_tokens = self.sent_tokens, max(tokens, self.sent_tokens)
+        begin += self.prior_tokens
+        until = self.prior_tokens + self.sent_tokens
         first, at = self.first_token, self.first_token % len(ascii_lowercase)
         return Output(
             request_id=self.job_id,
-            token_ids=_TOKENS[first + said : first + until],
-            text=_LETTERS[at + said : at + until],
+            token_ids=_TOKENS[first + begin : first + until],
+            text=_LETTERS[at + begin : at + until],
             finish_reason=finish_reason,
             cached_tokens=self.cached_tokens,
             kv=kv,

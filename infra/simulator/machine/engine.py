@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine import gpu as gpus
 from infra.simulator.machine.computation import Computation
-from infra.simulator.machine.exchange import Exchange
-from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.exchange import SimKvExchange
+from infra.simulator.machine.gpu import SimGpu
 from infra.simulator.machine.latency import Setup, StepCosts
 from infra.simulator.machine.state import EngineState
 from schemas.errors import PromptTooLong
@@ -30,17 +30,17 @@ class TimedEngine:
         engine_id: str,
         clock: Clock,
         setup: Setup,
-        exchange: Exchange,
+        exchange: SimKvExchange,
         hashes: Hashes,
         wake: Callable[[], None],
         *,
         prefill_only: bool,
-        make_gpu: Callable[..., Gpu] = Gpu,  # called as Gpu is
+        make_gpu: Callable[..., SimGpu] = SimGpu,  # called as Gpu is
         model: str = "",
     ) -> None:
         costs = StepCosts(setup)
         self.gpu = gpu = make_gpu(
-            clock, costs, self._prompt_done, self._complete, self._began, self._step_done
+            clock, costs, self._prompt_done, self._complete, self._on_first_token, self._step_done
         )
         gpu.chunk_tokens = setup.prefill_chunk_tokens if prefill_only else setup.mixed_chunk_tokens
         gpu.send_ms = setup.send_ms if prefill_only else 0.0
@@ -68,12 +68,12 @@ class TimedEngine:
             len(job.prompt_tokens),
             job.sampling.max_tokens - job.prior_tokens,
         )
-        most = self.state.cache.blocks_max
-        if self.state.blocks_of(computation) <= most:
+        limit = self.state.cache.blocks_max
+        if self.state.blocks_of(computation) <= limit:
             self.state.add(computation)
             return
         error = PromptTooLong(
-            f"request {computation.request_id}: expected at most {most * self._setup.block_tokens} "
+            f"request {computation.request_id}: expected at most {limit * self._setup.block_tokens} "
             f"tokens with the answer, found {computation.prompt_tokens} + "
             f"{computation.output_tokens}"
         ).to_wire()
@@ -93,8 +93,8 @@ class TimedEngine:
 
     def drain(self) -> list[Output]:
         """What was said since the last time, one after the other."""
-        said, self.state.said = self.state.said, []
-        return said
+        outputs, self.state.outputs = self.state.outputs, []
+        return outputs
 
     def load(self) -> EngineLoad:
         """Current figures."""
@@ -111,7 +111,7 @@ class TimedEngine:
         else:
             self.state.compute(computation)
 
-    def _prompt_done(self, sequence: gpus.Sequence) -> bool:
+    def _prompt_done(self, sequence: gpus.GpuSequence) -> bool:
         computation, state = sequence.owner, self.state
         assert isinstance(computation, Computation)
         state.name_blocks(computation, computation.prompt_tokens)
@@ -122,7 +122,7 @@ class TimedEngine:
             state.say(computation.say(1))
             return True
         elif paired:
-            computation.computed = True
+            computation.is_computed = True
             state.say(computation.say(1))
             self._exchange.write_when_ready(state, computation)
         else:
@@ -133,7 +133,7 @@ class TimedEngine:
         """Keep the KV for whoever decodes, for a while."""
         state, until_ms = self.state, self._clock.now_ms + HANDLE_MS
         state.leave(computation)
-        state.handed[computation.job_id] = computation
+        state.handovers[computation.job_id] = computation
         kv = computation.handle(
             state.engine_id, computation.prompt_tokens, self._setup.block_tokens, int(until_ms)
         )
@@ -145,14 +145,14 @@ class TimedEngine:
 
         self._clock.at(until_ms, expire)
 
-    def _began(self, sequence: gpus.Sequence) -> None:
+    def _on_first_token(self, sequence: gpus.GpuSequence) -> None:
         """What came with its KV has drawn a token of its own."""
         computation = sequence.owner
         assert isinstance(computation, Computation)
         if self.state.computations.get(computation.job_id) is computation:
             self.state.say(computation.say(computation.drawn_before + 1))
 
-    def _complete(self, sequence: gpus.Sequence) -> None:
+    def _complete(self, sequence: gpus.GpuSequence) -> None:
         """The answer is whole."""
         computation, state = sequence.owner, self.state
         assert isinstance(computation, Computation)
@@ -166,7 +166,7 @@ class TimedEngine:
     def _step_done(self) -> None:
         if self._setup.steps_max:
             self._say_steps()
-        if self.state.said:
+        if self.state.outputs:
             self.state.wake()
 
     def _say_steps(self) -> None:
@@ -174,6 +174,6 @@ class TimedEngine:
         for computation in self.state.computations.values():
             sequence = computation.sequence
             if sequence is not None and sequence.joined:
-                drawn = computation.drawn_before + self.gpu.steps - sequence.first_step
-                if drawn > max(computation.said_tokens, computation.drawn_before):
-                    self.state.say(computation.say(drawn))
+                drawn_tokens = computation.drawn_before + self.gpu.steps - sequence.first_step
+                if drawn_tokens > max(computation.sent_tokens, computation.drawn_before):
+                    self.state.say(computation.say(drawn_tokens))

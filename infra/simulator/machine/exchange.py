@@ -13,7 +13,7 @@ from enum import Enum
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.computation import Computation
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import Links
+from infra.simulator.machine.links import KvLinks
 from infra.simulator.machine.state import EngineState
 from schemas.errors import KvUnavailable
 from schemas.records import KvHandle, Orchestration
@@ -28,7 +28,7 @@ class MoveKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class KvMove:
     """KV of a job that begins to move, or has moved (`done`), by a handle."""
 
     kind: MoveKind
@@ -37,16 +37,16 @@ class Move:
     target: EngineState
     into: Computation  # whose memory it is for
     handle: KvHandle
-    done: bool
+    is_done: bool
     at_ms: float
 
 
-class Exchange:
+class SimKvExchange:
     """All engines of a cluster, by id."""
 
-    def __init__(self, clock: Clock, setup: Setup, links: Links) -> None:
+    def __init__(self, clock: Clock, setup: Setup, links: KvLinks) -> None:
         self.engines: dict[str, EngineState] = {}
-        self.on_move: list[Callable[[Move], None]] = []
+        self.move_listeners: list[Callable[[KvMove], None]] = []
         self.failures = 0  # so many of the next moves come to nothing
         self.setup = setup
         self._clock, self._links = clock, links
@@ -57,16 +57,16 @@ class Exchange:
         assert kv is not None
         source = self.engines[kv.engine_id]
         key = kv.engine_request_id
-        if key not in source.handed:  # expired on the way: compute it here
+        if key not in source.handovers:  # expired on the way: compute it here
             here.compute(computation)
             return
-        tokens = computation.prompt_tokens - self._kept(computation)
+        tokens = computation.prompt_tokens - self._reused_tokens(computation)
         computation.kv_bytes = self._bytes(tokens)
         if not here.buffer(computation):
             here.wake()
             return
 
-        def done(took_ms: float) -> None:
+        def on_done(took_ms: float) -> None:
             source.free(key)
             source.wake()
             if here.computations.get(computation.job_id) is not computation:
@@ -74,20 +74,20 @@ class Exchange:
             if source.is_dead:
                 here.compute(computation)
                 return
-            _received(here, computation, took_ms)
+            _report_received(here, computation, took_ms)
             here.decode(computation, drawn_before=1)
             here.wake()
 
         self._carry(
-            self._move(MoveKind.READ, kv, source, here, computation), computation.kv_bytes, done
+            self._move(MoveKind.READ, kv, source, here, computation), computation.kv_bytes, on_done
         )
 
     def start_decode(self, here: EngineState, computation: Computation) -> None:
         """Memory is allocated: tell whoever is to write into it."""
         job, block_tokens = computation.job, self.setup.block_tokens
         if job.orchestration is Orchestration.DECODE_FIRST:
-            kept = self._kept(computation) // block_tokens * block_tokens
-            kv = computation.handle(here.engine_id, kept, block_tokens, job.deadline_ms)
+            reused_tokens = self._reused_tokens(computation) // block_tokens * block_tokens
+            kv = computation.handle(here.engine_id, reused_tokens, block_tokens, job.deadline_ms)
             here.say(Output(request_id=job.request_id, kv=kv))
             return
         assert job.kv is not None
@@ -96,7 +96,7 @@ class Exchange:
         def want() -> None:
             partner = source.computations.get(job.request_id)
             if partner is not None and here.computations.get(job.request_id) is computation:
-                partner.valid_tokens = self._kept(computation)
+                partner.valid_tokens = self._reused_tokens(computation)
                 self.write_when_ready(source, partner)
 
         self._clock.after(self.setup.link.latency_ms, want)
@@ -111,8 +111,8 @@ class Exchange:
             if target.tokens > computation.cached_tokens and partner is not None:
                 self._read_back(here, computation, peer)
                 return
-        elif partner is not None and partner.pinned is not None:  # its word came first
-            computation.valid_tokens = self._kept(partner)
+        elif partner is not None and partner.blocks is not None:  # its word came first
+            computation.valid_tokens = self._reused_tokens(partner)
         here.compute(computation)
 
     def _read_back(self, here: EngineState, computation: Computation, peer: EngineState) -> None:
@@ -120,7 +120,7 @@ class Exchange:
         assert computation.valid_tokens is not None
         kv_bytes = self._bytes(computation.valid_tokens - computation.cached_tokens)
 
-        def done(took_ms: float) -> None:
+        def on_done(took_ms: float) -> None:
             if here.computations.get(computation.job_id) is not computation:
                 return
             if not peer.is_dead:
@@ -131,36 +131,36 @@ class Exchange:
             here.compute(computation)
 
         move = self._move(MoveKind.READ, _target(computation), peer, here, computation)
-        self._carry(move, kv_bytes, done)
+        self._carry(move, kv_bytes, on_done)
 
     def write_when_ready(self, here: EngineState, computation: Computation) -> None:
         """Write what the decode engine lacks, once the prompt is computed and its word is here."""
-        if not computation.computed or computation.posted or computation.valid_tokens is None:
+        if not computation.is_computed or computation.is_posted or computation.valid_tokens is None:
             return
-        computation.posted = True
+        computation.is_posted = True
         peer = self.engines[_target(computation).engine_id]
         partner = peer.computations.get(computation.job_id)
         if partner is None:  # it has given up: nobody has room for this
-            self._written(here, computation, 0, 0.0)
+            self._finish_write(here, computation, 0, 0.0)
             return
         kv_bytes = self._bytes(computation.prompt_tokens - computation.valid_tokens)
 
-        def done(took_ms: float) -> None:
+        def on_done(took_ms: float) -> None:
             if here.is_dead:
                 return
             if peer.computations.get(partner.job_id) is partner:
                 partner.kv_bytes = kv_bytes
-                _received(peer, partner, 0.0)  # only the writer can measure it
+                _report_received(peer, partner, 0.0)  # only the writer can measure it
                 peer.decode(partner, drawn_before=0)
                 peer.wake()
             if here.computations.get(computation.job_id) is computation:
-                self._written(here, computation, kv_bytes, took_ms)
+                self._finish_write(here, computation, kv_bytes, took_ms)
                 here.wake()
 
         move = self._move(MoveKind.WRITE, _target(computation), here, peer, partner)
-        self._carry(move, kv_bytes, done)
+        self._carry(move, kv_bytes, on_done)
 
-    def _written(
+    def _finish_write(
         self, here: EngineState, computation: Computation, kv_bytes: int, took_ms: float
     ) -> None:
         here.say(
@@ -180,53 +180,53 @@ class Exchange:
         source: EngineState,
         target: EngineState,
         into: Computation,
-    ) -> Move:
-        return Move(
+    ) -> KvMove:
+        return KvMove(
             kind=kind,
             job_id=into.job_id,
             source=source,
             target=target,
             into=into,
             handle=handle,
-            done=False,
+            is_done=False,
             at_ms=self._clock.now_ms,
         )
 
-    def _carry(self, move: Move, kv_bytes: int, done: Callable[[float], None]) -> None:
+    def _carry(self, move: KvMove, kv_bytes: int, on_done: Callable[[float], None]) -> None:
         """Move bytes into a job's memory, which is not given to others before they are there."""
         source, target, into = move.source, move.target, move.into
-        into.incoming = True
-        self._tell(move)
+        into.is_incoming = True
+        self._notify(move)
         fails, self.failures = self.failures > 0, max(0, self.failures - 1)
 
-        def arrived(took_ms: float) -> None:
-            if self.on_move:
-                self._tell(replace(move, done=True, at_ms=self._clock.now_ms))
-            target.arrived(into)
+        def on_arrival(took_ms: float) -> None:
+            if self.move_listeners:
+                self._notify(replace(move, done=True, at_ms=self._clock.now_ms))
+            target.on_kv_arrival(into)
             if fails:
-                _failed(move)
+                _fail_job(move)
             else:
-                done(took_ms)
+                on_done(took_ms)
 
         request_id = into.request_id
-        self._links.move(request_id, source.engine_id, target.engine_id, kv_bytes, arrived)
+        self._links.move(request_id, source.engine_id, target.engine_id, kv_bytes, on_arrival)
 
-    def _tell(self, move: Move) -> None:
-        for moved in self.on_move:
-            moved(move)
+    def _notify(self, move: KvMove) -> None:
+        for listener in self.move_listeners:
+            listener(move)
 
-    def _kept(self, computation: Computation) -> int:
+    def _reused_tokens(self, computation: Computation) -> int:
         """Prompt tokens that need not be sent: whole cached blocks, where the setup keeps them."""
-        if not self.setup.receiver_keeps or computation.pinned is None:
+        if not self.setup.receiver_keeps or computation.blocks is None:
             return 0
-        cached = len(computation.pinned.hashes) * self.setup.block_tokens
+        cached = len(computation.blocks.hashes) * self.setup.block_tokens
         return min(cached, computation.prompt_tokens)
 
     def _bytes(self, tokens: int) -> int:
         return max(0, tokens) * self.setup.model.kv_bytes_per_token
 
 
-def _failed(move: Move) -> None:
+def _fail_job(move: KvMove) -> None:
     """Whoever moved the KV gives the job up, as engines do when their tries are used up."""
     here = move.target if move.kind is MoveKind.READ else move.source
     computation = here.computations.get(move.job_id)
@@ -243,7 +243,7 @@ def _target(computation: Computation) -> KvHandle:
     return target
 
 
-def _received(here: EngineState, computation: Computation, took_ms: float) -> None:
+def _report_received(here: EngineState, computation: Computation, took_ms: float) -> None:
     here.say(
         Output(
             request_id=computation.job_id,

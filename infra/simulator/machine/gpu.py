@@ -19,7 +19,7 @@ from infra.simulator.machine.latency import StepCosts
 _CHUNK_MIN = 16  # tokens of prompts in a step, however large the batch is
 
 
-class Sequence:
+class GpuSequence:
     """One prompt and its answer on one engine; `owner` is what its worker keeps of it."""
 
     __slots__ = (
@@ -46,11 +46,11 @@ class Sequence:
         self.removed = False
 
 
-def _nothing(*_: Sequence) -> None:
+def _nothing(*_: GpuSequence) -> None:
     pass
 
 
-class Gpu:
+class SimGpu:
     """Calls `prompt_done` (true: go on decoding), `began` (what came with its KV has its first
     token), `answer_done`, and then once `step_done`, at their virtual times.
     """
@@ -59,9 +59,9 @@ class Gpu:
         self,
         clock: Clock,
         costs: StepCosts,
-        prompt_done: Callable[[Sequence], bool],
-        answer_done: Callable[[Sequence], None],
-        began: Callable[[Sequence], None] = _nothing,
+        prompt_done: Callable[[GpuSequence], bool],
+        answer_done: Callable[[GpuSequence], None],
+        on_first_token: Callable[[GpuSequence], None] = _nothing,
         step_done: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
@@ -75,16 +75,16 @@ class Gpu:
         self.context_tokens = 0
         self.steps = 0
         self.step_ms = 0.0  # the last one
-        self.prompts: deque[Sequence] = deque()
+        self.prompts: deque[GpuSequence] = deque()
         self._prompt_done = prompt_done
         self._answer_done = answer_done
-        self._began = began
+        self._on_first_token = on_first_token
         self._step_done = step_done
-        self._by_end: list[tuple[int, int, Sequence]] = []
+        self._by_end: list[tuple[int, int, GpuSequence]] = []
         self._seq = 0
-        self._leaving: list[Sequence] = []
-        self._joining: list[Sequence] = []
-        self._chunks: list[tuple[Sequence, int]] = []
+        self._leaving: list[GpuSequence] = []
+        self._joining: list[GpuSequence] = []
+        self._chunks: list[tuple[GpuSequence, int]] = []
         self._began_ms = 0.0
         self._planned = 0  # steps of the run under way
         self._alarm: Alarm | None = None
@@ -92,20 +92,20 @@ class Gpu:
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens that are still to be computed."""
-        return sum(each.prompt_tokens - each.computed for each in self.prompts)
+        return sum(sequence.prompt_tokens - sequence.computed for sequence in self.prompts)
 
-    def add_prompt(self, sequence: Sequence) -> None:
+    def add_prompt(self, sequence: GpuSequence) -> None:
         """Compute the prompt, and then ask whether to go on."""
         self.prompts.append(sequence)
         self._interrupt()
 
-    def add_answer(self, sequence: Sequence) -> None:
+    def add_answer(self, sequence: GpuSequence) -> None:
         """Decode what has all its KV; joins at the next step."""
         sequence.computed = sequence.prompt_tokens
         self._joining.append(sequence)
         self._interrupt()
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: GpuSequence) -> None:
         """Take a sequence out, at the end of the step; nothing is called for it any more."""
         if sequence.removed:
             return
@@ -172,13 +172,13 @@ class Gpu:
             self.clock.at(first_ms, lambda: self._begin(fresh))
         self._alarm = self.clock.after(took_ms, self._end_run)
 
-    def _begin(self, fresh: list[Sequence]) -> None:
+    def _begin(self, fresh: list[GpuSequence]) -> None:
         for sequence in fresh:
             if not sequence.removed:
-                self._began(sequence)
+                self._on_first_token(sequence)
         self._step_done()
 
-    def _change_batch(self) -> list[Sequence]:
+    def _change_batch(self) -> list[GpuSequence]:
         """Between two steps: who was removed leaves, who came with its KV joins."""
         leaving, self._leaving = self._leaving, []
         for sequence in leaving:
@@ -190,16 +190,16 @@ class Gpu:
         return fresh
 
     def _mixed_ms(self) -> float:
-        room = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
+        chunk_tokens_max = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
         chunk, pairs, completed = 0, 0.0, 0
         for sequence in self.prompts:
-            left = sequence.prompt_tokens - sequence.computed
-            count = min(room - chunk, left)
-            completed += count == left
+            missing_tokens = sequence.prompt_tokens - sequence.computed
+            count = min(chunk_tokens_max - chunk, missing_tokens)
+            completed += count == missing_tokens
             self._chunks.append((sequence, count))
             chunk += count
             pairs += count * (sequence.computed + count / 2)
-            if chunk >= room:
+            if chunk >= chunk_tokens_max:
                 break
         alone_ms = self._run_ms(1) if self.batch else 0.0
         mixed_ms = self.slow * self.costs.step_ms(
@@ -216,15 +216,15 @@ class Gpu:
         self.steps += self._planned
         self.context_tokens += self.batch * self._planned
         self._planned = 1  # what the owner adds from here on is planned below
-        done = []
+        completed_sequences = []
         while self._by_end and self._by_end[0][0] <= self.steps:
             sequence = heappop(self._by_end)[2]
             if not sequence.removed:
                 sequence.removed = True
                 self._leave(sequence)
-                done.append(sequence)
+                completed_sequences.append(sequence)
         chunks, self._chunks = self._chunks, []
-        for sequence in done:
+        for sequence in completed_sequences:
             self._answer_done(sequence)
         for sequence, count in chunks:
             self._settle(sequence, count)
@@ -234,7 +234,7 @@ class Gpu:
             heapify(self._by_end)
         self._plan()
 
-    def _settle(self, sequence: Sequence, count: int) -> None:
+    def _settle(self, sequence: GpuSequence, count: int) -> None:
         if sequence.removed:
             return
         sequence.computed += count
@@ -247,7 +247,7 @@ class Gpu:
         else:
             sequence.removed = True
 
-    def _join(self, sequence: Sequence) -> None:
+    def _join(self, sequence: GpuSequence) -> None:
         sequence.joined = True
         sequence.first_step = self.steps
         sequence.context = sequence.prompt_tokens + 1
@@ -257,6 +257,6 @@ class Gpu:
         self._seq += 1
         heappush(self._by_end, (sequence.done_step, self._seq, sequence))
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: GpuSequence) -> None:
         self.batch -= 1
         self.context_tokens -= sequence.context + self.steps - sequence.first_step

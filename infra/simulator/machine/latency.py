@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuSpec:
     """Data sheet figures, and which share of them real kernels reach."""
 
     name: str
@@ -65,7 +65,7 @@ class Link:
 
 
 # NVIDIA H100 SXM data sheet (dense figures, without sparsity).
-H100 = Gpu(name="H100 SXM", flops=989.5e12, hbm_bytes_per_s=3.35e12, memory_bytes=80e9)
+H100 = GpuSpec(name="H100 SXM", flops=989.5e12, hbm_bytes_per_s=3.35e12, memory_bytes=80e9)
 # The model card of Llama 3.1 8B.
 LLAMA_8B = Model(
     name="Llama 3.1 8B", parameters=8.03e9, layers=32, hidden=4096, kv_heads=8, head_dim=128
@@ -90,7 +90,7 @@ NIC_400G = Link(bytes_per_s=50e9)  # 400 Gbit/s per GPU, as in an HGX node
 class Setup:
     """A machine type: GPU, model, link and how its engines are set."""
 
-    gpu: Gpu = H100
+    gpu: GpuSpec = H100
     model: Model = LLAMA_8B
     link: Link = NIC_400G
     overhead_ms: float = 1.5  # scheduling, sampling and launches of one step

@@ -10,7 +10,7 @@ from infra.simulator.log.clock import Clock
 from infra.simulator.machine.latency import Setup
 
 
-class Links:
+class KvLinks:
     """All links of a cluster; counts what moved."""
 
     def __init__(self, clock: Clock, setup: Setup) -> None:
@@ -26,7 +26,7 @@ class Links:
         source: str,
         target: str,
         kv_bytes: int,
-        done: Callable[[float], None],
+        on_done: Callable[[float], None],
     ) -> None:
         """Move bytes; `done` gets the time it took in ms, waiting included."""
         now_ms = self.clock.now_ms
@@ -37,4 +37,4 @@ class Links:
         self._free_ms[out] = self._free_ms[into] = begin_ms + carry_ms
         self.moved_bytes[request_id] = self.moved_bytes.get(request_id, 0) + kv_bytes
         end_ms = begin_ms + carry_ms + latency_ms
-        self.clock.at(end_ms, lambda: done(end_ms - now_ms))
+        self.clock.at(end_ms, lambda: on_done(end_ms - now_ms))

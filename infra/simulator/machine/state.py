@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from infra.simulator.machine.block_cache import BlockCache
 from infra.simulator.machine.computation import Computation
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import GpuSequence, SimGpu
 from infra.simulator.machine.latency import Setup
 from schemas.records import WorkPhase
 from workers.llm.engine import EngineLoad, Output
@@ -22,26 +22,26 @@ class EngineState:
         self,
         engine_id: str,
         setup: Setup,
-        gpu: Gpu,
+        gpu: SimGpu,
         start: Callable[[Computation], None],
         wake: Callable[[], None],
     ) -> None:
         self.engine_id, self.setup, self.gpu, self.wake = engine_id, setup, gpu, wake
         self.cache = BlockCache(setup.kv_blocks)
         self.computations: dict[str, Computation] = {}  # by job id
-        self.handed: dict[str, Computation] = {}  # prefill is done, the KV waits for its reader
+        self.handovers: dict[str, Computation] = {}  # prefill is done, the KV waits for its reader
         self.pending: deque[Computation] = deque()
         self.running = 0  # computations that hold memory
         self.is_dead = False
         self.tokens_total = 0
         self.buffered_bytes = self.buffered_bytes_max = 0
         self.blocks_max = 0  # most that were pinned at a time
-        self.said: list[Output] = []  # to be drained
+        self.outputs: list[Output] = []  # to be drained
         self._start = start
 
     def load(self) -> EngineLoad:
         """Current figures."""
-        waiting_tokens = sum([each.prompt_tokens for each in self.pending])
+        waiting_tokens = sum([computation.prompt_tokens for computation in self.pending])
         return EngineLoad(
             running=self.gpu.batch,
             waiting=len(self.computations) - self.gpu.batch,
@@ -57,13 +57,13 @@ class EngineState:
         self.is_dead = True
         self.gpu.stop()
         self.cache.clear()
-        for held in (self.computations, self.handed, self.pending, self.said):
-            held.clear()
+        for container in (self.computations, self.handovers, self.pending, self.outputs):
+            container.clear()
         self.running = self.buffered_bytes = 0
 
     def say(self, output: Output) -> None:
         """Have the worker hear it, the next time that it drains."""
-        self.said.append(output)
+        self.outputs.append(output)
 
     # Memory
 
@@ -82,12 +82,12 @@ class EngineState:
             pinned = self.cache.hold(hashes, self.blocks_of(computation))
             if pinned is None:
                 return
-            computation.pinned = pinned
+            computation.blocks = pinned
             self.blocks_max = max(self.blocks_max, self.cache.pinned)
             self.pending.popleft()
             self.running += 1
-            found = len(pinned.hashes) * self.setup.block_tokens
-            computation.cached_tokens = min(found, computation.prompt_tokens - 1)
+            cached_tokens = len(pinned.hashes) * self.setup.block_tokens
+            computation.cached_tokens = min(cached_tokens, computation.prompt_tokens - 1)
             self._start(computation)
 
     def blocks_of(self, computation: Computation) -> int:
@@ -97,41 +97,41 @@ class EngineState:
 
     def buffer(self, computation: Computation) -> bool:
         """Take room for a job's KV outside the memory; False where that ends the engine."""
-        room = self.setup.receive_buffer_bytes
-        if room is None:
+        buffer_bytes_max = self.setup.receive_buffer_bytes
+        if buffer_bytes_max is None:
             return True
         computation.buffered_bytes = computation.kv_bytes
         self.buffered_bytes += computation.kv_bytes
         self.buffered_bytes_max = max(self.buffered_bytes_max, self.buffered_bytes)
-        if self.buffered_bytes <= room:
+        if self.buffered_bytes <= buffer_bytes_max:
             return True
         self.stop()
         return False
 
     def name_blocks(self, computation: Computation, tokens: int) -> None:
         """KV of the first tokens is complete: others may use it."""
-        if computation.pinned is not None:
+        if computation.blocks is not None:
             blocks = tokens // self.setup.block_tokens
-            self.cache.commit(computation.pinned, computation.hashes[:blocks])
+            self.cache.commit(computation.blocks, computation.hashes[:blocks])
 
     def leave(self, computation: Computation) -> None:
         """A job is over; its memory may be kept."""
         del self.computations[computation.job_id]
         if computation.sequence is not None:
             self.gpu.remove(computation.sequence)
-        if computation.pinned is None:
+        if computation.blocks is None:
             self.pending.remove(computation)
 
     def drop(self, computation: Computation) -> None:
         """A job is over, and all that it holds is free: but not what somebody writes to."""
         self.leave(computation)
-        if not computation.incoming:
+        if not computation.is_incoming:
             self._release(computation)
         self.admit()
 
-    def arrived(self, computation: Computation) -> None:
+    def on_kv_arrival(self, computation: Computation) -> None:
         """Nobody writes to its memory any more."""
-        computation.incoming = False
+        computation.is_incoming = False
         if self.is_dead:
             return
         if self.computations.get(computation.job_id) is not computation:
@@ -140,15 +140,15 @@ class EngineState:
 
     def free(self, job_id: str) -> None:
         """The KV that was kept for a reader is needed no longer."""
-        computation = self.handed.pop(job_id, None)
+        computation = self.handovers.pop(job_id, None)
         if computation is not None:
             self._release(computation)
             self.admit()
 
     def _release(self, computation: Computation) -> None:
-        if computation.pinned is not None:
-            self.cache.release(computation.pinned)
-            computation.pinned = None
+        if computation.blocks is not None:
+            self.cache.release(computation.blocks)
+            computation.blocks = None
             self.running -= 1
             self.buffered_bytes -= computation.buffered_bytes
             computation.buffered_bytes = 0
@@ -159,7 +159,7 @@ class EngineState:
         """Compute the prompt here, from what is cached on."""
         prompt, cached = computation.prompt_tokens, computation.cached_tokens
         computation.drawn_before = 1
-        computation.sequence = Sequence(computation, prompt, cached, computation.output_tokens)
+        computation.sequence = GpuSequence(computation, prompt, cached, computation.output_tokens)
         self.gpu.add_prompt(computation.sequence)
 
     def decode(self, computation: Computation, *, drawn_before: int) -> None:
@@ -168,5 +168,5 @@ class EngineState:
         self.name_blocks(computation, prompt)
         computation.drawn_before = drawn_before
         tokens = computation.output_tokens - drawn_before
-        computation.sequence = Sequence(computation, prompt, prompt, tokens)
+        computation.sequence = GpuSequence(computation, prompt, prompt, tokens)
         self.gpu.add_answer(computation.sequence)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from infra.simulator.log.clock import Clock
-from infra.simulator.members.gateways import Answer
-from infra.simulator.members.searches import wish
+from infra.simulator.members.gateways import SimAnswer
+from infra.simulator.members.searches import retrieval_of
 from infra.simulator.members.worker import MODEL
-from infra.simulator.traffic.script import Conversation, Turn
+from infra.simulator.traffic.script import SimConversation, SimTurn
 from schemas.errors import AttemptsDiffer, EngineFailed
 from schemas.prefix import chain, salt_of
 from schemas.records import (
@@ -36,7 +36,7 @@ from schemas.records import (
 
 
 @dataclass(slots=True, eq=False)
-class Served:
+class ClientRequest:
     """One request as its client saw it. Times are None for what did not happen."""
 
     request_id: str
@@ -53,8 +53,10 @@ class Served:
     refused: bool = False  # its gateway could not put it into the log
     differs: bool = False  # its answer was not the same again
     lacks_tokens: bool = False  # its gateway waited for some in vain
-    left: bool = False  # its gateway was lost, and nobody resumes
-    begun_ms: dict[str, float] = field(default_factory=dict)  # first tokens, by who sent them
+    has_left: bool = False  # its gateway was lost, and nobody resumes
+    first_ms_by_worker: dict[str, float] = field(
+        default_factory=dict
+    )  # first tokens, by who sent them
 
     @property
     def completed(self) -> bool:
@@ -93,7 +95,7 @@ class Served:
         return Orchestration.NONE if self.outcome is None else self.outcome.orchestration
 
 
-Heard = Callable[[Served, Sequence[int], str], None]  # more of an answer
+TokenListener = Callable[[ClientRequest, Sequence[int], str], None]  # more of an answer
 
 
 class Clients:
@@ -103,7 +105,7 @@ class Clients:
         self,
         clock: Clock,
         send: Callable[[Request], None],
-        heard: Sequence[Heard],
+        token_listeners: Sequence[TokenListener],
         *,
         timeout_ms: int,
         conversations_max: int = 0,  # at a time; 0: any number
@@ -116,23 +118,23 @@ class Clients:
         during the answer.
         """
         self.clock = clock
-        self.served: list[Served] = []
+        self.requests: list[ClientRequest] = []
         self.started = 0  # conversations
         self.open = 0  # of these, still to end
-        self._send, self._heard = send, heard
+        self._send, self._token_listeners = send, token_listeners
         self._wants, self._probing = wants, probing
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
-        self._live: dict[str, tuple[Served, Conversation, int]] = {}
-        self._by_id: dict[str, Served] = {}
-        self._conversations_max, self._held = conversations_max, 0
-        self._waiting: deque[Conversation] = deque()
+        self._live: dict[str, tuple[ClientRequest, SimConversation, int]] = {}
+        self._by_id: dict[str, ClientRequest] = {}
+        self._conversations_max, self._active_conversations = conversations_max, 0
+        self._waiting: deque[SimConversation] = deque()
 
-    def start(self, conversations: Sequence[Conversation]) -> None:
+    def start(self, conversations: Sequence[SimConversation]) -> None:
         """Have each conversation begin at its time."""
-        for each in conversations:
+        for script in conversations:
             self.started += 1
             self.open += 1
-            self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
+            self.clock.at(script.at_ms, lambda script=script: self._begin(script))  # type: ignore[misc]  # bound now
 
     def hashes(self, request_id: str, prompt: Sequence[int], block: int) -> list[int]:
         """Names of the blocks that a request is about, with this prompt: of its conversation, or
@@ -146,15 +148,15 @@ class Clients:
             turn = conversation.turns[index]
             if len(prompt) == turn.prompt_tokens:
                 return conversation.hashes
-            said, scope = turn.prompt_tokens + turn.output_tokens, conversation.cache_scope
-            tokens = np.append(prompt, conversation.tokens[turn.prompt_tokens : said])
-        found: list[int] = chain(tokens, block, salt_of(scope)).tolist()
-        return found
+            end, scope = turn.prompt_tokens + turn.output_tokens, conversation.cache_scope
+            tokens = np.append(prompt, conversation.tokens[turn.prompt_tokens : end])
+        hashes: list[int] = chain(tokens, block, salt_of(scope)).tolist()
+        return hashes
 
     @property
-    def waiting(self) -> list[Served]:
+    def waiting(self) -> list[ClientRequest]:
         """Whose requests have not ended for them."""
-        return [served for served, _, _ in self._live.values()]
+        return [request for request, _, _ in self._live.values()]
 
     def rows(self, frame: TokenFrame) -> None:
         """Note who sends first tokens, and in which attempt."""
@@ -164,91 +166,93 @@ class Clients:
             live = None if seq else self._live.get(request_id)
             if live is None or attempt < live[0].attempt:
                 continue
-            served = live[0]
-            if attempt > served.attempt:
-                served.attempt, served.begun_ms = attempt, {}
-            served.begun_ms.setdefault(frame.worker_id, self.clock.now_ms)
+            request = live[0]
+            if attempt > request.attempt:
+                request.attempt, request.first_ms_by_worker = attempt, {}
+            request.first_ms_by_worker.setdefault(frame.worker_id, self.clock.now_ms)
 
-    def news(self, answer: Answer) -> None:
+    def on_answer(self, answer: SimAnswer) -> None:
         """An answer has grown, or ended."""
         live, stream = self._live.get(answer.key.parent_id), answer.stream
         if live is None or stream.is_catching_up:
             return
-        served = live[0]
-        if stream.next_seq and served.first_ms is None:
-            served.first_ms = self.clock.now_ms
-        if self._heard:
+        request = live[0]
+        if stream.next_seq and request.first_ms is None:
+            request.first_ms = self.clock.now_ms
+        if self._token_listeners:
             tokens, stream.token_ids = stream.token_ids, []
             text = stream.drain()
-            for heard in self._heard:
-                heard(served, tokens, text)
+            for listener in self._token_listeners:
+                listener(request, tokens, text)
         if stream.end is not None:
             # who goes on with an answer does not begin it: then the first token at all
-            served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker, served.first_ms)
-            self._ended(served, whole=stream.end.kind is OutcomeKind.COMPLETED)
+            request.decode_first_ms = request.first_ms_by_worker.get(
+                stream.end.decode_worker, request.first_ms
+            )
+            self._finish(request, whole=stream.end.kind is OutcomeKind.COMPLETED)
         elif answer.failure is not None:
             if isinstance(answer.failure, AttemptsDiffer):
-                served.differs = True
-                self._ended(served, whole=False)
+                request.differs = True
+                self._finish(request, whole=False)
             else:  # its gateway gave it up, and it ends some other way
-                served.lacks_tokens = isinstance(answer.failure, EngineFailed)
-                self.left(served.request_id)
+                request.lacks_tokens = isinstance(answer.failure, EngineFailed)
+                self.stop_reading(request.request_id)
 
-    def outcome(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         """It stands in the log; that of the highest attempt counts."""
-        served = self._by_id.get(outcome.request_id)
-        if served is None or (served.outcome and outcome.attempt < served.outcome.attempt):
+        request = self._by_id.get(outcome.request_id)
+        if request is None or (request.outcome and outcome.attempt < request.outcome.attempt):
             return
-        served.outcome = outcome
-        if served.left:
-            self._ended(served, whole=outcome.kind is OutcomeKind.COMPLETED)
+        request.outcome = outcome
+        if request.has_left:
+            self._finish(request, whole=outcome.kind is OutcomeKind.COMPLETED)
 
-    def left(self, request_id: str) -> None:
+    def stop_reading(self, request_id: str) -> None:
         """The client of a request reads no more; it notices the end some other way."""
         if request_id in self._live:
-            served = self._live[request_id][0]
-            served.left = True
-            if served.outcome is not None:
-                self._ended(served, whole=served.completed)
+            request = self._live[request_id][0]
+            request.has_left = True
+            if request.outcome is not None:
+                self._finish(request, whole=request.completed)
 
-    def _ended(self, served: Served, *, whole: bool) -> None:
+    def _finish(self, request: ClientRequest, *, whole: bool) -> None:
         """The next turn follows a whole answer."""
-        live = self._live.pop(served.request_id, None)
+        live = self._live.pop(request.request_id, None)
         if live is None:
             return
         _, conversation, index = live
-        served.ended_ms = self.clock.now_ms
+        request.ended_ms = self.clock.now_ms
         if whole and index + 1 < len(conversation.turns):
             think_ms = conversation.turns[index + 1].think_ms
             self.clock.after(think_ms, lambda: self._say(conversation, index + 1))
         else:
             self._leave()
 
-    def refused(self, request_id: str) -> None:
+    def refuse(self, request_id: str) -> None:
         """A request was not accepted; its conversation is over."""
-        served, _, _ = self._live.pop(request_id)
-        served.refused, served.ended_ms = True, self.clock.now_ms
+        request, _, _ = self._live.pop(request_id)
+        request.refused, request.ended_ms = True, self.clock.now_ms
         self._leave()
 
     def _leave(self) -> None:
         """A conversation is over; another may begin."""
         self.open -= 1
-        self._held -= 1
+        self._active_conversations -= 1
         if self._waiting:
             self._begin(self._waiting.popleft())
 
-    def _begin(self, conversation: Conversation) -> None:
-        if self._conversations_max and self._held >= self._conversations_max:
+    def _begin(self, conversation: SimConversation) -> None:
+        if self._conversations_max and self._active_conversations >= self._conversations_max:
             self._waiting.append(conversation)
             return
-        self._held += 1
+        self._active_conversations += 1
         self._say(conversation, 0)
 
-    def _say(self, conversation: Conversation, index: int) -> None:
+    def _say(self, conversation: SimConversation, index: int) -> None:
         turn, now_ms = conversation.turns[index], self.clock.now_ms
         request_id = f"{conversation.name}-{index + 1}"
         assert request_id not in self._by_id, f"{request_id}: two conversations have one name"
-        served = Served(
+        request = ClientRequest(
             request_id=request_id,
             session_id=conversation.session_id,
             turn=conversation.turns_before + index + 1,
@@ -256,13 +260,13 @@ class Clients:
             output_tokens=turn.output_tokens,
             sent_ms=now_ms,
         )
-        self.served.append(served)
-        self._live[request_id] = served, conversation, index
-        self._by_id[request_id] = served
+        self.requests.append(request)
+        self._live[request_id] = request, conversation, index
+        self._by_id[request_id] = request
         w_ttft, w_tpot = self._weights
-        wished: Retrieval | None = None
+        retrieval: Retrieval | None = None
         if self._wants(request_id):
-            wished = wish(conversation, index, now_ms, self._probing(request_id))
+            retrieval = retrieval_of(conversation, index, now_ms, self._probing(request_id))
         self._send(
             Request(
                 request_id=request_id,
@@ -280,14 +284,14 @@ class Clients:
                 gateway_partition=0,
                 w_ttft=w_ttft,
                 w_tpot=w_tpot,
-                retrieval=wished,
+                retrieval=retrieval,
                 tenant=conversation.tenant,
                 cache_scope=conversation.cache_scope,
             )
         )
 
 
-def _sampling(turn: Turn) -> Sampling:
+def _sampling(turn: SimTurn) -> Sampling:
     if not turn.grammar_chars:
         return Sampling(max_tokens=turn.output_tokens, ignore_eos=True)
     grammar = Structured(kind=StructuredKind.GRAMMAR, value="g" * turn.grammar_chars)

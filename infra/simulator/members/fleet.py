@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from infra.simulator.members.life import Life
+from infra.simulator.members.life import SimProcess
 from infra.simulator.members.worker import SimWorker
 from schemas import prefix
 from schemas.records import (
@@ -25,7 +25,7 @@ FleetRecord = Registration | Heartbeat
 def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -> Registration:
     """A worker introduces this life of itself."""
     topics = sorted({WORK_TOPICS[role] for role in worker.roles})
-    capability = replace(worker.life.engine.capability, orchestrations=orchestrations)
+    capability = replace(worker.process.engine.capability, orchestrations=orchestrations)
     return Registration(
         member_id=worker.worker_id,
         epoch=worker.epoch,
@@ -39,27 +39,27 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
 
 def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
     """A worker lives, grants credits and tells its load; with its last one it is gone."""
-    life = worker.life
+    process = worker.process
     return Heartbeat(
         member_id=worker.worker_id,
         epoch=worker.epoch,
         seq=seq,
         at_ms=int(worker.wall.now_ms),
-        state=_state(worker.life),
+        state=_state(worker.process),
         grants=worker.grants,
-        load=load_of(life.engine.load(), life.held, 0.0),
+        load=load_of(process.engine.load(), process.held, 0.0),
     )
 
 
-def _state(life: Life) -> MemberState:
-    if not life.alive:
+def _state(process: SimProcess) -> MemberState:
+    if not process.alive:
         return MemberState.GONE
-    return MemberState.DRAINING if life.held.draining else MemberState.READY
+    return MemberState.DRAINING if process.held.draining else MemberState.READY
 
 
 def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
     """What changed in a worker's prefix cache, or all that it holds."""
-    cache = worker.life.engine.state.cache
+    cache = worker.process.engine.state.cache
     removed, stored = cache.take()
     return KvEvents(
         worker_id=worker.worker_id,
@@ -68,17 +68,19 @@ def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
         at_ms=int(worker.wall.now_ms),
         block_size=worker.setup.block_tokens,
         snapshot=snapshot,
-        stored=prefix.pack(cache.named() if snapshot else stored),
+        stored=prefix.pack(cache.held_hashes() if snapshot else stored),
         removed=prefix.pack(() if snapshot else removed),
     )
 
 
-def joins(member_id: str, epoch: int, kind: MemberKind, started_ms: int) -> Registration:
+def member_registration(
+    member_id: str, epoch: int, kind: MemberKind, started_ms: int
+) -> Registration:
     """A router or a gateway is a member as well."""
     return Registration(member_id=member_id, epoch=epoch, kind=kind, started_ms=started_ms)
 
 
-def lives(
+def member_heartbeat(
     member_id: str, epoch: int, seq: int, now_ms: float, backlog: Backlog | None = None
 ) -> Heartbeat:
     """And beats."""

@@ -22,7 +22,7 @@ GAP_MS = GatewaySettings().gap_ms
 KEEPS_RUNNING_EVERY = 5  # so many requests, one asks to go on without its client
 
 
-class Answer(Call):
+class SimAnswer(Call):
     """One request's answer on its way to the client; `touched` collects those that have news."""
 
     __slots__ = ("request", "touched")
@@ -30,10 +30,10 @@ class Answer(Call):
     def __init__(
         self,
         request: Request,
-        touched: dict[str, "Answer"],
+        touched: dict[str, "SimAnswer"],
         offset: int,
         now_ms: float,
-        has: ClientPosition | None = None,
+        position: ClientPosition | None = None,
         *,
         wants_ids: bool,
         is_whole: bool,
@@ -54,7 +54,7 @@ class Answer(Call):
             key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, waits_for_end=is_whole
         )
         self.request, self.touched = request, touched
-        self.add(request.request_id, 0, None if is_whole else has)
+        self.add(request.request_id, 0, None if is_whole else position)
 
     @property
     def stream(self) -> CallStream:
@@ -86,7 +86,7 @@ class Gateways:
         self,
         clock: Clock,
         count: int,
-        told: Callable[[Answer], None],
+        on_answer: Callable[[SimAnswer], None],
         write: Callable[[Continued], None],
         *,
         wants_ids: bool,
@@ -94,18 +94,18 @@ class Gateways:
         """`told` is called for each answer that has grown or ended, if it is so with its ids;
         `write` puts a record into the log."""
         self._write = write
-        self._clock, self._told, self._wants_ids = clock, told, wants_ids
+        self._clock, self._on_answer, self._wants_ids = clock, on_answer, wants_ids
         self.reads_whole = False  # every second answer, with nothing of it written before its end
         self._accepted = 0
-        self._touched: dict[str, Answer] = {}
+        self._touched: dict[str, SimAnswer] = {}
         self._logged: defaultdict[int, list[TokenFrame]] = defaultdict(list)
-        self._alone = None if count else self._made("clients", 0)
+        self._only_gateway = None if count else self._make_gateway("clients", 0)
         self.by_id = {
-            f"gateway-{number}": self._made(f"gateway-{number}", number + 1, number)
+            f"gateway-{number}": self._make_gateway(f"gateway-{number}", number + 1, number)
             for number in range(count)
         }
 
-    def _made(
+    def _make_gateway(
         self, gateway_id: str, started_ms: int, partition: int = 0, epoch: int = 1
     ) -> SimGateway:
         """One that says what there is of answers whose attempts are void."""
@@ -124,44 +124,48 @@ class Gateways:
 
     def accept(self, request: Request) -> Request:
         """The next of them in turn takes the call."""
-        gateway, found = self._alone, request
+        gateway, gateway_request = self._only_gateway, request
         if gateway is None:
             self._accepted += 1
             gateway = self.living[self._accepted % len(self.living)]
-            found = replace(
+            gateway_request = replace(
                 request,
                 gateway_id=gateway.gateway_id,
                 gateway_partition=gateway.partition,
                 gateway_started_ms=gateway.started_ms,
                 keeps_running=not self._accepted % KEEPS_RUNNING_EVERY,
             )
-        offset = len(self._logged[gateway.partition]) if self._alone is None else 0
-        gateway.hub.add(self._answer(found, offset))
-        return found
+        offset = len(self._logged[gateway.partition]) if self._only_gateway is None else 0
+        gateway.hub.add(self._answer(gateway_request, offset))
+        return gateway_request
 
-    def _answer(self, request: Request, offset: int, has: ClientPosition | None = None) -> Answer:
+    def _answer(
+        self, request: Request, offset: int, position: ClientPosition | None = None
+    ) -> SimAnswer:
         now_ms, is_even = self._clock.now_ms, crc32(request.request_id.encode()) % 2 == 0
         whole = self.reads_whole and is_even
         ids = self._wants_ids
-        return Answer(request, self._touched, offset, now_ms, has, wants_ids=ids, is_whole=whole)
+        return SimAnswer(
+            request, self._touched, offset, now_ms, position, wants_ids=ids, is_whole=whole
+        )
 
-    def refused(self, request: Request) -> None:
+    def refuse(self, request: Request) -> None:
         """It could not be put into the log."""
         self.hang_up(request.request_id)
 
     def hang_up(self, request_id: str) -> Request | None:
         """Nobody listens to an answer any more; the request, if it was read at all."""
-        for gateway in [self._alone] if self._alone is not None else self.living:
+        for gateway in [self._only_gateway] if self._only_gateway is not None else self.living:
             answer = gateway.hub.find(request_id)
-            if isinstance(answer, Answer):
+            if isinstance(answer, SimAnswer):
                 gateway.hub.remove(answer)
                 return answer.request
         return None
 
     def frame(self, partition: int, frame: TokenFrame) -> None:
         """A frame stands in the log: whoever reads its partition takes what it waits for."""
-        if self._alone is not None:
-            self._take(self._alone, frame)
+        if self._only_gateway is not None:
+            self._take(self._only_gateway, frame)
             return
         self._logged[partition].append(frame)
         for gateway in self.living:
@@ -173,7 +177,7 @@ class Gateways:
         touched = self._touched
         while touched:
             _, answer = touched.popitem()
-            self._told(answer)
+            self._on_answer(answer)
             if not answer.open_streams or answer.failure is not None:
                 self._forget(gateway, answer.request.request_id)
 
@@ -188,17 +192,17 @@ class Gateways:
         for gateway in self.living:
             for call in gateway.hub.calls():
                 failure = failure_of(call, now_ms / 1000, int(now_ms), GAP_MS)
-                if failure is not None and isinstance(call, Answer):
+                if failure is not None and isinstance(call, SimAnswer):
                     call.fail(failure)
                     self._touched.clear()
                     gateway.hub.remove(call)
-                    self._told(call)
+                    self._on_answer(call)
 
-    def reading(self, gateway_id: str) -> list[Answer]:
+    def answers_at(self, gateway_id: str) -> list[SimAnswer]:
         """What is read there."""
-        return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, Answer)]
+        return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, SimAnswer)]
 
-    def resume(self, answer: Answer) -> Resumption:
+    def resume(self, answer: SimAnswer) -> Resumption:
         """The client of a gateway that was lost goes on at one that lives, behind what it has."""
         gateway, request, key = self.living[0], answer.request, answer.key
         now_ms = self._clock.now_ms
@@ -226,6 +230,8 @@ class Gateways:
     def restart(self, gateway_id: str) -> SimGateway:
         """Another process takes the name."""
         former = self.by_id[gateway_id]
-        found = self._made(gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1)
-        self.by_id[gateway_id] = found
-        return found
+        gateway = self._make_gateway(
+            gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1
+        )
+        self.by_id[gateway_id] = gateway
+        return gateway

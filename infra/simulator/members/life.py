@@ -43,35 +43,37 @@ class Ports:
     ack_ms: float
 
 
-class Life:
+class SimProcess:
     """Serves from its making until `end`. `make_engine` gets what the engine is to wake."""
 
     def __init__(
         self,
-        me: WorkerIdentity,
+        identity: WorkerIdentity,
         clock: Clock,
         limits: RequestLimits,
         make_engine: Callable[[Callable[[], None]], TimedEngine],
-        known: Peers,
+        peer_view: Peers,
         ports: Ports,
-        on_taken: Callable[[Work], None] = lambda work: None,
+        on_work: Callable[[Work], None] = lambda work: None,
     ) -> None:
         """`on_taken` hears of each piece of work, once it is held."""
         self.alive = True
-        self._on_taken = on_taken
+        self._on_work = on_work
         self.engine = make_engine(self._wake)
-        frames = Frames(me.worker_id)
+        frames = Frames(identity.worker_id)
         self._pacing = Pacing(frames, _INTERVALS)
         self._reports = Reports(
             pending_max=_SETTINGS.reports_pending_max, tries_max=_SETTINGS.report_tries_max
         )
         self.probing = ProbingJobs(
             self.engine,
-            lambda ask: ports.probe(ask, self._found),
+            lambda ask: ports.probe(ask, self._on_retrieved),
             lambda record: self._reports.add(record, ()),
         )
-        self.held = ActiveRequests(self.probing, me, limits, frames, self._reports.add, known)
-        self._me, self._clock, self._ports = me, clock, ports
+        self.requests = ActiveRequests(
+            self.probing, identity, limits, frames, self._reports.add, peer_view
+        )
+        self._identity, self._clock, self._ports = identity, clock, ports
         self._at_work = False
         self._expiry_ms: int | None = None  # when deadlines are looked at
         self._interval_ms: float | None = None  # when frames are, that wait for time
@@ -79,32 +81,32 @@ class Life:
     def take(self, work: Work) -> None:
         """A piece of work comes from the log."""
         if self.alive and not self._clock.defers(lambda: self.take(work)):
-            self.held.take(work, (), int(self._clock.now_ms))
+            self.requests.take(work, (), int(self._clock.now_ms))
             self._go_on()
             self._watch_deadlines()
-            self._on_taken(work)
+            self._on_work(work)
 
     def cancel(self, order: CancelWork) -> None:
         """So does an order to stop."""
         if self.alive and not self._clock.defers(lambda: self.cancel(order)):
-            self.held.cancel(order, int(self._clock.now_ms))
+            self.requests.cancel(order, int(self._clock.now_ms))
             self._go_on()
 
     def warm(self, order: WarmPrefix) -> None:
         """So does a prompt's beginning, to be computed."""
         is_known = f"warm.{order.request_id}" in self.engine.state.computations
         if self.alive and not is_known and not self._clock.defers(lambda: self.warm(order)):
-            warm_prefix(order, self.engine, self.held, int(self._clock.now_ms))
+            warm_prefix(order, self.engine, self.requests, int(self._clock.now_ms))
             self._go_on()
 
     def drain(self) -> None:
         """Take nothing new, and finish what is held."""
-        self.held.draining = True
+        self.requests.draining = True
 
     def leave(self) -> None:
         """Give back what is still held; another life may follow."""
-        error = WorkerRefused(f"worker {self._me.worker_id} is shutting down").to_wire()
-        self.held.give_back(error, int(self._clock.now_ms))
+        error = WorkerRefused(f"worker {self._identity.worker_id} is shutting down").to_wire()
+        self.requests.give_back(error, int(self._clock.now_ms))
         self._go_on()
         self.end()
 
@@ -126,37 +128,37 @@ class Life:
             return
         engine, reports = self.engine, self._reports
         self._at_work = True
-        while engine.state.said:
+        while engine.state.outputs:
             now_ms = int(self._clock.now_ms)
-            self.held.step(self.probing.step(engine.drain(), now_ms), now_ms)
+            self.requests.step(self.probing.step(engine.drain(), now_ms), now_ms)
         self._at_work = False
         if not self._pacing.is_settled:
             self._send_frames()
         while reports.is_due:
             self._send_report(reports.next())
         if engine.state.cache.has_changed:
-            self._ports.blocks_changed(self._me.worker_id)
+            self._ports.blocks_changed(self._identity.worker_id)
         if len(self.probing):
             self._watch_deadlines()
 
-    def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
+    def _on_retrieved(self, retrieved: Retrieved, seeds: Sequence[str]) -> None:
         """A search of an answer has ended."""
-        if not self._clock.defers(lambda: self._found(found, seeds)):
-            self._say(lambda now_ms: self.probing.take_result(found, seeds, now_ms))
+        if not self._clock.defers(lambda: self._on_retrieved(retrieved, seeds)):
+            self._say(lambda now_ms: self.probing.take_result(retrieved, seeds, now_ms))
 
-    def _written(self, record: Retrieved) -> None:
+    def _on_written(self, record: Retrieved) -> None:
         """What became of a search stands in the log."""
         self._say(lambda now_ms: self.probing.record_written(record, now_ms))
 
     def _say(self, outputs: Callable[[int], Sequence[Output]]) -> None:
         if self.alive:
             now_ms = int(self._clock.now_ms)
-            self.held.step(outputs(now_ms), now_ms)
+            self.requests.step(outputs(now_ms), now_ms)
             self._go_on()
 
     def _send_frames(self) -> None:
         pacing, now_ms = self._pacing, self._clock.now_ms
-        while (due := pacing.due(now_ms, len(self.held))) is not None:
+        while (due := pacing.due(now_ms, len(self.requests))) is not None:
             batches = pacing.take(due, int(now_ms))
             for batch in batches:
                 self._send_frame(batch)
@@ -171,14 +173,14 @@ class Life:
         if self._ports.ack_ms:
             self._clock.after(self._ports.ack_ms, lambda: self._frame_acknowledged(batch))
         else:
-            self._in_log(batch)
+            self._on_frame_written(batch)
 
     def _frame_acknowledged(self, batch: OutgoingFrame) -> None:
         if self.alive:
-            self._in_log(batch)
+            self._on_frame_written(batch)
             self._go_on()
 
-    def _in_log(self, batch: OutgoingFrame) -> None:
+    def _on_frame_written(self, batch: OutgoingFrame) -> None:
         self._pacing.mark_acknowledged(batch.partition)
         for record, headers in batch.reports:
             self._reports.add(record, headers)
@@ -197,11 +199,11 @@ class Life:
             self._reports.mark_acknowledged(report)  # nobody asks how many are not
             record = report.record
             if isinstance(record, Retrieved):
-                self._clock.after(self._ports.ack_ms, lambda: self._written(record))
+                self._clock.after(self._ports.ack_ms, lambda: self._on_written(record))
 
     def _watch_deadlines(self) -> None:
-        due = (self.held.next_deadline_ms, self.probing.alarm_ms)
-        due_ms = min((each for each in due if each is not None), default=None)
+        due = (self.requests.next_deadline_ms, self.probing.alarm_ms)
+        due_ms = min((alarm_ms for alarm_ms in due if alarm_ms is not None), default=None)
         if due_ms is not None and (self._expiry_ms is None or due_ms < self._expiry_ms):
             self._expiry_ms = due_ms
             self._clock.at(due_ms, lambda: self._expire(due_ms))
@@ -210,7 +212,7 @@ class Life:
         if self.alive and self._expiry_ms == due_ms:
             self._expiry_ms = None
             now_ms = int(self._clock.now_ms)
-            self.held.step(self.probing.wake(now_ms), now_ms)
-            self.held.expire(now_ms)
+            self.requests.step(self.probing.wake(now_ms), now_ms)
+            self.requests.expire(now_ms)
             self._go_on()
             self._watch_deadlines()

@@ -16,11 +16,11 @@ KV_EVENTS_MS = 100.0  # between two batches of a worker
 Send = Callable[[str, object, Callable[[int], None]], None]  # topic, record, deliver from an offset
 
 
-class Known:
+class PeerView:
     """What a worker knows of others, as `workers/presence.py` tells it."""
 
-    def __init__(self, view: FleetView, me: str) -> None:
-        self._view, self._me = view, me
+    def __init__(self, view: FleetView, worker_id: str) -> None:
+        self._view, self._worker_id = view, worker_id
 
     def epoch_of(self, worker_id: str) -> int:
         """The latest."""
@@ -29,10 +29,10 @@ class Known:
 
     def clock_offset_ms(self, worker_id: str) -> int:
         """By how much its clock differs."""
-        return self._view.apart_ms(worker_id, self._me)
+        return self._view.apart_ms(worker_id, self._worker_id)
 
 
-class Membership:
+class SimMembership:
     """All members; `view` is what each of them sees of the others, which workers ask it."""
 
     def __init__(
@@ -47,15 +47,15 @@ class Membership:
         self.view = FleetView()
         self._clock, self._router, self._gateways = clock, router, gateways
         self._orchestrations, self._send = orchestrations, send
-        self.told: defaultdict[str, deque[Heartbeat]] = defaultdict(lambda: deque(maxlen=8))
+        self.recent_beats: defaultdict[str, deque[Heartbeat]] = defaultdict(lambda: deque(maxlen=8))
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
-        self.unheard: set[str] = set()  # workers of which no heartbeat gets through
+        self.unheard_workers: set[str] = set()  # workers of which no heartbeat gets through
 
-    def known_to(self, worker_id: str) -> "Known":
+    def peer_view_of(self, worker_id: str) -> "PeerView":
         """What a worker knows of others."""
-        return Known(self.view, worker_id)
+        return PeerView(self.view, worker_id)
 
     def join(self, worker: SimWorker) -> None:
         """A worker's life begins: it registers and tells what its cache holds."""
@@ -66,11 +66,11 @@ class Membership:
     def join_gateway(self, gateway: SimGateway) -> None:
         """A gateway joins, in this process or epoch."""
         kind, started_ms = MemberKind.GATEWAY, gateway.started_ms
-        self._write(fleet.joins(gateway.gateway_id, gateway.epoch, kind, started_ms))
+        self._write(fleet.member_registration(gateway.gateway_id, gateway.epoch, kind, started_ms))
 
     def join_router(self) -> None:
         """The router joins; what workers cache is told anew."""
-        self._write(fleet.joins(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
+        self._write(fleet.member_registration(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
         for worker in self.workers.values():
             self._tell_blocks(worker, snapshot=True)
 
@@ -82,7 +82,7 @@ class Membership:
 
     def leave(self, worker: SimWorker) -> None:
         """A worker gives back what it holds, and is gone."""
-        worker.life.leave()
+        worker.process.leave()
         self._beats += 1
         self._write(fleet.heartbeat(worker, self._beats))
 
@@ -92,14 +92,18 @@ class Membership:
         now_ms = self._clock.now_ms
         if self._router.alive and not self._router.is_asleep:
             backlog = self._router.core.backlog(int(now_ms))
-            self._write(fleet.lives(ROUTER, self._router.epoch, self._beats, now_ms, backlog))
+            self._write(
+                fleet.member_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms, backlog)
+            )
         for gateway in self._gateways.living:
-            self._write(fleet.lives(gateway.gateway_id, gateway.epoch, self._beats, now_ms))
+            self._write(
+                fleet.member_heartbeat(gateway.gateway_id, gateway.epoch, self._beats, now_ms)
+            )
         for worker in self.workers.values():
-            if not worker.is_silent and worker.worker_id not in self.unheard:
+            if not worker.is_silent and worker.worker_id not in self.unheard_workers:
                 worker.beat_ms = now_ms
                 beat = fleet.heartbeat(worker, self._beats)
-                self.told[worker.worker_id].append(beat)
+                self.recent_beats[worker.worker_id].append(beat)
                 self._write(beat)
         self._clock.after(HEARTBEAT_MS, self.beat)
 

@@ -56,7 +56,7 @@ from streams.core.router import Router
 
 ROUTER = "router-0"
 PARTITION = 0  # all sessions lie there
-Late = tuple[Event, int | None, float]  # with its number, and when it came
+LateEvent = tuple[Event, int | None, float]  # with its number, and when it came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class Carriers:
     report: Callable[[Outcome | Phase | Retrieved | Continued], None]
     ask: Callable[[StartRetrieval], None]
     frame: Callable[[int, TokenFrame], None]
-    decided: Callable[[Decision], None]
-    used: Callable[[Usage], None]
-    applied: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # who look on
-    died: Callable[[], None]
+    note_decision: Callable[[Decision], None]
+    note_usage: Callable[[Usage], None]
+    event_listeners: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # who look on
+    on_death: Callable[[], None]
 
 
 class SimRouter:
@@ -85,19 +85,23 @@ class SimRouter:
         self.epoch = 1
         self._make, self._clock, self._carriers = make, clock, carriers
         self._keeps_log = keeps_log
-        self._past: defaultdict[str, list[tuple[int, Event]]] = defaultdict(list)  # by topic
+        self._events_by_topic: defaultdict[str, list[tuple[int, Event]]] = defaultdict(
+            list
+        )  # by topic
         self._fleet: list[tuple[FleetRecordArrived, int]] = []  # with when it was heard of
         self._sessions: dict[SessionKey, Session] = {}
         self._unwritten: list[Usage] = []
         self._used = 0  # records of usage
         self._count = 0
         self._read_to = 0  # what was written before that, it has read by itself
-        self._seen: set[int] = set()
+        self._applied_numbers: set[int] = set()
         self._last_sends: int | None = None  # after which it dies
         self._orders_first = False
-        self._died: Callable[[], None] | None = None  # to be told when that has happened
-        self._asleep: list[Late] | None = None  # what it hears when it wakes
-        self._slept: tuple[Router, list[Late]] | None = None  # one that was replaced meanwhile
+        self._on_death: Callable[[], None] | None = None  # to be told when that has happened
+        self._asleep: list[LateEvent] | None = None  # what it hears when it wakes
+        self._replaced_router: tuple[Router, list[LateEvent]] | None = (
+            None  # one that was replaced meanwhile
+        )
         self.core = make()
 
     def begin(self) -> None:
@@ -106,20 +110,20 @@ class SimRouter:
         self.apply(PartitionReady(PARTITION))
 
     @property
-    def owes(self) -> bool:
+    def has_unwritten(self) -> bool:
         """Whether it, or whoever comes after it, has something to write yet."""
         return bool(self._unwritten) or not self.alive
 
-    def noted(self, topic: str, event: Event) -> Callable[[], None]:
+    def log_event(self, topic: str, event: Event) -> Callable[[], None]:
         """An event's record stands in the log; the call delivers it."""
         if not self._keeps_log:
             return lambda: self.apply(event)
         number, self._count = self._count, self._count + 1
-        self._past[topic].append((number, event))
+        self._events_by_topic[topic].append((number, event))
 
         def deliver() -> None:
             if self.alive and number >= self._read_to:
-                self._hear(event, number)
+                self._handle(event, number)
 
         return deliver
 
@@ -129,30 +133,32 @@ class SimRouter:
         if self._keeps_log and isinstance(event, FleetRecordArrived):
             self._fleet.append((event, now_ms))
             if not self.alive:
-                self._show(event, ())
+                self._notify_listeners(event, ())
         if self.alive:
-            self._hear(event, None)
+            self._handle(event, None)
 
-    def _hear(self, event: Event, number: int | None) -> None:
+    def _handle(self, event: Event, number: int | None) -> None:
         """Take one event in; of the partition they have numbers."""
         if self._asleep is not None:
             self._asleep.append((event, number, self._clock.now_ms))
             return
         if number is not None:
-            self._seen.add(number)
+            self._applied_numbers.add(number)
         now_ms = int(self._clock.now_ms)
         effects: Sequence[Effect] = self.core.apply(event, now_ms)
-        first = _alone(effects) if self._orders_first else []
+        first = _independent_orders(effects) if self._orders_first else []
         if self._last_sends is not None and (first if self._orders_first else effects):
             effects = sorted(effects, key=lambda effect: _rank(effect, first))[: self._last_sends]
             self._end()
-        self._show(event, effects)
+        self._notify_listeners(event, effects)
         for effect in effects:
             self._carry_out(effect)
 
-    def _show(self, event: Event, effects: Sequence[Effect], at_ms: float | None = None) -> None:
-        for applied in self._carriers.applied:
-            applied(event, effects, self._clock.now_ms if at_ms is None else at_ms)
+    def _notify_listeners(
+        self, event: Event, effects: Sequence[Effect], at_ms: float | None = None
+    ) -> None:
+        for listener in self._carriers.event_listeners:
+            listener(event, effects, self._clock.now_ms if at_ms is None else at_ms)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -162,8 +168,8 @@ class SimRouter:
                 self._carriers.order(effect)
             case Decide(decision):
                 if self._keeps_log:
-                    self.noted("decisions", DecisionLoaded(decision, PARTITION))
-                self._carriers.decided(decision)
+                    self.log_event("decisions", DecisionLoaded(decision, PARTITION))
+                self._carriers.note_decision(decision)
             case End(outcome, _, gateway_partition):
                 self._carriers.report(outcome)
                 last = end_frame(effect, ROUTER, int(self._clock.now_ms))
@@ -175,8 +181,8 @@ class SimRouter:
             case SkipRetrieval(retrieved):
                 self._carriers.report(retrieved)
             case NotifyRetrieval(retrieved, gateway_partition):
-                told = retrieved_frame(retrieved, ROUTER, int(self._clock.now_ms))
-                self._carriers.frame(gateway_partition, told)
+                notice = retrieved_frame(retrieved, ROUTER, int(self._clock.now_ms))
+                self._carriers.frame(gateway_partition, notice)
             case RequestProgress(void, gateway_partition):
                 mark = void_frame(void, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, mark)
@@ -211,8 +217,8 @@ class SimRouter:
         unwritten, self._unwritten = self._unwritten, []
         for usage in unwritten:
             if self._keeps_log:
-                self.noted("usage", UsageLoaded(usage.request_id, PARTITION))
-            self._carriers.used(replace(usage, number=self._used))
+                self.log_event("usage", UsageLoaded(usage.request_id, PARTITION))
+            self._carriers.note_usage(replace(usage, number=self._used))
             self._used += 1
 
     def die(
@@ -220,12 +226,12 @@ class SimRouter:
         sends: int,
         *,
         orders_first: bool = False,
-        died: Callable[[], None] | None = None,
+        on_death: Callable[[], None] | None = None,
     ) -> None:
         """Die over the next event that leads to anything, after so many of its effects. Or over the
         next one with orders that wait for no decision, of which these are in the log first."""
         if self.alive:  # who comes after a dead one does not inherit that
-            self._last_sends, self._orders_first, self._died = sends, orders_first, died
+            self._last_sends, self._orders_first, self._on_death = sends, orders_first, on_death
 
     def sleep(self) -> None:
         """Its process is stopped; what it is told waits for it."""
@@ -239,8 +245,8 @@ class SimRouter:
     def wake(self) -> None:
         """It goes on where it was. If another has taken over, its lease is over, and nothing leaves
         (`streams/agents/outbox.py`)."""
-        if self._slept is not None:
-            (core, late), self._slept = self._slept, None
+        if self._replaced_router is not None:
+            (core, late), self._replaced_router = self._replaced_router, None
             if not self.writes_only_while_leased:
                 for event, _, _ in late:
                     for effect in core.apply(event, int(self._clock.now_ms)):
@@ -249,58 +255,60 @@ class SimRouter:
         late, self._asleep = self._asleep or [], None
         for event, number, at_ms in late:
             if self.alive:
-                self._hear(event, number)
+                self._handle(event, number)
             elif isinstance(event, FleetRecordArrived):  # it has died over what it heard before
-                self._show(event, (), at_ms)
+                self._notify_listeners(event, (), at_ms)
 
     def _end(self) -> None:
         late, self._asleep = self._asleep, None
         if late is not None:
-            self._slept = self.core, late
+            self._replaced_router = self.core, late
         self.alive, self._last_sends, self._orders_first = False, None, False
         self._unwritten.clear()
-        died, self._died = self._died, None
-        if died is not None:
-            died()
-        self._carriers.died()
+        on_death, self._on_death = self._on_death, None
+        if on_death is not None:
+            on_death()
+        self._carriers.on_death()
         for event, _, at_ms in late or ():
             if isinstance(event, FleetRecordArrived):  # which whoever comes next has heard
-                self._show(event, (), at_ms)
+                self._notify_listeners(event, (), at_ms)
 
     def take_over(self) -> None:
         """Another process reads the log and goes on, also where the last one lives still."""
         assert self._keeps_log, "who is to take over needs a log"
         now_ms = int(self._clock.now_ms)
         if self.alive:
-            self._died = None
+            self._on_death = None
             self._end()
         self.alive = True
         self.epoch += 1
         self.core = self._make()
-        for heard, at_ms in self._fleet:
-            self.core.apply(heard, at_ms)
+        for arrival, at_ms in self._fleet:
+            self.core.apply(arrival, at_ms)
         self.core.apply(PartitionTaken(PARTITION), now_ms)
         for session in self._sessions.values():
             self.core.apply(SessionLoaded(session, PARTITION), now_ms)
         for topic in ORDER:
-            for number, event in self._past[topic]:
+            for number, event in self._events_by_topic[topic]:
                 self.core.apply(event, now_ms)
-                if number not in self._seen:
-                    self._seen.add(number)
-                    self._show(event, ())
+                if number not in self._applied_numbers:
+                    self._applied_numbers.add(number)
+                    self._notify_listeners(event, ())
         self._read_to = self._count
         self.apply(PartitionReady(PARTITION))
 
 
-def _alone(effects: Sequence[Effect]) -> list[Effect]:
+def _independent_orders(effects: Sequence[Effect]) -> list[Effect]:
     """Orders that wait for nothing else of these to be in the log (`streams/agents/outbox.py`)."""
-    told = {each.retrieved.request_id for each in effects if isinstance(each, NotifyRetrieval)}
+    notified_ids = {
+        effect.retrieved.request_id for effect in effects if isinstance(effect, NotifyRetrieval)
+    }
     return [
-        each
-        for each in effects
-        if isinstance(each, Dispatch)
-        and not waits_for_decisions(each)
-        and each.record.request_id not in told
+        effect
+        for effect in effects
+        if isinstance(effect, Dispatch)
+        and not waits_for_decisions(effect)
+        and effect.record.request_id not in notified_ids
     ]
 
 
@@ -308,4 +316,4 @@ def _rank(effect: Effect, first: Sequence[Effect]) -> int:
     """What is in the log before what, when a router dies over it."""
     if not is_order(effect):
         return 1
-    return 0 if any(effect is each for each in first) else 2
+    return 0 if any(effect is order for order in first) else 2

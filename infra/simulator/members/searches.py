@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from infra.simulator.log.clock import Clock
-from infra.simulator.traffic.script import Conversation
+from infra.simulator.traffic.script import SimConversation
 from schemas.errors import UnknownCollection
 from schemas.records import Passage, Probing, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
@@ -42,8 +42,8 @@ PROBING = Probing(
 )
 
 
-def wish(
-    conversation: Conversation, index: int, now_ms: float, probing: Probing | None = None
+def retrieval_of(
+    conversation: SimConversation, index: int, now_ms: float, probing: Probing | None = None
 ) -> Retrieval:
     """What a turn wants to have found: before its question, which ends two tokens from its end."""
     turn, before = conversation.turns[index], conversation.turns[index - 1] if index else None
@@ -66,14 +66,14 @@ def wish(
     )
 
 
-class Searches:
+class SimRetrievalPool:
     """Answers what routers ask, through `write`."""
 
     def __init__(self, clock: Clock, seed: int, write: Write, *, probes: bool = False) -> None:
         """With `probes`, half of those who want something found want it during the answer too."""
         self._probes = probes
         self._clock, self._seed, self._write = clock, seed, write
-        self._asked = 0
+        self._search_count = 0
 
     def wants(self, request_id: str) -> bool:
         """Whether a request wants something found."""
@@ -85,42 +85,46 @@ class Searches:
 
     def probe(self, ask: ProbeAsk, answer: Answer) -> None:
         """A worker asks; it may be gone when it is answered."""
-        self._asked += 1
-        draw = self._draw(ask.work.request_id, self._asked)
+        self._search_count += 1
+        draw = self._draw(ask.work.request_id, self._search_count)
         kind = draw.random()
         if kind < 0.1:
             return  # nobody answers
         after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
         error = UnknownCollection("handbook: no such collection").to_wire()
-        found = failed_result(ask, error, int(self._clock.now_ms + after_ms))
+        retrieved = failed_result(ask, error, int(self._clock.now_ms + after_ms))
         if draw.random() > 0.15:
             count = int(draw.integers(0, 3))
             passages = tuple(_passage(draw) for _ in range(count))
-            found = replace(found, error=None, passages=passages, shards=2)
-        self._clock.after(after_ms, lambda: answer(found, ()))
+            retrieved = replace(retrieved, error=None, passages=passages, shards=2)
+        self._clock.after(after_ms, lambda: answer(retrieved, ()))
 
     def ask(self, ask: StartRetrieval, is_alive: Callable[[], bool]) -> None:
         """A router asks; `is_alive` tells whether its process still lives."""
-        self._asked += 1
-        draw = self._draw(ask.request.request_id, self._asked)
+        self._search_count += 1
+        draw = self._draw(ask.request.request_id, self._search_count)
         kind = draw.random()
-        found = self._found(ask, draw)
+        retrieved = self._draw_result(ask, draw)
         if kind < 0.1:
             return  # nobody answers
         after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
         is_written = bool(draw.random() < 0.3)
-        self._later(found, after_ms, lambda: is_alive() or is_written)
+        self._write_later(retrieved, after_ms, lambda: is_alive() or is_written)
         if kind < 0.3:
-            self._later(self._found(ask, draw), after_ms + draw.uniform(0.0, 50.0), is_alive)
+            self._write_later(
+                self._draw_result(ask, draw), after_ms + draw.uniform(0.0, 50.0), is_alive
+            )
 
-    def _later(self, found: Retrieved, after_ms: float, is_written: Callable[[], bool]) -> None:
+    def _write_later(
+        self, retrieved: Retrieved, after_ms: float, is_written: Callable[[], bool]
+    ) -> None:
         def write() -> None:
             if is_written():
-                self._write(replace(found, at_ms=int(self._clock.now_ms)))
+                self._write(replace(retrieved, at_ms=int(self._clock.now_ms)))
 
         self._clock.after(after_ms, write)
 
-    def _found(self, ask: StartRetrieval, draw: np.random.Generator) -> Retrieved:
+    def _draw_result(self, ask: StartRetrieval, draw: np.random.Generator) -> Retrieved:
         count, error = int(draw.integers(0, 5)), None
         if draw.random() < 0.15:
             count, error = 0, UnknownCollection("handbook: no such collection").to_wire()
@@ -144,7 +148,7 @@ class Searches:
 
 def _changed(ask: StartRetrieval, draw: np.random.Generator) -> tuple[str, ...]:
     """Documents that earlier turns quoted, and somebody has edited meanwhile."""
-    quoted = sorted({each.document_id for each in quoted_in(ask.history)})
+    quoted = sorted({passage.document_id for passage in quoted_in(ask.history)})
     return tuple(name for name in quoted if draw.random() < CHANGED_SHARE)
 
 

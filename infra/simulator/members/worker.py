@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from infra.simulator.log.clock import Clock, ProcessClock, WallClock
 from infra.simulator.machine.engine import Hashes, TimedEngine
-from infra.simulator.machine.exchange import Exchange
-from infra.simulator.machine.gpu import Gpu
-from infra.simulator.members.life import Life, Ports
+from infra.simulator.machine.exchange import SimKvExchange
+from infra.simulator.machine.gpu import SimGpu
+from infra.simulator.members.life import Ports, SimProcess
 from infra.simulator.members.router import ROUTER
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
@@ -19,7 +19,7 @@ from workers.llm.stream import WorkerIdentity
 MODEL = "simulated"
 
 
-def _goes_on(work: Work) -> None:
+def _ignore_work(work: Work) -> None:
     """As always."""
 
 
@@ -32,21 +32,21 @@ class SimWorker:
         roles: tuple[Role, ...],
         partition: int,
         clock: Clock,
-        exchange: Exchange,
+        exchange: SimKvExchange,
         hashes: Hashes,
-        known: Peers,
+        peer_view: Peers,
         ports: Ports,
-        make_gpu: Callable[..., Gpu] = Gpu,
+        make_gpu: Callable[..., SimGpu] = SimGpu,
     ) -> None:
         self.worker_id, self.roles, self.partition = worker_id, roles, partition
         self.clock, self.setup = ProcessClock(clock), exchange.setup
         self.wall = WallClock(self.clock)
         self.is_mute = False  # its heartbeats do not get through
-        self.on_taken: Callable[[Work], None] = _goes_on  # what it does over each piece of work
+        self.on_work: Callable[[Work], None] = _ignore_work  # what it does over each piece of work
         self.beat_ms = 0.0  # when the last one was sent that did
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
-        self._known, self._ports, self._make_gpu = known, ports, make_gpu
+        self._peer_view, self._ports, self._make_gpu = peer_view, ports, make_gpu
         self._offer()
         self.restart()
 
@@ -62,11 +62,11 @@ class SimWorker:
         self.roles = roles
         self._offer()
         limits = self._limits()
-        self.life.held.assign(limits.roles, limits.held_max)
+        self.process.held.assign(limits.roles, limits.held_max)
 
     @property
     def alive(self) -> bool:
-        return self.life.alive
+        return self.process.alive
 
     @property
     def is_silent(self) -> bool:
@@ -77,18 +77,18 @@ class SimWorker:
         self.clock.end()
         self.epoch += 1
         identity = WorkerIdentity(worker_id=self.worker_id, epoch=self.epoch)
-        self.life = Life(
-            *(identity, self.wall, self._limits(), self._engine, self._known, self._ports),
-            on_taken=lambda work: self.on_taken(work),
+        self.process = SimProcess(
+            *(identity, self.wall, self._limits(), self._engine, self._peer_view, self._ports),
+            on_work=lambda work: self.on_work(work),
         )
 
-    def usual(self) -> None:
+    def clear_slowdown(self) -> None:
         """Nothing slows it down any more."""
-        self.on_taken, self.life.engine.gpu.slow_prefill = _goes_on, 1.0
+        self.on_work, self.process.engine.gpu.slow_prefill = _ignore_work, 1.0
 
     def crash(self) -> None:
         """Die."""
-        self.life.end()
+        self.process.end()
 
     def _limits(self) -> RequestLimits:
         held_max = 2 * sum(self.capacities.values())

@@ -6,10 +6,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, product
 
-from infra.simulator.faults.aiming import PHASES, Reached
+from infra.simulator.faults.aiming import PHASES, StrikeCounts
 from infra.simulator.faults.kinds import KINDS
-from infra.simulator.scenarios.run import Verdict, run
-from infra.simulator.scenarios.scenario import drawn
+from infra.simulator.scenarios.run import SeedVerdict, run
+from infra.simulator.scenarios.scenario import draw_scenario
 
 _CHUNK = 16  # seeds that a process gets at a time
 _WINDOW = 8  # chunks for each process, until somebody looks whether to go on
@@ -22,10 +22,10 @@ class Summary:
     seeds: int = 0
     requests: int = 0
     simulated_ms: float = 0.0
-    reached: Reached = field(default_factory=Reached)
-    violations: list[Verdict] = field(default_factory=list)
+    reached: StrikeCounts = field(default_factory=StrikeCounts)
+    violations: list[SeedVerdict] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: SeedVerdict) -> None:
         """One more."""
         self.seeds += 1
         self.requests += verdict.requests
@@ -40,18 +40,18 @@ class Summary:
         return [pair for pair in product(KINDS, PHASES) if not self.reached[pair]]
 
 
-def run_seed(seed: int) -> Verdict:
+def run_seed(seed: int) -> SeedVerdict:
     """One seed, as it is."""
-    return run(drawn(seed))
+    return run(draw_scenario(seed))
 
 
-def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
+def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[SeedVerdict]:
     """Of each seed, in their order; seeds may have no end."""
-    left = iter(seeds)
+    seed_iterator = iter(seeds)
     if jobs == 1:
-        yield from map(run_seed, left)
+        yield from map(run_seed, seed_iterator)
         return
     # What is loaded by now stays: who looks for what clusters leave need not look at it each time.
     with ProcessPoolExecutor(jobs, initializer=gc.freeze) as pool:
-        while window := list(islice(left, _CHUNK * _WINDOW * jobs)):
+        while window := list(islice(seed_iterator, _CHUNK * _WINDOW * jobs)):
             yield from pool.map(run_seed, window, chunksize=_CHUNK)

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.simulator.checkers.answers import Heard, Logged
+from infra.simulator.checkers.answers import AnswerLogChecker, ClientChecker
 from infra.simulator.checkers.bounds import Bounds
 from infra.simulator.checkers.contexts import Contexts
-from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.credits import Credits, Idle
 from infra.simulator.checkers.handles import Handles
-from infra.simulator.checkers.numbers import Numbers
-from infra.simulator.checkers.probes import Probed
+from infra.simulator.checkers.numbers import AttemptNumbers
+from infra.simulator.checkers.probes import ProbeChecker
 from infra.simulator.checkers.readers import Readers
 from infra.simulator.checkers.reasons import Reasons
 from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.checkers.repeats import Repeats
-from infra.simulator.checkers.usage import Used
+from infra.simulator.checkers.usage import UsageChecker
 from infra.simulator.cluster import Checker, Cluster
-from infra.simulator.faults.aiming import Aim, Reached
+from infra.simulator.faults.aiming import Aim, StrikeCounts
 from infra.simulator.faults.healing import heal
 from infra.simulator.faults.hostile import OpenCluster
 from infra.simulator.faults.members import SKEW_MS_MAX
@@ -39,18 +39,18 @@ STEPS_MAX = 1_000_000  # of the clock; who takes more stands still
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SeedVerdict:
     """What became of a seed."""
 
     seed: int
     violation: str = ""  # empty: none
     where: str = ""  # in the code that runs or in a checker
-    reached: Reached
+    reached: StrikeCounts
     requests: int
     simulated_ms: float
 
 
-def run(scenario: Scenario) -> Verdict:
+def run(scenario: Scenario) -> SeedVerdict:
     """One scenario, from its start to its end."""
     aim, violation, where = Aim(scenario.plan, scenario.seed), "", ""
     cluster = _cluster(scenario, aim)
@@ -61,12 +61,12 @@ def run(scenario: Scenario) -> Verdict:
         violation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-    return Verdict(
+    return SeedVerdict(
         seed=scenario.seed,
         violation=violation,
         where=where,
         reached=aim.reached,
-        requests=len(cluster.clients.served),
+        requests=len(cluster.clients.requests),
         simulated_ms=cluster.clock.now_ms,
     )
 
@@ -91,10 +91,24 @@ def _cluster(scenario: Scenario, aim: Aim) -> Cluster:
 def _checkers(scenario: Scenario) -> Sequence[Checker]:
     settings = scenario.settings
     return (
-        *(OneOutcome(), Reasons(SKEW_MS_MAX), Logged(), Heard(), Credits(), Idle(), Handles()),
-        *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings(), Numbers()),
+        *(
+            OneOutcome(),
+            Reasons(SKEW_MS_MAX),
+            AnswerLogChecker(),
+            ClientChecker(),
+            Credits(),
+            Idle(),
+            Handles(),
+        ),
+        *(
+            Readers(GRACE_MS),
+            Bounds(settings.queue_requests_max),
+            UsageChecker(),
+            ContinuationChecker(),
+            AttemptNumbers(),
+        ),
         *((Contexts(),) if scenario.searches else ()),
-        *((Probed(), Repeats()) if scenario.probes else ()),
+        *((ProbeChecker(), Repeats()) if scenario.probes else ()),
         Rebuilds(lambda name: Router(name, settings)),
     )
 
@@ -110,25 +124,25 @@ def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:
         steps = _run_to(cluster, cluster.clock.now_ms + _LOOK_MS, steps)
         late = _late(cluster, healed_ms)
         assert not late, f"not served {SERVED_MS:.0f} ms after the last fault: {late}"
-    for each in cluster.clients.served:
-        if each.session_id.startswith(LATE):
-            kind = OutcomeKind.FAILED if each.outcome is None else each.outcome.kind
-            assert kind in _MAY_END, f"{each.request_id}: all was well, and it ended as {kind}"
+    for request in cluster.clients.requests:
+        if request.session_id.startswith(LATE):
+            kind = OutcomeKind.FAILED if request.outcome is None else request.outcome.kind
+            assert kind in _MAY_END, f"{request.request_id}: all was well, and it ended as {kind}"
     cluster.finish()
 
 
 def _late(cluster: Cluster, healed_ms: float) -> list[str]:
     """Who waits too long, of clients and of what the router holds."""
-    asked = {each.request_id: each.sent_ms for each in cluster.clients.waiting}
+    sent_ms_by_id = {request.request_id: request.sent_ms for request in cluster.clients.waiting}
     for live in cluster.router.core.tables.requests.by_id.values():
-        asked.setdefault(live.request_id, live.request.arrived_ms)
+        sent_ms_by_id.setdefault(live.request_id, live.request.arrived_ms)
     since_ms = cluster.clock.now_ms - SERVED_MS
-    return [name for name, at_ms in asked.items() if max(at_ms, healed_ms) < since_ms]
+    return [name for name, at_ms in sent_ms_by_id.items() if max(at_ms, healed_ms) < since_ms]
 
 
 def _goes_on(cluster: Cluster) -> bool:
     """Also what the router holds for nobody has to end."""
-    return cluster.goes_on or bool(cluster.router.core.tables.requests.by_id)
+    return cluster.is_busy or bool(cluster.router.core.tables.requests.by_id)
 
 
 def _run_to(cluster: Cluster, at_ms: float, steps: int) -> int:

@@ -12,12 +12,12 @@ from itertools import product
 import numpy as np
 
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
-from infra.simulator.faults.aiming import NO_ROUTER, PHASES, Planned
+from infra.simulator.faults.aiming import NO_ROUTER, PHASES, PlannedFault
 from infra.simulator.faults.kinds import KINDS, UNCLEAN
 from infra.simulator.machine.latency import Setup
-from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from streams.config import RouterSettings
 
 Draw = np.random.Generator
@@ -44,7 +44,7 @@ class Scenario:
     """All of it; `plan` may be shortened, and the rest stays as it is."""
 
     seed: int
-    shape: Shape
+    shape: ClusterShape
     setup: Setup
     settings: RouterSettings
     gateways: int
@@ -52,37 +52,37 @@ class Scenario:
     searches: bool
     probes: bool
     record_bytes_max: int
-    clients: Sequence[Conversation]
-    late: Sequence[Conversation]
-    plan: Sequence[Planned]
+    clients: Sequence[SimConversation]
+    late: Sequence[SimConversation]
+    plan: Sequence[PlannedFault]
 
     def only(self, faults: Collection[int], clients: Collection[str]) -> "Scenario":
         """With these faults and conversations of it, and no others."""
         return replace(
             self,
-            plan=[each for each in self.plan if each.number in faults],
-            clients=[each for each in self.clients if each.name in clients],
+            plan=[fault for fault in self.plan if fault.number in faults],
+            clients=[client for client in self.clients if client.name in clients],
         )
 
     @property
     def command(self) -> str:
         """What runs it again."""
-        whole = drawn(self.seed)
+        whole = draw_scenario(self.seed)
         command = f"trivium simulate --seed {self.seed}"
         if len(self.plan) < len(whole.plan):
-            command += " --faults " + (",".join(str(each.number) for each in self.plan) or "none")
+            command += " --faults " + (",".join(str(fault.number) for fault in self.plan) or "none")
         if len(self.clients) < len(whole.clients):
-            command += " --clients " + (",".join(each.name for each in self.clients) or "none")
+            command += " --clients " + (",".join(client.name for client in self.clients) or "none")
         return command
 
 
-def drawn(seed: int) -> Scenario:
+def draw_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     draw = np.random.default_rng([seed])
     kind, phase = PAIRS[seed % len(PAIRS)]
     limited = bool(draw.random() > PLAIN_SHARE) or kind in LIMITED
     searches = bool(draw.random() < 0.4) or phase == "retrieving"
-    shapes = [each for each in SHAPES if _orders(each, phase, searches=searches)]
+    shapes = [name for name in SHAPES if _orders(name, phase, searches=searches)]
     shape = str(draw.choice(shapes))
     setup = Setup(
         ack_ms=2.0,
@@ -93,18 +93,18 @@ def drawn(seed: int) -> Scenario:
     phases = _phases(shape, settings.orchestration, searches=searches)
     plan = _plan(draw, phases, (kind, phase), limited=limited)
     # Who is to wait for room has to find none.
-    waits = any(each.phase in ("handing_over", "queued") for each in plan)
+    waits = any(fault.phase in ("handing_over", "queued") for fault in plan)
     setup = replace(
         setup,
         decode_credits=1 if waits else int(draw.choice((1, 2, 0))),
         prefill_credits=1 if phase == "queued" else int(draw.choice((1, 2, 16))),
     )
     timeouts_ms: tuple[int, ...] = (1_200, 6_000, 20_000, 20_000)
-    if any(each.kind == UNCLEAN for each in plan):
+    if any(fault.kind == UNCLEAN for fault in plan):
         timeouts_ms = timeouts_ms[:2]  # whoever lacks an answer's end waits for so long
     return Scenario(
         seed=seed,
-        shape=Shape.parse(shape),
+        shape=ClusterShape.parse(shape),
         setup=setup,
         settings=settings,
         gateways=int(draw.integers(2, 4)),
@@ -139,9 +139,9 @@ def _settings(draw: Draw, shape: str, phase: str, *, searches: bool) -> RouterSe
 
 def _orders(shape: str, phase: str, *, searches: bool) -> list[str]:
     """The orchestrations with which some request gets into the phase."""
-    orders = [each.value for each in ORCHESTRATIONS]
+    orders = [orchestration.value for orchestration in ORCHESTRATIONS]
     orders += [] if phase in _AS_PAIR else ["auto"]
-    return [each for each in orders if phase in _phases(shape, each, searches=searches)]
+    return [order for order in orders if phase in _phases(shape, order, searches=searches)]
 
 
 def _phases(shape: str, orchestration: str, *, searches: bool) -> list[str]:
@@ -159,7 +159,7 @@ def _phases(shape: str, orchestration: str, *, searches: bool) -> list[str]:
 
 def _plan(
     draw: Draw, phases: Sequence[str], pair: tuple[str, str], *, limited: bool
-) -> list[Planned]:
+) -> list[PlannedFault]:
     kinds = [kind for kind in KINDS if limited or kind not in LIMITED]
     chosen = [str(kind) for kind in draw.choice(kinds, int(draw.integers(1, 5)), replace=False)]
     if limited:
@@ -175,24 +175,26 @@ def _plan(
             planned.append((at_ms, _LEADS_TO[phase], lead))
         planned.append((at_ms, kind, phase))
     return [
-        Planned(number=number, kind=kind, at_ms=at_ms, phase=phase)
+        PlannedFault(number=number, kind=kind, at_ms=at_ms, phase=phase)
         for number, (at_ms, kind, phase) in enumerate(sorted(planned))
     ]
 
 
 def _clients(
     draw: Draw, setup: Setup, name: str, count: int, begin_ms: float, within_ms: float
-) -> list[Conversation]:
-    found = []
+) -> list[SimConversation]:
+    conversations = []
     for number in range(count):
-        turns, said = list[Turn](), 0
+        turns, history_tokens = list[SimTurn](), 0
         for _ in range(int(draw.integers(1, 4))):
-            prompt = said + int(draw.choice((100, 700, 4_000)))
+            prompt = history_tokens + int(draw.choice((100, 700, 4_000)))
             answer = int(draw.choice((1, 20, 60, 150)))
             think_ms = float(draw.exponential(100.0))
-            turns.append(Turn(prompt_tokens=prompt, output_tokens=answer, think_ms=think_ms))
-            said = prompt + answer
+            turns.append(SimTurn(prompt_tokens=prompt, output_tokens=answer, think_ms=think_ms))
+            history_tokens = prompt + answer
         at_ms = begin_ms + float(draw.uniform(0.0, within_ms))
-        tokens = unlike_others(int(draw.integers(1 << 29)), said)
-        found.append(conversation(f"{name}-{number}", at_ms, turns, tokens, setup.block_tokens))
-    return found
+        tokens = unique_tokens(int(draw.integers(1 << 29)), history_tokens)
+        conversations.append(
+            conversation(f"{name}-{number}", at_ms, turns, tokens, setup.block_tokens)
+        )
+    return conversations

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.simulator.traffic.script import Conversation, Tokens, Turn, conversation
+from infra.simulator.traffic.script import SimConversation, SimTurn, Tokens, conversation
 
 _VOCABULARY = 1 << 30  # names of conversations, as tokens: all different
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class TurnShape:
     """One kind of turn: how much is new in the prompt, how much is answered."""
 
     input_tokens: int
@@ -26,8 +26,8 @@ class Shape:
 class Profile:
     """One kind of conversation: its first turn, then `later` again and again."""
 
-    first: Shape
-    later: Shape
+    first: TurnShape
+    later: TurnShape
     turns: int = 2
     think_ms: float = 1_000.0  # mean of an exponential
 
@@ -41,42 +41,44 @@ def poisson(
     block_tokens: int,
     seed: Sequence[int],
     name: str,
-) -> list[Conversation]:
+) -> list[SimConversation]:
     """Conversations that begin within `duration_ms`; at least one, so that there is a figure.
 
     The same seed gives the same arrivals whatever the profile, and arrivals at other loads.
     """
     draw = np.random.default_rng([*seed, int(per_s * 1000)])
-    found: list[Conversation] = []
+    conversations: list[SimConversation] = []
     at_ms = draw.exponential(1000.0 / per_s)
-    while at_ms < duration_ms or not found:
+    while at_ms < duration_ms or not conversations:
         at_ms = min(at_ms, duration_ms)
         thinks = draw.exponential(profile.think_ms, profile.turns)
         turns = _turns(profile, thinks.tolist())
         length = turns[-1].prompt_tokens + turns[-1].output_tokens
-        tokens = unlike_others(int(draw.integers(_VOCABULARY)), length)
-        session_id = f"{name}-{len(found)}"
-        found.append(conversation(session_id, begin_ms + at_ms, turns, tokens, block_tokens))
+        tokens = unique_tokens(int(draw.integers(_VOCABULARY)), length)
+        session_id = f"{name}-{len(conversations)}"
+        conversations.append(
+            conversation(session_id, begin_ms + at_ms, turns, tokens, block_tokens)
+        )
         at_ms += draw.exponential(1000.0 / per_s)
-    return found
+    return conversations
 
 
-def unlike_others(name: int, length: int) -> Tokens:
+def unique_tokens(name: int, length: int) -> Tokens:
     """Tokens that no other conversation begins with, unless it has the same name."""
     return np.full(length, name, np.int32)
 
 
-def _turns(profile: Profile, thinks_ms: list[float]) -> list[Turn]:
-    turns, said = [], 0
+def _turns(profile: Profile, thinks_ms: list[float]) -> list[SimTurn]:
+    turns, history_tokens = [], 0
     for index in range(profile.turns):
         shape = profile.later if index else profile.first
-        prompt_tokens = said + shape.input_tokens
+        prompt_tokens = history_tokens + shape.input_tokens
         turns.append(
-            Turn(
+            SimTurn(
                 prompt_tokens=prompt_tokens,
                 output_tokens=shape.output_tokens,
                 think_ms=thinks_ms[index],
             )
         )
-        said = prompt_tokens + shape.output_tokens
+        history_tokens = prompt_tokens + shape.output_tokens
     return turns

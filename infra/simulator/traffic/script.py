@@ -15,7 +15,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class SimTurn:
     """One request: it sends the conversation's first tokens and gets the next ones."""
 
     prompt_tokens: int
@@ -25,7 +25,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Conversation:
+class SimConversation:
     """`tokens` holds everything that is said; `hashes` names its blocks, for engines' caches.
 
     One that goes on with a session that others began has a name of its own.
@@ -34,7 +34,7 @@ class Conversation:
     name: str
     session_id: str
     at_ms: float
-    turns: Sequence[Turn]
+    turns: Sequence[SimTurn]
     tokens: Tokens
     hashes: list[int]
     turns_before: int = 0
@@ -45,7 +45,7 @@ class Conversation:
 def conversation(
     name: str,
     at_ms: float,
-    turns: Sequence[Turn],
+    turns: Sequence[SimTurn],
     tokens: Tokens,
     block_tokens: int,
     *,
@@ -53,12 +53,12 @@ def conversation(
     turns_before: int = 0,
     tenant: str = "",
     cache_scope: str = "",
-) -> Conversation:
+) -> SimConversation:
     """With the block names worked out; tokens has shape (last prompt + its answer,)."""
     last = turns[-1]
     assert len(tokens) == last.prompt_tokens + last.output_tokens
     hashes: list[int] = chain(tokens, block_tokens, salt_of(cache_scope)).tolist()
-    return Conversation(
+    return SimConversation(
         *(name, session_id or name, at_ms, turns, tokens, hashes, turns_before),
         tenant=tenant,
         cache_scope=cache_scope,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infra.simulator.traffic.poisson import unlike_others
-from infra.simulator.traffic.script import Conversation, Tokens, Turn, conversation
+from infra.simulator.traffic.poisson import unique_tokens
+from infra.simulator.traffic.script import SimConversation, SimTurn, Tokens, conversation
 from infra.traces.trace import BLOCK_TOKENS, Arrival
 
 _OWN_TOKENS = 1 << 29  # names of requests; block ids are below
@@ -39,16 +39,16 @@ def script(
     faster: float,
     block_tokens: int,
     named_tokens: int = BLOCK_TOKENS,
-) -> list[Conversation]:
+) -> list[SimConversation]:
     """The stretch as conversations of one request each, `faster` times as dense as it was;
     `named_tokens` is what a block id of the trace stands for."""
-    found: list[Conversation] = []
+    conversations: list[SimConversation] = []
     first_ms = arrivals[0].at_ms
     for number, (arrival, (first, before)) in enumerate(
         zip(arrivals, sessions(arrivals), strict=True)
     ):
-        turn = Turn(prompt_tokens=arrival.prompt_tokens, output_tokens=_answer_tokens(arrival))
-        found.append(
+        turn = SimTurn(prompt_tokens=arrival.prompt_tokens, output_tokens=_answer_tokens(arrival))
+        conversations.append(
             conversation(
                 f"r{number}",
                 begin_ms + (arrival.at_ms - first_ms) / faster,
@@ -59,37 +59,37 @@ def script(
                 turns_before=before,
             )
         )
-    return found
+    return conversations
 
 
 def sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
     """Of each request: the number of its session's first one, and how many turns came before."""
-    if any(each.session_id for each in arrivals):
-        return _told_sessions(arrivals)
+    if any(arrival.session_id for arrival in arrivals):
+        return _named_sessions(arrivals)
     shared = _shared_openings(arrivals)
-    found: list[tuple[int, int]] = []
+    session_turns: list[tuple[int, int]] = []
     last: dict[int, int] = {}  # by the last block of a session's last prompt: its number
     for number, arrival in enumerate(arrivals):
         blocks = _whole_blocks(arrival)
         at = next((block for block in reversed(blocks) if block in last), None)
         if at is not None and _has_room(arrival, arrivals[last[at]]):
-            first, before = found[last.pop(at)]
-            found.append((first, before + 1))
+            first, before = session_turns[last.pop(at)]
+            session_turns.append((first, before + 1))
         else:
-            found.append((number, 0))
+            session_turns.append((number, 0))
         if blocks and blocks[-1] not in shared:
             last[blocks[-1]] = number
-    return found
+    return session_turns
 
 
-def _told_sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
+def _named_sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
     turns: defaultdict[str, list[int]] = defaultdict(list)
-    found = []
+    session_turns = []
     for number, arrival in enumerate(arrivals):
         before = turns[arrival.session_id] if arrival.session_id else []
-        found.append((before[0] if before else number, len(before)))
+        session_turns.append((before[0] if before else number, len(before)))
         before.append(number)
-    return found
+    return session_turns
 
 
 def _whole_blocks(arrival: Arrival) -> Sequence[int]:
@@ -120,10 +120,12 @@ def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
 def _tokens(arrival: Arrival, number: int, named_tokens: int) -> Tokens:
     """A prompt and its answer: each known block a run of its id, the rest unlike all others."""
     length = arrival.prompt_tokens + _answer_tokens(arrival)
-    own = unlike_others(_OWN_TOKENS + number, length)
-    named = np.repeat(np.asarray(arrival.blocks, np.int32), named_tokens)[: arrival.prompt_tokens]
-    own[: len(named)] = named
-    return own
+    tokens = unique_tokens(_OWN_TOKENS + number, length)
+    block_tokens = np.repeat(np.asarray(arrival.blocks, np.int32), named_tokens)[
+        : arrival.prompt_tokens
+    ]
+    tokens[: len(block_tokens)] = block_tokens
+    return tokens
 
 
 def _answer_tokens(arrival: Arrival) -> int:

@@ -19,9 +19,9 @@ from infra.prediction.traffic import read
 from infra.replay import pieces
 from infra.replay.collecting import BODIES, NAMES, record
 from infra.replay.pieces import replay_side_by_side
-from infra.replay.recording import SNAPSHOT, opened
+from infra.replay.recording import SNAPSHOT, open_recording
 from infra.replay.shadowing import run_shadow
-from infra.traces.again import Again, Compared
+from infra.traces.again import Resend, ResendComparison
 from infra.traces.sending import Pace, send
 from schemas.codec import Codec
 from schemas.errors import ConfigError, RecordError
@@ -90,7 +90,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     assert (less.events, len(less.lives)) == (whole.events, 3)
     with long_leases(LONG_LEASE_MS), pytest.MonkeyPatch.context() as patched:
         patched.delattr(pieces, "replay")  # each piece ends as the next one begins
-        with opened(tmp_path / "whole.avro") as file:
+        with open_recording(tmp_path / "whole.avro") as file:
             assert sum(row.kind == SNAPSHOT for row in file.rows()) > len(whole.lives)
         assert replay_side_by_side(tmp_path / "whole.avro", 2).lives == whole.lives
         assert replay_side_by_side(without, 2).lives == less.lives
@@ -174,18 +174,20 @@ async def _all_of(log: LogSettings, topic: str) -> list[ConsumerRecord]:
         return await reader.read_to_end()
 
 
-async def _sent_again(log: LogSettings, path: Path, begin_ms: int, client: Client) -> Compared:
+async def _sent_again(
+    log: LogSettings, path: Path, begin_ms: int, client: Client
+) -> ResendComparison:
     await record(log, path, begin_ms, wall_ms(), look_back_ms=10_000)
-    again = Again(path)
+    again = Resend(path)
     sent = await send(
         again.trace,
         str(client.http.base_url),
         client.model,
         Pace(speed=math.inf),
-        again.asks,
+        again.make_body,
         api_key="none",
     )
-    return again.compared(sent)
+    return again.compare(sent)
 
 
 async def _ended(log: LogSettings, count: int) -> None:

@@ -38,7 +38,7 @@ from infra.evaluate.studies import (
 )
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 
 POOLS = "2P2D"
 LEARNED = Config(pools=POOLS, policy="learned")
@@ -78,7 +78,7 @@ def test_the_grid_is_the_papers() -> None:
     levelled = [load for loads in LEVELS.values() for load in loads]
     assert levelled == [load for load in LOADS_PER_S if load != 10.0]
     for config in CONFIGS:
-        shape = Shape.parse(config.pools)
+        shape = ClusterShape.parse(config.pools)
         assert shape.prefill + shape.decode + shape.replica == 4
         assert shape.name == config.pools
 

@@ -10,12 +10,12 @@ from infra.prediction.machine import MeasuredGpu
 from infra.prediction.predicting import predict, shape_of
 from infra.prediction.speeds import LinearFit, MeasuredSpeeds, measure_speeds
 from infra.prediction.traffic import RecordedTraffic, script
-from infra.replay.redeciding import changed
+from infra.replay.redeciding import with_overrides
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.machine.latency import Setup
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.errors import RecordError
 from schemas.fleet import Member
 from schemas.records import Decision, DecisionKind, Outcome, Phase, Request, Role
@@ -47,7 +47,7 @@ class Seen(Checker):
     def __init__(self) -> None:
         self.records: list[object] = []
 
-    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
         self.records.append(record)
 
 
@@ -62,7 +62,7 @@ def recorded(local_share: float, seed: int = 1) -> RecordedTraffic:
     """Twenty seconds of it, and what follows."""
     settings, seen = RouterSettings(policy="static", local_share=local_share), Seen()
     cluster = TrueCluster(
-        Shape(prefill=1, decode=2),
+        ClusterShape(prefill=1, decode=2),
         Setup(),
         settings,
         gateways=1,
@@ -103,7 +103,7 @@ def test_speeds_are_read_off_phases_and_outcomes(half: RecordedTraffic) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_other_shares_are_predicted_as_they_turn_out(half: RecordedTraffic, share: float) -> None:
     """(issue 14, 2)"""
-    settings = changed(half.settings, {"local_share": str(share)})
+    settings = with_overrides(half.settings, {"local_share": str(share)})
     predicted = predict(half, measure_speeds(half), settings)
     assert predicted.unserved == 0
     assert predicted.outcomes.keys() == half.requests.keys()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.replay.collecting import Place, RecordedLife, lines_of
-from infra.replay.recording import RECORD, Row, write
+from infra.replay.recording import RECORD, RecordingRow, write
 from schemas.codec import Codec
 from schemas.records import Decision, Heartbeat, JournalSnapshot, Role
 from streams.config import RouterSettings
@@ -79,7 +79,7 @@ class Played:
         life = self.life()
         assert life.cut(since_ms, 1 << 62)
         compared = [
-            Row(RECORD, topic="decisions", now_ms=each.at_ms, value=CODEC.encode(each))
+            RecordingRow(RECORD, topic="decisions", now_ms=each.at_ms, value=CODEC.encode(each))
             for each in self.decisions
         ]
         write(path, {}, [*life.rows(CODEC, self.records), *compared])

@@ -7,7 +7,7 @@ or it only has a snapshot then.
 from collections.abc import Sequence
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, Row
+from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.simulator.cluster import Checker, Cluster
 from schemas.codec import Codec
 from schemas.records import JournalSnapshot
@@ -41,19 +41,19 @@ class Recorder(Checker):
     """`rows` is the recording."""
 
     def __init__(self, looks: int = 40, *, goes_on: bool = False) -> None:
-        self.rows: list[Row] = []
-        self.decided: list[Row] = []
+        self.rows: list[RecordingRow] = []
+        self.decided: list[RecordingRow] = []
         self._looks_of_life, self._looks, self._life = looks, 0, 0
         self._goes_on = goes_on
         self._seq: int | None = None
         self._codec = Codec()
 
     @property
-    def all_rows(self) -> list[Row]:
+    def all_rows(self) -> list[RecordingRow]:
         """Lives, and behind them what was decided."""
         return [*self.rows, *self.decided]
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Begin another life, or a part of one, now and then."""
         self._looks += 1
         if cluster.router.alive and (self._seq is None or not self._looks % self._looks_of_life):
@@ -71,21 +71,23 @@ class Recorder(Checker):
                 state=pack_router(cluster.router.core),
             )
             value = self._codec.encode(part)
-            self.rows.append(Row(SNAPSHOT, ROUTER, self._life, self._seq, value=value))
+            self.rows.append(RecordingRow(SNAPSHOT, ROUTER, self._life, self._seq, value=value))
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         self._seq = None
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         for effect in effects:
             if isinstance(effect, Decide):
                 value = self._codec.encode(effect.decision)
-                self.decided.append(Row(RECORD, topic="decisions", now_ms=int(now_ms), value=value))
+                self.decided.append(
+                    RecordingRow(RECORD, topic="decisions", now_ms=int(now_ms), value=value)
+                )
         if self._seq is None:
             return
         topic, partition, offset, ahead_ms, value = self._told(event)
         self.rows.append(
-            Row(LINE, ROUTER, self._life, self._seq, topic, partition, offset, int(now_ms),
+            RecordingRow(LINE, ROUTER, self._life, self._seq, topic, partition, offset, int(now_ms),
                 ahead_ms, effects_sum(self._codec, effects), value)
         )  # fmt: skip
         self._seq += 1

@@ -8,11 +8,11 @@ import pytest
 
 from infra.evaluate.replays.recorded import deployment
 from infra.replay import pieces, recording
-from infra.replay.alike import alike
+from infra.replay.alike import same_state
 from infra.replay.pieces import replay_side_by_side
-from infra.replay.recording import LINE, SNAPSHOT, Row, opened
-from infra.replay.redacting import redacted
-from infra.replay.replaying import Report, replay
+from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
+from infra.replay.redacting import redact
+from infra.replay.replaying import ReplayReport, replay
 from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router
@@ -37,15 +37,15 @@ def played_on(path: Path, router_id: str = "router-a") -> Path:
     return played.recorded(path)
 
 
-def both(path: Path) -> Report:
+def both(path: Path) -> ReplayReport:
     """What both come to."""
     one, other = replay(path), replay_side_by_side(path, 2)
     assert one.lives == other.lives
     return other
 
 
-def rows_of(path: Path) -> list[Row]:
-    with opened(path) as found:
+def rows_of(path: Path) -> list[RecordingRow]:
+    with open_recording(path) as found:
         return list(found.rows())
 
 
@@ -105,12 +105,14 @@ def test_what_only_an_earlier_piece_knows_counts(
         member_id="replica-0",
     )
     place = max(p for p, row in enumerate(rows) if row.kind == SNAPSHOT and p < len(rows) // 2)
-    row = Row(LINE, "router-a", rows[0].router_epoch, 0, "fleet", now_ms=rows[place - 1].now_ms)
+    row = RecordingRow(
+        LINE, "router-a", rows[0].router_epoch, 0, "fleet", now_ms=rows[place - 1].now_ms
+    )
     rows.insert(place, row._replace(value=CODEC.encode(changed)))  # nothing follows from it there
     recording.write(path, {}, rows)
     in_one_go: list[Path] = []
 
-    def noted(path: Path) -> Report:
+    def noted(path: Path) -> ReplayReport:
         in_one_go.append(path)
         return replay(path)
 
@@ -121,7 +123,7 @@ def test_what_only_an_earlier_piece_knows_counts(
 
 def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     rows = [row for row in rows_of(played_on(tmp_path / "a.avro")) if row.kind != SNAPSHOT]
-    rows += [Row(LINE, "router-b", 5, topic="tick")]
+    rows += [RecordingRow(LINE, "router-b", 5, topic="tick")]
     recording.write(tmp_path / "a.avro", {}, rows)
     with pytest.raises(RecordError, match=r"router-.: the recording has no snapshot"):
         replay_side_by_side(tmp_path / "a.avro", 2)
@@ -134,13 +136,13 @@ def test_storms_come_to_the_same(tmp_path: Path, seed: int) -> None:
     assert sum(row.kind == SNAPSHOT for row in recorder.rows) > recorder.rows[-1].router_epoch
     recording.write(tmp_path / "a.avro", {}, recorder.all_rows)
     assert _in_pieces(tmp_path / "a.avro").is_equal
-    recording.write(tmp_path / "a.avro", {}, redacted(recorder.all_rows, names=True))
+    recording.write(tmp_path / "a.avro", {}, redact(recorder.all_rows, names=True))
     assert _in_pieces(tmp_path / "a.avro").is_equal
     workers, _ = deployment(tmp_path / "a.avro")
     assert workers.roles_by_name
 
 
-def _in_pieces(path: Path) -> Report:
+def _in_pieces(path: Path) -> ReplayReport:
     """Both, with no piece that had to be replayed again."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delattr(pieces, "replay")
@@ -153,14 +155,14 @@ def _router(names: Iterable[str] = NAMES) -> Router:
 
 def test_a_state_is_alike_to_its_copy() -> None:
     router = _router()
-    assert alike(router, unpack_router(pack_router(router)))
-    assert alike(router, _router())
+    assert same_state(router, unpack_router(pack_router(router)))
+    assert same_state(router, _router())
 
 
 def test_other_states_are_not() -> None:
-    assert not alike(_router(), _router(NAMES[:-1]))
-    assert not alike(Router("a", RouterSettings()), Router("b", RouterSettings()))
-    assert not alike(_router(), _router([NAMES[1], NAMES[0], *NAMES[2:]]))
+    assert not same_state(_router(), _router(NAMES[:-1]))
+    assert not same_state(Router("a", RouterSettings()), Router("b", RouterSettings()))
+    assert not same_state(_router(), _router([NAMES[1], NAMES[0], *NAMES[2:]]))
 
 
 def test_other_numbers_orders_and_shares_are_not_alike() -> None:
@@ -180,5 +182,5 @@ def test_other_numbers_orders_and_shares_are_not_alike() -> None:
         ([[], []], [same, same]),
         ([None], [[]]),
     ):
-        assert alike(with_tables(one), with_tables(one))
-        assert not alike(with_tables(one), with_tables(other))
+        assert same_state(with_tables(one), with_tables(one))
+        assert not same_state(with_tables(one), with_tables(other))

@@ -6,21 +6,21 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from infra.replay.recording import LINE, RECORD, VERSION, Row, opened, write
+from infra.replay.recording import LINE, RECORD, VERSION, RecordingRow, open_recording, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from tests.streams import builders
 
 ROWS = [
-    Row(LINE, "router-a", 5, 7, "requests", 1, 9, 1_000, -3, 77, b"value"),
-    Row(RECORD, topic="decisions", now_ms=3),
+    RecordingRow(LINE, "router-a", 5, 7, "requests", 1, 9, 1_000, -3, 77, b"value"),
+    RecordingRow(RECORD, topic="decisions", now_ms=3),
 ]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     write(path, {"since_ms": 3}, ROWS)
-    with opened(path) as recording:
+    with open_recording(path) as recording:
         assert recording.about["since_ms"] == 3
         assert list(recording.rows()) == ROWS
     assert list(tmp_path.iterdir()) == [path]
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_a_file_tells_what_its_values_are(tmp_path: Path) -> None:
     """Other programs read it, without this one's schemas (issue 14, 2)."""
     request = builders.request("r1")
-    write(tmp_path / "a.avro", {}, [Row(LINE, value=Codec().encode(request))])
+    write(tmp_path / "a.avro", {}, [RecordingRow(LINE, value=Codec().encode(request))])
     with (tmp_path / "a.avro").open("rb") as file:
         reader = fastavro.reader(file)
         schemas = json.loads(reader.metadata["trivium.schemas"])
@@ -50,18 +50,21 @@ def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> Non
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
-    with pytest.raises(RecordError, match="cannot be read: No such file"), opened(path):
+    with pytest.raises(RecordError, match="cannot be read: No such file"), open_recording(path):
         pass
     path.write_bytes(b"anything")
-    with pytest.raises(RecordError, match="found no Avro file"), opened(path):
+    with pytest.raises(RecordError, match="found no Avro file"), open_recording(path):
         pass
     schema = fastavro.parse_schema({"type": "record", "name": "Other", "fields": []})
     with path.open("wb") as out:
         fastavro.writer(out, schema, [{}])
-    with pytest.raises(RecordError, match="another Avro file"), opened(path):
+    with pytest.raises(RecordError, match="another Avro file"), open_recording(path):
         pass
     write(path, {"version": VERSION + 1}, [])
-    with pytest.raises(RecordError, match=f"version {VERSION + 1} of the format"), opened(path):
+    with (
+        pytest.raises(RecordError, match=f"version {VERSION + 1} of the format"),
+        open_recording(path),
+    ):
         pass
 
 
@@ -69,5 +72,5 @@ def test_a_file_that_was_cut_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     write(path, {}, ROWS * 1_000)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(RecordError, match="cut or damaged"), opened(path) as recording:
+    with pytest.raises(RecordError, match="cut or damaged"), open_recording(path) as recording:
         list(recording.rows())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.replay.recording import LINE, SNAPSHOT, Row, write
-from infra.replay.redacting import redacted
+from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, write
+from infra.replay.redacting import redact
 from infra.replay.replaying import replay
 from schemas.codec import Codec
 from schemas.errors import RecordError
@@ -24,11 +24,11 @@ CODEC = Codec()
 TEXT = "the ferry leaves at nine"
 
 
-def requests_in(rows: Iterable[Row]) -> list[Request]:
+def requests_in(rows: Iterable[RecordingRow]) -> list[Request]:
     return [CODEC.decode(each.value) for each in rows if each.topic == "requests"]
 
 
-def bytes_in(rows: Iterable[Row]) -> bytes:
+def bytes_in(rows: Iterable[RecordingRow]) -> bytes:
     """All values, those in states too."""
     states = (CODEC.decode(each.value).state for each in rows if each.kind == SNAPSHOT)
     return b"".join([*(each.value for each in rows), *map(zlib.decompress, states)])
@@ -47,7 +47,7 @@ def test_a_recording_without_bodies_decides_the_same(
     recorder = Recorder()
     weathered(seed, more=[recorder], searching=searching, probing=probing)
     before = recorder.all_rows
-    rows = list(redacted(before, names=searching))
+    rows = list(redact(before, names=searching))
     write(tmp_path / "a.avro", {}, rows)
     report = replay(tmp_path / "a.avro")
     assert report.is_equal
@@ -86,7 +86,7 @@ def spoken() -> Played:
     return played
 
 
-def rows_of(played: Played) -> list[Row]:
+def rows_of(played: Played) -> list[RecordingRow]:
     life = played.life()
     assert life.cut(0, 1 << 62)
     return list(life.rows(CODEC, played.records))
@@ -97,7 +97,7 @@ def test_texts_and_names_are_left_out(names: bool) -> None:
     """Those of requests, passages and states (issue 14, 2)."""
     before = rows_of(spoken())
     assert TEXT.encode() in bytes_in(before)
-    told = bytes_in(list(redacted(before, names=names)))
+    told = bytes_in(list(redact(before, names=names)))
     assert TEXT.encode() not in told
     assert b"77777" not in told
     assert (b"anna" in told) is not names
@@ -110,7 +110,7 @@ def test_what_is_decided_otherwise_is_not_made() -> None:
     rows = rows_of(answered(Played(), ["r1"]))
     rows[-1] = rows[-1]._replace(effects=7)
     with pytest.raises(RecordError, match="router-a life 5, line .*decided otherwise here"):
-        list(redacted(rows))
+        list(redact(rows))
 
 
 def test_what_would_be_decided_otherwise_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ def test_what_would_be_decided_otherwise_is_not_made(monkeypatch: pytest.MonkeyP
     weathered(0, more=[recorder])
     monkeypatch.setattr(PrefixIndex, "renamed", lambda index, names: index)
     with pytest.raises(RecordError, match="without what was said it would be decided otherwise"):
-        list(redacted(recorder.all_rows))
+        list(redact(recorder.all_rows))

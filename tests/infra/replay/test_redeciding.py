@@ -28,10 +28,10 @@ class Asked(Checker):
         self.redeciding.watch(self._router)
         self.placed = 0
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         self._router = None
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         if self._router is None:
             return
         assert self._router.apply(event, int(now_ms)) == list(effects)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.replay import recording
-from infra.replay.recording import LINE, opened
+from infra.replay.recording import LINE, open_recording
 from infra.replay.replaying import replay
 from schemas.errors import RecordError
 from streams.core.effects import Decide
@@ -22,7 +22,7 @@ NAMES = [f"r{number}" for number in range(6)]
 
 def altered(path: Path, name: str, **changes: Any) -> Path:
     """The recording of another history, in which a request was another one."""
-    with opened(path) as found:
+    with open_recording(path) as found:
         rows = list(found.rows())
     for number, row in enumerate(rows):
         if row.kind == LINE and row.topic == "requests":
@@ -67,7 +67,7 @@ def test_the_first_difference_is_told_with_its_input(tmp_path: Path) -> None:
     assert isinstance(life.difference.event, RequestArrived)
     assert life.difference.event.request.request_id == "r2"
     (then,) = life.difference.decided
-    (now,) = (each.decision for each in life.difference.found if isinstance(each, Decide))
+    (now,) = (each.decision for each in life.difference.effects if isinstance(each, Decide))
     assert (then.request_id, then.prompt_tokens) == ("r2", 10)
     assert (now.request_id, now.prompt_tokens) == ("r2", 4_000)
 
@@ -108,7 +108,7 @@ def test_a_life_that_was_cut_is_replayed_up_to_there(tmp_path: Path) -> None:
     played.happens("requests", builders.request("r9", session_id="r9"))  # in no batch yet
     rows = list(life.rows(CODEC, played.records)) if life.cut(0, last_ms) else []
     told = [
-        recording.Row(recording.RECORD, topic="decisions", value=CODEC.encode(each))
+        recording.RecordingRow(recording.RECORD, topic="decisions", value=CODEC.encode(each))
         for each in played.decisions
     ]
     recording.write(tmp_path / "a.avro", {}, [*rows, *told])
@@ -123,7 +123,7 @@ def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     life = played.life()
     life.snapshots.clear()
     assert not life.cut(0, 1 << 62)
-    rows = [recording.Row(LINE, "router-a", 5, topic=TICK)]
+    rows = [recording.RecordingRow(LINE, "router-a", 5, topic=TICK)]
     recording.write(tmp_path / "a.avro", {}, rows)
     with pytest.raises(RecordError, match="router-a: the recording has no snapshot"):
         replay(tmp_path / "a.avro")

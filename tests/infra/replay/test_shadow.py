@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.replay.shadow import Shadow, named
+from infra.replay.shadow import Shadow, places_to_read
 from schemas.errors import ConfigError
 from schemas.records import Decision, JournalBatch, Mode, Role, Work
 from streams.config import RouterSettings
@@ -103,7 +103,7 @@ def test_a_shadow_begins_where_it_starts_and_tells_nothing_twice() -> None:
     assert len(told(shadow, played)) == 2
     shadow.begin()
     assert len(told(shadow, played)) == 2, "what was not written is told again"
-    shadow.written()
+    shadow.mark_written()
     shadow.begin()
     assert told(shadow, played) == []
 
@@ -134,7 +134,7 @@ def test_a_router_that_cannot_be_followed_is_followed_from_its_next_snapshot(
 
 def test_only_records_that_lines_name_are_read_back() -> None:
     played = served(Played(STATIC), "r1")
-    assert [topic for topic, _, _ in named(played.entries())] == ["requests"]
+    assert [topic for topic, _, _ in places_to_read(played.entries())] == ["requests"]
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,17 @@ class Shadow(Checker):
         self._looks = 0
         self._shadow: Router | None = None
 
-    def looked(self, cluster: Cluster) -> None:
+    def on_tick(self, cluster: Cluster) -> None:
         """Begin anew from a snapshot, now and then."""
         if not self._looks % LOOKS and cluster.router.alive:
             self._shadow = unpack_router(pack_router(cluster.router.core))
             self.snapshots += 1
         self._looks += 1
 
-    def router_died(self) -> None:
+    def on_router_death(self) -> None:
         self._shadow = None
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         if self._shadow is not None:
             assert self._shadow.apply(event, int(now_ms)) == list(effects), event
             self.compared += bool(effects)
@@ -82,7 +82,7 @@ class Sums(Checker):
 
     checksum = 0
 
-    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+    def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         self.checksum = zlib.crc32(repr(effects).encode(), self.checksum)
 
 

@@ -3,28 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from infra.simulator.checkers.answers import Heard, Logged
+from infra.simulator.checkers.answers import AnswerLogChecker, ClientChecker
 from infra.simulator.checkers.bounds import Bounds
-from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.credits import Credits, Idle
 from infra.simulator.checkers.handles import Handles
 from infra.simulator.checkers.readers import Readers
 from infra.simulator.checkers.reasons import Reasons
 from infra.simulator.checkers.rebuild import Rebuilds
-from infra.simulator.checkers.usage import Used
+from infra.simulator.checkers.usage import UsageChecker
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster
 from infra.simulator.faults.losses import lose_asking_router
 from infra.simulator.faults.storm import storm
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from streams.config import RouterSettings
 from streams.core.router import Router
 from tests.infra.simulator.serving import serve_all
 
-SHAPES = [Shape.parse(name) for name in ("2P2D", "1P3D", "2B", "1P1D2R")]
+SHAPES = [ClusterShape.parse(name) for name in ("2P2D", "1P3D", "2B", "1P1D2R")]
 SETUP = Setup(ack_ms=2.0, steps_max=4)
 PROFILE = Profile(
     first=TurnShape(input_tokens=3_000, output_tokens=120),
@@ -65,8 +65,21 @@ def weathered(
         gateways=GATEWAYS,
         keeps_log=True,
         checkers=[
-            *(OneOutcome(), Reasons(), Logged(), Heard(), Credits(), Idle(), Handles()),
-            *(Readers(GRACE_MS), Bounds(settings.queue_requests_max), Used(), Goings()),
+            *(
+                OneOutcome(),
+                Reasons(),
+                AnswerLogChecker(),
+                ClientChecker(),
+                Credits(),
+                Idle(),
+                Handles(),
+            ),
+            *(
+                Readers(GRACE_MS),
+                Bounds(settings.queue_requests_max),
+                UsageChecker(),
+                ContinuationChecker(),
+            ),
             Rebuilds(lambda name: Router(name, settings)),
             *more,
         ],

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from infra.simulator.checkers.answers import Heard, Logged
-from infra.simulator.checkers.continuing import Goings
+from infra.simulator.checkers.answers import AnswerLogChecker, ClientChecker
+from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.rebuild import Rebuilds
-from infra.simulator.checkers.usage import Used
+from infra.simulator.checkers.usage import UsageChecker
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.faults.losses import lose_router, slow_log, unheard
+from infra.simulator.faults.losses import lose_heartbeats, lose_router, slow_log
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from schemas.records import Outcome, StreamEnd
 from streams.config import RouterSettings
 from streams.core.handlers import decisions
@@ -25,8 +25,8 @@ DURATION_MS = 8_000.0
 
 def gone_on(seed: int) -> Counter[str]:
     """What was seen while one worker after the other is not heard for longer than its lease."""
-    settings, goings = RouterSettings(policy="static", tick_ms=50), Goings()
-    shape = Shape.parse(("2P3D", "3B")[seed % 2])
+    settings, goings = RouterSettings(policy="static", tick_ms=50), ContinuationChecker()
+    shape = ClusterShape.parse(("2P3D", "3B")[seed % 2])
     names = [name for name, _ in shape.roles()]
     cluster = Cluster(
         shape,
@@ -36,12 +36,12 @@ def gone_on(seed: int) -> Counter[str]:
         gateways=2,
         keeps_log=True,
         checkers=[
-            *(OneOutcome(), Logged(), Heard(), Used(), goings),
+            *(OneOutcome(), AnswerLogChecker(), ClientChecker(), UsageChecker(), goings),
             Rebuilds(lambda name: Router(name, settings)),
         ],
         faults=[
             *(
-                unheard(READY_MS + 300.0 + 1_100.0 * number, name, 3_000.0 + 150.0 * seed)
+                lose_heartbeats(READY_MS + 300.0 + 1_100.0 * number, name, 3_000.0 + 150.0 * seed)
                 for number, name in enumerate(names)
             ),
             slow_log(READY_MS + 2_500.0, 40.0, 1_000.0),
@@ -49,7 +49,7 @@ def gone_on(seed: int) -> Counter[str]:
         ],
     )
     serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)
-    return goings.seen
+    return goings.counts
 
 
 @pytest.mark.parametrize("seed", range(6))

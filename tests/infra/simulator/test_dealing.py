@@ -5,11 +5,11 @@ from collections import defaultdict
 import pytest
 
 from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.dealing import HashDealer
+from infra.simulator.dealing import HashPlacer
 from infra.simulator.machine.latency import Setup
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile, poisson
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.records import Mode
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
@@ -27,17 +27,17 @@ def serve(pools: str, share: float, salt: str = "a", *, in_turn: str = "") -> Cl
     """Forty or so conversations of three turns, dealt by hash, or by the product's policy."""
     policy = in_turn or ("replica" if set(pools) <= set("R0123456789") else "static")
     settings = RouterSettings(policy=policy, local_share=share, orchestration="prefill_first")
-    dealer = None if in_turn else HashDealer(settings, salt)
-    cluster = Cluster(Shape.parse(pools), SETUP, settings, placer=dealer)
+    dealer = None if in_turn else HashPlacer(settings, salt)
+    cluster = Cluster(ClusterShape.parse(pools), SETUP, settings, placer=dealer)
     serve_all(cluster, PROFILE, per_s=8.0, duration_ms=5_000.0, seed=1)
-    assert all(each.completed for each in cluster.clients.served)
+    assert all(each.completed for each in cluster.clients.requests)
     return cluster
 
 
 def workers(cluster: Cluster) -> dict[str, list[tuple[str, str, Mode]]]:
     """Per conversation, turn by turn: prefill worker, decode worker or replica, mode."""
     found = defaultdict(list)
-    for each in cluster.clients.served:
+    for each in cluster.clients.requests:
         assert each.outcome is not None
         outcome = each.outcome
         found[each.session_id].append((outcome.prefill_worker, outcome.decode_worker, each.mode))
@@ -70,7 +70,7 @@ def test_a_share_of_the_decode_workers_computes_later_turns() -> None:
 
 def test_what_lived_on_a_dead_worker_is_dealt_among_the_living() -> None:
     settings = RouterSettings(policy="static", orchestration="prefill_first")
-    cluster = Cluster(Shape.parse("1P2D"), SETUP, settings, placer=HashDealer(settings, "a"))
+    cluster = Cluster(ClusterShape.parse("1P2D"), SETUP, settings, placer=HashPlacer(settings, "a"))
     script = poisson(
         PROFILE,
         per_s=4.0,
@@ -82,7 +82,7 @@ def test_what_lived_on_a_dead_worker_is_dealt_among_the_living() -> None:
     )
     cluster.clock.at(READY_MS + 2_000.0, cluster.workers["decode-0"].crash)
     cluster.run(script)
-    served = cluster.clients.served
+    served = cluster.clients.requests
     assert len(served) == 3 * len(script) and all(each.completed for each in served)
 
 
@@ -100,6 +100,8 @@ def test_round_robin_gives_each_request_the_next_prefill_worker() -> None:
     cluster = serve("3P2D", 0.0, in_turn="round_robin")
     told = workers(cluster)
     assert all(len({turn[1] for turn in turns}) == 1 for turns in told.values())
-    sent = [each.outcome for each in sorted(cluster.clients.served, key=lambda each: each.sent_ms)]
+    sent = [
+        each.outcome for each in sorted(cluster.clients.requests, key=lambda each: each.sent_ms)
+    ]
     names = [outcome.prefill_worker for outcome in sent if outcome is not None]
     assert names == [f"prefill-{number % 3}" for number in range(len(names))]

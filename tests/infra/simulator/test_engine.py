@@ -3,7 +3,7 @@
 import pytest
 
 from infra.simulator.log.clock import Clock
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import GpuSequence, SimGpu
 from infra.simulator.machine.latency import Setup, StepCosts
 
 SETUP = Setup()
@@ -17,14 +17,14 @@ class Desk:
         self.clock = Clock()
         self.prompts: dict[object, float] = {}
         self.answers: dict[object, float] = {}
-        self.gpu = Gpu(self.clock, COSTS, self._prompt, self._answer)
+        self.gpu = SimGpu(self.clock, COSTS, self._prompt, self._answer)
         self.gpu.chunk_tokens = SETUP.mixed_chunk_tokens
 
-    def _prompt(self, sequence: Sequence) -> bool:
+    def _prompt(self, sequence: GpuSequence) -> bool:
         self.prompts[sequence.owner] = self.clock.now_ms
         return True
 
-    def _answer(self, sequence: Sequence) -> None:
+    def _answer(self, sequence: GpuSequence) -> None:
         self.answers[sequence.owner] = self.clock.now_ms
 
     def run(self) -> None:
@@ -53,7 +53,7 @@ def test_runs_of_steps_equal_single_steps() -> None:
     batch = [(100, 7), (2_000, 40), (50, 40), (900, 133)]
     # whoever comes during a run joins after its current step, so give all of them at a boundary
     desk = Desk()
-    desk.gpu._joining = [Sequence(i, p, p, n) for i, (p, n) in enumerate(batch)]
+    desk.gpu._joining = [GpuSequence(i, p, p, n) for i, (p, n) in enumerate(batch)]
     desk.gpu._interrupt()
     desk.run()
     assert [desk.answers[i] for i in range(len(batch))] == pytest.approx(stepped(batch))
@@ -61,8 +61,8 @@ def test_runs_of_steps_equal_single_steps() -> None:
 
 def test_an_arrival_ends_the_run_at_its_current_step() -> None:
     desk = Desk()
-    desk.gpu.add_answer(Sequence("a", 1_000, 1_000, 50))
-    desk.clock.at(20.0, lambda: desk.gpu.add_answer(Sequence("b", 10, 10, 1)))
+    desk.gpu.add_answer(GpuSequence("a", 1_000, 1_000, 50))
+    desk.clock.at(20.0, lambda: desk.gpu.add_answer(GpuSequence("b", 10, 10, 1)))
     desk.run()
     step_ms = COSTS.step_ms(decoding=1, context_tokens=1_001)
     assert 20.0 < desk.answers["b"] < 20.0 + 2.1 * step_ms
@@ -72,7 +72,7 @@ def test_an_arrival_ends_the_run_at_its_current_step() -> None:
 
 def test_removed_sequences_leave_nothing_behind() -> None:
     desk = Desk()
-    first, second = Sequence("a", 500, 500, 400), Sequence("b", 3_000, 0, 400)
+    first, second = GpuSequence("a", 500, 500, 400), GpuSequence("b", 3_000, 0, 400)
     desk.gpu.add_answer(first)
     desk.gpu.add_prompt(second)
     desk.clock.at(100.0, lambda: desk.gpu.remove(first))
@@ -84,8 +84,8 @@ def test_removed_sequences_leave_nothing_behind() -> None:
 
 def test_a_prompt_beside_a_batch_is_computed_in_chunks_and_slows_it() -> None:
     desk = Desk()
-    desk.gpu.add_answer(Sequence("a", 1_000, 1_000, 30))
-    desk.gpu.add_prompt(Sequence("b", 2_000, 0, 1))
+    desk.gpu.add_answer(GpuSequence("a", 1_000, 1_000, 30))
+    desk.gpu.add_prompt(GpuSequence("b", 2_000, 0, 1))
     desk.run()
     alone = stepped([(1_000, 30)])[0]
     assert desk.answers["a"] > alone + 2_000 * COSTS.token_ms - 4 * COSTS.weights_ms

@@ -4,13 +4,13 @@ import pytest
 
 from infra.simulator.checkers.credits import Credits
 from infra.simulator.checkers.readers import Readers
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, SimFault
 from infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
 from streams.core.fleet.readers import ReaderWatch
@@ -26,10 +26,10 @@ PROFILE = Profile(
 )
 
 
-def serve(seed: int, faults: tuple[Fault, ...], readers: Readers) -> Cluster:
+def serve(seed: int, faults: tuple[SimFault, ...], readers: Readers) -> Cluster:
     """Two-turn conversations through three gateways, under all checkers."""
     cluster = Cluster(
-        Shape(prefill=2, decode=2),
+        ClusterShape(prefill=2, decode=2),
         SETUP,
         RouterSettings(
             policy="static",
@@ -47,7 +47,7 @@ def serve(seed: int, faults: tuple[Fault, ...], readers: Readers) -> Cluster:
 
 def ends(cluster: Cluster) -> dict[str, OutcomeKind]:
     """How each request ended for its client."""
-    return {each.request_id: each.outcome.kind for each in cluster.clients.served if each.outcome}
+    return {each.request_id: each.outcome.kind for each in cluster.clients.requests if each.outcome}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -59,13 +59,15 @@ def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
     )
     cluster = serve(seed, faults, readers)
     found = ends(cluster)
-    assert readers.lost, "some were left by their clients"
+    assert readers.lost_ids, "some were left by their clients"
     for request_id, kind in found.items():
-        expected = OutcomeKind.CANCELLED if request_id in readers.lost else OutcomeKind.COMPLETED
+        expected = (
+            OutcomeKind.CANCELLED if request_id in readers.lost_ids else OutcomeKind.COMPLETED
+        )
         assert kind is expected, request_id
     for worker in cluster.workers.values():
-        state = worker.life.engine.state
-        assert not len(worker.life.held) and not state.computations and not state.cache.pinned
+        state = worker.process.engine.state
+        assert not len(worker.process.held) and not state.computations and not state.cache.pinned
 
 
 @pytest.mark.parametrize("resumes", [True, False])
@@ -74,7 +76,7 @@ def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
     readers = Readers(GRACE_MS)
     fault = lose_gateway(READY_MS + 6_000, "gateway-1", (500.0,) if resumes else (None,))
     cluster = serve(1, (fault,), readers)
-    assert bool(readers.lost) != resumes
+    assert bool(readers.lost_ids) != resumes
     assert all(kind is OutcomeKind.COMPLETED for kind in ends(cluster).values()) == resumes
 
 
@@ -82,11 +84,11 @@ def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
     """It joins again within the grace, as the same process (issue 10, 13)."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
-    assert not readers.lost
+    assert not readers.lost_ids
     assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
 
 
-def frozen() -> Fault:
+def frozen() -> SimFault:
     """A gateway sleeps for three seconds; two of three clients go on elsewhere meanwhile."""
     return cut_gateway(READY_MS + 6_000, "gateway-1", 3_000.0, (800.0, None, 1_700.0))
 
@@ -95,7 +97,7 @@ def test_a_gateway_that_wakes_gives_nothing_up_that_is_read_elsewhere() -> None:
     """It finds its clients gone, who have resumed at another long ago (issue 14, 1)."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (frozen(),), readers)
-    assert not readers.lost
+    assert not readers.lost_ids
     assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from infra.simulator.checkers.credits import Credits
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster
-from infra.simulator.faults.hostile import OpenCluster, hostile, large
+from infra.simulator.faults.hostile import OpenCluster, hostile_faults, large_request
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.rules.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from streams.config import RouterSettings
@@ -29,7 +29,7 @@ PROFILE = Profile(
 
 def serve(seed: int, *, count: int = 200) -> OpenCluster:
     """Two-turn conversations among harmful records, under all checkers."""
-    faults = hostile(
+    faults = hostile_faults(
         seed,
         count=count,
         begin_ms=READY_MS,
@@ -37,7 +37,7 @@ def serve(seed: int, *, count: int = 200) -> OpenCluster:
         record_bytes_max=BROKER_BYTES,
     )
     cluster = OpenCluster(
-        Shape(prefill=2, decode=2),
+        ClusterShape(prefill=2, decode=2),
         SETUP,
         RouterSettings(policy="static", orchestration=ORCHESTRATIONS[seed % 3].value),
         checkers=[OneOutcome(), Credits()],
@@ -53,7 +53,7 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
     """Each accepted request ends once, all others as usual (issue 10, 24)."""
     cluster = serve(seed)
     kinds: dict[str, set[str]] = {"c": set(), "large": set()}
-    for each in cluster.clients.served:
+    for each in cluster.clients.requests:
         outcome, error = each.outcome, each.outcome and each.outcome.error
         kind = "refused" if outcome is None else error.code if error else outcome.kind.value
         kinds[each.request_id.partition("-")[0]].add(kind)
@@ -89,24 +89,24 @@ def test_what_the_size_rule_lets_in_is_served() -> None:
     fits = REQUEST_BYTES_MAX - 1_000
     sizes = (fits, fits, REQUEST_BYTES_MAX, RECORD_BYTES_MAX)
     cluster = Cluster(
-        Shape(replica=1),
+        ClusterShape(replica=1),
         SETUP,
         RouterSettings(policy="replica"),
         checkers=[OneOutcome(), Credits()],
         record_bytes_max=RECORD_BYTES_MAX,
     )
     for chars in sizes:
-        large(READY_MS, chars).strike(cluster)
+        large_request(READY_MS, chars).strike(cluster)
     cluster.run([])
     cluster.finish()
-    assert [each.completed for each in cluster.clients.served] == [True, True, False, False]
-    assert [each.refused for each in cluster.clients.served] == [False, False, True, True]
+    assert [each.completed for each in cluster.clients.requests] == [True, True, False, False]
+    assert [each.refused for each in cluster.clients.requests] == [False, False, True, True]
 
 
 def test_without_a_limit_no_size_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations have none; a check that ran would raise."""
     monkeypatch.delattr("infra.simulator.log.bus.check_size")
-    cluster = Cluster(Shape(replica=1), SETUP, RouterSettings(policy="replica"))
-    large(READY_MS, RECORD_BYTES_MAX).strike(cluster)
+    cluster = Cluster(ClusterShape(replica=1), SETUP, RouterSettings(policy="replica"))
+    large_request(READY_MS, RECORD_BYTES_MAX).strike(cluster)
     cluster.run([])
-    assert all(each.completed for each in cluster.clients.served)
+    assert all(each.completed for each in cluster.clients.requests)

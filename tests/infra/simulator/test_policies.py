@@ -9,10 +9,10 @@ from infra.simulator.checkers.credits import Credits
 from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, unlike_others
-from infra.simulator.traffic.poisson import Shape as Turns
-from infra.simulator.traffic.script import Conversation, Turn, conversation
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.poisson import Profile, unique_tokens
+from infra.simulator.traffic.poisson import TurnShape as Turns
+from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
 from schemas.records import Mode
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
@@ -30,13 +30,15 @@ BURST_MS, BURSTS, TIMEOUT_MS = 3_000.0, 50, 30_000
 def serve(pools: str, policy: str, seed: int, per_s: float = 16.0) -> Cluster:
     """Ten seconds of chats."""
     settings = RouterSettings(policy=policy, tick_ms=250)
-    cluster = Cluster(Shape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits()])
+    cluster = Cluster(
+        ClusterShape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits()]
+    )
     return serve_all(cluster, CHAT, per_s=per_s, duration_ms=10_000.0, seed=seed)
 
 
 def means(cluster: Cluster) -> tuple[float, float]:
     """TTFT and TPOT of all requests, in ms."""
-    served = cluster.clients.served
+    served = cluster.clients.requests
     return (
         float(np.mean([each.ttft_ms for each in served])),
         float(np.mean([each.tpot_ms for each in served])),
@@ -61,17 +63,17 @@ def test_learned_finds_where_single_turns_belong(pools: str) -> None:
 def test_workers_in_both_roles_answer_first_turns_alone(seed: int) -> None:
     """Remote means another worker and a transfer, and spares nobody (issue 10, 29)."""
     alone, split = serve("2B", "learned", seed, 6.0), serve("2B", "static", seed, 6.0)
-    modes = [each.mode for each in alone.clients.served]
+    modes = [each.mode for each in alone.clients.requests]
     assert set(modes) == {Mode.LOCAL} and not alone.links.moved_bytes
-    assert {each.mode for each in split.clients.served} == {Mode.REMOTE}
+    assert {each.mode for each in split.clients.requests} == {Mode.REMOTE}
     (ttft_alone, tpot_alone), (ttft_split, tpot_split) = means(alone), means(split)
     assert tpot_alone < tpot_split and ttft_alone < 1.02 * ttft_split
 
 
-def bursts(seed: int, per_burst: float) -> list[Conversation]:
+def bursts(seed: int, per_burst: float) -> list[SimConversation]:
     """Prompts of 8 000 tokens and answers of 300 by the median; some are as long as they get."""
     draw = np.random.default_rng(seed)
-    found: list[Conversation] = []
+    found: list[SimConversation] = []
     for burst in range(BURSTS):
         for _ in range(draw.poisson(per_burst)):
             prompt = int(min(110_000, draw.lognormal(np.log(8_000), 1.0)))
@@ -81,8 +83,8 @@ def bursts(seed: int, per_burst: float) -> list[Conversation]:
                 conversation(
                     f"c{name}",
                     READY_MS + burst * BURST_MS,
-                    [Turn(prompt_tokens=prompt, output_tokens=answer)],
-                    unlike_others(name, prompt + answer),
+                    [SimTurn(prompt_tokens=prompt, output_tokens=answer)],
+                    unique_tokens(name, prompt + answer),
                     SETUP.block_tokens,
                 )
             )
@@ -93,11 +95,11 @@ def lost(pools: str, policy: str, seed: int, per_burst: float) -> set[str]:
     """What was not answered by its deadline."""
     settings = RouterSettings(policy=policy, tick_ms=250)
     cluster = Cluster(
-        Shape.parse(pools), SETUP, settings, timeout_ms=TIMEOUT_MS, checkers=[OneOutcome()]
+        ClusterShape.parse(pools), SETUP, settings, timeout_ms=TIMEOUT_MS, checkers=[OneOutcome()]
     )
     cluster.run(bursts(seed, per_burst))
     cluster.finish()
-    return {each.request_id for each in cluster.clients.served if not each.completed}
+    return {each.request_id for each in cluster.clients.requests if not each.completed}
 
 
 @pytest.mark.parametrize(("seed", "per_burst"), [(1, 4.0), (2, 4.0), (1, 5.0)])

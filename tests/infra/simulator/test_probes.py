@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from infra.simulator.checkers.contexts import Contexts
-from infra.simulator.checkers.probes import Probed
+from infra.simulator.checkers.probes import ProbeChecker
 from infra.simulator.checkers.repeats import Repeats
 from tests.infra.simulator.storms import weathered
 from workers.llm.stream import ActiveRequest
@@ -13,9 +13,9 @@ from workers.llm.stream import ActiveRequest
 
 def probed(seed: int) -> Counter[str]:
     """A storm; what became of its probes."""
-    books, repeats = Probed(), Repeats()
+    books, repeats = ProbeChecker(), Repeats()
     weathered(seed, searching=True, probing=True, more=[books, repeats, Contexts()])
-    return books.seen + repeats.seen
+    return books.counts + repeats.counts
 
 
 def test_every_invariant_holds_while_answers_search() -> None:

@@ -16,7 +16,7 @@ def test_every_invariant_holds_in_a_storm(seed: int) -> None:
     """Workers, routers and gateways die, drain and are cut off, clients leave, the log is slow, and
     records come twice (issue 11, 1)."""
     cluster = weathered(seed)
-    kinds = {each.outcome.kind for each in cluster.clients.served if each.outcome}
+    kinds = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
     assert OutcomeKind.COMPLETED in kinds
 
 
@@ -25,14 +25,14 @@ def test_every_invariant_holds_in_a_storm(seed: int) -> None:
 def test_workers_in_turn_keep_every_invariant(policy: str, seed: int) -> None:
     """On pools of one and of unlike size, in every order (issue 30, 1)."""
     cluster = weathered(seed, policy=policy)
-    placed = {each.outcome.kind for each in cluster.clients.served if each.outcome}
+    placed = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
     assert OutcomeKind.COMPLETED in placed
 
 
 def test_the_same_seed_gives_the_same_storm() -> None:
     one, other = (
         [(each.request_id, each.first_ms, each.ended_ms, each.outcome) for each in served]
-        for served in (weathered(3).clients.served for _ in range(2))
+        for served in (weathered(3).clients.requests for _ in range(2))
     )
     assert one == other
 

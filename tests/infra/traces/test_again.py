@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infra.replay.recording import LINE, Row, write
-from infra.traces.again import Again, Difference
-from infra.traces.sending import Sent
+from infra.replay.recording import LINE, RecordingRow, write
+from infra.traces.again import OutcomeDifference, Resend
+from infra.traces.sending import SentRequest
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.records import Outcome, OutcomeKind, Sampling, Structured, StructuredKind
@@ -18,11 +18,11 @@ from tests.streams.builders import T0
 CODEC = Codec()
 
 
-def recorded(path: Path, requests: list[Any], outcomes: list[Any], **about: Any) -> Again:
-    rows = [Row(LINE, topic="requests", value=CODEC.encode(each)) for each in requests]
-    rows += [Row(LINE, topic="outcomes", value=CODEC.encode(each)) for each in outcomes]
+def recorded(path: Path, requests: list[Any], outcomes: list[Any], **about: Any) -> Resend:
+    rows = [RecordingRow(LINE, topic="requests", value=CODEC.encode(each)) for each in requests]
+    rows += [RecordingRow(LINE, topic="outcomes", value=CODEC.encode(each)) for each in outcomes]
     write(path / "a.avro", {"since_ms": 0, "until_ms": 1 << 62, **about}, rows)
-    return Again(path / "a.avro")
+    return Resend(path / "a.avro")
 
 
 def ended(request_id: str, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
@@ -40,10 +40,10 @@ def ended(request_id: str, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome
     )
 
 
-def heard(again: Again, **changes: Any) -> list[Sent]:
+def heard(again: Resend, **changes: Any) -> list[SentRequest]:
     """Each answer as it was then, unless changed."""
     told = {"output_tokens": 12, "finish_reason": "stop", "chunks_s": [1.25, 2.0], **changes}
-    return [Sent(arrival=each, sent_s=1.0, **told) for each in again.trace.arrivals]
+    return [SentRequest(arrival=each, sent_s=1.0, **told) for each in again.trace.arrivals]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_same_is_asked(tmp_path: Path, form: Structured | None, asked: dict[
     request = builders.request("r1", sampling=sampling)
     again = recorded(tmp_path, [request], [ended("r1")])
     (arrival,) = again.trace.arrivals
-    body = again.asks(arrival, "tiny")
+    body = again.make_body(arrival, "tiny")
     assert body["prompt"] == unpack_tokens(request.prompt_tokens)
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.7, 5)
     assert (body["stop"], body["stream"], body["model"]) == (["x"], True, "tiny")
@@ -74,16 +74,16 @@ def test_the_same_is_asked(tmp_path: Path, form: Structured | None, asked: dict[
 def test_what_was_cancelled_is_as_long_as_it_was(tmp_path: Path) -> None:
     request = builders.request("r1", sampling=Sampling(max_tokens=40, min_tokens=20))
     again = recorded(tmp_path, [request], [ended("r1", OutcomeKind.CANCELLED)])
-    body = again.asks(again.trace.arrivals[0], "tiny")
+    body = again.make_body(again.trace.arrivals[0], "tiny")
     assert (body["max_tokens"], body["min_tokens"]) == (12, 12)
-    found = again.compared(heard(again))
+    found = again.compare(heard(again))
     assert (found.completed_then, found.completed_now, found.differences) == (0, 1, [])
 
 
 def test_ends_are_compared(tmp_path: Path) -> None:
     """(issue 14, 2)"""
     again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
-    found = again.compared(heard(again))
+    found = again.compare(heard(again))
     assert (found.same, found.differences, found.failed) == (1, [], 0)
     assert found.times["TTFT p50"] == (100.0, 250.0)
     assert found.times["latency p99"] == (700.0, 1_000.0)
@@ -92,8 +92,8 @@ def test_ends_are_compared(tmp_path: Path) -> None:
         ({"finish_reason": "length"}, "length, 12 tokens"),
         ({"error": "queue_full"}, "queue_full"),
     ):
-        found = again.compared(heard(again, **change))
-        assert found.differences == [Difference("r1", "stop, 12 tokens", now)]
+        found = again.compare(heard(again, **change))
+        assert found.differences == [OutcomeDifference("r1", "stop, 12 tokens", now)]
         assert (found.failed, found.same) == (int("error" in change), 0)
 
 
@@ -101,10 +101,10 @@ def test_without_bodies_lengths_are_asked_for(tmp_path: Path) -> None:
     """Stand-ins are no tokens of any model (issue 14, 2)."""
     request = builders.request("r1", tokens=20)
     again = recorded(tmp_path, [request], [ended("r1")], leaves_out=["bodies"])
-    body = again.asks(again.trace.arrivals[0], "tiny")
+    body = again.make_body(again.trace.arrivals[0], "tiny")
     assert len(body["prompt"]) == 20 and max(body["prompt"]) < 256
     assert (body["max_tokens"], body["ignore_eos"]) == (12, True)
-    assert again.compared(heard(again, finish_reason="length")).same == 1
+    assert again.compare(heard(again, finish_reason="length")).same == 1
 
 
 def test_a_recording_in_which_nothing_ended_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infra.traces.formats import read, write
 from infra.traces.prompts import body
-from infra.traces.trace import named
+from infra.traces.trace import with_request_ids
 from tests.infra.traces.samples import MOONCAKE, SESSIONS, written
 
 
@@ -21,5 +21,5 @@ def test_sessions_have_a_body_per_turn(tmp_path: Path) -> None:
         "r3": 1,
         "a": 2,
     }
-    turns = [each for each in named(trace) if each.session_id == "a"]
+    turns = [each for each in with_request_ids(trace) if each.session_id == "a"]
     assert sessions["a"] == [body(trace, each, "m") for each in turns]

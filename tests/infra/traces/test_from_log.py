@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.replay.recording import LINE, RECORD, Row, write
+from infra.replay.recording import LINE, RECORD, RecordingRow, write
 from infra.traces.formats import read
-from infra.traces.from_log import traced
+from infra.traces.from_log import trace_of
 from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, Priority, Request
 from schemas.rules.outcomes import counting_outcomes
@@ -41,7 +41,7 @@ def ended(name: str, at_ms: int, tokens: int, attempt: int = 1) -> Outcome:
 
 def test_requests_and_their_outcomes_are_a_trace() -> None:
     """Blocks are equal as far as prompts are, a part at the end too (issue 14, 2)."""
-    trace = traced(
+    trace = trace_of(
         [
             asked("r2", 500, [1, 2, 3, 4, 5, 6, 7]),
             asked("r1", 0, [1, 2, 3, 4, 5, 6]),
@@ -74,10 +74,12 @@ def test_a_recording_is_a_trace_of_its_span(tmp_path: Path) -> None:
     """A request that two lives of a router have applied is one; what came before, none."""
     codec = Codec()
     early, late = asked("r0", -9, [1, 2]), asked("r1", 5, [1, 2, 3])
-    lines = [Row(LINE, topic="requests", value=codec.encode(r)) for r in (early, late, late)]
-    other = Row(LINE, topic="tick")
+    lines = [
+        RecordingRow(LINE, topic="requests", value=codec.encode(r)) for r in (early, late, late)
+    ]
+    other = RecordingRow(LINE, topic="tick")
     ends = [ended("r0", 20, 2), ended("r1", 90, 7)]
-    rows = [Row(RECORD, topic="outcomes", value=codec.encode(each)) for each in ends]
+    rows = [RecordingRow(RECORD, topic="outcomes", value=codec.encode(each)) for each in ends]
     path = tmp_path / "a.avro"
     write(path, {"since_ms": T0, "until_ms": T0 + 100}, [*lines, other, *rows])
     (found,) = read(path).arrivals

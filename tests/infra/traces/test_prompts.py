@@ -1,7 +1,7 @@
 """Prompts that are made for a trace: equal where its blocks are."""
 
 from infra.traces.prompts import body, token_ids
-from infra.traces.trace import Arrival, Trace, scaled
+from infra.traces.trace import Arrival, Trace, scale_trace
 
 
 def trace(*arrivals: Arrival, block_tokens: int = 16) -> Trace:
@@ -42,7 +42,7 @@ def test_turns_without_block_ids_extend_each_other_and_others_share_nothing() ->
 
 def test_a_smaller_trace_keeps_what_is_equal() -> None:
     one, two = arrival(40, 1, 2, 3), arrival(33, 1, 2, 4)
-    small = scaled(trace(one, two), 0.25)
+    small = scale_trace(trace(one, two), 0.25)
     assert (small.block_tokens, [each.prompt_tokens for each in small.arrivals]) == (4, [10, 9])
     assert [each.output_tokens for each in small.arrivals] == [1, 1]
     first, second = (token_ids(small, each) for each in small.arrivals)

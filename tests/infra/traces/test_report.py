@@ -1,13 +1,13 @@
 """Figures with aiperf's names and definitions."""
 
 from infra.traces.report import report
-from infra.traces.sending import Sent
+from infra.traces.sending import SentRequest
 from infra.traces.trace import Arrival
 
 
-def sent(sent_s: float, *chunks_s: float, **changes: object) -> Sent:
+def sent(sent_s: float, *chunks_s: float, **changes: object) -> SentRequest:
     """An answer of 5 tokens to a prompt of 10, which was due a tenth of a second before."""
-    found = Sent(
+    found = SentRequest(
         arrival=Arrival(at_ms=0, prompt_tokens=10, output_tokens=5),
         due_s=sent_s - 0.1,
         sent_s=sent_s,

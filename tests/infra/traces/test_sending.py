@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.traces.sending import Pace, Sender, Sent
+from infra.traces.sending import Pace, SentRequest, TraceSender
 from infra.traces.trace import After, Arrival, Trace
 from tests.virtual import virtual
 from tests.waiting import pass_time
@@ -55,11 +55,11 @@ def arrival(at_ms: float, session_id: str = "", **changes: Any) -> Arrival:
     return Arrival(at_ms=at_ms, prompt_tokens=4, output_tokens=3, session_id=session_id, **changes)
 
 
-async def sent_by(gateway: Gateway, pace: Pace, *arrivals: Arrival) -> list[Sent]:
+async def sent_by(gateway: Gateway, pace: Pace, *arrivals: Arrival) -> list[SentRequest]:
     """All of them."""
     trace = Trace(format="test", arrivals=arrivals)
     async with httpx.AsyncClient(transport=gateway, base_url="http://gateway") as client:
-        return await Sender(client, trace, "m", pace).run()
+        return await TraceSender(client, trace, "m", pace).run()
 
 
 def times(gateway: Gateway) -> list[float]:
@@ -150,7 +150,7 @@ async def test_a_gateway_that_is_away_is_an_error_of_each_request() -> None:
     trace = Trace(format="test", arrivals=[arrival(0, "a"), arrival(1, "a")])
     transport = httpx.MockTransport(away)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        sent = await Sender(client, trace, "m", Pace()).run()
+        sent = await TraceSender(client, trace, "m", Pace()).run()
     assert [each.error for each in sent] == ["ConnectError", "ConnectError"]
 
 
@@ -171,7 +171,7 @@ def test_an_event_that_is_an_error_or_none_is_told(event: str, error: str) -> No
         trace = Trace(format="test", arrivals=[arrival(0)])
         transport = httpx.MockTransport(odd)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            (sent,) = await Sender(client, trace, "m", Pace()).run()
+            (sent,) = await TraceSender(client, trace, "m", Pace()).run()
         return sent.error
 
     assert asyncio.run(run()) == error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.traces.trace import After, Arrival, Trace, in_turn
+from infra.traces.trace import After, Arrival, Trace, with_delays
 from schemas.errors import ConfigError
 
 FIRST = Arrival(at_ms=0, prompt_tokens=1, output_tokens=1, request_id="a", session_id="s")
@@ -13,7 +13,7 @@ def delays(*after: After) -> list[float | None]:
     """Of two turns, the second with these dependencies, and of another request between them."""
     turn = Arrival(at_ms=9, prompt_tokens=1, output_tokens=1, session_id="s", after=after)
     trace = Trace(format="test", arrivals=[FIRST, OTHER, turn])
-    return [delay_ms for _, delay_ms in in_turn(trace)]
+    return [delay_ms for _, delay_ms in with_delays(trace)]
 
 
 def test_a_delay_is_behind_the_turn_before() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from infra.cli.log import live
 from infra.replay import recording
-from infra.replay.recording import opened
+from infra.replay.recording import open_recording
 from infra.traces.report import report
-from infra.traces.sending import Sent
+from infra.traces.sending import SentRequest
 from streams.journal.inputs import TICK
 from tests.infra.cli.running import trivium_here
 from tests.infra.replay.played import Played, answered
@@ -43,7 +43,7 @@ def test_a_replay_tells_how_it_went(tmp_path: Path) -> None:
 def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
     """(issue 14, 2)"""
     path = played(tmp_path)
-    with opened(path) as found:
+    with open_recording(path) as found:
         rows = [row for row in found.rows() if row.topic != "requests"]
     first = next(n for n, row in enumerate(rows) if row.topic == TICK)
     rows[first] = rows[first]._replace(effects=7)
@@ -97,7 +97,7 @@ def test_what_came_of_the_same_requests_is_told(
     """(issue 14, 2)"""
     again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
 
-    def sent_to(*_: object) -> tuple[list[Sent], dict[str, Any]]:
+    def sent_to(*_: object) -> tuple[list[SentRequest], dict[str, Any]]:
         return sent, report(sent)
 
     monkeypatch.setattr(live, "sent_to", sent_to)

@@ -8,7 +8,7 @@ from infra.evaluate.live.conversations import LiveTurn
 from infra.evaluate.live.day import DAY, PATIENCE, fleet_of, targets, try_smaller_fleets
 from infra.evaluate.studies.day_and_night import DayComparison, FleetResult
 from infra.simulator.cluster import READY_MS
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from schemas.records import Role
 
 BAR = 0.99
@@ -29,14 +29,14 @@ def fleet(pools: str, in_time: float) -> FleetResult:
     ],
 )
 async def test_smaller_fleets_are_tried_while_they_hold(enough: str, tried: list[str]) -> None:
-    least = Shape.parse(enough)
+    least = ClusterShape.parse(enough)
 
     async def serve(pools: str) -> FleetResult:
-        shape = Shape.parse(pools)
+        shape = ClusterShape.parse(pools)
         holds = shape.prefill >= least.prefill and shape.decode >= least.decode
         return fleet(pools, BAR if holds else 0.5)
 
-    found = await try_smaller_fleets(Shape(prefill=3, decode=3), serve, BAR)
+    found = await try_smaller_fleets(ClusterShape(prefill=3, decode=3), serve, BAR)
     assert [each.pools for each in found] == tried
 
 

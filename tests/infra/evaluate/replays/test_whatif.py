@@ -8,10 +8,10 @@ import pytest
 from infra.evaluate.replays.faults import faults_of
 from infra.evaluate.replays.recorded import deployment
 from infra.evaluate.replays.whatif import ReplayResult, later_ms, replay_trace, setup_of
-from infra.replay.recording import LINE, SNAPSHOT, Row, write
-from infra.replay.redacting import redacted
+from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, write
+from infra.replay.redacting import redact
 from infra.simulator.cluster import ORCHESTRATIONS
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.traces.from_log import read_recording
 from infra.traces.trace import Arrival, Trace
 from schemas.codec import Codec
@@ -28,18 +28,18 @@ SETUP = setup_of()
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[RecordingRow]:
     recorder = Recorder(looks=1_000)
     weathered(0, count=0, more=[recorder])
     return recorder.rows
 
 
-def recorded(path: Path, rows: list[Row]) -> Path:
+def recorded(path: Path, rows: list[RecordingRow]) -> Path:
     write(path, {"since_ms": 0, "until_ms": 1 << 62}, rows)
     return path
 
 
-def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Row]) -> None:
+def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[RecordingRow]) -> None:
     """Nothing is lost, its answers come later, and twice the same comes of it (issue 14, 2)."""
     path = recorded(tmp_path / "a.avro", rows)
     trace = read_recording(path, SETUP.block_tokens)
@@ -63,10 +63,12 @@ def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Row]) 
     assert not later_ms(before, run())
 
 
-def test_a_recording_without_bodies_is_the_same_traffic(tmp_path: Path, rows: list[Row]) -> None:
+def test_a_recording_without_bodies_is_the_same_traffic(
+    tmp_path: Path, rows: list[RecordingRow]
+) -> None:
     """(issue 14, 2)"""
     whole = recorded(tmp_path / "a.avro", rows)
-    less = recorded(tmp_path / "b.avro", list(redacted(rows, names=True)))
+    less = recorded(tmp_path / "b.avro", list(redact(rows, names=True)))
     traces = [read_recording(path, SETUP.block_tokens) for path in (whole, less)]
     assert traces[0] == traces[1]
     assert deployment(whole) == deployment(less)
@@ -83,7 +85,7 @@ def test_turns_find_what_their_sessions_left() -> None:
     ]  # fmt: skip
     trace = Trace(format="log", arrivals=arrivals, block_tokens=128)
     settings = RouterSettings(policy="static", local_share=0.0)
-    found = replay_trace(trace, Shape.parse("1R"), settings, setup=SETUP)
+    found = replay_trace(trace, ClusterShape.parse("1R"), settings, setup=SETUP)
     assert [each.turn for each in found.served] == [1, 1, 2]
     assert [each.session_id for each in found.served] == ["s0", "s1", "s0"]
     cached = [each.outcome.cached_tokens if each.outcome else -1 for each in found.served]
@@ -102,17 +104,19 @@ def test_a_recording_without_workers_is_refused(tmp_path: Path) -> None:
         parts=1,
         state=pack_router(Router("a", RouterSettings())),
     )
-    path = recorded(tmp_path / "a.avro", [Row(SNAPSHOT, "a", 1, value=Codec().encode(state))])
+    path = recorded(
+        tmp_path / "a.avro", [RecordingRow(SNAPSHOT, "a", 1, value=Codec().encode(state))]
+    )
     with pytest.raises(RecordError, match="expected workers, found none; name them with --pools"):
         deployment(path)
-    path = recorded(tmp_path / "a.avro", [Row(LINE, "a", 1, topic="tick")])
+    path = recorded(tmp_path / "a.avro", [RecordingRow(LINE, "a", 1, topic="tick")])
     with pytest.raises(RecordError, match="expected a router's state, found none"):
         deployment(path)
 
 
-def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Row]) -> None:
+def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[RecordingRow]) -> None:
     late = builders.registration("zoe", Role.REPLICA)
-    line = Row(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
+    line = RecordingRow(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
     shape, _ = deployment(recorded(tmp_path / "a.avro", [*rows, line]))
     assert shape.roles()[-1] == ("zoe", (Role.REPLICA,))
     assert shape.name == "2P2D1R"
@@ -120,12 +124,12 @@ def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Row])
 
 
 def test_recorded_workers_keep_to_the_orders_that_all_of_them_told(
-    tmp_path: Path, rows: list[Row]
+    tmp_path: Path, rows: list[RecordingRow]
 ) -> None:
     """A fleet of vLLM is not simulated in orders that only other engines have (issue 30, 4)."""
     told = builders.capability("zoe", Orchestration.PREFILL_FIRST)
     late = builders.registration("zoe", Role.DECODE, capability=told)
-    line = Row(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
+    line = RecordingRow(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
     path = recorded(tmp_path / "a.avro", [*rows, line])
     trace, (shape, settings) = read_recording(path, SETUP.block_tokens), deployment(path)
     assert shape.orders == (Orchestration.PREFILL_FIRST,)

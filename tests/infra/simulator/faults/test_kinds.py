@@ -6,21 +6,25 @@ import pytest
 
 from infra.simulator.cluster import READY_MS
 from infra.simulator.faults import kinds
-from infra.simulator.faults.aiming import Planned
+from infra.simulator.faults.aiming import PlannedFault
 from infra.simulator.faults.kinds import KINDS
 from infra.simulator.scenarios.run import run
-from infra.simulator.scenarios.scenario import RECORD_BYTES_MAX, drawn
+from infra.simulator.scenarios.scenario import RECORD_BYTES_MAX, draw_scenario
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_strikes_and_everybody_is_served(kind: str) -> None:
     """(issue 14, 4)"""
     plan = [
-        Planned(number=number, kind=kind, at_ms=READY_MS + 700.0 * number, phase="decoding")
+        PlannedFault(number=number, kind=kind, at_ms=READY_MS + 700.0 * number, phase="decoding")
         for number in range(4)
     ]
     scenario = replace(
-        drawn(4), plan=plan, timeout_ms=6_000, record_bytes_max=RECORD_BYTES_MAX, searches=False
+        draw_scenario(4),
+        plan=plan,
+        timeout_ms=6_000,
+        record_bytes_max=RECORD_BYTES_MAX,
+        searches=False,
     )
     verdict = run(scenario)
     assert not verdict.violation
@@ -35,11 +39,11 @@ def test_members_that_stand_still_over_large_input_keep_nobody_waiting(
     (found 28)."""
     monkeypatch.setattr(kinds, "SLOW_TIMES", 0.0)  # none is only slow
     plan = [
-        Planned(
+        PlannedFault(
             number=number, kind="slow worker", at_ms=READY_MS + 100.0 * number, phase="decoding"
         )
         for number in range(6)
     ]
-    verdict = run(replace(drawn(seed), plan=plan, timeout_ms=20_000))
+    verdict = run(replace(draw_scenario(seed), plan=plan, timeout_ms=20_000))
     assert not verdict.violation
     assert verdict.reached["slow worker", "decoding"]

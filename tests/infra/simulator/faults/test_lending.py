@@ -1,12 +1,12 @@
 """A simulated fleet loses its only decode worker: a prefill worker takes over, until it is back."""
 
 from infra.simulator.checkers.credits import Credits, Idle
-from infra.simulator.cluster import READY_MS, Cluster, Fault
+from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
-from infra.simulator.shape import Shape
+from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
-from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.records import Role
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
@@ -28,14 +28,14 @@ def test_no_request_waits_for_a_decode_worker_that_stays_away() -> None:
         cluster.members.join(cluster.workers["decode-0"])
 
     cluster = Cluster(
-        Shape(prefill=1, decode=1),
+        ClusterShape(prefill=1, decode=1),
         Setup(ack_ms=2.0, steps_max=4),
         RouterSettings(),
         checkers=[OneOutcome(), Credits(), Idle()],
-        faults=[Fault(READY_MS + 1_000.0, die), Fault(READY_MS + AWAY_MS, come_back)],
+        faults=[SimFault(READY_MS + 1_000.0, die), SimFault(READY_MS + AWAY_MS, come_back)],
     )
     serve_all(cluster, Profile(first=TURN, later=TURN), per_s=2.0, duration_ms=30_000.0, seed=1)
-    served = cluster.clients.served
+    served = cluster.clients.requests
     assert all(each.completed for each in served)
     waited_ms = max(each.ttft_ms for each in served)
     assert waited_ms < AWAY_MS / 2

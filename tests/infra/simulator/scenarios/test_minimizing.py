@@ -3,9 +3,9 @@
 import pytest
 
 from infra.simulator.scenarios.many import run_seed
-from infra.simulator.scenarios.minimizing import minimized
+from infra.simulator.scenarios.minimizing import minimize_scenario
 from infra.simulator.scenarios.run import run
-from infra.simulator.scenarios.scenario import drawn
+from infra.simulator.scenarios.scenario import draw_scenario
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 
@@ -15,8 +15,8 @@ def test_what_is_left_fails_in_the_same_place_and_nothing_of_it_can_go(
     """(issue 14, 4)"""
     BUGS["a void order is answered"].put_in(monkeypatch)
     found = next(each for each in map(run_seed, range(500)) if each.violation)
-    whole = drawn(found.seed)
-    less = minimized(whole, found)
+    whole = draw_scenario(found.seed)
+    less = minimize_scenario(whole, found)
     assert run(less).where == found.where
     assert len(less.plan) + len(less.clients) < len(whole.plan) + len(whole.clients)
     faults = {each.number for each in less.plan}
@@ -27,7 +27,7 @@ def test_what_is_left_fails_in_the_same_place_and_nothing_of_it_can_go(
 
 
 def test_a_part_of_a_seed_says_how_to_run_it() -> None:
-    whole = drawn(3)
+    whole = draw_scenario(3)
     assert whole.command == "trivium simulate --seed 3"
     part = whole.only({whole.plan[0].number}, set())
     assert part.command == "trivium simulate --seed 3 --faults 0 --clients none"
