@@ -1,7 +1,7 @@
 """Has the retrieval pool searched for answers while they are generated, in the background.
 
 A worker leases a partition of `hits` when the first work comes whose answer may search, and asks
-through `Asker`. A search that fails, or that nobody can do, is answered with its error, and the
+through `RetrievalClient`. A search that fails, or that nobody can do, is answered with its error, and the
 answer goes on without. What becomes of it is for `workers/llm/probing/` to say.
 """
 

@@ -1,6 +1,6 @@
 """A benchmark as a command: reads its options, runs it, writes the report and shows it.
 
-The command line has `--quick`, `--json`, and every field of the options that `offered` made. What
+The command line has `--quick`, `--json`, and every field of the options that `option` made. What
 is measured, and what the figures mean, is each benchmark's own.
 """
 
@@ -31,7 +31,7 @@ def option(
 ) -> Any:
     """A field of the options that the command line can set, with its help. Seconds have a flag
     without their `_s`; a tuple takes several values."""
-    return field(default=default, metadata={"said": help_text, "flag": flag, "choices": choices})
+    return field(default=default, metadata={"help": help_text, "flag": flag, "choices": choices})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Benchmark(Generic[Options]):
         parser.add_argument("--json", action="store_true", help="print the report, not tables")
         hints = get_type_hints(type(self.full))
         for option_field in fields(self.full):
-            if "said" not in (metadata := option_field.metadata):
+            if "help" not in (metadata := option_field.metadata):
                 continue
             kind, *several = get_args(hints[option_field.name]) or (hints[option_field.name],)
             flag = metadata["flag"] or option_field.name.removesuffix("_s").replace("_", "-")
@@ -102,7 +102,7 @@ class Benchmark(Generic[Options]):
                 dest=option_field.name,
                 type=kind,
                 nargs="+" if several else None,
-                help=metadata["said"],
+                help=metadata["help"],
                 choices=metadata["choices"] or None,
                 metavar=None if metadata["choices"] else flag.upper(),
             )

@@ -122,7 +122,7 @@ class Redeciding:
     def watch(
         self, router: Router, on_placement: Callable[[Placement | None], None] = lambda would: None
     ) -> None:
-        """Ask about each of its placements; `told` hears what would be."""
+        """Ask about each of its placements; `on_placement` gets what would be placed."""
         settings = with_overrides(router.settings, self._overrides)
         beside = ShadowPlacer(settings, load_table(settings), router.placer)
         place = router.placer.place

@@ -127,7 +127,7 @@ class Shadow:
     """All routers, followed; reads and writes nothing itself."""
 
     def __init__(self, shadow_id: str, overrides: Mapping[str, str], since_ms: int) -> None:
-        """`given` are the settings that are others, as text; decisions from before `since_ms` are
+        """`overrides` are the settings that are others, as text; decisions from before `since_ms` are
         not told. Raises ConfigError for settings that placements do not follow."""
         self.shadow_id = shadow_id
         self._redeciding = Redeciding(overrides)

@@ -140,7 +140,7 @@ class Cluster:
                 note_decision=lambda decision: self.bus.note("decisions", decision),
                 note_usage=lambda usage: self.bus.note("usage", usage),
                 event_listeners=[
-                    checker.on_event for checker in checkers if _overrides(checker, "applied")
+                    checker.on_event for checker in checkers if _overrides(checker, "on_event")
                 ],
                 on_death=self._router_died,
             ),
@@ -150,7 +150,7 @@ class Cluster:
             self.clock, searches_seed or 0, self._report, probes=probes
         )
         token_listeners = [
-            checker.on_tokens for checker in checkers if _overrides(checker, "heard")
+            checker.on_tokens for checker in checkers if _overrides(checker, "on_tokens")
         ]
         self.clients = Clients(
             self.clock,
@@ -173,13 +173,13 @@ class Cluster:
         self.workers = self.members.workers
         self.checkers = list(checkers)
         self.bus.record_listeners = [
-            checker.on_record for checker in checkers if _overrides(checker, "wrote")
+            checker.on_record for checker in checkers if _overrides(checker, "on_record")
         ]
         self._tick_listeners = [
-            checker.on_tick for checker in checkers if _overrides(checker, "looked")
+            checker.on_tick for checker in checkers if _overrides(checker, "on_tick")
         ]
         self.exchange.move_listeners = [
-            checker.on_kv_move for checker in checkers if _overrides(checker, "moved")
+            checker.on_kv_move for checker in checkers if _overrides(checker, "on_kv_move")
         ]
         self._tick_ms = settings.tick_ms
         self._unread: set[tuple[str, int]] = set()  # outcomes, by the router

@@ -31,7 +31,7 @@ async def generate_answers(
     at_once: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[LoneAnswer]:
-    """Its answers to these prompts, so many at a time; `ended` is called after each.
+    """Its answers to these prompts, `at_once` at a time; `on_answer` is called after each.
 
     Raises EngineFailed where it gives none.
     """

@@ -16,7 +16,7 @@ from workers.llm.vllm import preload
 _COMMAND = "infra.cli.operate.single_process"
 _EMBEDDING = "workers.embed.embedders.sentence"
 _SMALL = {
-    "router": ("streams.agents.lives",),
+    "router": ("streams.agents.lifecycle",),
     "gateway": ("streams.gateway.app", "streams.gateway.stream.event_key"),
     "bridge": ("streams.bridge.process",),
 }

@@ -129,7 +129,7 @@ def process_specs(
     listeners: Mapping[str, socket.socket] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
     """One spec for each process of the plan but the broker; `secrets` join the environment, and
-    `taken` are the seats of workers that run. `forks` are found by what a name begins with,
+    `used_seats` are the seats of workers that run. `forks` are found by what a name begins with,
     `listeners` by the whole name."""
     names = plan.names()
     seats = assign_seats(plan.engine_names(), used_seats)

@@ -24,7 +24,7 @@ async def restart(
     timeout_s: float,
     on_restart: Callable[[str, float], None],
 ) -> None:
-    """These, or all; `told` is called with each and the seconds that it was away.
+    """These, or all; `on_restart` is called with each and the seconds that it was away.
 
     Raises ConfigError for a name that is not there, NotReady where one does not come back.
     """

@@ -63,7 +63,7 @@ class TraceSender:
         pace: Pace,
         make_body: MakeBody | None = None,
     ) -> None:
-        """`asks` makes the body of each call; without it, it is made from the trace."""
+        """`make_body` makes the body of each call; without it, it is made from the trace."""
         self._client, self._trace, self._model, self._pace = client, trace, model, pace
         self._make_body = make_body or (lambda arrival, model: body(trace, arrival, model))
         self._slots = asyncio.Semaphore(pace.in_flight)

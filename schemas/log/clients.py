@@ -166,7 +166,7 @@ class AssignedReader:
     """Reads fixed partitions of one topic of the table, with no consumer group on the way.
 
     With `committed_group` the positions are committed now and then, only so that lag tools see
-    them. With `decided` it sees no record whose transaction is not committed, nor what comes behind
+    them. With `committed_only` it sees no record whose transaction is not committed, nor what comes behind
     it meanwhile. `fetch_bytes` are asked of a broker at once, which gives one batch at least.
     """
 

@@ -139,7 +139,7 @@ async def query_client(
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing: on a connection with a fetch under way every question would
     wait for that fetch. With a group it commits what it is told to, and nothing by itself.
-    With `decided` a partition ends before the first transaction that is under way. It asks at once
+    With `committed_only` a partition ends before the first transaction that is under way. It asks at once
     where these `topics` are, by full name; of others aiokafka finds out one after the other, with a
     pause behind each."""
     consumer = AIOKafkaConsumer(

@@ -184,7 +184,7 @@ async def retry(
     """Send what is wanted to its topic again: the same key, value and headers, on its partition,
     and in a header more how often that was done.
 
-    `partitions` are the counts of the topic and of its dead-letter topic. `done` counts what is
+    `partitions` are the counts of the topic and of its dead-letter topic. `counts` counts what is
     committed, also where this raises: Fenced where another command sends letters of the topic
     meanwhile, and BrokerUnavailable, after which some more may be committed. The marks tell.
     """

@@ -68,7 +68,7 @@ class _PendingDocument:
 
 
 class Ingester:
-    """`start`, then `put` and `drop`, then `follow` as long as one wants to know; then `stop`."""
+    """`start`, then `put` and `delete`, then `follow` as long as one wants to know; then `stop`."""
 
     def __init__(self, log: LogSettings, codec: Codec, view: Callable[[], FleetView]) -> None:
         """`view` is the fleet as it is now."""
@@ -109,8 +109,8 @@ class Ingester:
         on_done: OnDone = lambda reason: None,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        """`done` hears why it was refused, nothing if it was not, once `follow` knows; before that
-        `read` hears that an embedding worker is through with it.
+        """`on_done` hears why it was refused, nothing if it was not, once `follow` knows; before that
+        `on_read` hears that an embedding worker is through with it.
 
         Raises RecordTooLarge, BrokerUnavailable.
         """

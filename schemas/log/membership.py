@@ -5,7 +5,7 @@ living, so a joiner claims, reads its claim back, and moves on where somebody el
 member that was silent for a lease is fenced: its later heartbeats are void for every reader,
 because the broker's own timestamps show the gap, and the member itself stops when it finds out.
 
-Doubt comes before that: acknowledgements are late, and the member writes nothing (`stands`) until
+Doubt comes before that: acknowledgements are late, and the member writes nothing (`wait_until_valid`) until
 it knows. It does when it reads its own heartbeat back from the log, where the timestamps are.
 Without any word the lease is given up after two of its lengths: at most one batch of heartbeats is
 under way at a time, so one of the gaps beside it is too long.

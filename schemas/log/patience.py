@@ -2,7 +2,7 @@
 
 A life is one membership with its clients. What is dear (engine, model, caches, indexes) belongs to
 the process and is kept. Used by workers of every kind, routers and gateways; a deployment's start
-asks its broker in the same way, with a bound (`insist`).
+asks its broker in the same way, with a bound (`retry_until`).
 """
 
 import asyncio
@@ -83,7 +83,7 @@ async def retry_forever(
 async def retry_until(
     ask: Callable[[], Awaitable[Result]], report: Callable[[str], None], within_s: float
 ) -> Result:
-    """Ask until there is an answer; each trouble is `told`, and an empty text when it is over.
+    """Ask until there is an answer; each trouble is `report`, and an empty text when it is over.
 
     Raises BrokerUnavailable with the last trouble when that takes longer than `within_s`.
     """

@@ -2,7 +2,7 @@
 
 Who starts with a `transactional_id` fences whoever had it before: what that one had not committed
 is void, and it commits nothing more, however long it slept. So a successor that reads the committed
-position (`committed`) knows what was done, and nobody does it twice. Consumers see committed
+position (`committed_offsets`) knows what was done, and nobody does it twice. Consumers see committed
 records only with `isolation.level=read_committed`. Kafka's own protocol (KIP-98), by aiokafka.
 
 A broker that is killed can leave records of a transaction open that its coordinator no longer knows

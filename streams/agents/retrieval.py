@@ -1,6 +1,6 @@
 """Searches for requests in the background, and hands on what was found as a `Retrieved`.
 
-A router leases a partition of `hits` beside its membership, and asks through `Asker`. Nothing here
+A router leases a partition of `hits` beside its membership, and asks through `RetrievalClient`. Nothing here
 holds up the router: a search that fails, that nobody can do, or that is one too many is answered
 with its error, and a router without a partition of `hits` serves on, and tries again to get one.
 The choices of a call want the same, so one search serves all that ask while it is under way; it is

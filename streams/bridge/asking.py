@@ -361,7 +361,7 @@ class Submitter:
     def error_records(
         self, prompt: PendingPrompt, error: TriviumError, *, steps: int = 0
     ) -> list[OutgoingRecord]:
-        """The answer that tells of an error, and the dead letter; both smaller by so many steps
+        """The answer that tells of an error, and the dead letter; both smaller by `steps`
         where topics have refused more.
         """
         call, prompt.error = prompt.call, error

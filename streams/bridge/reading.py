@@ -2,7 +2,7 @@
 
 Whoever begins where lives before it got nowhere reads with care: what is being read is noted in a
 commit before, with how many have begun to read it. So a prompt on which bridges fall is found, and
-is answered with an error after `FALLS_MAX` of them. A life that ends for another reason takes its
+is answered with an error after `CRASHES_MAX` of them. A life that ends for another reason takes its
 own note back (`forgive`).
 """
 

@@ -1,6 +1,6 @@
 """What a router applies: records and other happenings as events of the core, live and in replays.
 
-`event_of` is what a record of a session partition means; `journaled` what a line of the journal
+`event_of` is what a record of a session partition means; `event_of_line` what a line of the journal
 does (`streams/journal/journal.py`). Neither reads anything.
 """
 

@@ -45,9 +45,9 @@ class Job:
     `concurrent` they are empty, and the engines tell each other. A prefill job may have `kv` too:
     earlier KV of the session, which an engine that cannot read it ignores.
 
-    A job may go on behind an answer's beginning: the last `said` of `prompt_tokens` are of the
-    answer then. Its first token has the number `said`; `sampling` counts the whole answer. Where
-    they end the answer, as its attempt could not tell any more, that is said at once (`over`).
+    A job may go on behind an answer's beginning: the last `prior_tokens` of `prompt_tokens` are of the
+    answer then. Its first token has the number `prior_tokens`; `sampling` counts the whole answer. Where
+    they end the answer, as its attempt could not tell any more, that is said at once (`early_end`).
 
     A job whose answer searches again while it is generated has the `work`; engines ignore it
     (`workers/llm/probing/`).

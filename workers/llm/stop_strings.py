@@ -1,7 +1,7 @@
 """Stop strings in the text of one answer, which comes in pieces of whole characters. Pure.
 
 Text that may still become a stop string is held back until that is decided. The simulated engine
-ends its answers by `StopText`; `decided` cuts the first token's text of a prefill on any engine.
+ends its answers by `StopText`; `certain_text` cuts the first token's text of a prefill on any engine.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class StopText:
         self.matched_stop = ""
 
     def feed(self, piece: str, *, may_stop: bool = True) -> str:
-        """Text that is now certain; `matched` is set when a stop string ended the answer."""
+        """Text that is now certain; `matched_stop` is set when a stop string ended the answer."""
         text = self._buffer + piece
         if may_stop:
             matches = [(text.find(stop), stop) for stop in self._stops]

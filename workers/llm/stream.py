@@ -84,7 +84,7 @@ class ActiveRequest:
 
 
 def _phase(stream: ActiveRequest, kind: PhaseKind, now_ms: int, **fields: Any) -> Phase:
-    """A phase of the stream, with what all tell of the prompt; `more` are fields of Phase."""
+    """A phase of the stream, with what all tell of the prompt; `fields` are fields of Phase."""
     return phase_of(
         stream.work,
         kind,

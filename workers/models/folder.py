@@ -32,7 +32,7 @@ def resolve_model(
 
 def model_folder(model: ModelSettings, *, report: Callable[[str], None] = lambda _: None) -> str:
     """A folder or name as configured; "tiny", "sim" and a wheel's are made if they are not there
-    yet, and `told` hears of what takes long. Raises ConfigError.
+    yet, and `report` gets of what takes long. Raises ConfigError.
 
     Every process of a deployment gets the same string, which KV connectors compare.
     """

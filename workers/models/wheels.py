@@ -48,7 +48,7 @@ WHEELS = {
 def wheel_folder(name: str, *, report: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of a model in `WHEELS`; raises ConfigError where its package is missing.
 
-    `told` hears what takes long. Several processes may ask at once.
+    `report` gets what takes long. Several processes may ask at once.
     """
     source = _source(name)
     wheel = WHEELS[name]

@@ -235,7 +235,11 @@ BENCHMARK = Benchmark(
     run=run,
     full=CostOptions(),
     quick=replace(
-        CostOptions(), cells=(CostCell("64 streams", 320, 64),), warm_up=320, idle_s=3.0, held=64
+        CostOptions(),
+        cells=(CostCell("64 streams", 320, 64),),
+        warm_up=320,
+        idle_s=3.0,
+        open_streams=64,
     ),
     quick_help="one cell",
 )

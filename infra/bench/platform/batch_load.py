@@ -18,7 +18,7 @@ from schemas.errors import NotReady
 _LOOK_S, _PAUSE_S, _PATIENCE_S = 1.0, 0.5, 3_600.0
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _TRY = aiohttp.ClientTimeout(total=300, connect=5)
-Content = TypeVar("Found")
+Content = TypeVar("Content")
 
 
 class BatchLoad:

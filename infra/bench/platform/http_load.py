@@ -1,7 +1,7 @@
 """The same questions over HTTP, and chats that only watch how long the first token takes.
 
 `HttpLoad` has so many clients, each of which asks again until it has an answer: what prompts on a
-topic need not do. `Probes` ask at a rate, whatever becomes of those before.
+topic need not do. `TtftProbes` ask at a rate, whatever becomes of those before.
 """
 
 import asyncio

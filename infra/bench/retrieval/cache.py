@@ -103,7 +103,9 @@ def measure(
     texts = sorted({text for pair in pairs for text in (pair.left, pair.right)})
     row_of = {text: row for row, text in enumerate(texts)}
     vectors = embed(texts)
-    left_rows, right_rows = ([row_of[getattr(p, side)] for p in pairs] for side in ("one", "other"))
+    left_rows, right_rows = (
+        [row_of[getattr(p, side)] for p in pairs] for side in ("left", "right")
+    )
     similarities = np.sum(vectors[left_rows] * vectors[right_rows], axis=1)
     guarded = np.array([asks_the_same(pair.left, pair.right) for pair in pairs])
     rows = [

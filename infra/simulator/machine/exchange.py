@@ -29,7 +29,7 @@ class MoveKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvMove:
-    """KV of a job that begins to move, or has moved (`done`), by a handle."""
+    """KV of a job that begins to move, or has moved (`is_done`), by a handle."""
 
     kind: MoveKind
     job_id: str
@@ -201,7 +201,7 @@ class SimKvExchange:
 
         def on_arrival(took_ms: float) -> None:
             if self.move_listeners:
-                self._notify(replace(move, done=True, at_ms=self._clock.now_ms))
+                self._notify(replace(move, is_done=True, at_ms=self._clock.now_ms))
             target.on_kv_arrival(into)
             if fails:
                 _fail_job(move)

@@ -28,7 +28,7 @@ class KvLinks:
         kv_bytes: int,
         on_done: Callable[[float], None],
     ) -> None:
-        """Move bytes; `done` gets the time it took in ms, waiting included."""
+        """Move bytes; `on_done` gets the time it took in ms, waiting included."""
         now_ms = self.clock.now_ms
         out, into = (source, True), (target, False)
         begin_ms = max(now_ms, self._free_ms.get(out, 0.0), self._free_ms.get(into, 0.0))

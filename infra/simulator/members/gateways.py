@@ -91,7 +91,7 @@ class Gateways:
         *,
         wants_ids: bool,
     ) -> None:
-        """`told` is called for each answer that has grown or ended, if it is so with its ids;
+        """`on_answer` is called for each answer that has grown or ended, if it is so with its ids;
         `write` puts a record into the log."""
         self._write = write
         self._clock, self._on_answer, self._wants_ids = clock, on_answer, wants_ids

@@ -56,7 +56,7 @@ class SimProcess:
         ports: Ports,
         on_work: Callable[[Work], None] = lambda work: None,
     ) -> None:
-        """`on_taken` hears of each piece of work, once it is held."""
+        """`on_work` gets each piece of work, once it is held."""
         self.alive = True
         self._on_work = on_work
         self.engine = make_engine(self._wake)

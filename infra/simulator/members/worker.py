@@ -1,4 +1,4 @@
-"""A simulated worker: one process after the other under a name, each of them a `Life`."""
+"""A simulated worker: one process after the other under a name, each of them a `SimProcess`."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def _ignore_work(work: Work) -> None:
 
 
 class SimWorker:
-    """`life` is the present one, or the last."""
+    """`process` is the present one, or the last."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Faust receives and acknowledges, nothing else: values are raw, no tables, no web server, and every
 send goes through the process's own producer. Agents run one at a time per topic and hand each event
-to a `Taker`. What is changed in Faust itself is in `schemas/log/faust/patches.py`.
+to a `EventHandler`. What is changed in Faust itself is in `schemas/log/faust/patches.py`.
 """
 
 from collections.abc import Collection, Sequence
@@ -108,7 +108,7 @@ def make_app(
 def add_agents(
     app: library.App, prefix: str, name: str, topics: Sequence[str], handler: EventHandler
 ) -> list[Any]:
-    """One agent per topic; each hands its events to `taker.take`."""
+    """One agent per topic; each hands its events to `handler`."""
 
     def agent_of(topic: str) -> Any:
         async def agent(stream: Any) -> None:
@@ -135,7 +135,7 @@ def follow_rebalances(app: library.App, prefix: str, listener: RebalanceListener
 
 
 def pause_partition(event: Any) -> None:
-    """Fetch no more of the partition of an agent's event, until `let_come`."""
+    """Fetch no more of the partition of an agent's event, until `resume_partition`."""
     event.app.consumer.pause_partitions({_place_of(event)})
 
 

@@ -6,7 +6,7 @@ a partition is noted before it is worked on, in the metadata of a commit at its 
 have begun it. The next commit of the group is behind it and says nothing. So who finds a note finds
 a record that somebody began and did not end. Ends that are no fault of the record's are taken back:
 a rebalance, a broker that was away, a drain. Who takes it works on nothing else meanwhile, so that
-no other record is blamed, and after `FALLS_MAX` of them it is buried. If it is done after all, the
+no other record is blamed, and after `CRASHES_MAX` of them it is buried. If it is done after all, the
 record behind it is noted too: where lives end before Faust has committed, that one ends them.
 """
 

@@ -3,7 +3,7 @@
 The rules that routers and retrieval workers share. A record is acknowledged after all earlier ones
 of its partition (`receipts`). No exception leaves an agent, for Faust would acknowledge the record
 and go on: the first one ends the process's life instead, and whoever is next reads the record again
-(`guarded`, `failure`). And a consumer that has died quietly ends it too
+(`guard`, `wait_for_failure`). And a consumer that has died quietly ends it too
 (`schemas/log/faust/watchdog.py`).
 """
 

@@ -129,9 +129,9 @@ class RetrievalClient:
     ) -> RetrievalResult:
         """The k best passages of all shards for a text: by its vector, its words, or both fused.
 
-        `Found.passages` are their texts. Less similar ones than `min_score` (a cosine) are not
-        found. Where the text has no vector, `Found.degraded` says why, and words alone count.
-        `Found.changed` names those of the `quoted` documents that are to be quoted no longer, as
+        `RetrievalResult.passages` are their texts. Less similar ones than `min_score` (a cosine) are not
+        found. Where the text has no vector, `RetrievalResult.degraded` says why, and words alone count.
+        `RetrievalResult.changed` names those of the `quoted` documents that are to be quoted no longer, as
         `check` does. Raises what `search` does.
         """
         if mode not in MODES:

@@ -63,7 +63,7 @@ class RetrievalExchange:
             pending.take(hits)
 
     async def ask(self, request: RetrievalRequest) -> RetrievalResult:
-        """What the shards found by the deadline; raises what `Asker.search` does."""
+        """What the shards found by the deadline; raises what `RetrievalClient.search` does."""
         layout = layout_of(self._membership.view, wall_ms())
         if not layout.living:
             raise NotReady(

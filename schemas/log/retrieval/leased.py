@@ -1,7 +1,7 @@
 """An asker of a member that does something else, and that goes on where it cannot ask.
 
 The partition of `hits` is leased beside the member's others. Where none is free, or hits cannot be
-read, `asker` is None meanwhile, and it is tried again.
+read, `client` is None meanwhile, and it is tried again.
 """
 
 import asyncio

@@ -116,7 +116,7 @@ class Worker:
     append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
     pace: float = 1.0  # its time for the same work, measured, over its pool's
     appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
-    token_rate: float = 0.0  # prompt tokens placed on it per ms, averaged, as of `given_ms`
+    token_rate: float = 0.0  # prompt tokens placed on it per ms, averaged, as of `rates_at_ms`
     prompt_rate: float = 0.0  # prompts, likewise
     rates_at_ms: int = 0
     last_dispatch: int = (

@@ -46,7 +46,7 @@ class Endings:
     def __init__(
         self, tables: RouterTables, orders: Orders, request_progress: _ProgressRequest
     ) -> None:
-        """`asks_said` begins to ask how much there is of an answer, if that can go on."""
+        """`request_progress` begins to ask how much there is of an answer, if that can go on."""
         self._tables = tables
         self._orders = orders
         self._request_progress = request_progress

@@ -131,7 +131,7 @@ class TablePolicy:
 
 class LearnedPolicy:
     """The score of PPD, with a price for KV that moves, from what was learned online; while that is
-    too little, as `Conditional`.
+    too little, as `ConditionalPolicy`.
 
     Where no worker holds the history, it is asked about the best decode worker, and says remote
     until prefill and decode are known. A worker in both roles answers alone what no pure prefill

@@ -343,7 +343,7 @@ def candidates(
     now_ms: int,
 ) -> tuple[Candidate, ...]:
     """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
-    others that live, `most` in all."""
+    others that live, `limit` in all."""
     picks = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
     for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
         if len(picks) >= limit:

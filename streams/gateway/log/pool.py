@@ -37,12 +37,12 @@ class RetrievalPool(Protocol):
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
-        """As `Asker.search_text`."""
+        """As `RetrievalClient.search_text`."""
 
     async def check(
         self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
     ) -> frozenset[str]:
-        """As `Asker.check`."""
+        """As `RetrievalClient.check`."""
 
     async def write(self, document: Document) -> None:
         """Returns when the broker has it; raises RecordTooLarge, BrokerUnavailable."""

@@ -190,7 +190,7 @@ def test_a_folder_of_any_other_name_is_kafkas(tmp_path: Path) -> None:
 def test_storage_that_cannot_be_formatted_is_told(
     tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "kept_storage", lambda libs: tmp_path / "none")
+    monkeypatch.setattr(storage, "template_path", lambda libs: tmp_path / "none")
     if shutil.which("false") is None:
         pytest.skip("no `false` command to stand in for a broken Java")
     with pytest.raises(BrokerUnavailable, match="could not be formatted"):

@@ -35,7 +35,7 @@ from infra.processes.supervisor import ProcessSpec, Supervisor
 async def main():
     forks = ForkServer("small", ["json"], dict(os.environ), Path(sys.argv[1]))
     forks.start()
-    assert await forks.ready(600)
+    assert await forks.wait_ready(600)
     command = (sys.executable, "-m", sys.argv[2])
     spec = ProcessSpec(name="one", command=command, log_file=Path(sys.argv[1]) / "log", forks=forks)
     process = Supervisor().start(spec)

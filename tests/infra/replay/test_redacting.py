@@ -117,6 +117,6 @@ def test_what_would_be_decided_otherwise_is_not_made(monkeypatch: pytest.MonkeyP
     """As where workers' caches are not told of by the blocks of stand-ins (issue 14, 2)."""
     recorder = Recorder()
     weathered(0, more=[recorder])
-    monkeypatch.setattr(PrefixIndex, "renamed", lambda index, names: index)
+    monkeypatch.setattr(PrefixIndex, "map_hashes", lambda index, names: index)
     with pytest.raises(RecordError, match="without what was said it would be decided otherwise"):
         list(redact(recorder.all_rows))

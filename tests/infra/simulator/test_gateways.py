@@ -110,6 +110,6 @@ def test_a_seed_finds_what_is_given_up_while_it_is_read(monkeypatch: pytest.Monk
 
 def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mend it runs to its end (issue 10, 13)."""
-    monkeypatch.setattr(ReaderWatch, "lost", lambda *_: set())
+    monkeypatch.setattr(ReaderWatch, "lost_gateways", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
         serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))

@@ -57,8 +57,8 @@ BUGS = {
         *(0, "before its reader was told"),
     ),
     "what is late goes on before the log says so": (
-        *(retrievals, "self._tables.effects.append(GoWithout(retrieved, live.partition))"),
-        "self.found(live, retrieved, now_ms)",
+        *(retrievals, "self._tables.effects.append(SkipRetrieval(retrieved, live.partition))"),
+        "self.apply_retrieved(live, retrieved, now_ms)",
         *(0, "work before its search has an outcome"),
     ),
     "readers are not told": (

@@ -40,8 +40,8 @@ def test_the_same_seed_gives_the_same_storm() -> None:
 # What is wrong, the lines of held.py and what stands in their place, a seed, and what it finds.
 BUGS = {
     "work that comes twice is begun twice": (
-        "if not self.is_mine(work) or not self._new(work):",
-        "if not self.is_mine(work):",
+        "if not self.is_addressed_here(work) or not self._is_new(work):",
+        "if not self.is_addressed_here(work):",
         *(1, "used twice"),
     ),
     "a hand-over does not wait for its token": (
@@ -87,7 +87,9 @@ def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.Monke
     module = ModuleType("held_with_a_bug")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # for its dataclasses
     exec(source.replace(right, wrong), module.__dict__)
-    monkeypatch.setattr("infra.simulator.members.life.HeldRequests", module.HeldRequests)
+    monkeypatch.setattr(
+        "infra.simulator.members.worker_process.ActiveRequests", module.ActiveRequests
+    )
     with pytest.raises(AssertionError, match=message):
         weathered(seed)
 

@@ -31,7 +31,7 @@ def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
 ) -> None:
     """And gives up no process that was ready once (issue 10, 4)."""
     stack = Stack(Settings(), StackPlan(), folder=tmp_path)
-    process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, proven=False)
+    process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, has_served=False)
     stack.processes["decode-0"] = process
     stack._fleet = fleet = FleetWatch(stack.settings.log)
     fleet.view.apply(registration("decode-0", Role.DECODE, pid=7), 0, T0)
@@ -40,9 +40,9 @@ def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
         monkeypatch.setattr(launcher, "wall_ms", lambda: now_ms)
         return stack.state_of("decode-0")
 
-    assert state_at(T0) == "starting" and not process.proven
+    assert state_at(T0) == "starting" and not process.has_served
     fleet.view.apply(beat("decode-0", 1), 1, T0)
-    assert state_at(T0) == "ready" and process.proven
+    assert state_at(T0) == "ready" and process.has_served
     fleet.last_record_ms = T0
     later_ms = T0 + LEASE_MS + 1
     assert state_at(later_ms) == "starting", "the whole stack is"

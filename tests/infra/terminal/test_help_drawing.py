@@ -10,14 +10,14 @@ _HELP = """
 import sys
 if sys.argv.pop() == "ready":
     from infra.terminal import help_drawing
-    help_drawing.ready()
+    help_drawing.import_rich_help()
 from infra.cli.app import app
 app(["pool", "move", "--help"])
 """
 _LATER = """
 import sys
 from infra.terminal import help_drawing
-help_drawing.ready()
+help_drawing.import_rich_help()
 from typer import rich_utils
 assert "rich.markdown" not in sys.modules
 drawn = rich_utils.Markdown("*a*")

@@ -95,7 +95,7 @@ class Searching:
     """A retriever with what it has answered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, asks_max: int = 8) -> None:
-        monkeypatch.setattr(agent, "Asker", FakeAsker)
+        monkeypatch.setattr(agent, "RetrievalClient", FakeAsker)
         FakeAsker.asked, FakeAsker.breaks, FakeAsker.find = [], [], lambda: found(passage(1))
         self.membership = FakeMembership()
         self.answers: list[tuple[Retrieved, int]] = []

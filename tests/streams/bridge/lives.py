@@ -255,7 +255,7 @@ class Bridge:
         self.asks_by(self.asking, of)
 
     def asks_by(self, asking: Any, of: TopicPair | None = None) -> None:
-        """Whoever that is, a product's `Asking` too."""
+        """Whoever that is, a product's `Submitter` too."""
         self.troubles: list[BaseException] = []
         self.lives: list[PartitionProcessor] = []
         of = replace(of or pair(), format="avro")
@@ -330,7 +330,7 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
         return max(int(offset), log.tokens_end, len(log.frames))
 
     monkeypatch.setattr(life, "Transactions", type("T", (MemoryTransactions,), {"log": log}))
-    monkeypatch.setattr(life, "Past", type("P", (MemoryPast,), {"log": log}))
-    monkeypatch.setattr(life, "committed", committed)
+    monkeypatch.setattr(life, "PromptLogReader", type("P", (MemoryPast,), {"log": log}))
+    monkeypatch.setattr(life, "committed_offsets", committed)
     monkeypatch.setattr(life, "replay", replay)
     return log

@@ -160,7 +160,7 @@ async def test_lives_are_asked_whether_something_is_left_out(
     async def sent() -> None:
         pass
 
-    monkeypatch.setattr(bridge_partitions, "asking_client", client)
+    monkeypatch.setattr(bridge_partitions, "query_client", client)
     partitions = BridgePartitions(Group(), lambda _: bridge.new_life(), sent)
     began_s = loop.time()
     async with meanwhile(partitions.watch(settings, 10_000)):

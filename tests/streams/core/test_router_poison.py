@@ -101,7 +101,7 @@ def break_learning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(estimates: Any, live: Any, phase: Any, now_ms: int) -> None:
         raise Poisoned
 
-    monkeypatch.setattr(observations, "prefilled", broken)
+    monkeypatch.setattr(observations, "observe_prefill", broken)
 
 
 @pytest.mark.parametrize("then", [(BAD,), (Tick(),)], ids=["its own", "any"])
@@ -186,22 +186,22 @@ def read_to_its_end(on: RouterHarness) -> None:
         (lambda on: on.request("bad"), (Attempts, "cancel"), lambda on: on.cancel("bad")),
         (
             lambda on: on.request("bad"),
-            (Attempts, "lost"),
+            (Attempts, "handle_worker_loss"),
             lambda on: on.worker(on.works[-1].worker_id, Role.REPLICA),
         ),
-        (is_given_up, (Attempts, "overdue"), lambda on: on.pass_ms(10_000)),
+        (is_given_up, (Attempts, "handle_timeout"), lambda on: on.pass_ms(10_000)),
         (is_read, (Endings, "end_cancelled"), lambda on: on.pass_ms(60_000)),
-        (searches, (Retrievals, "found"), lambda on: on.retrieved("bad")),
+        (searches, (Retrievals, "apply_retrieved"), lambda on: on.retrieved("bad")),
         (
             answers_and_searches,
             (router_module, "with_probe"),
             lambda on: on.probed(on.works[0], 1, builders.passage(3)),
         ),
-        (is_given_up, (Continuing, "heard"), lambda on: on.said("bad", 1, 901)),
+        (is_given_up, (Continuing, "apply_continued"), lambda on: on.said("bad", 1, 901)),
         (is_given_up, (Endings, "end_as_read"), read_to_its_end),
         (
             answers_and_searches,
-            (Endings, "ended_by_worker"),
+            (Endings, "end_by_worker"),
             lambda on: on.outcome(on.works[0]),
         ),
     ],

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 # They run too, and hand nothing on: a gateway's state, what is asked on the way, and where the
 # tokens will arrive. The page may leave them out.
 BESIDE = {
-    "state.py", "ids.py", "places.py", "request/body.py", "request/sampling.py",
-    "request/fields.py", "request/options.py", "request/search.py", "cache/wish.py",
+    "state.py", "ids.py", "fair_share.py", "request/body.py", "request/sampling.py",
+    "request/fields.py", "request/options.py", "request/search.py", "cache/query.py",
     "request/model/chat_marks.py", "http/encodings.py", "endpoints/wishes.py",
     "stream/hub.py", "stream/stream.py", "stream/delivered.py",
 }  # fmt: skip

@@ -43,13 +43,13 @@ def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Router) -> bytes:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(aside, "packed", broken)
+    monkeypatch.setattr(aside, "pack_router", broken)
     with pytest.raises(TriviumError, match="was not written down"):
         run(snapshot_in_fork(Router("router-a", RouterSettings())))
 
 
 def test_a_fork_collects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is garbage there is taken out of what both of them poll (issue 14, 2)."""
-    monkeypatch.setattr(aside, "packed", lambda _: str(gc.isenabled()).encode())
+    monkeypatch.setattr(aside, "pack_router", lambda _: str(gc.isenabled()).encode())
     assert run(snapshot_in_fork(Router("router-a", RouterSettings()))) == b"False"
     assert gc.isenabled()

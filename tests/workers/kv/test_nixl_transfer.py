@@ -429,7 +429,7 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
         counts.append(mover._agent.get_xfer_telemetry(flight.transfer).descCount)
         release(flight)
 
-    monkeypatch.setattr(mover, "_released", released)
+    monkeypatch.setattr(mover, "_release", released)
     cases: list[tuple[list[int], list[int], int]] = [
         ([*range(8)], [*range(20, 28)], 1),
         ([*range(7, -1, -1)], [*range(27, 19, -1)], 1),  # as they come back when freed

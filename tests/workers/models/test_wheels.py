@@ -37,7 +37,7 @@ def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
         return target
 
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
-    monkeypatch.setattr(wheels, "converted", converted)
+    monkeypatch.setattr(wheels, "convert_gguf", converted)
     told: list[str] = []
     folder = model_folder(ModelSettings(path=SMOLLM2), report=told.append)
     assert folder == str(tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16")

@@ -21,7 +21,7 @@ def choose_passages(
     space_tokens: int,
 ) -> tuple[tuple[Passage, ...], int]:
     """The best that are new and fit: whole ones of `tokens_max` tokens together, none of them
-    `reserved`, and in `room_tokens` with what stands around them; and how many new ones do not."""
+    `reserved`, and in `space_tokens` with what stands around them; and how many new ones do not."""
     tokens_left, space, left_out = tokens_max, space_tokens - around_tokens(probing), 0
     selection: list[Passage] = []
     for passage in passages:

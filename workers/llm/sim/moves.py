@@ -26,7 +26,7 @@ def always(_now_ms: int) -> str:
 
 
 def ignore(_error: str) -> None:
-    """The `then` of what nobody waits for."""
+    """The `on_end` of what nobody waits for."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,8 +34,8 @@ class Moving:
     """One move, over all its tries.
 
     `refusal` says at a time in ms why it must not be posted, or a read no longer be trusted; ""
-    when all is well. `then` gets the error, or "", once, unless the move is abandoned first;
-    `settled` the same when nothing can touch the blocks any more, whatever came before.
+    when all is well. `on_end` gets the error, or "", once, unless the move is abandoned first;
+    `on_settled` the same when nothing can touch the blocks any more, whatever came before.
     """
 
     engine_id: str
@@ -50,7 +50,7 @@ class Moving:
     blocks_to_release: Sequence[int] = ()  # blocks to release when it has settled
     since_s: float = 0.0
     duration_ms: float = 0.0
-    is_over: bool = False  # `then` was called, or nobody waits
+    is_over: bool = False  # `on_end` was called, or nobody waits
     is_settled: bool = False
 
 

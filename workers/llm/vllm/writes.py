@@ -43,7 +43,7 @@ class Writes:
         self._waiting: dict[str, PendingWrite] = {}
         self._asking: asyncio.Task[None] | None = None
         self._has_news = False
-        meter.heard = self._on_transfers
+        meter.on_transfers = self._on_transfers
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a paired job waits for its write."""

@@ -67,7 +67,7 @@ def audit_index(
     What was measured `before` of lists is kept, unless there are many more rows now. `threads` are
     for what is not a search (0: all cores).
     """
-    view = replace(view, is_walked=True, ways={})
+    view = replace(view, is_walked=True, plans={})
     random = np.random.default_rng(seed)
     limit, part = (ROUNDS_MAX, 1) if before is None else (_GROWN_ROUNDS_MAX, _GROWN_FEWER)
     view, rounds, share = _add_missed_entries(view, neighbours, random, limit, part)
@@ -84,7 +84,7 @@ def audit_index(
         )
         if held_out.recall(neighbours, view.entries) < target:
             entries = extend_entries(view, neighbours, nearest_of, random, limit)
-            view = replace(view, entries=entries, ways={})
+            view = replace(view, entries=entries, plans={})
         efforts = measure_recalls(held_out, neighbours, view.entries)
     return view.entries, IndexAudit(
         rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share,
@@ -106,7 +106,7 @@ def _add_missed_entries(
         missed, share = find_missed(view, neighbours, random, part, effort)
         if share > _LESS * before:
             effort = _EFFORT
-        view = replace(view, entries=np.union1d(view.entries, missed), ways={})
+        view = replace(view, entries=np.union1d(view.entries, missed), plans={})
     return view, rounds, share
 
 
@@ -148,7 +148,7 @@ def build_nearest_of(
     def scan(rows: Array, k: int) -> Array:
         loose = replace(
             view, graph=view.graph[:0], entries=view.entries[:0], chain=None, linked=0, codes=None,
-            ways={}, live=view.linked - len(rows), alive=all_but(rows, view.linked),
+            plans={}, live=view.linked - len(rows), alive=all_but(rows, view.linked),
         )  # fmt: skip
         return neighbours(loose, vectors[rows].astype(np.float32), Effort(k=k, top_m=k))
 
@@ -187,7 +187,7 @@ class HeldOutRows(NamedTuple):
 
     def search(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
         """Rows that searches from these entry points find, (held out, k)."""
-        view = replace(self.view, entries=entries[~self.hidden[entries]], ways={})
+        view = replace(self.view, entries=entries[~self.hidden[entries]], plans={})
         return neighbours(view, self.queries, Effort(k=k, top_m=top_m))
 
     def recall(self, neighbours: Neighbours, entries: Array) -> float:
@@ -212,7 +212,7 @@ class HeldOutRows(NamedTuple):
         """Some of these, bool (held out,)."""
         return self._replace(
             rows=self.rows[mask], queries=self.queries[mask], nearest=self.nearest[mask],
-            far=self.distances[mask],
+            distances=self.distances[mask],
         )  # fmt: skip
 
 

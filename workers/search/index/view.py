@@ -28,7 +28,7 @@ PLANS_MAX = 64  # to search a view, that it remembers
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
 UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
 _OF_ENTRIES: tuple[str, ...] = ("seeds", "entry_panels", "entry_vectors")
-_OF_CODES, _OF_NODES = ("entry_codes", "entry_wild"), ("nodes", "node_panels")
+_OF_CODES, _OF_NODES = ("entry_codes", "entry_outliers"), ("nodes", "node_panels")
 NODES_MAX = 4_096  # distinct vectors, of which a search may measure all
 _GROWN = 8  # an index that has grown by this part is audited again
 _LEAST_MISSED = 1e-4
@@ -198,7 +198,7 @@ class IndexView:
         rows = len(links.graph)
         return replace(
             self, **links._asdict(), count=rows, linked=rows, live=rows, alive=None, ids=[],
-            columns=ColumnStore(), codes=coded, ways={}, _allowed={},
+            columns=ColumnStore(), codes=coded, plans={}, _allowed={},
             filters=CompiledFilters(ColumnStore()), payloads=[],
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ class ColumnStore:
     def without(self, fields: Container[str]) -> "ColumnStore":
         """The same values, but for these fields; only one of the two may grow from now on."""
         out = ColumnStore()
-        for name in ("numbers", "label_codes", "labels", "names", "further", "_moments"):
+        for name in ("numbers", "label_codes", "labels", "names", "extras", "_moments"):
             by_field = getattr(self, name)
             setattr(
                 out,

@@ -26,7 +26,7 @@ def farthest(vectors: Array, queries: Array, k: int, metric: Metric) -> Array:
 
 
 def recall(vectors: Array, queries: Array, results: Array, limits: Array, metric: Metric) -> float:
-    """The share of `found` rows, shape (queries, k), that are as near as the k-th nearest, of which
+    """The share of `results` rows, shape (queries, k), that are as near as the k-th nearest, of which
     `limits` are the distances; rows of -1, or found twice, are not."""
     hits = 0
     for query, rows, limit in zip(_ready(queries, metric), results, limits, strict=True):

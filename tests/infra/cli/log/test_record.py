@@ -100,7 +100,7 @@ def test_what_came_of_the_same_requests_is_told(
     def sent_to(*_: object) -> tuple[list[SentRequest], dict[str, Any]]:
         return sent, report(sent)
 
-    monkeypatch.setattr(live, "sent_to", sent_to)
+    monkeypatch.setattr(live, "send_trace", sent_to)
     options = ("replay", str(tmp_path / "a.avro"), "--live", "--url", "http://127.0.0.1:1")
     sent = heard(again)
     code, out, _ = trivium_here(*options)

@@ -14,7 +14,7 @@ def test_it_prints_the_placements_or_all_figures(
 ) -> None:
     """(issue 12, 4)"""
     monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path)
-    monkeypatch.setattr(study, "varied", lambda *, quick: [])
+    monkeypatch.setattr(study, "variations", lambda *, quick: [])
     monkeypatch.setattr(study, "LOADS", (0.1, 0.2))
     asked = ("evaluate", "trinity", "--quick", "--gpus", "4", "--jobs", "1", "--out", str(tmp_path))
     code, output, errors = trivium_here(*asked)

@@ -68,7 +68,7 @@ def test_a_tiny_study_makes_a_page_with_every_placement(
     """A golden run: what (c) serves, and what it takes, at seed 1."""
     monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path / "bench")
     monkeypatch.setattr(
-        study, "varied", lambda *, quick: [("index", "million", (10, 60), study._rows)]
+        study, "variations", lambda *, quick: [("index", "million", (10, 60), study._rows)]
     )
     case = study.base(gpus=6, duration_ms=300.0)
     with runner(1) as pool:

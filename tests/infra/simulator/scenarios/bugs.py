@@ -40,7 +40,7 @@ class Bug:
 
 
 _ATTEMPTS = ("streams.core.handlers.attempts", "Attempts")
-_HELD = ("workers.llm.held", "HeldRequests")
+_HELD = ("workers.llm.active_requests", "ActiveRequests")
 _RECOVERY = ("streams.core.requests.recovery", "Rebuild")
 _ROUTER = ("streams.core.router", "Router")
 
@@ -71,8 +71,8 @@ BUGS = {
     ),
     "work that comes twice is begun twice": Bug(
         *_HELD,
-        "if not self.is_mine(work) or not self._new(work):",
-        *("if not self.is_mine(work):", "over"),
+        "if not self.is_addressed_here(work) or not self._is_new(work):",
+        *("if not self.is_addressed_here(work):", "over"),
     ),
     "a hand-over does not wait for its token": Bug(
         *_HELD,
@@ -89,7 +89,7 @@ BUGS = {
         *_RECOVERY, "self._trace(request_id).is_told = True", "pass", "told twice what it has used"
     ),
     "a request waits for a search that nobody answers": Bug(
-        *_ATTEMPTS, "self._retrievals.overdue(live, now_ms)", "pass", "not served"
+        *_ATTEMPTS, "self._retrievals.handle_timeout(live, now_ms)", "pass", "not served"
     ),
     "an end does not free its credits": Bug(
         *("streams.core.handlers.endings", "Endings"),

@@ -43,7 +43,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     ) -> dict[FullPlace, CommittedOffset]:
         return {place: made.positions[place] for place in places if place in made.positions}
 
-    monkeypatch.setattr(falls, "committed", committed)
+    monkeypatch.setattr(falls, "committed_offsets", committed)
     return made
 
 

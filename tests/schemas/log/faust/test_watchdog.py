@@ -91,7 +91,7 @@ async def test_a_broker_that_is_away_is_no_stuck_consumer(monkeypatch: pytest.Mo
             return dict.fromkeys(places, 3)
 
     asking = Asking()
-    monkeypatch.setattr(watchdog, "asking_client", lambda log: asking)
+    monkeypatch.setattr(watchdog, "query_client", lambda log: asking)
     group, _ = await group_at(0)
     watching = asyncio.create_task(
         watchdog.watch(LogSettings(topic_prefix="test."), group, STALL_MS)

@@ -126,7 +126,7 @@ def test_a_mistake_ends_the_probes_of_its_answer(
 ) -> None:
     """Never the worker's loop; a search under way comes to its end (issue 30, 3)."""
     kinds: dict[str, Callable[[Probing], Any]] = {"careless": Careless, "every": Every}
-    monkeypatch.setattr(triggers, "installed", lambda: kinds)
+    monkeypatch.setattr(triggers, "installed_triggers", lambda: kinds)
     monkeypatch.setattr(Careless, "where", where)
     trigger = trigger_of(Probing(trigger="careless"))
     assert trigger.wants_logprobs is (where != "made")

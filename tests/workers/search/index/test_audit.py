@@ -42,7 +42,7 @@ def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(dim: int, metric: 
     view, rows = index.view(), np.arange(0, 3_000, 17)
     loose = replace(
         view, linked=0, graph=view.graph[:0], entries=view.entries[:0], chain=None, codes=None,
-        ways={}, live=3_000 - len(rows), alive=all_but(rows, 3_000),
+        plans={}, live=3_000 - len(rows), alive=all_but(rows, 3_000),
     )  # fmt: skip
     scanned = index.neighbours(loose, view.vectors[rows], Effort(k=100, top_m=100))
     for most in (10_000, 0):

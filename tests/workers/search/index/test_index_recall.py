@@ -132,7 +132,7 @@ def lost_share(index: Index) -> float:
     """Of all live rows, those that searches for their vectors do not find."""
     view = index.view()
     live = view.live_rows()
-    found = index.neighbours(replace(view, is_walked=True, ways={}), view.vectors[live], USUAL)
+    found = index.neighbours(replace(view, is_walked=True, plans={}), view.vectors[live], USUAL)
     return float((found[:, 0] != live).mean())
 
 

@@ -167,7 +167,7 @@ def _found(view: IndexView, queries: Array, effort: Effort) -> list[bytes]:
 
 
 def _without(view: IndexView) -> IndexView:
-    plain = replace(view, codes=None, ways={})
+    plain = replace(view, codes=None, plans={})
     assert not plain.template[fields.CODES]
     return plain
 
@@ -248,7 +248,9 @@ def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
     assert codes.extend(known, wide[:300], 0) is not None
 
 
-@pytest.mark.parametrize(("dim", "coded"), [(16, False), (64, True), (4_096, True), (4_097, False)])
+@pytest.mark.parametrize(
+    ("dim", "encode_rows"), [(16, False), (64, True), (4_096, True), (4_097, False)]
+)
 def test_which_vectors_have_codes(dim: int, coded: bool) -> None:
     vectors = inputs.prepare(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
     assert (codes.encode_rows(vectors, 0) is not None) is coded
@@ -275,5 +277,5 @@ def test_neighbours_are_the_same_without_codes(
     assert codes.encode_rows(vectors, metric.number) is not None
     kernels = (metric.number, storage.number)
     found = knn.neighbours(vectors, 40, *kernels, threads=3)
-    monkeypatch.setattr(codes, "coded", lambda *_, **__: None)
+    monkeypatch.setattr(codes, "encode_rows", lambda *_, **__: None)
     assert (knn.neighbours(vectors, 40, *kernels, threads=1) == found).all()

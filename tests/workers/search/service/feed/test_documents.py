@@ -166,7 +166,7 @@ async def test_documents_wait_until_there_is_room(monkeypatch: pytest.MonkeyPatc
     async def room() -> None:
         documents.append(sum(len(index) for index in held.indexes.values()))
 
-    monkeypatch.setattr(held, "room", room)
+    monkeypatch.setattr(held, "wait_for_room", room)
     monkeypatch.setattr(DocumentFollower, "history_batch", 2)
     await read(log_of(*((0, at, f"a{at}", GOOD) for at in range(4))), 0, monkeypatch, held)
     assert documents[:3] == [0, 2, 4], "asked before each batch"
