@@ -291,13 +291,13 @@ class InvalidAnswer(WorkerError):
 
 
 class SystemFault(TriviumError):
-    """Ours, or our surroundings'."""
+    """A fault of Trivium itself, or of what it runs on."""
 
     code = "system_fault"
 
 
 class BrokerUnavailable(SystemFault):
-    """Kafka does not answer."""
+    """Kafka does not answer, or cannot be reached."""
 
     code, http_status, retriable = "broker_unavailable", 503, True
 

@@ -73,7 +73,7 @@ class Member:
         return "failing" if fails and self.state is MemberState.READY else self.state.value
 
     def is_alive(self, now_ms: int) -> bool:
-        """Heard of within the lease, and not gone."""
+        """Return whether it was heard of within its lease and is not gone."""
         return self.state is not MemberState.GONE and now_ms - self.seen_ms <= LEASE_MS
 
 
@@ -189,7 +189,7 @@ class FleetView:
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def scaling_target_at(self, now_ms: int) -> Wanted | None:
-        """How many workers are wanted, unless that was long ago."""
+        """Return the target counts of workers, unless the last word is too old."""
         target = self.scaling_target
         return None if target is None or now_ms - target.at_ms > 3 * SCALING_TARGET_MS else target
 

@@ -53,7 +53,7 @@ class Topic:
 
     @property
     def retention(self) -> str:
-        """How long, in words."""
+        """Return in words for how long the topic keeps records."""
         hours = self.retention_ms // HOUR_MS
         time = f"{hours} h" if hours <= 24 else f"{hours // 24} days"
         last = "the last of each key"

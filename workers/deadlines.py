@@ -16,7 +16,7 @@ _STALE_MIN = 64  # fewer are not worth a sweep
 
 
 class Deadlines(Generic[Item]):
-    """Of any number of items; `concerns` says whether one still has to end."""
+    """Deadlines of any number of items; `is_pending` says whether one still has to end."""
 
     def __init__(self, is_pending: Callable[[Item], bool]) -> None:
         self._heap: list[tuple[float, int, Item]] = []
@@ -25,7 +25,7 @@ class Deadlines(Generic[Item]):
         self._swept_at = _STALE_MIN
 
     def __len__(self) -> int:
-        """With those that were not swept out yet."""
+        """Return the number of deadlines, with stale ones that were not swept out."""
         return len(self._heap)
 
     def add(self, deadline_ms: float, item: Item) -> None:

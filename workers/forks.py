@@ -62,13 +62,13 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cores(environ: Mapping[str, str]) -> list[int] | None:
-    """That a lone thread is to be bound to; None where they are not listed one by one."""
+    """Return the cores that a lone thread is bound to; None if they are not listed singly."""
     words = environ.get(_AFFINITY, "").split()
     return [int(word) for word in words] if all(word.isdecimal() for word in words) else None
 
 
 def differences(environ: Mapping[str, str]) -> list[str]:
-    """Those that were read here otherwise than this environment has them."""
+    """Return the variables that were read here with other values than in this environment."""
     server_vars, child_vars = read_early(imported_with), read_early(environ)
     return sorted({name for name, _ in server_vars.items() ^ child_vars.items()})
 
@@ -176,14 +176,14 @@ class ForkedProcess:
             return _UNKNOWN_EXIT
 
     def wait(self, patience_s: float = ANSWER_S) -> int:
-        """The same, and let go of it."""
+        """Wait for the exit code, then close the process's files."""
         try:
             return self.exit_code(patience_s)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of it: a command ends with that."""
+        """Close the process's files; a forked command ends with that."""
         for end in (self.status, self._alive, self.end_fd):
             if end >= 0:
                 os.close(end)

@@ -49,7 +49,7 @@ class Prober:
         await self._leased.run()
 
     def ask(self, ask: ProbeAsk) -> None:
-        """Begin a search."""
+        """Begin a search in a background task."""
         task = asyncio.create_task(self._search(ask))
         self._asks.add(task)
         task.add_done_callback(self._asks.discard)

@@ -24,7 +24,7 @@ class Tasks:
 
     @property
     def names(self) -> list[str]:
-        """Of all that were spawned."""
+        """Return the names of all spawned tasks."""
         return list(self._tasks)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -57,7 +57,7 @@ class Tasks:
         await self.until(asyncio.Event().wait())
 
     async def cancel(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks and wait for them."""
         await cancel_and_wait(*self._tasks.values())
 
 

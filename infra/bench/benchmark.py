@@ -36,7 +36,7 @@ def option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
-    """What a benchmark found. `shown` is printed above the bars."""
+    """Result of a benchmark. `tables` are printed above the bars."""
 
     figures: Mapping[str, Any]
     bars: Sequence[Bar] = ()

@@ -45,9 +45,9 @@ class CpuMeter:
         self._machine_before_s = machine_cpu_s()
 
     def used_s(self) -> dict[str, float]:
-        """By process."""
+        """Return the CPU seconds of each process since the meter began."""
         return {name: cpu_s(pid) - self._before[name] for name, pid in self._pids.items()}
 
     def machine_s(self) -> float:
-        """Of all cores, by whatever process."""
+        """Return the CPU seconds of all cores since the meter began."""
         return machine_cpu_s() - self._machine_before_s

@@ -59,6 +59,6 @@ async def counts(
 
 
 def record_bytes(record: ConsumerRecord) -> int:
-    """Of its key, value and headers."""
+    """Return the bytes of the record's key, value and headers."""
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers

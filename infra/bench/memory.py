@@ -15,14 +15,14 @@ _MIB = 1 << 20
 
 
 class MemorySampler:
-    """Until it is cancelled."""
+    """Samples the memory of processes of one kind until cancelled."""
 
     def __init__(self, stack: Stack, kind: str) -> None:
         self._stack, self._kind = stack, kind
         self.samples_mib: list[float] = []
 
     async def run(self) -> None:
-        """Look now and then."""
+        """Take a sample twice a second until cancelled."""
         while True:
             sizes_mib = [
                 resident_mib(process.pid)
@@ -35,7 +35,7 @@ class MemorySampler:
 
 
 def resident_mib(pid: int) -> float:
-    """Of a process; 0 where it has just ended."""
+    """Return the resident memory of a process; 0 if it has just ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -55,7 +55,7 @@ class BrokerKeeper:
             await asyncio.sleep(pause_s)
 
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Return whether the broker's process is alive."""
         return self._broker.is_running()
 
     def stop(self) -> None:

@@ -50,7 +50,7 @@ def reserve_port(host: str, port: int) -> socket.socket | None:
 
 
 def port_is_taken(host: str, port: int) -> bool:
-    """True if something listens there already."""
+    """Return whether something listens on the port already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

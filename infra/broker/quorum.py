@@ -14,7 +14,7 @@ from infra.broker.section import BrokerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """A node's place among several; its ports are given."""
+    """A node's place in a cluster of several, with its ports."""
 
     node: int  # its id, from 1
     cluster: str  # the cluster's id
@@ -22,7 +22,7 @@ class NodePlacement:
     voters: tuple[str, ...]  # id@host:port of every controller
 
     def properties(self) -> dict[str, str]:
-        """What is said otherwise than for a node alone."""
+        """Return the settings that differ from those of a single node."""
         copies = str(min(3, len(self.voters)))
         internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
         return {
@@ -59,7 +59,7 @@ class Node(Broker):
 
 
 class BrokerCluster:
-    """So many brokers under one folder, by node id from 1."""
+    """A cluster of several brokers under one folder, by node id from 1."""
 
     def __init__(self, settings: BrokerSettings, folder: Path, count: int = 3) -> None:
         ports = free_ports(*[settings.host] * count, *["127.0.0.1"] * count)

@@ -20,7 +20,7 @@ def template_path(libs: Path) -> Path:
 
 
 def save_template(source: Path, template: Path) -> None:
-    """Have what the tool made, and nothing has used, as the one to copy."""
+    """Save what the tool made, and nothing has used, as the template to copy."""
     delete_template(template)
     draft = template.with_name(f"{template.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
@@ -29,7 +29,7 @@ def save_template(source: Path, template: Path) -> None:
 
 
 def delete_template(template: Path) -> None:
-    """Keep it no longer."""
+    """Delete the storage template, if there is one."""
     shutil.rmtree(template, ignore_errors=True)
 
 
@@ -46,7 +46,7 @@ def cluster_of(data: Path) -> str:
 
 
 def copy_template(template: Path, data: Path, cluster: str) -> bool:
-    """Copy it for a node of this cluster; False where there is none, or not all of it."""
+    """Copy the template for a node of this cluster; False if it is missing or incomplete."""
     try:
         properties, replaced = _CLUSTER.subn(
             f"cluster.id={cluster}", (template / _META_FILE).read_text()

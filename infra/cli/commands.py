@@ -141,7 +141,7 @@ class CommandsOnUse(TyperGroup):
     """A group whose commands are placeholders, until one of them is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As usual, with less imported."""
+        """Parse as usual, with fewer imports."""
         _flags_are_off(self, ctx)
         return super().parse_args(ctx, args)
 
@@ -179,7 +179,7 @@ def _placeholder() -> None:
 
 @cache
 def load_command(name: str) -> Any:
-    """The real command, ready to parse and to run."""
+    """Import a command, ready to parse and run."""
     place, _, attribute = _PLACES[name].partition(":")
     module = import_module(f"infra.cli.{place}")
     target = getattr(module, attribute)

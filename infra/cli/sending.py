@@ -27,7 +27,7 @@ _REPORTED = (
 
 
 def pace_of(speed: str, streams: int) -> "Pace":
-    """A factor, max or closed; raises ConfigError."""
+    """Parse a speed: a factor, max or closed. Raises ConfigError."""
     from infra.traces.sending import Pace
 
     if speed == "max":
@@ -84,7 +84,7 @@ def _model_at(url: str, api_key: str) -> str:
 
 
 def show_report(report: dict[str, Any]) -> None:
-    """For people."""
+    """Print a trace report as text and a table."""
     from rich.table import Table
 
     count, failed = (report[name]["avg"] for name in ("request_count", "error_request_count"))

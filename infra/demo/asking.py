@@ -28,7 +28,7 @@ class DemoTurn:
 
     @property
     def request_id(self) -> str:
-        """Under which its records are on the log."""
+        """Return the id under which its records are on the log."""
         return str(self.metadata.get("request_id", ""))
 
     @property

@@ -27,7 +27,7 @@ _UNDER_WAY = 500  # documents sent and not acknowledged
 
 @dataclass(frozen=True, slots=True)
 class TextDocument:
-    """A document in words."""
+    """A document with text and a title, as written to the log."""
 
     document_id: str
     text: str
@@ -57,7 +57,7 @@ class Library:
         )
 
     async def put_vectors(self, collection: str, vectors: Vector) -> None:
-        """Likewise documents without words; shape (documents, dim)."""
+        """Write documents that have only a vector; shape (documents, dim)."""
         await self._send_all(
             Document(
                 document_id=str(row),
@@ -104,7 +104,7 @@ class Library:
             await self.wait_for(collection, last, within_s)
 
     async def wait_for(self, collection: str, document: TextDocument, within_s: float) -> float:
-        """Until a search by its own text brings it as it is; returns the seconds that took."""
+        """Wait until a search by its own text finds the document; return the seconds."""
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < within_s:
             try:

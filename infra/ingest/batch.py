@@ -26,14 +26,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is not ingested."""
+    """A file or line that was not ingested, and the reason."""
 
     path: str  # with the line, if it is a line
     reason: str
 
 
 class SourceReader:
-    """Files that were read, and whose document each id is; no id is of two files."""
+    """Reads files into documents; no id belongs to two files."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -43,7 +43,7 @@ class SourceReader:
     async def documents(
         self, source: FileSource, now_ms: int
     ) -> tuple[list[Document], list[Refusal]]:
-        """Of one file as it is now; what it held before and holds no more is `gone`."""
+        """Read one file as it is now; `forget` tells which of its former ids are gone."""
         by_id: dict[str, Document] = {}
         label, mtime = _display_path(source.path), _mtime(source.path)
         try:
@@ -85,7 +85,7 @@ class SourceReader:
         return ""
 
     def forget(self, path: Path, kept_ids: Iterable[str] = ()) -> list[str]:
-        """Ids that came of a file, or of files below a folder, and are not among those kept."""
+        """Forget and return the ids of a file or folder that are not in `kept_ids`."""
         kept_ids = set(kept_ids)
         removed_ids = [
             name

@@ -20,7 +20,7 @@ _Events = set[tuple[Change, str]]
 
 
 class FileChanges:
-    """What one or more files have come to."""
+    """The new, deleted and refused documents of changed files."""
 
     def __init__(self) -> None:
         self.documents: list[Document] = []

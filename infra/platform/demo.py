@@ -56,7 +56,7 @@ _AIM_MS = 2_000  # from the commit of an edit until it is found
 
 @dataclass(slots=True)
 class PlatformDemoStats:
-    """What came of it."""
+    """The results of the platform demo, as its JSON report shows them."""
 
     right: int = 0  # of the first three answers
     edit_cited: bool = False

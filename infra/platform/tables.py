@@ -55,7 +55,7 @@ class QuestionRow:
 
 
 class DemoTables:
-    """Both, in one database."""
+    """The demo's tables of documents and questions, in one database."""
 
     def __init__(self, database: Postgres) -> None:
         self._database = database
@@ -82,7 +82,7 @@ class DemoTables:
         return await self._change(f"DELETE FROM documents WHERE id = {quote_sql(document_id)};")
 
     async def ask(self, questions: Iterable[str]) -> list[int]:
-        """New questions; their ids."""
+        """Insert new questions and return their ids."""
         rows = ", ".join(f"({quote_sql(question)})" for question in questions)
         id_rows = await self._database.sql(
             f"INSERT INTO questions (question) VALUES {rows} RETURNING id;"
@@ -90,7 +90,7 @@ class DemoTables:
         return [int(row[0]) for row in id_rows]
 
     async def count_answered(self, ids: Sequence[int]) -> tuple[int, int]:
-        """How many of these questions have an answer or an error, and how many an error."""
+        """Count the questions with an answer or an error, and those with an error."""
         among = ", ".join(map(str, ids))
         rows = await self._database.sql(
             f"SELECT count(answered_ms), count(error) FROM questions WHERE id IN ({among});"
@@ -120,5 +120,5 @@ class DemoTables:
 
 
 def quote_sql(text: str) -> str:
-    """A text as SQL has it."""
+    """Return the text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

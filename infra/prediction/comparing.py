@@ -36,11 +36,11 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """Of placements that are the same."""
+        """Share of the placements that are the same."""
         return self.same / max(1, self.placements)
 
     def add(self, live: Decision, shadow: Decision) -> None:
-        """One placement."""
+        """Count one placement as the same or as different."""
         self.placements += 1
         same = False
         if shadow.mode is not live.mode:
@@ -61,7 +61,7 @@ def _worker_epochs(decision: Decision) -> tuple[tuple[str, int], ...]:
 
 
 def agreement(traffic: RecordedTraffic, shadow: Iterable[Decision]) -> Agreement:
-    """Raises RecordError where the shadow decided nothing of it."""
+    """Compare placements; raises RecordError where the shadow decided none of them."""
     shadow_decisions = {(decision.request_id, decision.attempt): decision for decision in shadow}
     result = Agreement()
     for request_id, live in traffic.placements.items():
@@ -80,7 +80,7 @@ def agreement(traffic: RecordedTraffic, shadow: Iterable[Decision]) -> Agreement
 def outcomes(
     traffic: RecordedTraffic, agreement: Agreement, shadow_settings: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Figures of live requests, and with the shadow; `given` are its settings, as text."""
+    """Return figures of live requests, and with the shadow; its settings are text."""
     by_id = traffic.outcomes
     agreed = [by_id[request_id] for request_id in agreement.agreed if request_id in by_id]
     differ = [by_id[request_id] for request_id in agreement.differ if request_id in by_id]

@@ -92,7 +92,7 @@ class MeasuredGpu(SimGpu):
             self._plan()
 
     def _plan(self) -> None:
-        """The next step, if there is anything to draw."""
+        """Schedule the next step, if there is anything to decode."""
         self._alarm = None
         if self._answers:
             beside_ms = self._speeds.beside * len(self._computing)

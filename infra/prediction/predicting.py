@@ -33,7 +33,7 @@ _KINDS = {
 
 
 class _MeasuredCluster(Cluster):
-    """As fast as the recorded one."""
+    """A simulated cluster as fast as the recorded one."""
 
     def __init__(
         self, traffic: RecordedTraffic, speeds: MeasuredSpeeds, settings: RouterSettings
@@ -59,7 +59,7 @@ class _MeasuredCluster(Cluster):
         return self._draw.choice(samples_ms)
 
     def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
-        """One that takes what was measured."""
+        """Return a GPU class that takes the measured times."""
         return lambda *gpu_args: MeasuredGpu(self._speeds, *gpu_args)
 
 
@@ -135,7 +135,7 @@ def _capability(worker: Member) -> Capability:
 
 
 def _credits(workers: Sequence[Member], role: Role) -> int:
-    """Of one worker, for all routers together."""
+    """Return one worker's credits, over all routers together."""
     return max(
         sum(count for (_, granted), count in worker.credits.items() if granted is role)
         for worker in workers

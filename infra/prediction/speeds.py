@@ -21,7 +21,7 @@ _HOPS_MAX, _HOP_MS = 20_000, 3.0  # where none was seen
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """`base` and so much per unit."""
+    """A line: `base`, and `slope` for each unit."""
 
     base: float
     slope: float = 0.0
@@ -64,7 +64,7 @@ class _Answer:
 
 
 def measure_speeds(traffic: RecordedTraffic) -> MeasuredSpeeds:
-    """Of all workers together."""
+    """Fit the speeds of all workers together."""
     prompts, answers = _prompts(traffic), _answers(traffic)
     alone = _lone_prompts(prompts)
     fresh = [prompt for prompt in alone if not prompt.cached] or alone
@@ -115,7 +115,7 @@ def _prompts(traffic: RecordedTraffic) -> list[_Prompt]:
 
 
 def _answers(traffic: RecordedTraffic) -> list[_Answer]:
-    """Answers with when their worker drew them."""
+    """Return the answers with the times at which their worker decoded them."""
     received = {
         phase.request_id: phase.ended_ms
         for phase in traffic.phases
@@ -134,7 +134,7 @@ def _answers(traffic: RecordedTraffic) -> list[_Answer]:
 
 
 def _lone_prompts(prompts: Sequence[_Prompt]) -> Sequence[_Prompt]:
-    """Those that met no other on their worker; all, where they are too few."""
+    """Return prompts that met no other on their worker; all, where these are too few."""
     by_worker: defaultdict[str, list[_Prompt]] = defaultdict(list)
     for prompt in sorted(prompts, key=lambda prompt: prompt.began_ms):
         by_worker[prompt.worker].append(prompt)
@@ -175,7 +175,7 @@ def _line(x: Sequence[float], y: Sequence[float]) -> LinearFit:
 
 
 def _steps(answers: Sequence[_Answer], prompts: Sequence[_Prompt]) -> tuple[float, float, float]:
-    """What a step takes, per answer in the batch, and per prompt beside it."""
+    """Return a step's time, and what each answer and each prompt beside it adds."""
     if not answers:
         return 1.0, 0.0, 0.0
     tpot = np.array([(answer.ended_ms - answer.began_ms) / answer.tokens for answer in answers])
@@ -198,7 +198,7 @@ def _steps(answers: Sequence[_Answer], prompts: Sequence[_Prompt]) -> tuple[floa
 
 
 def _mean_overlap(answer: _Answer, spans: Sequence[_Answer] | Sequence[_Prompt]) -> float:
-    """How many of these there were on its worker meanwhile, on average; itself too."""
+    """Return how many spans ran on the answer's worker meanwhile, on average."""
     starts_ms = np.array([span.began_ms for span in spans])
     ends_ms = np.array([span.ended_ms for span in spans])
     is_here = np.array([span.worker == answer.worker for span in spans])
@@ -212,7 +212,7 @@ def _transfer(traffic: RecordedTraffic) -> LinearFit:
 
 
 def _requests(traffic: RecordedTraffic) -> tuple[float, ...]:
-    """From gateways to the router, of what did not wait there."""
+    """Return delays from gateways to the router, of requests that did not wait there."""
     delays_ms = [
         float(placed.at_ms - traffic.requests[request_id].arrived_ms)
         for request_id, placed in traffic.placements.items()
@@ -222,7 +222,7 @@ def _requests(traffic: RecordedTraffic) -> tuple[float, ...]:
 
 
 def _hops(traffic: RecordedTraffic) -> tuple[float, ...]:
-    """From the router to workers that began at once."""
+    """Return delays from the router to workers that began at once."""
     starts_ms = {
         phase.request_id: phase.started_ms
         for phase in traffic.phases
@@ -244,7 +244,7 @@ def _hop_samples(delays_ms: Sequence[float]) -> tuple[float, ...]:
 
 
 def _handover_ms(traffic: RecordedTraffic) -> float:
-    """From the end of a prompt to the decode worker that was told of it by the router."""
+    """Return the median delay from a prompt's end to its start on the decode worker."""
     ends_ms, starts_ms = {}, {}
     for phase in traffic.phases:
         if phase.kind is PhaseKind.PREFILL_DONE and not phase.transfer_ms:
@@ -268,7 +268,7 @@ def _kv_bytes(traffic: RecordedTraffic) -> int:
 
 
 def summarize(speeds: MeasuredSpeeds) -> Mapping[str, float]:
-    """For reports."""
+    """Return the speeds as named figures for reports."""
     requests, hops = np.asarray(speeds.requests_ms), np.asarray(speeds.hops_ms)
     return {
         "prompt_ms": speeds.prompt.base,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RecordedTraffic:
-    """What was asked of a deployment, and what became of it."""
+    """Requests to a deployment, with their placements and outcomes."""
 
     settings: RouterSettings
     workers: list[Member]
@@ -48,7 +48,7 @@ class RecordedTraffic:
 
     @property
     def completed(self) -> list[Outcome]:
-        """Answers that are whole."""
+        """Return outcomes of answers that completed."""
         return [
             outcome for outcome in self.outcomes.values() if outcome.kind is OutcomeKind.COMPLETED
         ]

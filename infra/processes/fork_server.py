@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """`start`, then `ready`, then `fork`, at last `stop`."""
+    """Use `start`, then `wait_ready`, then `fork`, and at last `stop`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ForkServer:
         self._imported = -1  # readable when it has imported, or is gone
 
     def start(self) -> None:
-        """Begin to import."""
+        """Start the server process, which begins to import its modules."""
         folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
         self.address = f"{folder}/forks"
         private_folder(self.log_file.parent)
@@ -124,7 +124,7 @@ class ForkServer:
 
 
 async def readable(descriptor: int) -> None:
-    """Wait until it is; a pidfd is when its process has ended."""
+    """Wait until the descriptor is readable; a pidfd is when its process has ended."""
     loop, came = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, came.set)
     try:
@@ -134,7 +134,7 @@ async def readable(descriptor: int) -> None:
 
 
 def _read_by_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that it reads when it starts."""
+    """Return the variables that Python reads when it starts."""
     return {name: value for name, value in environ.items() if name.startswith("PYTHON")}
 
 

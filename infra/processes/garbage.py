@@ -27,7 +27,7 @@ def defer_gc(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def deferred_gc() -> Iterator[None]:
-    """What `spare` comes to, at once: for benchmarks of what runs in such processes."""
+    """Run as after `defer_gc`: for benchmarks of what runs in such processes."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -45,7 +45,7 @@ class ProcessSpec:
 
 
 class SupervisedProcess:
-    """One spec and its present life."""
+    """One spec and the process that runs it at present."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec  # of the next life: it may be replaced
@@ -66,7 +66,7 @@ class SupervisedProcess:
         return self.spec.name
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start the process and keep it running in the background."""
         self.stopping = False
         log = self.spec.log_file
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -203,7 +203,7 @@ def start_process(
 
 
 class Supervisor:
-    """The processes by name."""
+    """Starts, restarts and stops a set of processes, by name."""
 
     def __init__(self) -> None:
         self.processes: dict[str, SupervisedProcess] = {}

@@ -21,7 +21,7 @@ _ABSENT = object()
 
 
 def same_state(first: Router, second: Router) -> bool:
-    """Whether they are in the same state."""
+    """Return whether two routers are in the same state."""
     return _StateComparison().is_equal(first, second)
 
 
@@ -34,7 +34,7 @@ class _StateComparison:
         self._here: dict[int, tuple[Any, Any]] = {}
 
     def is_equal(self, first: Any, second: Any) -> bool:
-        """Whether these are."""
+        """Return whether two parts of the states are equal."""
         kind = type(first)
         if kind is not type(second):
             return False

@@ -42,7 +42,7 @@ class RecordedLife:
     lines: list[tuple[int, JournalLine]] = field(default_factory=list)  # with their numbers
 
     def add_snapshot(self, part: JournalSnapshot) -> None:
-        """Parts come in order."""
+        """Add a part of a snapshot; parts come in order."""
         if part.part == 0:
             self.snapshots.append([])
         if self.snapshots:  # else the first parts are no longer there

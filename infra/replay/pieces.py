@@ -101,7 +101,7 @@ def _replay_pieces(
 def _snapshot_behind(
     piece: Sequence[RecordingRow], following: Sequence[RecordingRow]
 ) -> list[RecordingRow]:
-    """That of the next piece, if it is the same life's."""
+    """Return the snapshot of the next piece, if it is the same life's."""
     if not following or _life(piece[0]) != _life(following[0]):
         return []
     return list(takewhile(lambda row: row.kind == SNAPSHOT, following))
@@ -146,7 +146,7 @@ def _join_pieces(results: Iterable[_PieceResult]) -> tuple[list[ReplayedLife] | 
 
 
 def _append(life: ReplayedLife, next_life: ReplayedLife) -> None:
-    """Its next piece."""
+    """Append the next piece of a life to it."""
     life.events += next_life.events
     life.with_effects += next_life.with_effects
     life.first_ms = life.first_ms or next_life.first_ms

@@ -47,13 +47,13 @@ class RedactedPrompts:
         self._inserts: dict[bytes, bytes] = {}
 
     def add(self, request: Request) -> None:
-        """One as it arrived."""
+        """Add a request as it arrived, with its stand-in."""
         if request.request_id not in self._plain:
             self._plain[request.request_id] = self._add_pair(request)
             self._of_session[request.tenant, request.session_id].append(request.request_id)
 
     def add_live(self, request: Request, prior_tokens: int) -> None:
-        """One as a state has it: with its passages, and so many tokens of its answer at its end."""
+        """Add a request as a state has it, with `prior_tokens` of its answer at its end."""
         pair = self._add_pair(request)
         if prior_tokens:
             pair = _shorter(pair[0], prior_tokens), _shorter(pair[1], prior_tokens)

@@ -57,7 +57,7 @@ def redact(rows: Iterable[RecordingRow], *, names: bool = False) -> Iterator[Rec
 
 
 class _Redaction:
-    """One recording."""
+    """Replaces prompts, texts and names of one recording."""
 
     def __init__(self, rows: list[RecordingRow], *, names: bool) -> None:
         self._rows, self._codec = rows, Codec()
@@ -105,7 +105,7 @@ class _Redaction:
                 prompts.stand_in_answer(record)
 
     def _restate(self, record: Any) -> Any:
-        """A record with stand-ins."""
+        """Return a record with stand-ins for its words."""
         if isinstance(record, Continued):
             record = replace(record, tokens=self._prompts.stand_in_answer(record))
             end = None if record.end is None else self._substitutes.replace_in(record.end)

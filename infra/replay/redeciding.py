@@ -66,7 +66,7 @@ class PlacementChanges:
     tpot_ms: float = 0.0
 
     def add(self, was: Placement, would: Placement | None) -> None:
-        """One placement."""
+        """Count one placement, and how it would have changed."""
         self.placements += 1
         mode = "wait" if would is None else would.mode.value
         if would is None or would.mode is not was.mode:

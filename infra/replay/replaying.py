@@ -58,7 +58,7 @@ class ReplayedLife:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """How a replay went."""
+    """Holds the replayed lives and how long the replay took."""
 
     lives: list[ReplayedLife] = field(default_factory=list)
     wall_s: float = 0.0
@@ -70,7 +70,7 @@ class ReplayReport:
 
     @property
     def recorded_s(self) -> float:
-        """Of all routers together."""
+        """Return the recorded time of all routers together."""
         return sum(life.last_ms - life.first_ms for life in self.lives) / 1000
 
     @property

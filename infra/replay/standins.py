@@ -40,5 +40,5 @@ class StandIns:
 
 
 def blank_text(text: str) -> str:
-    """As many bytes."""
+    """Return as many bytes of x as the text has."""
     return "x" * len(text.encode())

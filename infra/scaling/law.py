@@ -152,7 +152,7 @@ def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, 
 
 
 def _cap_workers(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
-    """No more than there may be, but one of each."""
+    """Cap the workers of all pools together, but leave one to each."""
     workers_max = max(workers_max, len(pools))
     if sum(pool.workers for pool in pools) <= workers_max:
         return pools

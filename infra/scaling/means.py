@@ -9,14 +9,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Ewma(Generic[Key]):
-    """One for each key; what was seen so long ago counts for little."""
+    """Exponential moving averages, one for each key."""
 
     def __init__(self, memory_ms: float = MEMORY_MS) -> None:
         self._memory_ms = memory_ms
         self._means: dict[Key, float] = {}
 
     def update(self, key: Key, value: float, passed_ms: float) -> float:
-        """The mean with this value, so long after the last one; the first is the mean."""
+        """Add a value seen `passed_ms` after the last one, and return the new mean."""
         mean = self._means.get(key, value)
         fresh = 1 - exp(-max(0.0, passed_ms) / self._memory_ms)
         self._means[key] = mean + fresh * (value - mean)

@@ -20,7 +20,7 @@ _MEANS = ("prompt_tokens", "answer_tokens", "prefill_ms", "append_ms", "step_ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMeasurement:
-    """One look at the fleet."""
+    """Backlog and pools of the fleet at one moment."""
 
     backlog: Backlog
     pools: dict[Role, PoolLoad]
@@ -29,7 +29,7 @@ class FleetMeasurement:
 
 
 class FleetMeter:
-    """Looks at the fleet again and again."""
+    """Measures the fleet's backlog and pools, call by call."""
 
     def __init__(self) -> None:
         self._under_way = Ewma[Role]()
@@ -38,7 +38,7 @@ class FleetMeter:
         self._measured_ms = 0
 
     def measure(self, view: FleetView, now_ms: int) -> FleetMeasurement | None:
-        """As of now; None where no router lives that says what waits."""
+        """Measure the fleet now; None where no live router reports a backlog."""
         routers = view.living(MemberKind.ROUTER, now_ms)
         backlogs = [router.backlog for router in routers if router.backlog is not None]
         if not backlogs:

@@ -17,6 +17,6 @@ class PoolLoad:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Of nothing 0."""
+    """Return the mean, or 0 where there are no values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else 0.0

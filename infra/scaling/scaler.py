@@ -15,14 +15,14 @@ _NEWEST = 0.5  # share of the last start in how long one takes
 
 @dataclass(frozen=True, slots=True)
 class ScalingPlan:
-    """What was seen, and what follows from it."""
+    """The fleet's backlog, and the workers that each pool wants."""
 
     backlog: Backlog
     pools: list[WantedPool]
 
 
 class Scaler:
-    """Ask it about once a second."""
+    """Plans how many workers each pool gets; call it about once a second."""
 
     def __init__(self, settings: ScalingSettings) -> None:
         self._settings = settings

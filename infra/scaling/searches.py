@@ -18,7 +18,7 @@ _NEWEST = 0.2  # share of the last look in a pace
 
 @dataclass(frozen=True, slots=True)
 class _WorkerSample:
-    """A worker at the last look."""
+    """Counts of a worker at the last measurement."""
 
     epoch: int
     heard_ms: int
@@ -27,7 +27,7 @@ class _WorkerSample:
 
 
 class RetrievalMeter:
-    """Looks at retrieval workers again and again."""
+    """Measures the load and the pace of retrieval workers, by shard."""
 
     def __init__(self) -> None:
         self._samples: dict[str, _WorkerSample] = {}
@@ -51,7 +51,7 @@ class RetrievalMeter:
         )
 
     def _sample(self, worker: Member) -> None:
-        """What it answered since it was heard of last."""
+        """Update a worker's rate and its shard's pace from what it has answered."""
         name, load = worker.member_id, worker.search
         if load is None:
             return
@@ -81,7 +81,7 @@ class RetrievalMeter:
 
 
 def search_load(worker: Member) -> float:
-    """Searches that a worker has or is to take; what an older release says of them is less."""
+    """Return the searches that a worker has or is to take; older releases report less."""
     load = worker.search
     if load is None:
         return 0.0
@@ -90,7 +90,7 @@ def search_load(worker: Member) -> float:
 
 
 def shard_of(worker: Member) -> int:
-    """Which shard it holds; -1 for a worker of another pool."""
+    """Return the worker's shard, or -1 for a worker of another pool."""
     search = worker.registration.search
     return -1 if search is None else search.shard
 

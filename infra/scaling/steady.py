@@ -15,7 +15,7 @@ Counts = Mapping[Role, int]
 
 
 class PoolHysteresis:
-    """What was wanted lately."""
+    """Grows pools soon and shrinks them late, from recent wanted counts."""
 
     def __init__(self, settings: ScalingSettings) -> None:
         self._settings = settings

@@ -13,14 +13,14 @@ from schemas.records import Role
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """One more worker."""
+    """Start one more worker in a role."""
 
     role: Role
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker:
-    """A worker leaves, when it has finished what it holds."""
+    """Drain a worker: it leaves when it has finished what it holds."""
 
     worker_id: str
 

@@ -91,7 +91,7 @@ class Checker:
         """Time for a look at everything; several times a second."""
 
     def on_finish(self, cluster: "Cluster") -> None:
-        """The run is over."""
+        """Check what must hold when the run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class Cluster:
         return bool(self.clients.open or self._unread) or self.router.has_unwritten
 
     def pass_ms(self, passed_ms: float) -> None:
-        """Let time pass."""
+        """Advance the virtual clock by a number of milliseconds."""
         over: list[bool] = []
         self.clock.after(passed_ms, lambda: over.append(True))
         while not over and self.clock.step():

@@ -23,7 +23,7 @@ HEARD_MS = 1_000.0  # until every router has heard that a worker drains
 
 
 class FleetWatcher(Checker):
-    """Folds what members write."""
+    """Folds what members write into a fleet view."""
 
     def __init__(self) -> None:
         self.view = FleetView()

@@ -17,7 +17,7 @@ class ClusterShape:
 
     @classmethod
     def parse(cls, name: str) -> "ClusterShape":
-        """The inverse of `name`."""
+        """Return the shape of a name such as 2P2D."""
         counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDBR])", name)}
         return cls(
             prefill=counts.get("P", 0),

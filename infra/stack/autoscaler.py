@@ -55,7 +55,7 @@ class Autoscaler:
         return self._scaler.start_ms
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Scale the stack until cancelled."""
         try:
             await retry_forever(self._serve, "scaling", log)
         finally:

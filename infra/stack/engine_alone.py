@@ -18,7 +18,7 @@ _NUMBERS = itertools.count()  # an engine knows no name twice
 
 @dataclass(slots=True)
 class LoneAnswer:
-    """What the engine says."""
+    """The answer of one engine: its token ids and text."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""

@@ -45,7 +45,7 @@ class FleetWatch:
 
     @contextlib.asynccontextmanager
     async def followed(self) -> AsyncIterator[Self]:
-        """The same, and what comes is folded meanwhile."""
+        """Start, and follow the topic in the background until the end."""
         async with self:
             following = asyncio.create_task(self.follow())
             try:
@@ -85,7 +85,7 @@ class FleetWatch:
             self.changed.set()
 
     async def stop(self) -> None:
-        """Close."""
+        """Stop reading the fleet topic."""
         await self._reader.stop()
 
     def _fold(

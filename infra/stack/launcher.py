@@ -82,7 +82,7 @@ class Stack:
 
     @property
     def age_s(self) -> float:
-        """Since its start began."""
+        """Return the seconds since the start of the stack began."""
         return time.monotonic() - self._began_s
 
     @property

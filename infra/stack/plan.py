@@ -174,7 +174,7 @@ def _secrets_of(which: str, secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """What all processes have."""
+    """Return the environment variables that all processes share."""
     variables = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
     for name in LISTEN_NAMES:  # what was meant for the launcher is for no process of its
         variables.pop(name, None)

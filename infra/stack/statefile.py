@@ -38,7 +38,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackState:
-    """The content of `stack.json`."""
+    """The content of `stack.json`, which other commands read."""
 
     launcher: Identity = field(default_factory=this_process)
     bootstrap: str

@@ -21,7 +21,7 @@ class Announcer:
         self._last_ms = 0
 
     async def announce(self, pools: Sequence[WantedPool], now_ms: int) -> None:
-        """Write it, if there is something to tell."""
+        """Write the counts if they changed, or were not written for a while."""
         counts = [(pool.role.value, pool.workers) for pool in pools]
         if not pools or (
             counts == self._last_counts and now_ms - self._last_ms < SCALING_TARGET_MS

@@ -59,7 +59,7 @@ class Finder(Protocol):
 
 
 class LogFinder:
-    """The log itself."""
+    """Finds records by reading the topics of the log."""
 
     def __init__(self, log: LogSettings, codec: Codec, progress: Progress | None = None) -> None:
         self._log = log

@@ -75,7 +75,7 @@ def wish_value(retrieval: Retrieval) -> dict[str, Any]:
 
 
 def retrieved_value(retrieved: Retrieved) -> dict[str, Any]:
-    """Likewise."""
+    """Return a search result for JSON, with counts in place of tokens."""
     history = [[insert.at, token_count(insert.tokens)] for insert in retrieved.history]
     return {**_with_counts(to_dict(retrieved)), "history": history}
 

@@ -35,7 +35,7 @@ BY: dict[str, Callable[[Usage], str]] = {
 
 @dataclass(slots=True)
 class Sum:
-    """Of some requests, however they ended."""
+    """The summed usage of some requests."""
 
     requests: int = 0
     completed: int = 0
@@ -46,7 +46,7 @@ class Sum:
     worker_s: float = 0.0
 
     def add(self, usage: Usage) -> None:
-        """One request more."""
+        """Add the usage of one request to the sum."""
         self.requests += 1
         self.completed += usage.kind is OutcomeKind.COMPLETED
         self.prompt_tokens += usage.prompt_tokens
@@ -57,7 +57,7 @@ class Sum:
 
 
 class Sums:
-    """By what they are grouped by, and of all."""
+    """The usage of groups of requests, and of all of them."""
 
     def __init__(self, by: Sequence[str]) -> None:
         self.by = tuple(by)
@@ -65,7 +65,7 @@ class Sums:
         self._groups: defaultdict[tuple[str, ...], Sum] = defaultdict(Sum)
 
     def add(self, usage: Usage) -> None:
-        """One record."""
+        """Add one usage record to its group and to the total."""
         self.total.add(usage)
         self._groups[tuple(BY[name](usage) for name in self.by)].add(usage)
 

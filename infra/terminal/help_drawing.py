@@ -11,6 +11,6 @@ from schemas.stand_ins import stand_ins
 
 
 def import_rich_help() -> None:
-    """Import the module, if it is not there yet."""
+    """Import typer's module for help, if it is not imported yet."""
     with stand_ins("rich.markdown", "rich.traceback"):
         import_module("typer.rich_utils")

@@ -50,16 +50,16 @@ class PlainLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def follow(self) -> None:
-        """Show changes until cancelled."""
+        """Show state changes until cancelled."""
         while True:
             self.show()
             await asyncio.sleep(_REFRESH_S)
 
     def ready(self) -> None:
-        """Where to go now."""
+        """Print the addresses of the ready stack."""
         self.show()
         for url in self._stack.gateway_urls:
             self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
@@ -67,11 +67,11 @@ class PlainLines:
         self._say("Ctrl-C drains and stops; `trivium status` and `trivium chat` in another shell")
 
     def stopping(self) -> None:
-        """The drain begins."""
+        """Print that the stack is draining."""
         self._say("draining; again Ctrl-C stops at once")
 
     def stopped(self) -> None:
-        """The end."""
+        """Print that the stack has stopped."""
         self._say("stopped; nothing of it runs any more")
 
     def show(self) -> None:
@@ -104,17 +104,17 @@ class JsonLines(PlainLines):
     """One JSON object for every change, in a line."""
 
     def ready(self) -> None:
-        """Where to go now."""
+        """Print the addresses of the ready stack as a JSON line."""
         self.show()
         gateways, folder = self._stack.gateway_urls, str(self._stack.folder)
         self._tell("ready", bootstrap=self._stack.bootstrap, gateways=gateways, folder=folder)
 
     def stopping(self) -> None:
-        """The drain begins."""
+        """Print that the stack is draining, as a JSON line."""
         self._tell("draining")
 
     def stopped(self) -> None:
-        """The end."""
+        """Print that the stack has stopped, as a JSON line."""
         self._tell("stopped")
 
     def _waits(self) -> None:
@@ -143,7 +143,7 @@ class LiveTable(PlainLines):
         self._live.stop()
 
     def show(self) -> None:
-        """Redraw."""
+        """Redraw the table with the present states."""
         self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:

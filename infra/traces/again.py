@@ -53,7 +53,7 @@ class ResendComparison:
 
 
 class Resend:
-    """One recording."""
+    """Makes the requests of one recording again, and compares how they end."""
 
     def __init__(self, path: Path) -> None:
         """Raises RecordError for a file that has no request that ended."""
@@ -143,7 +143,7 @@ def _form(form: Structured) -> dict[str, Any]:
 
 
 def _times(requests: Sequence[SentRequest]) -> dict[str, tuple[float, float]]:
-    """Of answers that came whole then and now."""
+    """Return percentiles of the answers that came whole both times, then and now."""
     pairs = {
         "TTFT": [
             (request.arrival.ttft_ms, (request.chunks_s[0] - request.sent_s) * 1e3)

@@ -67,7 +67,7 @@ class Fields:
         return [self._object(value, name) for value in objects]
 
     def error(self, name: str, expected: str, value: object) -> ConfigError:
-        """What to raise."""
+        """Return the error for a field with a wrong value."""
         shown_text = "nothing" if value is None or value == "" else repr(value)[:_SHOWN_CHARS]
         return ConfigError(f"{self.where}: {name}: expected {expected}, found {shown_text}")
 
@@ -112,7 +112,7 @@ def json_lines(path: Path) -> Iterator[Fields]:
 
 
 def json_object(text: str, where: str) -> Fields:
-    """What a text holds."""
+    """Parse a text that holds one JSON object."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

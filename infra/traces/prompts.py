@@ -17,7 +17,7 @@ _IDS = (32, 256)  # behind special tokens, before merges
 
 
 def token_ids(trace: Trace, arrival: Arrival) -> list[int]:
-    """As many as the prompt is long."""
+    """Return as many token ids as the prompt is long."""
     length, size = arrival.prompt_tokens, trace.block_tokens
     ids: list[int] = []
     for block in arrival.blocks:

@@ -161,5 +161,5 @@ def _grouped(blocks: Sequence[int], ratio: int, ids: BlockIds) -> tuple[int, ...
 
 
 def head(trace: Trace, requests: int) -> Trace:
-    """Its first requests only."""
+    """Return the trace with its first requests only."""
     return replace(trace, arrivals=trace.arrivals[:requests])

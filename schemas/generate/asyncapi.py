@@ -169,7 +169,7 @@ def _dead_letter_message() -> Json:
 
 
 def asyncapi_text() -> str:
-    """The committed copy's text."""
+    """Return the text of the committed AsyncAPI document."""
     return json.dumps(asyncapi_document(), indent=2) + "\n"
 
 

@@ -29,7 +29,7 @@ nav { columns: 4; font-size: 14px }
 
 
 def asyncapi_page(document: Json) -> str:
-    """The whole page."""
+    """Return the AsyncAPI document as one HTML page."""
     info, messages = document["info"], document["components"]["messages"]
     channels = {
         name: channel

@@ -10,7 +10,7 @@ from schemas.compatibility import current_marks
 
 
 def marks_text() -> str:
-    """The whole file."""
+    """Return the text of `schemas/marks.json`."""
     return json.dumps(current_marks(), indent=2) + "\n"
 
 

@@ -67,7 +67,7 @@ class LogProducer:
         await self.stop()
 
     async def start(self) -> None:
-        """Connect; raises BrokerUnavailable."""
+        """Connect to the brokers; raises BrokerUnavailable."""
         producer = AIOKafkaProducer(
             **client_options(self._settings),
             client_id=self._client_id,
@@ -334,7 +334,7 @@ class AssignedReader:
         return all([await self._position(tp) >= offsets[tp.partition] for tp in self._partitions])
 
     def pause(self) -> None:
-        """Fetch nothing until the next `seek`."""
+        """Pause all partitions until the next `seek`."""
         self._started.pause(*self._partitions)
 
     async def by_time(self, ends: dict[int, int]) -> AsyncIterator[ConsumerRecord]:

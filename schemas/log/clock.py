@@ -26,7 +26,7 @@ class SteadyClock:
         self._differs_since_ns: int | None = None
 
     def ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return the milliseconds since the epoch."""
         now_ns = self._steady_ns()
         off_ns = self._wall_ns() - now_ns - self._offset_ns
         if -EXACT_MS * _MS_NS < off_ns < EXACT_MS * _MS_NS:

@@ -28,7 +28,7 @@ _TIMES_DIGITS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One of them; `said` is what was told when it was buried, without the headers' prefix."""
+    """A dead letter; `details` say why it is one, by header names without prefix."""
 
     topic: str  # full name of the topic that it was on
     partition: int  # where it lies now, as offset
@@ -42,7 +42,7 @@ class DeadLetter:
 
     @property
     def place(self) -> Place:
-        """Which one it is."""
+        """Return where the letter lies: topic, partition and offset."""
         return self.topic, self.partition, self.offset
 
     @property
@@ -59,7 +59,7 @@ class DeadLetter:
 
     @property
     def retry_count(self) -> int:
-        """How often it was sent again before it came back as this letter."""
+        """Return how often the record was sent again before it came back."""
         text = self.details.get(SENT_AGAIN, "")
         return int(text) if text.isdecimal() and len(text) < _TIMES_DIGITS else 0
 
@@ -71,7 +71,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSelection:
-    """Which letters are meant; all where nothing is said."""
+    """Selects dead letters: all of them where no field is set."""
 
     places: frozenset[Place] = frozenset()
     since_ms: int = 0
@@ -88,7 +88,7 @@ class LetterSelection:
 
 @dataclass(slots=True)
 class RetryCounts:
-    """What came of sending letters again, so far."""
+    """Counts of a retry of dead letters so far."""
 
     sent: int = 0
     already: int = 0  # by an earlier command
@@ -243,7 +243,7 @@ async def _select(
 
 
 def _original(letter: DeadLetter, count: int) -> OutgoingRecord | None:
-    """The record as it was; None where only its origin was kept, or not even that."""
+    """Return the original record; None where its value was not kept."""
     partition = letter.details.get("partition", "")
     if letter.value is None or not partition.isdigit() or int(partition) >= count:
         return None

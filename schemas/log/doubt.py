@@ -29,23 +29,23 @@ class LeaseMonitor:
         self._hearing_since_s = _NEVER_S  # the first one after a silence
 
     def note_sent(self, seq: int) -> None:
-        """A heartbeat is on its way."""
+        """Note that a heartbeat is being sent."""
         self._sent_beats.append((seq, time.monotonic()))
 
     def note_acknowledged(self, seq: int) -> None:
-        """In doubt that says nothing: the heartbeat may have come too late."""
+        """Count an acknowledged heartbeat, unless the lease is in doubt."""
         if self.is_valid() or self._beat_s == _NEVER_S:
             self.note_read_back(seq)
 
     def note_read_back(self, seq: int) -> None:
-        """The log has a heartbeat of this life, and it came in time."""
+        """Renew the lease: a heartbeat of this life was read from the log."""
         for number, sent_s in self._sent_beats:
             if number == seq:
                 self._beat_s = max(self._beat_s, sent_s)
                 self._renewed.set()
 
     def note_record(self) -> None:
-        """There is a record of somebody."""
+        """Note that a record of some member was read."""
         now_s = time.monotonic()
         if _ms(now_s - self._heard_s) > DEAF_MS:
             self._hearing_since_s = now_s

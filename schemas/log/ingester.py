@@ -38,7 +38,7 @@ OnDone = Callable[[str], None]
 
 @dataclass(slots=True)
 class IngestCounts:
-    """Of the documents of one call."""
+    """Counts of what became of one call's documents."""
 
     written: int = 0
     deleted: int = 0
@@ -59,7 +59,7 @@ class IngestCounts:
 
 @dataclass(slots=True)
 class _PendingDocument:
-    """A document whose fate is not known."""
+    """A document that is neither indexed nor refused yet."""
 
     document_id: str
     on_done: OnDone
@@ -97,7 +97,7 @@ class Ingester:
             await letters.start("latest")
 
     async def stop(self) -> None:
-        """Close."""
+        """Close the producer and all readers."""
         await self._producer.stop()
         await self._passages.stop()
         for letters in self._letters.values():
@@ -119,7 +119,7 @@ class Ingester:
         await self._add(self._track(_PendingDocument(document.document_id, on_done, on_read), ack))
 
     async def delete(self, collection: str, document_id: str) -> None:
-        """A tombstone."""
+        """Delete a document: write a tombstone under its key."""
         key = document_key(collection, document_id)
         partition = partition_of(key, self._log.document_partitions)
         topic = self._log.topic_prefix + _TOPIC
@@ -142,7 +142,7 @@ class Ingester:
         self._open[int(place.partition), int(place.offset)] = waiting
 
     async def follow(self, report: Callable[[IngestCounts], None]) -> None:
-        """Until all that was written is done; `told` hears of every change."""
+        """Wait until all that was written is done; `report` gets every change."""
         await self.flush()
         topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
@@ -206,7 +206,7 @@ class Ingester:
         return burials
 
     async def _take(self, records: list[ConsumerRecord]) -> None:
-        """Passages that were made."""
+        """Match the passages that were written to their documents."""
         async for record in in_slices(records):
             if not record.value:
                 continue
@@ -240,7 +240,7 @@ class Ingester:
 
 
 def _number(header: bytes | None) -> int:
-    """Of a header; -1 where it says none."""
+    """Parse the number in a header; -1 where there is none."""
     return int(header) if header is not None and header.isdigit() else -1
 
 

@@ -161,7 +161,7 @@ class Transactions:
 
     @contextlib.asynccontextmanager
     async def _translated_errors(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
-        """Ends in bounded time, or raises what went wrong, by our own names."""
+        """Bound the time within, and raise Kafka's errors by our own names."""
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
                 yield

@@ -30,7 +30,7 @@ class AddedToken(Protocol):
 
     @property
     def content(self) -> str:
-        """Its name."""
+        """Return the name of the token."""
 
     @property
     def special(self) -> bool:
@@ -68,7 +68,7 @@ class ControlTokens:
         return Names(self.names.difference(names))
 
     def mark(self, text: str) -> str:
-        """The text with marks."""
+        """Return the text with marks wherever it may hold a name."""
         return self._names.mark(text)
 
     def pieces(self, marked: str) -> list[str]:

@@ -21,7 +21,7 @@ def citation(passage: Passage, seq: int = 0, probe: int = 0) -> Citation:
 
 
 def probe_notice(record: Retrieved, collection: str) -> StreamRetrieved:
-    """What a reader hears of a probe that put something in."""
+    """Return the notice of a probe that put passages in."""
     return StreamRetrieved(
         request_id=record.request_id,
         collection=collection,

@@ -79,7 +79,7 @@ def is_number(value: Value) -> bool:
 
 
 def values_of(value: Value | list[Value]) -> Sequence[Value]:
-    """Of a field of a row: several in a list, which may be empty."""
+    """Return the values of a row's field: a list has several or none."""
     return value if isinstance(value, list) else (value,)
 
 

@@ -9,7 +9,7 @@ from schemas.records import Phase, PhaseKind, Work
 
 
 def phase_of(work: Work, kind: PhaseKind, started_ms: int, ended_ms: int, **fields: Any) -> Phase:
-    """A phase of the worker that the work is for; `more` are fields of Phase."""
+    """Return a phase of the worker that has the work; `fields` are more of Phase."""
     return Phase(
         request_id=work.request_id,
         session_id=work.session_id,

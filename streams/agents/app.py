@@ -10,7 +10,7 @@ TOPICS = ("requests", "cancellations", "phases", "outcomes")
 
 
 def group_id(log: LogSettings) -> str:
-    """The routers' consumer group."""
+    """Return the name of the routers' consumer group."""
     return f"{log.topic_prefix}router"
 
 

@@ -41,7 +41,7 @@ class Marks:
         self._arrived[partition], self._lengths_max[partition] = live, 2 * len(live) + _SPARE
 
     def forget(self, partition: int) -> None:
-        """Another router owns it."""
+        """Drop the requests of a partition that another router owns now."""
         self._arrived.pop(partition, None)
         self._lengths_max.pop(partition, None)
 
@@ -57,7 +57,7 @@ class Marks:
 
 
 class MarkSource(Protocol):
-    """Whose marks are kept."""
+    """A source of marks: the partitions that a router owns."""
 
     def marks(self) -> Offsets:
         """As of now, of the partitions that are rebuilt."""

@@ -58,7 +58,7 @@ class Gate:
         return passing.result() if passing.done() else await asyncio.shield(passing)
 
     def open(self, partition: int) -> None:
-        """The partition is rebuilt."""
+        """Let the records of a rebuilt partition pass."""
         passing = self._future(partition)
         if not passing.done():
             passing.set_result(True)

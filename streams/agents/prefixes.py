@@ -41,14 +41,14 @@ class Prefixes:
         await self._reader.start("latest")
 
     async def run(self) -> None:
-        """Follow the topic."""
+        """Read the topic and hand its records on, until cancelled."""
         while True:
             for record in await self._reader.batch(max_records=RECORDS_PER_TURN):
                 await self.take(record)
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """Close."""
+        """Stop reading and close the reader."""
         await self._reader.stop()
 
     async def take(self, record: ConsumerRecord) -> None:

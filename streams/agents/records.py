@@ -68,7 +68,7 @@ def _frame(
     retrieved: Sequence[StreamRetrieved] = (),
     voids: Sequence[StreamVoid] = (),
 ) -> TokenFrame:
-    """Without a token."""
+    """Return a frame that carries no tokens."""
     return TokenFrame(
         worker_id=router_id,
         at_ms=now_ms,

@@ -58,7 +58,7 @@ class Retriever:
         self._searches: dict[_CallKey, asyncio.Task[RetrievalResult]] = {}
 
     def ask(self, ask: StartRetrieval) -> None:
-        """Begin a search."""
+        """Begin a search in the background, or answer that there are too many."""
         if len(self._asks) >= self._asks_max:
             error = QueueFull(f"{self._asks_max} searches are under way (router.retrievals_max)")
             self._answer(self._failed(ask, wall_ms(), error), ask.partition)

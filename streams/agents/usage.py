@@ -172,7 +172,7 @@ class UsageWriter:
             account.since = since.offset if since else 0 if numbers[partition] else None
 
     def is_older(self, partition: int, offset: int) -> bool:
-        """Whether an outcome was written before usage was told."""
+        """Return whether an outcome was written before usage was recorded."""
         since = self._accounts[partition].since
         return since is None or offset < since
 
@@ -192,7 +192,7 @@ class UsageWriter:
             account.hurry()
 
     async def keep(self, partitions: Collection[int]) -> None:
-        """Write of no others any more."""
+        """Stop writing the usage of all other partitions."""
         accounts = [self._accounts.pop(p) for p in sorted(self._accounts.keys() - set(partitions))]
         await asyncio.gather(*(account.stop() for account in accounts))
 

@@ -39,7 +39,7 @@ _CONNECT_TYPES = {"int": "int32", "long": "int64"}
 
 
 class AnswerBuilder:
-    """Makes those of one pair."""
+    """Builds the answer records of one pair, and encodes them."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AnswerBuilder:
         asked_ms: int,
         tries: int,
     ) -> Answer:
-        """Vectors: a body without a text."""
+        """Return the answer to an embeddings call: a body without text."""
         return replace(
             self._about(record, question),
             model=embeddings.embedder,
@@ -128,7 +128,7 @@ class AnswerBuilder:
         ended_ms: int = 0,
         tries: int = 0,
     ) -> Answer:
-        """Of what has no answer and will not be asked again."""
+        """Return the error answer to a prompt that is not tried again."""
         wire, fallback = error.to_wire(), self._pair.fallback
         return replace(
             self._about(record, question),
@@ -173,7 +173,7 @@ class AnswerBuilder:
         return sending
 
     def empty_answer(self, record: PromptRecord) -> OutgoingRecord:
-        """To an empty prompt: an empty value under its key."""
+        """Return the answer to an empty prompt: an empty value under its key."""
         return OutgoingRecord(
             topic=self._pair.answers,
             partition=record.partition,

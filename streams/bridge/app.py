@@ -15,12 +15,12 @@ BUFFER_MAX = 64  # prompts that wait for their agent; the others wait in Kafka
 
 
 def group_id(log: LogSettings) -> str:
-    """The bridges' consumer group."""
+    """Return the name of the bridges' consumer group."""
     return f"{log.topic_prefix}bridge"
 
 
 def make_app(log: LogSettings, bridge_id: str, topics: Sequence[str], owner: GroupMember) -> Any:
-    """An app that hands records of these topics, by their full names, to `OwnedPartitions`."""
+    """Make an app that hands records of these topics (full names) to `BridgePartitions`."""
     app = faust_app.make_app(
         log,
         group=group_id(log),

@@ -16,7 +16,7 @@ from streams.gateway.stream.hub import Call
 
 @dataclass(frozen=True, slots=True)
 class PairIO:
-    """A pair with what reads its prompts and makes its answers."""
+    """The input and output of a pair: its prompt parser and its answer builder."""
 
     pair: TopicPair
     prompts: PromptParser
@@ -26,7 +26,7 @@ class PairIO:
 
 @dataclass(eq=False, slots=True)
 class PendingPrompt:
-    """A prompt under way, from when it is read until its answer is committed."""
+    """A prompt in progress, from when it is read until its answer is committed."""
 
     record: PromptRecord
     pair_io: PairIO

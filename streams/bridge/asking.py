@@ -57,7 +57,7 @@ MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens 
 
 
 class Submitter:
-    """Asks for one bridge, whichever partition a prompt is of."""
+    """Submits the prompts of one bridge to the routers, whatever their partition."""
 
     def __init__(self, gateway: Gateway, backend: LogBackend, cluster: str) -> None:
         """`cluster` tells deployments apart that read the same topics."""
@@ -112,17 +112,17 @@ class Submitter:
         return derive_ids(max(0, record.timestamp_ms), rest)
 
     def has_output(self, prompt: PendingPrompt) -> bool:
-        """Whether anything of its present try has come."""
+        """Return whether the present try has produced any output."""
         return prompt.call is not None and prompt.call.streams[0].has_frames
 
     def release(self, prompt: PendingPrompt) -> None:
-        """Listen no more to its present try."""
+        """Stop listening to the tokens of the present try."""
         if prompt.call is not None:
             self.gateway.release(prompt.call)
             prompt.call = None
 
     async def outcome(self, prompt: PendingPrompt) -> Answer | TriviumError | None:
-        """Of the present try; None while it goes on."""
+        """Return the outcome of the present try; None while it is running."""
         call, question = prompt.call, prompt.question
         assert call is not None and question is not None
         if (error := call_error(call)) is not None:
@@ -149,13 +149,13 @@ class Submitter:
             return error
 
     async def _response(self, prompt: PendingPrompt, response: ResponseCall, call: Call) -> str:
-        """As the endpoint has it."""
+        """Return the answer's body as /v1/responses would return it."""
         record = response.record(await self._intake(prompt), call.key)
         name = self.gateway.response_ids.name(record.request_id, record.tenant, None)
         return whole_of(Form(name, record), call).decode()
 
     async def _intake(self, prompt: PendingPrompt) -> CallIntake:
-        """What is checked and tokenised of what it asks."""
+        """Return the prompt's call, checked and tokenised."""
         gateway, question = self.gateway, prompt.question
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         if prompt.intake is not None:
@@ -178,13 +178,13 @@ class Submitter:
         return intake
 
     async def check(self, prompt: PendingPrompt) -> None:
-        """Check and tokenise what it asks, only to see that it can be done."""
+        """Check and tokenise the prompt, only to see that this is possible."""
         if prompt.question is not None and not prompt.wants_vectors:
             with suppress(TriviumError):
                 await self._intake(prompt)
 
     def should_retry(self, prompt: PendingPrompt, error: TriviumError) -> bool:
-        """Whether another try may be better, and there is time for it."""
+        """Return whether another try may succeed, and there is time for it."""
         question, pair = prompt.question, prompt.pair_io.pair
         if question is None or not (error.retriable or isinstance(error, Cancelled)):
             return False
@@ -354,7 +354,7 @@ class Submitter:
         return replace(sending, partition=sending.partition % count)
 
     async def wait_until_sent(self) -> None:
-        """Wait until what is being sent is acknowledged, or given up."""
+        """Wait until all requests being sent are acknowledged or given up."""
         if self._sending:
             await asyncio.wait(self._sending)
 

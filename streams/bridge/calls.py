@@ -28,14 +28,14 @@ CallBody = ChatBody | CompletionBody | EmbeddingsBody
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """What a call asks."""
+    """A checked call: its body, and the response that it is to become."""
 
     body: CallBody
     response: ResponseCall | None = None  # that the body, a chat, is to answer
 
 
 def check_call(body: Json, endpoint: str = "") -> CheckedCall:
-    """Raises InvalidRequest, also for more than one answer."""
+    """Check a call's body. Raises InvalidRequest, also for more than one answer."""
     body = {name: value for name, value in body.items() if name not in _OF_STREAMS}
     if endpoint == "":
         endpoint = lines.CHAT if "messages" in body else lines.COMPLETION

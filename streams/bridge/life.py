@@ -37,7 +37,7 @@ COMMIT_MAX = 500  # prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorContext:
-    """What all lives of a process have in common."""
+    """What all partition processors of a bridge process share."""
 
     log: LogSettings
     codec: Codec
@@ -52,7 +52,7 @@ class ProcessorContext:
 
 
 class PartitionProcessor:
-    """Begin it with `begin`; `take` records in order; `stop` it."""
+    """Processes one partition: `begin` it, `take` records in order, `stop` it."""
 
     def __init__(self, shared: ProcessorContext, place: FullPlace, pair_io: PairIO) -> None:
         self._shared, self._place, self._pair_io = shared, place, pair_io
@@ -88,7 +88,7 @@ class PartitionProcessor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has taken over."""
+        """Return whether the partition has been taken over."""
         return self._ready.is_set()
 
     async def stop(self) -> None:
@@ -106,7 +106,7 @@ class PartitionProcessor:
             self._shared.submitter.release(prompt)
 
     async def flush(self) -> None:
-        """Commit what has ended."""
+        """Commit the answers that are ready."""
         if self._outbox and self._ready.is_set():
             await self._commit()
 
@@ -131,7 +131,7 @@ class PartitionProcessor:
         self._ready.set()
 
     async def _take_over(self) -> list[PendingPrompt]:
-        """What others may have asked and not answered, in order."""
+        """Take over the partition; return the prompts its last owner left open, in order."""
         shared = self._shared
         await self._transactions.start()
         commit = (await committed_offsets(shared.log, shared.group_id, [self._place])).get(
@@ -156,7 +156,7 @@ class PartitionProcessor:
         return recovered
 
     async def _read_again(self, since: int, until: int) -> list[PendingPrompt]:
-        """What others may have read and not answered."""
+        """Read the prompts that the last owner may have read and not answered."""
         recovered: list[PendingPrompt] = []
         async with aclosing(self._log_reader.records(since, until)) as records:
             async for record in records:
@@ -253,7 +253,7 @@ class PartitionProcessor:
             self._admit(prompt)
 
     async def _read(self, record: PromptRecord) -> PendingPrompt | None:
-        """What it asks, unless it is answered already."""
+        """Read what a record asks; None if it is answered already."""
         if not self._progress.take(record.offset, record.size):
             return None
         prompt = self._under_way[record.offset] = PendingPrompt(record, self._pair_io)
@@ -330,7 +330,7 @@ class PartitionProcessor:
                 await self._write_one(prompt)
 
     async def _write_one(self, prompt: PendingPrompt) -> None:
-        """What its topics refuse becomes an error, and where they refuse that, a smaller one."""
+        """Commit one prompt; if its topics refuse the answer, an error that shrinks until it fits."""
         for steps in range(ERROR_STEPS + 1):
             try:
                 return await self._write([prompt])

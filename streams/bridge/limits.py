@@ -24,7 +24,7 @@ class TopicLimits:
         self._turn = asyncio.Lock()
 
     def of(self, topic: str) -> int:
-        """Bytes of a record with key, headers and framing."""
+        """Return the largest record of a topic in bytes, with key, headers and framing."""
         return self._bytes_by_topic.get(topic, RECORD_BYTES_MAX)
 
     async def refresh(self, pause_s: float = 0) -> None:

@@ -41,7 +41,7 @@ class Delivery:
         self._task = asyncio.create_task(self._hand_over())
 
     def put(self, event: Any) -> None:
-        """One event, in order."""
+        """Queue one event in order, and pause fetching when too many wait."""
         self._waiting.put_nowait(event)
         if self._waiting.qsize() >= WAITING_MAX:
             self._is_paused = True
@@ -63,7 +63,7 @@ class Delivery:
 
 
 class BridgePartitions:
-    """What Faust hands to a bridge, from its assignment to its loss."""
+    """The partitions that Faust has assigned to a bridge, until it revokes them."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class BridgePartitions:
         make: Callable[[FullPlace], PartitionProcessor],
         wait_until_sent: Callable[[], Awaitable[None]],
     ) -> None:
-        """`sent` waits until what is being asked is in the log."""
+        """`wait_until_sent` waits until all requests being sent are in the log."""
         self.group = group
         self._wait_until_sent = wait_until_sent
         self.may_ask = asyncio.Event()
@@ -106,7 +106,7 @@ class BridgePartitions:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all are taken over; none may be this bridge's."""
+        """Return whether all partitions are taken over; there may be none."""
         return self.may_ask.is_set() and all(
             processor.is_ready for processor in self._processors.values()
         )

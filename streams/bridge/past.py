@@ -26,7 +26,7 @@ _GAP_BYTES = 64 << 10  # likewise: what lies behind a gap was read already
 
 
 def prompt_record(record: ConsumerRecord) -> PromptRecord:
-    """As the rest of the bridge has it."""
+    """Return a consumer's record as a `PromptRecord`."""
     return PromptRecord(
         topic=record.topic,
         partition=record.partition,
@@ -39,7 +39,7 @@ def prompt_record(record: ConsumerRecord) -> PromptRecord:
 
 
 class PromptLogReader:
-    """Reads of one partition of prompts."""
+    """Reads prompts of one partition that are already in the log."""
 
     def __init__(self, log: LogSettings, place: FullPlace, client_id: str) -> None:
         self._log = dataclasses.replace(log, topic_prefix="")  # names are whole
@@ -65,7 +65,7 @@ class PromptLogReader:
         return first[self._partition], end[self._partition]
 
     async def records(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
-        """All that lie between these offsets. Raises BrokerUnavailable."""
+        """Yield all records between these offsets. Raises BrokerUnavailable."""
         if since >= until:
             return
         with self._as_unavailable():
@@ -105,7 +105,7 @@ class PromptLogReader:
             raise BrokerUnavailable(f"{self._topic}: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """No gap is looked into any more."""
+        """Close the reader of gaps."""
         reader, self._gap_reader = self._gap_reader, None
         if reader is not None:
             await reader.stop()

@@ -52,7 +52,7 @@ _SUBJECT = "answering prompts"  # what heartbeats call it where it fails
 
 
 class Bridge:
-    """What a process keeps over its lives."""
+    """The state of a bridge process that outlives its memberships in the group."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Bridge:
         )
 
     async def prepare(self) -> None:
-        """Have the topics of all pairs."""
+        """Create the topics of all pairs, and make their parsers and builders."""
         pairs = pairs_of(self.settings, self.log.topic_prefix)
         retention_ms = TOPICS["prompts"].retention_ms
         topics = {topic for pair in pairs for topic in _topics(pair)}
@@ -105,7 +105,7 @@ class Bridge:
         }
 
     async def run(self, stop: asyncio.Event) -> None:
-        """One life: own what Faust's group gives, until `stop` or trouble."""
+        """Serve the partitions that Faust assigns, until `stop` or a fault of the log."""
         try:
             await self._run(stop)
         except TRANSIENT_ERRORS as error:
@@ -149,7 +149,7 @@ class Bridge:
             await self._wind_up(partitions, app, tasks)
 
     async def _wait_for_epoch(self) -> int:
-        """Wait for the fleet; its epoch."""
+        """Wait until the fleet is joined; return its epoch."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _JOIN_S
         while loop.time() < until_s:
@@ -159,7 +159,7 @@ class Bridge:
         raise BrokerUnavailable("the fleet is not joined yet")
 
     async def _watch_membership(self, epoch: int, partitions: BridgePartitions) -> None:
-        """Raise LeaseError when the membership is another one; until then look for free slots."""
+        """Hand out free slots; raise LeaseError when the membership has changed."""
         while self.backend.epoch == epoch:
             self.slots.hand_out()
             if partitions.is_ready:

@@ -18,7 +18,7 @@ _PLACES, _BITMAP, _BYTES, _STARTS, _READING, _FALLS = "t", "d", "w", "b", "r", "
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """What a commit says besides its offset."""
+    """What a commit carries in its metadata, besides its offset."""
 
     tokens: Mapping[int, int] = field(default_factory=dict)  # partition of `tokens`, offset
     answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
@@ -61,7 +61,7 @@ def decode(metadata: str, position: int) -> CommitNote:
 
 
 class OffsetTracker:
-    """One partition's prompts, read in the order of their offsets and answered in any."""
+    """Tracks which prompts of one partition are answered, in any order."""
 
     def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
         """As committed by whoever read the partition before."""
@@ -74,7 +74,7 @@ class OffsetTracker:
         }  # read by others only
 
     def position(self, answered_offsets: Set[int] = frozenset()) -> int:
-        """The first without an answer, when those `done` have theirs too."""
+        """The first offset without an answer, once `answered_offsets` have theirs."""
         return next(
             (offset for offset in self._open if offset not in answered_offsets), self.next_offset
         )
@@ -105,7 +105,7 @@ class OffsetTracker:
         return not is_answered
 
     def pass_over(self, offset: int) -> None:
-        """Nothing lies before this offset that was not read."""
+        """Treat every offset before this one as read or missing."""
         self.next_offset = max(offset, self.next_offset)
         if self._prior_answers:
             self._prior_answers = {
@@ -113,6 +113,6 @@ class OffsetTracker:
             }
 
     def mark_answered(self, offsets: Iterable[int]) -> None:
-        """Their answers are committed."""
+        """Mark these prompts as answered: their answers are committed."""
         for offset in offsets:
             self._bytes -= self._open.pop(offset)

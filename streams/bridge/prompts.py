@@ -63,7 +63,7 @@ def answer_format(pair: TopicPair, record: PromptRecord) -> str:
 
 
 class PromptParser:
-    """Reads those of one pair."""
+    """Parses the prompts of one pair."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class PromptParser:
         )
 
     def _capped(self, priority: Priority) -> Priority:
-        """The most urgent class that is allowed, where it is more urgent."""
+        """Return the priority, or the most urgent allowed class if it is too urgent."""
         return priority if priority in self._priorities else self._priorities[0]
 
     def _body(self, fields: Json) -> Json:
@@ -211,7 +211,7 @@ def _exact_object(name: str, value: Any) -> Json | None:
 
 
 def _object(name: str, value: Any) -> Json | None:
-    """The same for who counts with its numbers."""
+    """Return the field as an object with ordinary numbers."""
     rounded: Json | None = exact_json.nearest(_exact_object(name, value))
     return rounded
 

@@ -22,7 +22,7 @@ _NONE = (-1, 0)
 
 
 class PromptReader:
-    """Of one life. A commit has its `note`."""
+    """Reads the prompts of one partition; its `note` goes into every commit."""
 
     def __init__(self, submitter: Submitter, commit: Callable[[], Awaitable[None]]) -> None:
         self._submitter, self._commit = submitter, commit
@@ -54,7 +54,7 @@ class PromptReader:
                 await write([])
 
     async def read(self, prompt: PendingPrompt) -> None:
-        """Have its question, or what is to be sent without one."""
+        """Set the prompt's question, or what to send without asking."""
         record = prompt.record
         try:
             await self._read(prompt)

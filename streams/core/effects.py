@@ -65,7 +65,7 @@ class SaveSession:
 
 @frozen_in_order
 class DropSession:
-    """A conversation is remembered no longer."""
+    """Delete a session that was remembered."""
 
     tenant: str
     session_id: str
@@ -83,7 +83,7 @@ class StartRetrieval:
 
 @frozen_in_order
 class SkipRetrieval:
-    """Write down that a request goes on without what it wanted to be found."""
+    """Write that a request goes on without its retrieval."""
 
     retrieved: Retrieved
     partition: int
@@ -91,7 +91,7 @@ class SkipRetrieval:
 
 @frozen_in_order
 class NotifyRetrieval:
-    """Tell the gateway that streams an answer what was put into its prompt."""
+    """Send the gateway a notice of what was put into an answer's prompt."""
 
     retrieved: StreamRetrieved
     gateway_partition: int
@@ -99,7 +99,7 @@ class NotifyRetrieval:
 
 @frozen_in_order
 class RequestProgress:
-    """Tell whoever reads an answer that an attempt is void, and have it say what it has."""
+    """Announce to an answer's readers that an attempt is void; they write what they have."""
 
     void: StreamVoid
     gateway_partition: int
@@ -107,7 +107,7 @@ class RequestProgress:
 
 @frozen_in_order
 class RestartAnswer:
-    """Write down that an answer begins anew, because nobody has said what there is of it."""
+    """Write that an answer begins anew, since no reader wrote what it has."""
 
     continued: Continued
     partition: int
@@ -115,7 +115,7 @@ class RestartAnswer:
 
 @frozen_in_order
 class WarmCache:
-    """Have a worker compute a prompt's beginning; nobody hears what became of it."""
+    """Have a worker compute the beginning of a prompt; nothing waits for it."""
 
     topic: str
     partition: int

@@ -142,7 +142,7 @@ class PartitionLost:
 
 @frozen_in_order
 class Tick:
-    """Time passed."""
+    """Time has passed: deadlines and leases are to be looked at."""
 
 
 PartitionEvent = (

@@ -21,7 +21,7 @@ from schemas.records import Orchestration, PhaseKind
 
 
 class State(StrEnum):
-    """Where a request is."""
+    """The states of a request, from its arrival to its end."""
 
     RETRIEVING = "retrieving"
     QUEUED = "queued"

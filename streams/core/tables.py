@@ -16,7 +16,7 @@ from streams.core.requests.sessions import Sessions
 
 
 class RouterTables:
-    """One of each table."""
+    """All tables of one router, one of each kind."""
 
     def __init__(self, router_id: str, settings: RouterSettings) -> None:
         self.router_id = router_id

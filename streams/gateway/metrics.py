@@ -31,7 +31,7 @@ class _Histogram(Buckets):
 
 
 class Metrics(Collector):
-    """Everything that /metrics shows."""
+    """Collects everything that /metrics shows."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -88,11 +88,11 @@ class Metrics(Collector):
         yield self._inter_token.family()
 
     def count_outcome(self, endpoint: str, outcome: str) -> None:
-        """A call ended."""
+        """Count a call by its endpoint and outcome."""
         self._requests.labels(endpoint, outcome).inc()
 
     def cache_lookup(self, outcome: str) -> None:
-        """An answer was looked up."""
+        """Count a lookup of a cached answer."""
         self._cache.labels(outcome).inc()
 
     def frame(
@@ -114,19 +114,19 @@ class Metrics(Collector):
             self._foreign_rows.inc(foreign_rows)
 
     def first_token(self, seconds: float) -> None:
-        """The first token of a call."""
+        """Note the time to the first token of a call."""
         self._ttft.add(seconds)
 
     def repeated_rows(self, rows: int) -> None:
-        """Rows of an ended stream that brought nothing new."""
+        """Count rows that brought nothing new to a stream."""
         self._repeated_rows.inc(rows)
 
     def difference(self) -> None:
-        """Something was repeated as other tokens."""
+        """Count a stream that repeated other tokens."""
         self._differing_streams.inc()
 
     def undecodable(self) -> None:
-        """A record that could not be read."""
+        """Count a record that could not be decoded."""
         self._undecodable.inc()
 
     def render(self) -> bytes:

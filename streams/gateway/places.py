@@ -19,7 +19,7 @@ class FairShare:
 
     @property
     def used(self) -> int:
-        """By all."""
+        """Return how much all tenants use together."""
         return self._used.total()
 
     def limit_of(self, tenant: str) -> int:
@@ -41,16 +41,16 @@ class FairShare:
             )
 
     def take(self, tenant: str, what: str, count: int = 1) -> None:
-        """`check`, and then take them."""
+        """Check the limits, then count them as used."""
         self.check(tenant, what, count)
         self.add(tenant, count)
 
     def add(self, tenant: str, count: int = 1) -> None:
-        """They are taken, whatever the bound."""
+        """Count them as used, whatever the limit."""
         self._used[tenant] += count
 
     def give_back(self, tenant: str, count: int = 1) -> None:
-        """They are free again."""
+        """Return what a tenant no longer uses."""
         self._used[tenant] -= count
         if not self._used[tenant]:
             del self._used[tenant]

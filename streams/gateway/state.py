@@ -203,7 +203,7 @@ class Gateway:
             self.backend.publish_turn(turn)
 
     def problems(self) -> list[str]:
-        """Why /health/ready says no."""
+        """List the reasons for which /health/ready answers 503."""
         return ["shutting down"] if self.draining else self.backend.problems()
 
     def hold(self, call: Call, *, in_hub: bool = True) -> None:

@@ -42,7 +42,7 @@ _GROWTH_MAX, _GROWN_BYTES = (
 
 
 def pack_router(router: Router) -> bytes:
-    """The router as it is now."""
+    """Return the router's present state as compressed bytes."""
     state = io.BytesIO()
     _Pickler(state, protocol=5).dump(router)
     return zlib.compress(state.getbuffer(), 1)

@@ -65,7 +65,7 @@ def html(data: bytes) -> ParsedDocument:
 
 
 def html_text(source: str) -> str:
-    """Of a piece of HTML."""
+    """Return the text of a piece of HTML."""
     return _text(LexborHTMLParser(source))
 
 
@@ -153,7 +153,7 @@ class _BlockWriter:
         self._low_number = (0, 0)  # from where to where the last thing said is a lowered number
 
     def enter(self, node: Any) -> None:
-        """A node begins."""
+        """Open what a node's start tag begins."""
         tag = node.tag
         if tag == "-text":
             text = node.text_content or ""
@@ -202,7 +202,7 @@ class _BlockWriter:
         return f"{number}. "
 
     def leave(self, node: Any) -> None:
-        """A node ends."""
+        """Close what a node's end tag ends."""
         tag = node.tag
         if tag == "sup":
             if self._raised:

@@ -12,7 +12,7 @@ _INPUTENC = re.compile(rb"\\usepackage\[([\w-]{1,40})\]\{inputenc\}")
 
 
 def plain_text(data: bytes) -> ParsedDocument:
-    """As it is."""
+    """Decode a plain text and leave it as it is."""
     return ParsedDocument(decode_text(data))
 
 

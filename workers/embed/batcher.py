@@ -42,7 +42,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Texts."""
+        """Return the number of texts that wait."""
         return self._scheduler.waiting
 
     async def embed(
@@ -63,7 +63,7 @@ class Batcher:
         return pending.vectors
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Embed batch after batch until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             items = self._scheduler.batch()

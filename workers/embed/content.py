@@ -31,7 +31,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class PassagesRef:
-    """What is known of a document's passages that are on the log."""
+    """Where a document's passages lie on the log, and hashes of what they were made from."""
 
     content_hash: str
     facts_hash: str
@@ -39,7 +39,7 @@ class PassagesRef:
 
 
 class DocumentAction(Enum):
-    """What a document asks for."""
+    """What is to be done about a document's passages."""
 
     NOTHING = "nothing"
     DROP = "drop"  # it has passages that are of no use any more
@@ -87,7 +87,7 @@ def check_spans(document: Document, spans: Sequence[Span]) -> None:
 
 
 def content_hash(text: str, cutting: Cutting) -> str:
-    """Of all that passages follow from: the same again embeds nothing."""
+    """Return the hash of all that passages follow from; an equal one embeds nothing."""
     how = [
         CUTTING,
         cutting.chunk_tokens,
@@ -99,7 +99,7 @@ def content_hash(text: str, cutting: Cutting) -> str:
 
 
 def facts_hash(tenant: str, metadata: str) -> str:
-    """Of what stands beside the text."""
+    """Return the hash of a document's tenant and metadata."""
     return _digest(json.dumps([tenant, metadata]))
 
 
@@ -108,7 +108,7 @@ def _digest(text: str) -> str:
 
 
 def passages_ref(record: DocumentPassages, offset: int) -> PassagesRef:
-    """What is kept of a record in memory."""
+    """Return the reference to a record of passages at this offset."""
     return PassagesRef(record.content_hash, facts_hash(record.tenant, record.metadata), offset)
 
 

@@ -48,7 +48,7 @@ _WRITE_TIMEOUT_S = 10.0  # the longest that a lost partition's last writes are w
 
 @dataclass(slots=True)
 class Totals:
-    """Since the process began."""
+    """Counts of an embedding worker since its process began."""
 
     queries: int = 0  # texts of retrievals and calls
     chunks: int = 0
@@ -58,7 +58,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Text:
-    """One that is being embedded, or is, for whoever asks next."""
+    """A text's embedding task, shared by all who ask for the same text."""
 
     task: "asyncio.Task[EmbeddedSpans]"
     chars: int
@@ -98,12 +98,12 @@ class Unfinished:
             chars -= text.chars
 
     async def close(self) -> None:
-        """Give up all."""
+        """Cancel all embedding tasks and wait for them."""
         await cancel_and_wait(*(text.task for text in self._texts.values()))
 
 
 class DocumentWork:
-    """Of one life; `handle` for each record of `documents`."""
+    """Makes passages during one life; call `handle` for each record of `documents`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ log = logging.getLogger("trivium.embedding")
 
 
 class PassageCatalog:
-    """By partition and key; `load` before a partition's documents are looked at."""
+    """References to passages by partition and key; `load` a partition before its use."""
 
     def __init__(self, settings: LogSettings, codec: Codec, client_id: str) -> None:
         self._settings, self._codec = settings, codec
@@ -31,15 +31,15 @@ class PassageCatalog:
         self._refs: dict[int, dict[bytes, PassagesRef]] = {}
 
     def get(self, partition: int, key: bytes) -> PassagesRef | None:
-        """What the log has of a document."""
+        """Return the reference to a document's passages, if the log has some."""
         return self._refs[partition].get(key)
 
     def count(self) -> int:
-        """Documents."""
+        """Return the number of documents with known passages."""
         return sum(map(len, self._refs.values()))
 
     def put(self, partition: int, key: bytes, ref: PassagesRef | None) -> None:
-        """Written by this worker."""
+        """Record what this worker has written of a document; None if its passages are gone."""
         refs = self._refs.get(partition)
         if refs is None:
             return
@@ -93,7 +93,7 @@ class PassageCatalog:
 
 
 class ChunkingDeclarations:
-    """`start` reads what there is, `run` follows until cancelled."""
+    """Follows what is declared of collections; `start` reads it, `run` until cancelled."""
 
     def __init__(
         self, settings: LogSettings, codec: Codec, client_id: str, default: Cutting, tokens_max: int
@@ -111,12 +111,12 @@ class ChunkingDeclarations:
             await self._fold(batch)
 
     async def run(self) -> None:
-        """Others bury what cannot be read."""
+        """Follow new declarations until cancelled; other workers bury what cannot be read."""
         while True:
             await self._fold(await self._reader.batch(max_records=2_000))
 
     async def stop(self) -> None:
-        """Close."""
+        """Close the reader of the declarations."""
         await self._reader.stop()
 
     def cutting(self, collection: str) -> Cutting:
@@ -156,5 +156,5 @@ class ChunkingDeclarations:
 
 
 def default_cutting(settings: EmbeddingSettings, embedder: str, tokenizer: str) -> Cutting:
-    """Of collections of which nothing is declared."""
+    """Return how collections are cut of which nothing is declared."""
     return Cutting(settings.chunk_tokens, settings.chunk_overlap, embedder, tokenizer)

@@ -33,7 +33,7 @@ _CHARS_PER_TOKEN = 4  # about; of a text that is not worth to be counted
 
 
 class QueryWork:
-    """Of one life; `handle` for each record of `embeddings`."""
+    """Serves searches during one life; call `handle` for each record of `embeddings`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class QueryWork:
         )
 
     async def _vector(self, request: RetrievalRequest) -> bytes:
-        """Empty where there is none in time."""
+        """Return the query's vector, or no bytes where there is none in time."""
         if request.deadline_ms <= wall_ms():
             return b""
         try:

@@ -59,11 +59,11 @@ class EmbedScheduler:
 
     @property
     def waiting(self) -> int:
-        """Texts."""
+        """Return the number of texts that wait."""
         return sum(len(line) for lines in self._lines.values() for line in lines.values())
 
     def add(self, job: EmbedJob) -> None:
-        """Its texts wait from now on."""
+        """Queue the texts of a job."""
         line = self._lines[job.urgency].setdefault(job.tenant, deque())
         line.extend(EmbedItem(job, number) for number in range(len(job.texts)))
 

@@ -13,7 +13,7 @@ CHUNK_TOKENS_MAX = 8_192
 
 @section("embedding")
 class EmbeddingSettings:
-    """Of every embedding worker."""
+    """Settings that every embedding worker reads."""
 
     # a model of workers/models/wheels.py, a sentence-transformers folder, or "hash";
     # empty: "hash" beside simulated engines, else all-minilm-l6-v2

@@ -22,19 +22,19 @@ class Retries(Generic[Move]):
         self.total = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of moves that wait for a retry."""
         return len(self._waiting)
 
     def __contains__(self, move: Move) -> bool:
-        """Whether it waits."""
+        """Return whether a move waits for its next try."""
         return move in self._waiting
 
     def tries(self, move: Move) -> int:
-        """How often it has failed so far."""
+        """Return how often a move has failed so far."""
         return self._failures.get(move, 0)
 
     def record_failure(self, move: Move, now_s: float) -> bool:
-        """It has failed once more; whether it waits now for another try."""
+        """Count a failure; return whether the move waits for another try."""
         failures = self._failures[move] = self.tries(move) + 1
         if failures >= self._tries_max:
             return False
@@ -46,7 +46,7 @@ class Retries(Generic[Move]):
         return True
 
     def due(self, now_s: float) -> list[Move]:
-        """Those whose pause is over; they wait no more."""
+        """Return the moves whose pause is over; they wait no more."""
         moves = []
         while self._queue and self._queue[0][0] <= now_s:
             _, serial, move = heapq.heappop(self._queue)
@@ -56,6 +56,6 @@ class Retries(Generic[Move]):
         return moves
 
     def forget(self, move: Move) -> None:
-        """It was made, or nobody wants it any more."""
+        """Drop a move that was made or is no longer wanted."""
         self._failures.pop(move, None)
         self._waiting.pop(move, None)

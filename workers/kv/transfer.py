@@ -64,7 +64,7 @@ class PollResult:
 
 
 class KvTransfer(Protocol):
-    """Of one engine; not safe for threads."""
+    """Moves KV blocks for one engine; not safe for threads."""
 
     def metadata(self) -> bytes:
         """The card that peers need to reach this arena, a few hundred bytes."""
@@ -94,7 +94,7 @@ def checked_card(move: BlockMove, ours: Card) -> Card:
 
 
 class NoTransfer:
-    """Of an engine that has none: every move fails."""
+    """The transfer of an engine that has none: every move fails."""
 
     def __init__(self) -> None:
         self._ends: list[MoveEnd] = []
@@ -110,7 +110,7 @@ class NoTransfer:
         return polled
 
     def forget(self, engine_id: str) -> None:
-        """There are no peers."""
+        """Do nothing: there are no peers to drop."""
 
     def close(self) -> None:
         """There is nothing to free."""
@@ -141,7 +141,7 @@ class MemoryTransfer:
         return PollResult([MoveEnd(move.tag, self.make(move)) for move in moves], notices)
 
     def forget(self, engine_id: str) -> None:
-        """Nothing is kept of a peer."""
+        """Do nothing: no state is kept of a peer."""
 
     def close(self) -> None:
         self.peers.pop(self.engine_id, None)

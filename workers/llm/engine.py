@@ -191,7 +191,7 @@ class Engine(Jobs, Protocol):
         """
 
     def load(self) -> EngineLoad:
-        """Current figures; cheap."""
+        """Return the engine's current figures; cheap to call."""
 
     async def close(self) -> None:
         """Stop for good and free memory, processes and NIXL agents."""

@@ -14,7 +14,7 @@ _INTERVAL_STREAMS = 64  # so many share frames at the shortest interval
 
 
 class Due(Enum):
-    """What may leave now."""
+    """Which of the pending frames may leave now."""
 
     ALL = "all"
     URGENT = "urgent"  # while later tokens wait for their interval

@@ -17,12 +17,12 @@ class PrefillGate:
         self._waiting: dict[str, Job] = {}
 
     def __len__(self) -> int:
-        """Of those that wait."""
+        """Return the number of prefill jobs that wait."""
         return len(self._waiting)
 
     @property
     def tokens(self) -> int:
-        """Of the prompts that wait."""
+        """Return the number of prompt tokens that wait."""
         return sum(len(job.prompt_tokens) for job in self._waiting.values())
 
     def add(self, job: Job) -> None:
@@ -34,7 +34,7 @@ class PrefillGate:
         self._admit()
 
     def release(self, job_id: str) -> None:
-        """This prompt is computed, or given up; unless it is no prefill job."""
+        """Free the place of a prompt that is computed or given up; ignore other jobs."""
         if self._running_max:
             self._running.discard(job_id)
             self._waiting.pop(job_id, None)

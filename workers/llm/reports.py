@@ -43,16 +43,16 @@ class Reports:
         self._pending = 0
 
     def __len__(self) -> int:
-        """Of those that are pending."""
+        """Return the number of pending reports."""
         return self._pending
 
     @property
     def has_space(self) -> bool:
-        """Fewer than the most are pending: only then new work is begun."""
+        """Return whether fewer reports are pending than may be; only then begins new work."""
         return self._pending < self._pending_max
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers) -> None:
-        """One more, behind all others."""
+        """Append a record to the queue."""
         self._pending += 1
         self._queue.append(PendingReport(record, headers))
 
@@ -62,13 +62,13 @@ class Reports:
         return bool(self._queue)
 
     def next(self) -> PendingReport:
-        """The next to send."""
+        """Take the next report to send, and count the try."""
         report = self._queue.popleft()
         report.tries += 1
         return report
 
     def mark_acknowledged(self, report: PendingReport) -> None:
-        """It is in the log."""
+        """Count a report as written to the log."""
         self._pending -= 1
 
     def shrink(self, report: PendingReport, error: RecordTooLarge) -> None:
@@ -79,7 +79,7 @@ class Reports:
         self._queue.appendleft(report)
 
     def record_failure(self, report: PendingReport, error: BaseException) -> int | None:
-        """It was not taken: after how many ms to `retry` it. None: that was its last try."""
+        """Return after how many ms to `retry` a failed report; None after its last try."""
         if report.tries < self._tries_max:
             return RETRY_MS * report.tries
         record = report.record
@@ -90,7 +90,7 @@ class Reports:
         return None
 
     def retry(self, report: PendingReport) -> None:
-        """Its pause is over."""
+        """Queue a report again after its pause."""
         self._queue.append(report)
 
 

@@ -30,7 +30,7 @@ class StopText:
         self.matched_stop = ""
 
     def feed(self, piece: str, *, may_stop: bool = True) -> str:
-        """Text that is now certain; `matched_stop` is set when a stop string ended the answer."""
+        """Return the text that is now certain; a stop string sets `matched_stop`."""
         text = self._buffer + piece
         if may_stop:
             matches = [(text.find(stop), stop) for stop in self._stops]

@@ -20,7 +20,7 @@ class WarmableEngine(Jobs, Protocol):
     capability: Capability
 
     def load(self) -> EngineLoad:
-        """Current figures."""
+        """Return the engine's current figures."""
 
 
 def warm_prefix(

@@ -79,7 +79,7 @@ def _write(source: Path, folder: Path) -> None:
 
 
 def main(source: Path, target: Path) -> None:
-    """What the process does."""
+    """Write the converted model, unless another process does."""
     write_once(target, lambda folder: _write(source, folder))
 
 

@@ -53,7 +53,7 @@ class CostCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostOptions:
-    """What is asked of the stack."""
+    """Sets the loads that the stack is measured under."""
 
     cells: tuple[CostCell, ...] = (
         CostCell("1 stream", 40, 1),
@@ -80,7 +80,7 @@ class Costs:
         return {"broker": broker.pid, **ours}
 
     async def ask(self, cell: CostCell) -> None:
-        """All requests of a cell; raises RuntimeError where an answer is not whole."""
+        """Send all requests of a cell; raises RuntimeError if an answer is incomplete."""
         bodies = make_bodies(self._options.seed, words=cell.prompt_words, count=cell.prompts)
         figures = await self._generator.run(
             OfferedLoad(
@@ -174,7 +174,7 @@ async def run(options: CostOptions, console: Console) -> BenchmarkResult:
 
 
 def tables(figures: Mapping[str, Any], committed: Mapping[str, Any] | None) -> list[Table]:
-    """Each figure beside the committed one."""
+    """Return tables of the figures, each beside the committed one."""
     before = committed["figures"] if committed else {}
     since = f" (before: {committed['commit'][:7]})" if committed else ""
     parts: list[tuple[str, Callable[[Mapping[str, Any]], Rows]]] = [

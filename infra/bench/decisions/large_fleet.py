@@ -48,7 +48,7 @@ _TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSize:
-    """How large everything is."""
+    """Sets how many workers, sessions, blocks and requests a fleet has."""
 
     workers: int = 200
     sessions: int = 100_000
@@ -103,7 +103,7 @@ class FleetTraffic:
             )
 
     def heartbeats(self, seq: int, now_ms: int) -> Iterator[Heartbeat]:
-        """Every worker beats."""
+        """Yield one heartbeat of each worker."""
         for worker_id, role in self.workers.items():
             yield Heartbeat(
                 member_id=worker_id,

@@ -99,7 +99,7 @@ class FleetRun:
         return self._offset
 
     def _growth_bytes(self, kind: str, events: Iterable[Event], last: Event) -> int:
-        """By how many bytes the process grew over the events."""
+        """Apply the events and return by how many bytes the process grew."""
         before = _resident_bytes()
         for event in events:
             self._apply(kind, event)
@@ -108,7 +108,7 @@ class FleetRun:
         return _resident_bytes() - before
 
     def play(self) -> None:
-        """All requests arrive; each is prefilled and answered while others do."""
+        """Apply all requests; earlier ones are prefilled and answered meanwhile."""
         for number in range(self.size.requests):
             self.now_ms += STEP_MS
             self._arrive(RequestArrived(self.traffic.request(number, self.now_ms), 0))
@@ -206,7 +206,7 @@ def _measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
 
 
 def measure_all(options: DecisionOptions, console: Console) -> BenchmarkResult:
-    """Each policy in turn."""
+    """Measure each policy and collect figures and bars."""
     figures, bars = {}, []
     for policy in options.policies:
         load = f"{options.workers} workers, {options.requests} requests"

@@ -62,7 +62,7 @@ class ChaosOptions:
 
 @dataclass(slots=True, kw_only=True)
 class ChaosRun:
-    """What was done, and what became of it."""
+    """Holds which faults were injected and what they caused."""
 
     fault_counts: Counter[tuple[str, str]]
     skipped_faults: int
@@ -89,7 +89,7 @@ class ChaosRun:
 
 
 async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
-    """The whole run."""
+    """Run the load under faults and return figures, bars and tables."""
     folder = BENCH_DIR.absolute() / "chaos"
     plan = replace(PLAN, bridges=1) if options.hostile else PLAN
     keys = KEYS if options.hostile else ()
@@ -265,7 +265,7 @@ def _beside(alone: ChaosRun, beside: ChaosRun) -> Table:
 
 
 def _durations(result: ChaosRun) -> dict[str, dict[str, float | None]]:
-    """Of answers, and of each kind of errand."""
+    """Return percentiles of answer times and of each kind of errand."""
     errands = result.errands.seconds if result.errands else {}
     return {
         name: {"count": len(some), **percentiles(some), "max": max(some, default=None)}
@@ -293,7 +293,7 @@ def _figures(result: ChaosRun) -> dict[str, Any]:
 
 
 def tables(result: ChaosRun, findings: dict[str, Any]) -> list[Table]:
-    """Who was hurt, and how long that stalled answers."""
+    """Return tables of the injected faults and of the stalls they caused."""
     hows = sorted({how for _, how in result.fault_counts})
     dealt = Table("process", *hows, "ended by itself", "now", title="Blows")
     for name in dict.fromkeys([*result.states, *(name for name, _ in result.fault_counts)]):

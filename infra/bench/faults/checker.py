@@ -46,7 +46,7 @@ class RecordDecoder:
             self._schemas[bytes.fromhex(mark)] = schema
 
     def decode(self, value: bytes | None) -> Any:
-        """What it says."""
+        """Return the decoded record, or None for other kinds and tombstones."""
         if value is None or (schema := self._schemas.get(value[2:10])) is None:
             return None
         assert value[:2] == SINGLE_OBJECT, value[:10]
@@ -87,7 +87,7 @@ class AnswerOracle:
         self._cache: dict[tuple[bytes, int, int], list[int]] = {}
 
     def text(self, token_ids: Iterable[int]) -> str:
-        """Of drawn tokens."""
+        """Return the text of these token ids."""
         return "".join(self._texts.get(token_id, "?") for token_id in token_ids)
 
     def answer(self, prompt: bytes, sampling: Mapping[str, Any]) -> list[int]:
@@ -146,7 +146,7 @@ def expected_of(
 def check_outcomes(
     requests: Mapping[str, Record], outcomes: Iterable[Record], expected: Mapping[str, list[int]]
 ) -> dict[str, Any]:
-    """One that counts for each request: of several that of the highest attempt."""
+    """Check that each request has one outcome that counts, of its last attempt."""
     by_id: dict[str, list[Record]] = defaultdict(list)
     for outcome in outcomes:
         by_id[outcome["request_id"]].append(outcome)
@@ -279,7 +279,7 @@ def stalls(answers: Iterable[Record], blows: Iterable[Record]) -> dict[str, Any]
 
 
 def kind_of(name: str) -> str:
-    """Of a process."""
+    """Return the kind of the process with this name."""
     kind = name.partition("-")[0]
     return KINDS.get(kind, kind)
 
@@ -291,7 +291,7 @@ def summarize(labels: Iterable[str]) -> dict[str, Any]:
 
 
 async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
-    """Everything."""
+    """Read the topics and check everything that the task names."""
     decoder, topics = RecordDecoder(Path(task["schemas"])), {}
     # Requests last: what another tenant has still under way must be known for that tenant's.
     for name in ("tokens", "outcomes", "decode", "prefill", "requests"):

@@ -24,18 +24,18 @@ UNDER_WAY_MAX = 1_500  # beyond that, what would be asked is left out and counte
 
 
 class Client(Protocol):
-    """Any of `http_clients.py`."""
+    """Asks one question at a time, as each client of `http_clients.py` does."""
 
     async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        """One answer as far as it came."""
+        """Return one answer as far as it was received."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections of the client."""
 
 
 @dataclass(slots=True)
 class Talk:
-    """One conversation so far."""
+    """Holds the state of one conversation."""
 
     opening: int
     messages: list[dict[str, str]]
@@ -44,7 +44,7 @@ class Talk:
 
 
 class ConversationLoad:
-    """One client for all conversations."""
+    """Sends all conversations through one client at a rate."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ConversationLoad:
         return len(self._tasks)
 
     async def run(self) -> None:
-        """Ask until `is_over`."""
+        """Send questions at the rate until `is_over` is set."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while not self.is_over:
@@ -132,7 +132,7 @@ class ConversationLoad:
 
 
 def openings(seed: int) -> list[str]:
-    """What conversations begin with."""
+    """Return the opening questions of all conversations, drawn from the seed."""
     rng = random.Random(seed)
     vocabulary = make_tokenizer().get_vocab()
     words = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)

@@ -43,7 +43,7 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
 
 
 def _engine_input(request: Request) -> tuple[bytes, Sampling]:
-    """What decides the answer: a greedy one is drawn without the seed."""
+    """Return what decides the answer; greedy sampling ignores the seed."""
     sampling = request.sampling
     if not sampling.temperature:
         sampling = dataclasses.replace(sampling, seed=0)

@@ -15,7 +15,7 @@ from infra.bench.faults.kill_schedule import InjectedFault
 
 
 class FaultHistory:
-    """One file, begun anew."""
+    """Writes answers, faults and recoveries as lines of one new file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._number = path, 0
@@ -23,7 +23,7 @@ class FaultHistory:
         self._wall_s = time.time() - time.monotonic()
 
     def record_answer(self, answer: ClientAnswer) -> None:
-        """One ended, in whichever way."""
+        """Write down how an answer ended, and what it contains."""
         self._number += 1
         self._write(
             {
@@ -42,16 +42,16 @@ class FaultHistory:
         )
 
     def record_fault(self, fault: InjectedFault) -> None:
-        """One falls now."""
+        """Write down that this fault is injected now."""
         at_ms = self._ms(time.monotonic())
         self._write({"what": "blow", "name": fault.name, "how": fault.how, "at_ms": at_ms})
 
     def record_recovery(self, name: str) -> None:
-        """It answers again."""
+        """Write down that this process answers again."""
         self._write({"what": "back", "name": name, "at_ms": self._ms(time.monotonic())})
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the file when the run has ended."""
         self._file.close()
 
     def _ms(self, at_s: float) -> int:

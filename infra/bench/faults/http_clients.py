@@ -35,7 +35,7 @@ _KEPT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatQuestion:
-    """What a client asks."""
+    """Describes one chat that a client sends."""
 
     messages: Sequence[dict[str, str]]
     max_tokens: int
@@ -45,7 +45,7 @@ class ChatQuestion:
     read_max: int = 0  # tokens after which the client hangs up; 0: never
 
     def body(self, model: str, *, stream: bool) -> dict[str, Any]:
-        """Of the call."""
+        """Return the JSON body of the call."""
         body: dict[str, Any] = {
             "model": model,
             "messages": list(self.messages),
@@ -60,7 +60,7 @@ class ChatQuestion:
 
 @dataclass(slots=True, kw_only=True)
 class ClientAnswer:
-    """What a client saw of one question."""
+    """Records what a client received for one question."""
 
     client: str  # its name
     status: str = ""  # one of the words above
@@ -77,7 +77,7 @@ class ClientAnswer:
     ended_s: float = 0.0
 
     def read(self, event: dict[str, Any], now_s: float) -> None:
-        """One event."""
+        """Add one event of the stream to the answer."""
         self.request_id = str(event.get("id", "")).removeprefix(_PUBLIC_PREFIX) or self.request_id
         for choice in event.get("choices", ()):
             if text := choice["delta"].get("content"):
@@ -96,7 +96,7 @@ class ClientAnswer:
         self.status, self.first_s, self.ended_s = WHOLE, now_s, now_s
 
     def fail(self, status: str, detail: object) -> "ClientAnswer":
-        """Not whole."""
+        """Set a status other than whole, with its detail; returns the answer."""
         message = detail if isinstance(detail, str) else f"{type(detail).__name__}: {detail}"
         self.status, self.detail = status, message[:_DETAIL_CHARS_MAX]
         return self
@@ -122,7 +122,6 @@ class _GatewayClient:
         self._rng = rng
 
     async def close(self) -> None:
-        """Close all connections."""
         for client in self._clients:
             await client.aclose()
 
@@ -162,7 +161,7 @@ class Once(_GatewayClient):
     timeout = httpx.Timeout(_ONCE_S)
 
     async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        """One answer, or none."""
+        """Return one answer, whole or failed."""
         answer = ClientAnswer(client=self.name)
         body = question.body(self._model, stream=False)
         try:
@@ -190,7 +189,7 @@ class Balanced(_GatewayClient):
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
 
     async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        """One answer, or none."""
+        """Return one answer, whole or failed."""
         answer, body = ClientAnswer(client=self.name), question.body(self._model, stream=True)
         for client in self._rng.sample(self._clients, len(self._clients)):
             opening, answer.status, answer.detail = client.stream("POST", _CHAT, json=body), "", ""
@@ -215,7 +214,7 @@ class Resuming(_GatewayClient):
     patience_s = 300.0  # for a whole answer
 
     async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        """One answer, however often it breaks."""
+        """Return one answer, resumed as often as it breaks."""
         answer, why = ClientAnswer(client=self.name), ""
         try:
             async with asyncio.timeout(self.patience_s):

@@ -58,7 +58,7 @@ def write_task(settings: Settings, history: Path, key: str = "") -> Path:
 
 
 async def run_checker(task: Path) -> dict[str, Any]:
-    """What the checker finds."""
+    """Run the checker on this task and return its findings."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, str(CHECKER), str(task), stdout=asyncio.subprocess.PIPE
     )
@@ -70,14 +70,14 @@ async def run_checker(task: Path) -> dict[str, Any]:
 
 
 def zero_bars(findings: Mapping[str, Any]) -> list[Bar]:
-    """What must not be, whatever dies."""
+    """Return bars for counts that must be zero, whatever dies."""
     counted = {name: findings[part][what]["count"] for name, (part, what) in _NOUGHT.items()}
     counted["orders that contradict a request"] = findings["orders"]["count"]
     return [at_most(name, count, 0, "") for name, count in counted.items()]
 
 
 def bars(findings: Mapping[str, Any]) -> list[Bar]:
-    """That, and how long answers stall. What stalled nobody is within its bound."""
+    """Return the zero bars, and bars on how long answers stall."""
     judged = zero_bars(findings)
     for kind, limit_s in _STALLS.items():
         p99_s = findings["stalls"].get(kind, {}).get("p99_s", 0.0)

@@ -24,7 +24,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """One signal."""
+    """Describes one signal: when, to which process, and how."""
 
     at_s: float
     name: str

@@ -82,7 +82,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillsOptions:
-    """The protocol's numbers."""
+    """Holds the numbers of the fault tolerance protocol."""
 
     clients: int = option(8, "of each kind")
     requests: int = option(100, "of each client")
@@ -92,7 +92,7 @@ class KillsOptions:
 
 
 async def run(options: KillsOptions, console: Console) -> BenchmarkResult:
-    """Every scenario."""
+    """Run every chosen scenario and compare the failures with published ones."""
     rows: dict[str, dict[str, Any]] = {}
     chosen = [
         scenario for scenario in SCENARIOS if not options.only or scenario.name in options.only
@@ -142,7 +142,7 @@ async def _play(
 
 
 def _question(rng: random.Random) -> ChatQuestion:
-    """As theirs: a hundred random digits."""
+    """Draw a hundred random digits, as Dynamo's clients do."""
     text = " ".join(str(rng.randrange(10)) for _ in range(PROMPT_WORDS))
     messages = [{"role": "user", "content": text}]
     return ChatQuestion(messages=messages, max_tokens=ANSWER_TOKENS, seed=rng.randrange(1 << 30))
@@ -151,7 +151,7 @@ def _question(rng: random.Random) -> ChatQuestion:
 def figures(
     answers: Sequence[ClientAnswer], options: KillsOptions, scenario: KillScenario
 ) -> dict[str, Any]:
-    """One scenario."""
+    """Return failures and answer times of one scenario, by kind of client."""
     row: dict[str, Any] = {"of": options.clients * options.requests}
     for kind in (Once, Resuming):
         group = [answer for answer in answers if answer.client == kind.name]
@@ -183,7 +183,7 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Failed of all."""
+    """Return the table of failed requests by scenario."""
     result = Table(
         "killed", "one try", "with Last-Event-ID", "longest answer, s", "Dynamo, published",
         title="Failed requests",

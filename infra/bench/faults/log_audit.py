@@ -48,12 +48,12 @@ async def read_raw(log: LogSettings, topic: str) -> list[ConsumerRecord]:
 
 
 async def read_topic(log: LogSettings, topic: str) -> list[Any]:
-    """The same, decoded."""
+    """Return all decoded records of a topic, in the order of each partition."""
     return [record for _, record in await with_offsets(log, topic)]
 
 
 async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
-    """The same, each with its offset; what cannot be decoded is left out."""
+    """Return decoded records with their offsets; undecodable ones are left out."""
     codec, decoded = await asyncio.to_thread(make_codec, log), []
     for record in await read_raw(log, topic):
         with contextlib.suppress(RecordError):  # what a test poisoned
@@ -103,7 +103,7 @@ class StreamChecker:
 
 @dataclass
 class LogAudit:
-    """What the raw topics say."""
+    """Holds the records of the raw topics, by request."""
 
     requests: dict[str, Request]
     outcomes: dict[str, list[Outcome]]
@@ -117,7 +117,7 @@ class LogAudit:
         assert not violations, "\n".join(violations)
 
     def violations(self) -> Iterator[str]:
-        """What does not hold, each with its requests."""
+        """Yield each broken rule with its requests."""
         counts = {
             request_id: _counting(self.outcomes.get(request_id, ())) for request_id in self.requests
         }
@@ -190,7 +190,7 @@ async def wait_settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
 
 
 async def read_audit(log: LogSettings) -> LogAudit:
-    """What the log says now, not judged."""
+    """Read what the log holds now, without checking it."""
     topics = ("requests", "outcomes", "decisions", "phases", "tokens")
     read = await asyncio.gather(*(read_topic(log, topic) for topic in topics))
     grouped: list[dict[str, list[Any]]] = []

@@ -40,7 +40,7 @@ GROWTH_MAX = 1.5  # of the pause, from the shortest to the longest answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PausesOptions:
-    """How much."""
+    """Sets the lengths of answers and the number of streams."""
 
     tokens: tuple[int, ...] = option((100, 1_000, 4_000), "of an answer when its worker dies")
     streams: int = option(4, "of each kind, at once")
@@ -130,7 +130,7 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Medians."""
+    """Return the table of median pauses by length of the answer."""
     result = Table("tokens of the answer", GOES_ON, ANEW, title="Median pause, s")
     for tokens, row in rows.items():
         medians_s = [row[kind]["median_s"] for kind in (GOES_ON, ANEW)]

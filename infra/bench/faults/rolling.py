@@ -57,7 +57,7 @@ class RollingOptions:
 
 
 async def run(options: RollingOptions, console: Console) -> BenchmarkResult:
-    """Both parts."""
+    """Restart every process under load, then kill brokers; report failures."""
     rows = {RESTARTS: await _restarts(options, console)}
     if options.minutes:
         rows[BROKERS] = await _brokers(options, console)

@@ -35,7 +35,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakOptions:
-    """How many."""
+    """Sets the number of requests, streams and conversations."""
 
     requests: int = option(100_000, "measured")
     warm_up: int = option(110_000, "before; more conversations than any table holds")
@@ -75,7 +75,7 @@ class ShortStreams:
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def send(self, count: int, at_once: int) -> None:
-        """So many more; returns when the last has ended."""
+        """Send `count` more streams; returns when the last has ended."""
         self._last = self._sent_requests + count
         self._over.clear()
         await asyncio.gather(*(self._begin() for _ in range(at_once)))
@@ -114,7 +114,7 @@ class ShortStreams:
 
 
 async def run(options: SoakOptions, console: Console) -> BenchmarkResult:
-    """Warm up, and watch."""
+    """Warm up, send short streams, and report how memory grew."""
     stack, watch = _stack(options), MemoryWatch()
     with counting(console, 16) as progress:
         try:
@@ -181,7 +181,7 @@ def _figures(
 
 
 def table(measured: dict[str, list[float]]) -> Table:
-    """First and last."""
+    """Return the table of first and last memory by process."""
     result = Table("process", "first, MiB", "last, MiB", "growth", title="Memory after the warm-up")
     for name, samples in measured.items():
         ratio = growth(samples, _SHARE)

@@ -49,7 +49,7 @@ def make_stack(
 
 
 def urls(stack: Stack) -> list[str]:
-    """Of all gateways, whether they run now or not."""
+    """Return the URLs of all gateways, running or not."""
     first = stack.settings.gateway.port
     return [f"http://{HOST}:{first + number}" for number in range(stack.plan.gateways)]
 

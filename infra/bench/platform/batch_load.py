@@ -55,7 +55,7 @@ class BatchLoad:
         return form
 
     async def wait(self, on_progress: Callable[[int], None]) -> None:
-        """Until it has ended; its results are then in files."""
+        """Wait until the batch has ended, then write its results to files."""
         end_s = time.monotonic() + _PATIENCE_S
         while self.status["status"] not in _ENDED:
             if time.monotonic() > end_s:
@@ -85,7 +85,7 @@ class BatchLoad:
         reads: Callable[[aiohttp.ClientResponse], Awaitable[Content]],
         **makes: Callable[[], Any],
     ) -> Content:
-        """At any gateway, until one answers; what is refused is refused for good."""
+        """Call any gateway until one answers; raises NotReady if it refuses."""
         why, end_s, number = "", time.monotonic() + 120.0, 0
         async with aiohttp.ClientSession(timeout=_TRY) as session:
             while time.monotonic() < end_s:

@@ -51,7 +51,7 @@ class ValueDecoder:
             self._schemas[bytes.fromhex(mark)] = schema
 
     def decode(self, value: bytes | None) -> Any:
-        """What it says."""
+        """Return the value as decoded from JSON or Avro; None for a tombstone."""
         if value is None:
             return None
         if value[:2] != SINGLE_OBJECT:
@@ -96,7 +96,7 @@ async def read(bootstrap: str, topic: str, decoder: ValueDecoder | None) -> list
 
 
 async def positions(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    """What lag tools would read."""
+    """Return the committed offsets that lag tools would read."""
     async with _admin_client(bootstrap) as admin:
         offsets = await admin.list_consumer_group_offsets(group)
     return {at.partition: position.offset for at, position in offsets.items() if at.topic == topic}
@@ -150,7 +150,7 @@ def check_pair(
 
 
 def place_of(answer: Record) -> tuple[int, int] | None:
-    """Whose answer it says it is; headers and fields must agree."""
+    """Return the place of the prompt that this answer belongs to."""
     try:
         place = int(answer.headers[COORDINATES[1]]), int(answer.headers[COORDINATES[2]])
     except (KeyError, ValueError):
@@ -237,7 +237,7 @@ def check_usage(
 def check_batch(
     lines: Iterable[Mapping[str, Any]], out: Sequence[Any], errors: Sequence[Any]
 ) -> dict[str, Any]:
-    """Each line of a batch in one of its two files, once."""
+    """Check that each line of a batch is in one of its two files, once."""
     line_ids, answer_ids = (
         Counter(e["custom_id"] for e in rows) for rows in (lines, (*out, *errors))
     )
@@ -271,7 +271,7 @@ def lines_of(path: str | None) -> Iterator[Any]:
 
 
 def tokens_of(value: Mapping[str, Any]) -> Tokens:
-    """In and out."""
+    """Return the prompt and completion tokens of a record."""
     return int(value["prompt_tokens"]), int(value["completion_tokens"])
 
 

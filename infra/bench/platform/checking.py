@@ -23,7 +23,7 @@ def make_task(
     ordered: bool = True,
     batches: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """What is to be checked."""
+    """Return the task for the checker as JSON data."""
     prefix = log.topic_prefix
     return {
         "bootstrap": log.bootstrap,

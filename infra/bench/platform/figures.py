@@ -21,7 +21,7 @@ _STEPS = {
 
 
 def bars(findings: Mapping[str, Any]) -> list[Bar]:
-    """What must hold, of the parts that ran."""
+    """Return the bars of the parts that ran."""
     judged: list[Bar] = []
     checker = findings.get("checker", {})
     if "answers" in findings:
@@ -41,7 +41,7 @@ def bars(findings: Mapping[str, Any]) -> list[Bar]:
 
 
 def _pair(checker: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Whatever the topics' prefix is."""
+    """Return the findings of one pair of topics, whatever their prefix."""
     pairs: Mapping[str, Any] = checker["pairs"]
     line_topics = [name for name in pairs if name.endswith(LINES)]
     topics = (
@@ -136,7 +136,7 @@ def _form_bars(what: str, pairs: Sequence[Mapping[str, Any]]) -> list[Bar]:
 
 
 def tables(findings: Mapping[str, Any]) -> list[Table]:
-    """What each step took, and what the checker counted."""
+    """Return tables of the steps and of the checker's counts."""
     steps = {_STEPS[name]: step for name, step in findings.get("answers", {}).items()}
     steps |= {name: findings[part] for part, name in _OTHERS.items() if part in findings}
     table = Table("step", "answers", "s", "per s", "TTFT p50/p99, ms", "killed", "bridge, MiB")

@@ -58,7 +58,7 @@ class Overload:
 
     @property
     def tickets(self) -> int:
-        """Rows for the topics."""
+        """Return the number of rows that Flink sends to the topics."""
         return round(self.rate * self.seconds)
 
     @property
@@ -94,7 +94,7 @@ async def measure(options: Overload, folder: Path, console: Console) -> dict[str
 
 
 def bars(figures: Mapping[str, Any]) -> list[Bar]:
-    """What the run must show."""
+    """Return the bars that the run must meet."""
     return [
         at_most("Flink: job restarts", figures["job_restarts"], 0, ""),
         at_most("Flink: rows lost", figures["rows_lost"], 0, ""),
@@ -122,7 +122,7 @@ def _script(options: Overload, stack: Stack) -> str:
 
 
 async def _make_topics(bootstrap: str) -> None:
-    """Those that only Flink writes to."""
+    """Create the topics that only Flink writes to."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -145,7 +145,7 @@ def _reader(stack: Stack) -> RowReader:
 
 
 class _Run:
-    """What is seen while it runs."""
+    """Counts rows in the topics while Flink runs."""
 
     def __init__(
         self, options: Overload, stack: Stack, job: SqlJob, reader: RowReader, console: Console
@@ -160,11 +160,11 @@ class _Run:
         self._news_s = time.monotonic()
 
     async def wait_offered(self) -> None:
-        """Until all rows for the topics are in Kafka."""
+        """Wait until all rows for the topics are in Kafka."""
         await self._read_until(lambda: len(self._prompts.rows) >= self._options.tickets)
 
     async def wait_drained(self) -> None:
-        """Until Flink has all answers, or nothing comes any more."""
+        """Wait until Flink has all answers, or nothing new arrives."""
         await self._read_until(
             lambda: (
                 len(self._answered.rows) >= self._options.tickets
@@ -189,7 +189,7 @@ class _Run:
         return sum(sum(topic_counts.rows.values()) for topic_counts in self._reader.counts.values())
 
     def figures(self) -> dict[str, Any]:
-        """All that was counted."""
+        """Return the rates and the counts of lost and double rows."""
         options = self._options
         times, called = self._prompts.times_ms, self._predicted.times_ms
         until_ms = max(times, default=0)

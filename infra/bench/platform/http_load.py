@@ -27,7 +27,7 @@ _PRIORITY = {"x-priority": "batch"}  # as prompts have it
 
 
 class HttpLoad:
-    """One run of calls."""
+    """Sends one set of questions over HTTP from a number of clients."""
 
     def __init__(self, urls: Sequence[str], model: str, clients: int, notes: Path) -> None:
         self._urls, self._model, self._clients, self._notes = urls, model, clients, notes
@@ -38,7 +38,7 @@ class HttpLoad:
     async def run(
         self, questions: Iterable[LoadQuestion], on_progress: Callable[[int], None]
     ) -> None:
-        """Until all are answered."""
+        """Send all questions; returns when each has its answer."""
         pending_questions = iter(questions)
         self.began_s = time.monotonic()
         connector = aiohttp.TCPConnector(limit=0)
@@ -101,7 +101,7 @@ class TtftProbes:
         self.failed = 0
 
     async def run(self) -> None:
-        """Until it is cancelled; what is under way then is not counted."""
+        """Send chats until cancelled; unfinished ones are not counted."""
         rng = random.Random(f"probes {self._seed}")
         due_s, arrivals = time.monotonic(), draw_questions(1 << 30, self._seed + 77)
         async with (

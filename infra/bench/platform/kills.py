@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 class Kills:
-    """All that are dealt to one stack."""
+    """Injects all kills of one stack."""
 
     def __init__(self, stack: Stack, seed: int, every_s: float = EVERY_S) -> None:
         self._injector, self._every_s = FaultInjector(stack), every_s
@@ -31,7 +31,7 @@ class Kills:
         return {name: count for (name, _), count in sorted(self._injector.fault_counts.items())}
 
     async def run(self, done_share: Callable[[], float]) -> None:
-        """Until it is cancelled; `done` says which share of the work is."""
+        """Kill processes until cancelled; `done_share` tells the share of work done."""
         loop, broker_at = asyncio.get_running_loop(), list(BROKER_AT)
         due_s = loop.time() + self._every_s
         while True:
@@ -59,5 +59,5 @@ def victims(plan: StackPlan, seed: int) -> Iterator[str]:
 
 
 def kills_between(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
-    """What was dealt in between."""
+    """Return the kills that happened between two counts."""
     return dict(Counter(after) - Counter(before))

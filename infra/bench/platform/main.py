@@ -32,7 +32,7 @@ _WARM_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformOptions:
-    """How much is asked."""
+    """Sets which parts run and how much each sends."""
 
     only: tuple[str, ...] = option((), "these parts", choices=PARTS)
     prompts: int = option(100_000, "through the log while processes die")

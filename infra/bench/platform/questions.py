@@ -34,7 +34,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": SCHEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadQuestion:
-    """One of them."""
+    """Describes one question of the platform benchmark."""
 
     number: int
     key: str
@@ -50,7 +50,7 @@ class LoadQuestion:
         return FORM_TOKENS if self.has_form else ANSWER_TOKENS
 
     def prompt(self, codec: Codec) -> bytes:
-        """As a record's value."""
+        """Return the question as the value of a prompt record."""
         fields: dict[str, Any] = {
             "text": self.text,
             "max_tokens": self.max_tokens,
@@ -65,7 +65,7 @@ class LoadQuestion:
         return json.dumps({**fields, **decoded}).encode()
 
     def body(self, model: str) -> dict[str, Any]:
-        """As a call of the OpenAI API, of the class that prompts have."""
+        """Return the call of the OpenAI API, in the priority class of prompts."""
         body: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": self.text}],
@@ -75,7 +75,7 @@ class LoadQuestion:
         return body | ({"response_format": FORM} if self.has_form else {})
 
     def line(self, model: str) -> dict[str, Any]:
-        """As a line of a batch."""
+        """Return the question as one line of a batch file."""
         return {
             "custom_id": f"line-{self.number}",
             "method": "POST",
@@ -88,7 +88,7 @@ _NESTED = ("response_format", "metadata")
 
 
 def draw_questions(count: int, seed: int) -> Iterator[LoadQuestion]:
-    """So many."""
+    """Yield `count` questions that are drawn from the seed."""
     rng = random.Random(f"platform {seed}")
     keys = max(KEYS_MIN, count // PER_KEY)
     for number in range(count):

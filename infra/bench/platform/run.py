@@ -27,7 +27,7 @@ from schemas.codec import Codec
 
 @dataclass(slots=True, kw_only=True)
 class LoadStep:
-    """One of them."""
+    """Holds what one step of the run measured."""
 
     seconds: float = 0.0
     answers: int = 0
@@ -38,7 +38,7 @@ class LoadStep:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the figures of the step for the report."""
         return {
             "seconds": round(self.seconds, 1),
             "answers": self.answers,
@@ -68,7 +68,7 @@ class PlatformRun:
         self.batches: list[dict[str, str]] = []
 
     async def watch(self, name: str, seconds: float, *, kill: bool) -> LoadStep:
-        """Chats alone."""
+        """Send only chats for `seconds` and measure their first tokens."""
         step, task = LoadStep(seconds=seconds), self._progress.add_task(name, total=int(seconds))
         began_s = time.monotonic()
 
@@ -83,13 +83,13 @@ class PlatformRun:
         return step
 
     async def prompts(self, name: str, count: int, *, kill: bool) -> LoadStep:
-        """So many through the log."""
+        """Send `count` prompts through the log."""
         return await self.ask(name, draw_questions(count, self._seed + kill), count, kill=kill)
 
     async def ask(
         self, name: str, questions: Iterable[LoadQuestion], count: int, *, kill: bool
     ) -> LoadStep:
-        """These through the log."""
+        """Send these questions through the log and wait for their answers."""
         load, step = TopicLoad(self.stack.settings.log, self.notes), LoadStep()
         on_progress = self._progress_callback(name, count)
         done_share = (lambda: len(load.answered) / count) if kill else None
@@ -112,7 +112,7 @@ class PlatformRun:
         return step
 
     async def batch(self, name: str, count: int, *, kill: bool) -> LoadStep:
-        """So many lines in one file."""
+        """Send `count` lines in one batch file."""
         load, step = BatchLoad(urls(self.stack), self._model, self.folder), LoadStep()
         on_progress, completed = self._progress_callback(name, count), 0
 
@@ -137,7 +137,7 @@ class PlatformRun:
     async def _with_probes(
         self, step: LoadStep, done_share: Callable[[], float] | None
     ) -> AsyncIterator[None]:
-        """Chats, a look at memory, and kills where `done` says how far the work is."""
+        """Run chats, memory samples and, if `done_share` is given, kills beside the work."""
         await self.stack.wait_ready()
         probes = TtftProbes(urls(self.stack), self._model, self._rate, self._seed)
         memory, before = MemorySampler(self.stack, "bridge"), self._kills.kill_counts

@@ -23,7 +23,7 @@ _OFFSET = "trivium-prompt-offset"
 
 
 class TopicLoad:
-    """One run of prompts."""
+    """Sends one set of prompts to their topic and counts the answers."""
 
     def __init__(self, log: LogSettings, notes: Path) -> None:
         self._log, self._notes = log, notes

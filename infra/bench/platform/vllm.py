@@ -13,7 +13,7 @@ from schemas.log.registry import make_codec
 
 
 async def measure(count: int, seed: int, progress: Progress) -> dict[str, Any]:
-    """Of so many prompts, each with the schema."""
+    """Send `count` prompts with the schema to a real engine."""
     async with running(vllm_stack()) as stack:
         codec = make_codec(stack.settings.log)
         bench = PlatformRun(stack, codec, progress, seed=seed, rate=0.0)

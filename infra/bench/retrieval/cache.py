@@ -40,12 +40,12 @@ class QuestionPair:
 
 
 def by_hand() -> list[QuestionPair]:
-    """Those of the file."""
+    """Return the pairs of `question_pairs.jsonl`, which were written by hand."""
     return [QuestionPair(**json.loads(line)) for line in BY_HAND.read_text().splitlines()]
 
 
 def draw_pairs(pages: int, count: int, *, seed: int = 7) -> list[QuestionPair]:
-    """So many pairs of each kind."""
+    """Draw `count` pairs of each kind from the handbook."""
     draw, book = random.Random(f"pairs {seed}"), handbook(pages, seed=seed)
     by_noun: dict[str, list[Page]] = {}
     for page in book:
@@ -140,7 +140,7 @@ def _by_kind(pairs: Sequence[QuestionPair], hits: Any) -> Iterator[tuple[str, li
 
 
 def interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's, 95 %."""
+    """Return Wilson's 95 % interval of the share of `count` in `total`."""
     share, z2 = count / total, _Z * _Z
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _Z * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total)) / (1 + z2 / total)

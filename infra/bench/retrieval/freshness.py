@@ -92,7 +92,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Freshness and ingestion."""
+    """Return the table of freshness and ingestion."""
     row = figures.get("freshness")
     if row is None:
         return []

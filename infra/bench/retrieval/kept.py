@@ -33,7 +33,7 @@ _TOKENS_MAX, _THRESHOLD = 128, 0.8
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """An answer, and what it was made of."""
+    """Holds an answer's time and the texts it cites."""
 
     took_ms: float
     is_cached: bool
@@ -55,19 +55,19 @@ class EditedPages:
         )
 
     async def prepare(self) -> None:
-        """All pages as they are first."""
+        """Put the first version of all pages and wait until they are found."""
         await self._books.put(COLLECTION, self.pages.values())
         for page in self.pages.values():
             await self._books.wait_for(COLLECTION, page, _FOUND_S)
 
     async def edit(self, word: str, hour: int) -> None:
-        """Until a search finds it."""
+        """Edit a page and wait until a search finds the new text."""
         page = self.pages[word] = self._page(word, hour)
         await self._books.put(COLLECTION, [page])
         await self._books.wait_for(COLLECTION, page, _FOUND_S)
 
     async def ask(self, word: str) -> TimedAnswer:
-        """One question."""
+        """Ask about the page of a word and time the answer."""
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": f"When does the {word} kettle sing?"}],
@@ -87,7 +87,7 @@ class EditedPages:
         return TimedAnswer(took_ms, "cache" in report, cited)
 
     def is_stale(self, answer: TimedAnswer) -> bool:
-        """Whether it cites what a page does not say any more."""
+        """Return whether the answer cites text that its page no longer has."""
         now = {page.document_id: page.text for page in self.pages.values()}
         return any(text not in now[name] for name, text in answer.cited.items())
 

@@ -82,7 +82,7 @@ class ChatLoad:
         )
 
     def question(self) -> HandbookQuestion:
-        """The next one."""
+        """Return a question drawn at random."""
         return self._rng.choice(self._questions)
 
     async def measure(self, progress: Progress) -> Mapping[str, Any]:

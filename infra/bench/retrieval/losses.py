@@ -30,7 +30,7 @@ _PAGES, _FOUND_S, _PATIENCE_S = 40, 120.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class ChatOutcome:
-    """What came back for one chat."""
+    """Holds the outcome of one chat."""
 
     phase: str
     is_lost: bool
@@ -72,7 +72,7 @@ class Chats:
         self._tasks: list[asyncio.Task[ChatOutcome]] = []
 
     async def ask(self, phase: str, rate: float, phase_s: float) -> None:
-        """For so long."""
+        """Send chats at this rate for `phase_s` seconds."""
         began_s = time.monotonic()
         for number in range(round(rate * phase_s)):
             await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
@@ -81,7 +81,7 @@ class Chats:
         await asyncio.sleep(max(0.0, began_s + phase_s - time.monotonic()))
 
     async def answers(self) -> list[ChatOutcome]:
-        """All of them, when the last one is there."""
+        """Wait for all chats and return their outcomes."""
         try:
             return await asyncio.gather(*self._tasks)
         finally:
@@ -109,7 +109,7 @@ class Chats:
 
 
 def figures(outcomes: Sequence[ChatOutcome]) -> dict[str, Any]:
-    """Counts by phase."""
+    """Count lost, cited and silent answers by phase."""
     rows = {}
     for phase in (WHOLE, ONE_REPLICA, NO_SHARD):
         phase_outcomes = [outcome for outcome in outcomes if outcome.phase == phase]
@@ -138,7 +138,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Counts by phase."""
+    """Return the table of outcomes by phase."""
     if "losses" not in figures:
         return []
     table = Table("pool", "answers", "lost", "with their page", "say so", "silent")

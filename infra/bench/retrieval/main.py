@@ -47,7 +47,7 @@ _MEASURED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalOptions:
-    """How much is asked."""
+    """Sets which parts run and how much each asks."""
 
     only: tuple[str, ...] = option((), "these parts", choices=PARTS)
     sizes: tuple[int, ...] = option((30, 300, 3_000), "pages of the handbooks")
@@ -155,7 +155,7 @@ async def _loads(
 
 
 def bars(figures: Mapping[str, Any]) -> list[Bar]:
-    """What is aimed at."""
+    """Return the bars of all parts that ran."""
     result: list[Bar] = []
     if sizes := figures.get(QUALITY):
         size = "300" if "300" in sizes else next(iter(sizes))
@@ -167,7 +167,7 @@ def bars(figures: Mapping[str, Any]) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """One for each part."""
+    """Return the tables of all parts that ran."""
     result = []
     if sizes := figures.get(QUALITY):
         table = Table("pages", "way", "right", "paraphrased", "page found", "tokens put in")

@@ -126,7 +126,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """By way."""
+    """Return the table of rates and stalls with and without probes."""
     if "probes" not in figures:
         return []
     table = Table("answers", "tokens/s", "stalled", "probes", "passages put in")

@@ -24,7 +24,7 @@ _FOUND_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """One question in one way."""
+    """Holds how one question was answered."""
 
     question: HandbookQuestion
     is_right: bool
@@ -44,7 +44,7 @@ class Questioner:
     async def ask_all(
         self, collection: str, questions: Sequence[HandbookQuestion], way: str
     ) -> list[JudgedAnswer]:
-        """Every question once."""
+        """Ask every question once, as many at a time as there are streams."""
         task = self._progress.add_task(f"{collection}, {way}", total=len(questions))
         shifted = [*questions[len(questions) // 2 :], *questions[: len(questions) // 2]]
 

@@ -129,7 +129,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Recall by mode."""
+    """Return the table of recall by search mode."""
     part = figures.get("recall")
     if part is None:
         return []

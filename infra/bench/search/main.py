@@ -72,7 +72,7 @@ def measure(
 
 
 def run(options: SearchOptions, console: Console) -> BenchmarkResult:
-    """All parts, with what is installed."""
+    """Run all parts with the systems that are installed."""
     began_s, meter = time.monotonic(), CpuMeter({})
     here, sentences = installed()
     for sentence in sentences:

@@ -34,7 +34,7 @@ _WARM_ROWS = 24_000  # beyond which our builder takes the other of its two ways
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class System:
-    """A built index."""
+    """Holds a built index and how to search it."""
 
     name: str
     build_s: float

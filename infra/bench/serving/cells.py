@@ -59,7 +59,7 @@ QUICK = ServingOptions(
 
 
 class Generator:
-    """The load generator's process."""
+    """Runs the load generator as a process of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class Generator:
         )
 
     async def run(self, load: OfferedLoad) -> dict[str, Any]:
-        """One cell."""
+        """Send one load to the generator and return its figures."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -89,7 +89,7 @@ class Generator:
         return measured
 
     async def stop(self) -> None:
-        """End it."""
+        """Close the generator's input and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()

@@ -67,7 +67,7 @@ def _figures(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def cpu_ms(cell: Cell) -> float | None:
-    """Of all server processes, per request."""
+    """Return the CPU time of all server processes per request."""
     return sum(cell["cpu_ms"].values()) if cell["cpu_ms"] else None
 
 

@@ -40,7 +40,7 @@ from infra.bench.serving.prompts import prompt_bars, prompt_figures, prompt_tabl
 
 
 async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
-    """The whole benchmark."""
+    """Start the peers, measure all cells, and report."""
     started_s = time.monotonic()
     console.print("Starting the peers ...")
     async with running_peers(options.peers, BENCH_DIR.absolute() / "serving") as peers:

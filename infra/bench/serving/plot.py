@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Write the picture."""
+    """Draw the picture and write it to `path`."""
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), constrained_layout=True)
     closed, open_loop = figures["closed_loop"], figures["open_loop"]
     _lines(axes[0][0], closed, "requests_per_s", "requests per s", "streams")

@@ -31,7 +31,7 @@ Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
 async def prompt_figures(
     peers: Mapping[str, ServingPeer], generator: Generator, words: Sequence[int], seed: int
 ) -> Figures:
-    """Of each peer with a log, at each length."""
+    """Return the figures of each peer with a log, by prompt length."""
     logged = {name: peer for name, peer in peers.items() if peer.log is not None}
     meters = {name: CpuMeter(peer.pids()) for name, peer in logged.items()}
     await asyncio.sleep(_IDLE_S)

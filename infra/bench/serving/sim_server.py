@@ -54,7 +54,7 @@ class SimServer:
                     queue.put_nowait(output)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
+        """Answer a call of `POST /v1/chat/completions`."""
         body = orjson.loads(await request.read())
         text = self._tokenizer.render(Chat(messages=body["messages"]))
         tokens = await self._tokenizer.encode(text, add_special_tokens=False)
@@ -141,7 +141,7 @@ def _unpack(packed: Mapping[str, Any]) -> KvHandle:
 
 
 async def serve(port: int, model_folder: Path, settings: SimSettings) -> None:
-    """Serve until cancelled."""
+    """Serve simulated chats on this port until cancelled."""
     model = ModelSettings(path=str(model_folder), name="sim")
     engine = await start(
         settings, model=model, engine_id=f"sim-{port}", worker_id="sim-0", worker_epoch=1

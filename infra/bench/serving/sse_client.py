@@ -20,7 +20,7 @@ _CHUNK_SIZE = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
 
 
 def chat_body(model: str, question: str, tokens: int) -> str:
-    """Of a greedy chat whose answer streams, as JSON."""
+    """Return the JSON body of a greedy streamed chat."""
     return json.dumps(
         {
             "model": model,
@@ -111,7 +111,7 @@ class SseConnection(asyncio.Protocol):
         return self._transport is not None and self.answer is None
 
     def send(self, request: bytes, answer: StreamedAnswer) -> None:
-        """Begin one request."""
+        """Write one request and begin to read its answer."""
         assert self._transport is not None and self.answer is None
         self.answer, self._times, self._parts = answer, [], []
         self._transport.write(request)

@@ -50,7 +50,7 @@ class RecordSource:
         ]
 
     def session_id(self, number: int) -> str:
-        """Whose turn it is."""
+        """Return the session id of this request number."""
         return f"session-{number // self._turns:012d}"
 
     def session(self, number: int) -> tuple[bytes, bytes]:

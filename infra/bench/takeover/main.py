@@ -35,7 +35,7 @@ YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: what lives is young, or as old as 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTraffic:
-    """What the log holds."""
+    """Sets what the log holds before the takeover."""
 
     seconds: int = 3_600
     requests_per_s: int = 100
@@ -85,7 +85,7 @@ async def write_traffic(log: LogSettings, traffic: TakeoverTraffic) -> dict[int,
 async def write_conversations(
     producer: AIOKafkaProducer, log: LogSettings, traffic: TakeoverTraffic, source: RecordSource
 ) -> None:
-    """Those of the hours before, each as its last turn has left it."""
+    """Write the conversations of earlier hours, each after its last turn."""
     number = traffic.seconds * traffic.requests_per_s  # so their names are their own
     began_ms = wall_ms() - traffic.seconds * 1_000
     for minute in range(-60 * traffic.earlier_hours, 0):
@@ -126,7 +126,7 @@ async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
 
 
 async def take_over(log: LogSettings) -> dict[str, float]:
-    """One router rebuilds all partitions; how long until it may apply new records."""
+    """Rebuild all partitions in one router and time it."""
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
     partitions, partition_ids = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
@@ -147,7 +147,7 @@ async def take_over(log: LogSettings) -> dict[str, float]:
 
 
 async def measure(log: LogSettings, traffic: TakeoverTraffic, console: Console) -> dict[str, Any]:
-    """Both takeovers."""
+    """Write the traffic and time both takeovers."""
     began_s = time.monotonic()
     ended_counts = await write_traffic(log, traffic)
     console.print(
@@ -166,7 +166,7 @@ async def measure(log: LogSettings, traffic: TakeoverTraffic, console: Console) 
 
 
 def bars_of(figures: dict[str, Any]) -> list[Bar]:
-    """What a takeover may take."""
+    """Return the bars for both takeovers."""
     return [
         at_most("takeover, all that lives is young", figures["young"]["seconds"], YOUNG_MAX_S, "s"),
         at_most("takeover, one lives since the start", figures["hour"]["seconds"], HOUR_MAX_S, "s"),
@@ -174,7 +174,7 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
 
 
 def run(traffic: TakeoverTraffic, console: Console) -> BenchmarkResult:
-    """On a broker of its own."""
+    """Run the benchmark on a broker of its own."""
     with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
         figures = asyncio.run(measure(log, traffic, console))
     return BenchmarkResult(figures=figures, bars=bars_of(figures))

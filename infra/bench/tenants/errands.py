@@ -25,7 +25,7 @@ Errand = Callable[[TenantClient], Awaitable[None]]
 
 
 async def small_file(sender: TenantClient) -> None:
-    """Kept, indexed and found."""
+    """Store a small file and wait until a search finds it."""
     path = await sender.store("a.txt", _TEXT)
     store = path.partition("/files/")[0]
     await _until_completed(sender, path.removesuffix("/content"))
@@ -35,7 +35,7 @@ async def small_file(sender: TenantClient) -> None:
 
 
 async def small_batch(sender: TenantClient) -> None:
-    """One line, answered."""
+    """Run a batch of one line and wait for its end."""
     await _until_completed(sender, await sender.batch(["Hello"]))
 
 
@@ -48,7 +48,7 @@ async def form(sender: TenantClient) -> None:
 
 
 async def vectors(sender: TenantClient) -> None:
-    """Of two texts."""
+    """Ask for the embeddings of two texts."""
     (await sender.post("/v1/embeddings", json={"input": ["quay", "ship"]})).raise_for_status()
 
 
@@ -63,7 +63,7 @@ ERRANDS: Sequence[Errand] = (small_file, small_batch, form, vectors)
 
 
 class Errands(Tenant):
-    """`run` until `is_over`."""
+    """Repeats errands until `is_over` and notes how long they took."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
         super().__init__(urls, key, seed, ERRANDS)
@@ -79,7 +79,7 @@ class Errands(Tenant):
             self.seconds[name].append(time.monotonic() - began_s)
 
     async def _attempt(self, errand: Deed, sender: TenantClient) -> str:
-        """Why it was not; empty where it was."""
+        """Try an errand and return why it failed; empty if it succeeded."""
         why: Any = ""
         try:
             async with asyncio.timeout(PATIENCE_S):

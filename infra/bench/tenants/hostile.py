@@ -128,7 +128,7 @@ MISDEEDS: Sequence[Misdeed] = (
 
 
 class HostileTenant(Tenant):
-    """`run` until cancelled."""
+    """Repeats misdeeds until cancelled and counts how they ended."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
         super().__init__(urls, key, seed, MISDEEDS)

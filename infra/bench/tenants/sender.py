@@ -19,7 +19,7 @@ Deed = Callable[["TenantClient"], Awaitable[Any]]
 
 
 class TenantClient:
-    """One tenant's calls, each at any gateway."""
+    """Sends the calls of one tenant, each to any gateway."""
 
     def __init__(self, urls: Sequence[str], key: str, rng: random.Random) -> None:
         self._urls, self._key, self.rng = urls, key, rng
@@ -28,21 +28,21 @@ class TenantClient:
         )
 
     async def post(self, path: str, **call: Any) -> httpx.Response:
-        """One call."""
+        """Send one POST call to any gateway."""
         return await self._client.post(self.rng.choice(self._urls) + path, **call)
 
     async def get(self, path: str) -> Any:
-        """What it says; raises HTTPStatusError."""
+        """Return the JSON of a GET call; raises HTTPStatusError."""
         answer = await self._client.get(self.rng.choice(self._urls) + path)
         return answer.raise_for_status().json()
 
     async def chat(self, text: str, **fields: Any) -> httpx.Response:
-        """A short answer."""
+        """Ask for a short chat answer."""
         messages = [{"role": "user", "content": text}]
         return await self.post(CHAT, json={"messages": messages, "max_tokens": 8, **fields})
 
     async def upload(self, name: str, data: bytes, purpose: str = "assistants") -> str:
-        """The file's id."""
+        """Upload a file and return its id."""
         answer = await self.post(
             "/v1/files", files={"file": (name, data)}, data={"purpose": purpose}
         )
@@ -57,7 +57,7 @@ class TenantClient:
         return f"{path}/{file_id}/content"
 
     async def batch(self, texts: Sequence[str]) -> str:
-        """The batch's path."""
+        """Create a batch of these texts and return its path."""
         bodies = [
             {
                 "model": SIM_MODEL,
@@ -102,11 +102,11 @@ class TenantClient:
             writer.close()
 
     def text(self, chars: int) -> str:
-        """Words."""
+        """Return random words of about `chars` characters."""
         return " ".join(self.rng.choices(_WORDS, k=chars // 5))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections of this tenant."""
         await self._client.aclose()
 
 
@@ -119,7 +119,7 @@ class Tenant(ABC):
         self.is_over = False
 
     async def run(self) -> None:
-        """All kinds."""
+        """Repeat all deeds beside each other until they end."""
         async with asyncio.TaskGroup() as group:
             for deed in self._deeds:
                 group.create_task(self._repeat(deed))

@@ -43,7 +43,7 @@ class Storm:
     def figures(
         self, outcomes: Sequence[Outcome], cancellations: Sequence[Cancellation]
     ) -> dict[str, Any]:
-        """With what the log says of its requests."""
+        """Return the figures, with the log's records of its requests."""
         cancelled = [o.ended_ms - self.hung_up_ms for o in outcomes]
         request_ids = {o.request_id for o in outcomes}
         noticed = [c.at_ms - self.hung_up_ms for c in cancellations if c.request_id in request_ids]
@@ -130,7 +130,7 @@ class Loop:
     over: bool = False
 
     async def run(self) -> None:
-        """All clients."""
+        """Run all clients of the closed loop until `over` is set."""
         await asyncio.gather(*(self._client(number) for number in range(LOOPS)))
 
     async def _client(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Loop:
                 await asyncio.sleep(1)
 
     def rate(self, begin_s: float, end_s: float) -> float:
-        """Whole answers per second."""
+        """Return whole answers per second between two moments."""
         return sum(begin_s <= time_s < end_s for time_s in self.ended_s) / (end_s - begin_s)
 
 

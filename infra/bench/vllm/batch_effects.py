@@ -39,7 +39,7 @@ KINDS = {"greedy": 0.0, "seeded": 0.8}  # temperatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptsOptions:
-    """What to ask, and in which company."""
+    """Sets the requests and the batch sizes to compare."""
 
     requests: int = option(32)
     tokens: int = option(64, "of each answer")
@@ -50,7 +50,7 @@ class AttemptsOptions:
 
 
 async def run(options: AttemptsOptions, console: Console) -> BenchmarkResult:
-    """All of it."""
+    """Answer all requests alone and in batches, and compare."""
     model = Path(model_folder(ModelSettings(path=options.model)))
     prompts = _prompts(model, options)
     engine = await start_engine(

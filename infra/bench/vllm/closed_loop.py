@@ -25,7 +25,7 @@ _PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCell:
-    """What is asked."""
+    """Describes the load of one cell."""
 
     streams: int
     prompt_tokens: int  # of a conversation's opening; the chat template adds some
@@ -34,7 +34,7 @@ class LoadCell:
 
     @property
     def name(self) -> str:
-        """For tables and files."""
+        """Return the name for tables and files."""
         turns = "1 turn" if self.turns == 1 else f"{self.turns} turns"
         return f"{self.streams} streams, {self.prompt_tokens} tokens, {turns}"
 
@@ -67,7 +67,7 @@ class ConversationStreams:
         self._first_end = asyncio.Event()
 
     async def measure(self) -> dict[str, Any]:
-        """Run it; the figures."""
+        """Run the load of the cell and return its figures."""
         options: dict[str, Any] = {"connector": aiohttp.TCPConnector(limit=0)}
         async with aiohttp.ClientSession(**options, timeout=aiohttp.ClientTimeout()) as client:
             streams = [
@@ -154,7 +154,7 @@ class ConversationStreams:
 
 
 def _fold(line: bytes, turn: ChatTurn) -> None:
-    """One line of server-sent events."""
+    """Add one line of server-sent events to the turn."""
     if not line.startswith(b"data: {"):
         return
     event = json.loads(line.removeprefix(b"data: "))

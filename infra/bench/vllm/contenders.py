@@ -49,7 +49,7 @@ _PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 @dataclass(slots=True)
 class VllmPeer:
-    """A deployment under test."""
+    """Describes one deployment under test."""
 
     name: str
     url: str

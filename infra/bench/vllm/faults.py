@@ -53,12 +53,12 @@ class VllmFaultsOptions:
     seed: int = option(1)
 
     def has(self, part: str) -> bool:
-        """Whether it is to be measured."""
+        """Return whether this part is to be measured."""
         return not self.only or part in self.only
 
 
 async def run(options: VllmFaultsOptions, console: Console) -> BenchmarkResult:
-    """All parts."""
+    """Run the chosen parts and return figures and bars."""
     folder = BENCH_DIR.absolute() / "vllm-faults"
     shutil.rmtree(folder, ignore_errors=True)
     model = Path(model_folder(ModelSettings(path=options.model)))
@@ -95,7 +95,7 @@ async def run(options: VllmFaultsOptions, console: Console) -> BenchmarkResult:
 
 
 def make_stack(model: Path, folder: Path) -> Stack:
-    """With the settings of a deployment, but for patience."""
+    """Return a stack with a deployment's settings but longer timeouts."""
     settings = Settings(
         broker=BrokerSettings(port=0),
         model=ModelSettings(path=str(model)),
@@ -185,7 +185,7 @@ def _rng(options: VllmFaultsOptions) -> random.Random:
 
 
 def table(figures: dict[str, Any]) -> Table:
-    """What was found."""
+    """Return the table of figures by fault."""
     result = Table("fault", "found", title="Faults")
     for name, row in figures.items():
         result.add_row(name, str(row))

@@ -29,7 +29,7 @@ _LOOK_S = 0.02
 async def ask_undisturbed(
     asker: StreamClient, prompts: Sequence[str], tokens: int
 ) -> list[ClientAnswer]:
-    """Their answers, asked at once."""
+    """Return the answers to all prompts, asked at once without a fault."""
     answers = [ClientAnswer(client=NAME) for _ in prompts]
     await asyncio.gather(*_streams(asker, prompts, tokens, answers))
     return answers
@@ -38,7 +38,7 @@ async def ask_undisturbed(
 async def ask_with_kill(
     stack: Stack, asker: StreamClient, prompts: Sequence[str], tokens: int
 ) -> tuple[list[ClientAnswer], str]:
-    """The same with a kill; who was killed. Returns when that worker is back."""
+    """Ask all prompts, kill the busier decode worker, and wait until it is back."""
     answers = [ClientAnswer(client=NAME) for _ in prompts]
     asking = [asyncio.create_task(stream) for stream in _streams(asker, prompts, tokens, answers)]
     async with asyncio.timeout(PATIENCE_S):
@@ -71,7 +71,7 @@ def _busier(stack: Stack) -> str:
 
 
 async def read_prior_tokens(stack: Stack) -> dict[str, int]:
-    """How many tokens of an answer its last decode order goes on behind; of those with several."""
+    """Return the prior tokens of each request that was dispatched again."""
     orders = [
         order for order in await read_topic(stack.settings.log, "decode") if type(order) is Work
     ]
@@ -79,7 +79,7 @@ async def read_prior_tokens(stack: Stack) -> dict[str, int]:
 
 
 def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Of two answers; where one ends first, that place."""
+    """Return where two answers differ, or where the shorter one ends."""
     for place, (token, expected_token) in enumerate(zip(tokens, expected, strict=False)):
         if token != expected_token:
             return place
@@ -109,7 +109,7 @@ async def differences(
 def figures(
     answers: Sequence[ClientAnswer], prior_tokens: dict[str, int], apart: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Of one round."""
+    """Return interruptions, pauses and differences of one round."""
     hit = [answer for answer in answers if answer.request_id in prior_tokens]
     pauses = [max(b - a for a, b in pairwise(answer.times_s)) for answer in hit]
     return {

@@ -109,7 +109,7 @@ class VllmComparison:
 
 
 async def run(options: VllmOptions, console: Console) -> BenchmarkResult:
-    """The whole benchmark."""
+    """Start all deployments, measure every cell, and report."""
     began_s = time.monotonic()
     folder = BENCH_DIR.absolute() / "vllm"
     shutil.rmtree(folder, ignore_errors=True)

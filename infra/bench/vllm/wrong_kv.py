@@ -53,7 +53,7 @@ Prompt = list[int]
 
 @dataclass(slots=True)
 class CaseTally:
-    """What became of the answers of one case."""
+    """Counts what became of the answers of one case."""
 
     answers: int = 0
     wrong: int = 0
@@ -73,7 +73,7 @@ class Engines:
     tallies: dict[str, dict[str, CaseTally]] = field(default_factory=dict)
 
     async def handles(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
-        """A fresh one for each."""
+        """Return a fresh handle for each prompt."""
         handles = []
         for prompt in prompts:
             (*_, last) = await ask(self.prefill, prompt, phase=WorkPhase.PREFILL)
@@ -82,7 +82,7 @@ class Engines:
         return handles
 
     async def consumed(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
-        """Each was used by `here`."""
+        """Return handles that the engine `here` has consumed."""
         handles = []
         for prompt in prompts:
             (kv,) = await self.handles([prompt])
@@ -91,13 +91,13 @@ class Engines:
         return handles
 
     async def overwritten(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
-        """Used, and then their blocks were filled for other prompts."""
+        """Return consumed handles whose blocks were filled for other prompts."""
         handles = await self.consumed(prompts)
         await self.overwrite()
         return handles
 
     async def expired(self, prompts: Sequence[Prompt]) -> list[KvHandle]:
-        """Never used; their lease has ended, and their blocks were filled for other prompts."""
+        """Return unused handles whose lease has ended and whose blocks were refilled."""
         handles = await self.handles(prompts)
         await asyncio.sleep(LEASE_S + 1)
         await self.overwrite()
@@ -249,7 +249,7 @@ async def ask(
     kv: KvHandle | None = None,
     phase: WorkPhase = WorkPhase.DECODE,
 ) -> list[Output]:
-    """All outputs of one job."""
+    """Run one job and return all its outputs."""
     name = f"wrong-kv-{next(_NUMBERS)}"
     engine.add(
         Job(
@@ -268,7 +268,7 @@ async def ask(
 
 
 def token_ids(outputs: Sequence[Output]) -> list[int]:
-    """Of all these outputs."""
+    """Return the token ids of all these outputs."""
     return [token for output in outputs for token in output.token_ids]
 
 
@@ -284,7 +284,7 @@ def _with_blocks(kv: KvHandle, first: int) -> KvHandle:
 
 
 def bars(figures: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
-    """No wrong answer in any case; `found` is as `measure` gives it."""
+    """Return bars on wrong answers by case; `figures` are those of `measure`."""
     return [
         at_most(
             f"wrong KV, {name}: wrong answers of {row[CHECKED]['answers']}",

@@ -131,7 +131,7 @@ def retry_(
 
 @dataclass(slots=True)
 class LetterListing:
-    """What a list shows."""
+    """The dead letters that `trivium dlq list` shows: counts and the newest ones."""
 
     waiting: Counter[str] = field(default_factory=Counter)
     retried: Counter[str] = field(default_factory=Counter)

@@ -26,7 +26,7 @@ def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
 
 
 def show(rows: dict[str, Any]) -> None:
-    """As a table."""
+    """Print the predicted figures as a table."""
     from infra.prediction.figures import table
 
     stdout_console().print(table("times in ms", rows))

@@ -114,7 +114,7 @@ def _live(overrides: dict[str, Any]) -> "DayComparison":
 
 
 def _day_with(day: "Day", overrides: dict[str, Any]) -> "Day":
-    """No night is busier than noon."""
+    """Return the day with the overrides; no night is busier than noon."""
     custom_day = replace(day, **overrides)
     return replace(custom_day, night_per_s=min(custom_day.night_per_s, custom_day.noon_per_s))
 

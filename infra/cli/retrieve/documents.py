@@ -61,7 +61,7 @@ def load(
 
 
 def _check_dimensions(rows: Rows, collection: str, dim: int) -> Rows:
-    """The rows, all of one dimension; workers would bury others, and nobody here hear of it."""
+    """Yield the rows, with an error for each of another dimension."""
     for place, row in rows:
         if isinstance(row, str) or len(row.vector) == (dim := dim or len(row.vector)):
             yield place, row
@@ -106,7 +106,7 @@ async def _recorded_dimension(log: "LogSettings", codec: Any, collection: str) -
 
 
 class _LoadCommand:
-    """One call of the command."""
+    """Runs one call of `trivium documents load`."""
 
     def __init__(self, log: "LogSettings", collection: str, *, shows: bool) -> None:
         self.ids: set[str] = set()

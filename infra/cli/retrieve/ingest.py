@@ -94,7 +94,7 @@ def _there(path: Path) -> Path:
 
 
 class _IngestCommand:
-    """One call of the command."""
+    """Runs one call of `trivium ingest`."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _IngestCommand:
             print(text, flush=True)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result of the command as a JSON object."""
         assert self._ingester is not None, "run first"
         fates = self._ingester.counts
         refused = [{"path": refusal.path, "reason": refusal.reason} for refusal in self._refused]

@@ -47,7 +47,7 @@ def read_array(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> Any:
-    """The same, of shape (rows, values)."""
+    """Return the array of a .npy file, checked to have shape (rows, values)."""
     array = read_array(path)
     if array.ndim != 2 or not array.shape[1]:
         raise ConfigError(f"{path}: expected numbers in rows, found shape {array.shape}")

@@ -42,7 +42,7 @@ FiguresByLoad = dict[str, dict[str, Any]]  # by part of the grid and by way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingVariant:
-    """How turns are placed."""
+    """Router settings that decide how turns are placed."""
 
     name: str
     policy: str = "static"
@@ -210,7 +210,7 @@ def figures(
 
 
 def table(name: str, rows: dict[str, Any]) -> Table:
-    """What `compare` found, a row for each way."""
+    """Return a table with a row of figures for each variant."""
     rich_table = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
     for variant, row in rows.items():
         rich_table.add_row(variant, *(show(row) for show in _COLUMNS.values()))
@@ -229,7 +229,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) -> Settings:
-    """One deployment on this machine."""
+    """Return the settings of one deployment on this machine."""
     return Settings(
         log=log,
         model=ModelSettings(path=model, max_model_len=2_048),
@@ -287,7 +287,7 @@ async def run(
 def write(
     engine: str, loads: Sequence[LiveLoad], figures_by_load: FiguresByLoad, folder: Path
 ) -> Path:
-    """live-ENGINE.json, .png and .html; the page's path."""
+    """Write live-ENGINE.json, .png and .html, and return the page's path."""
     different = sum(row["different"] for part in figures_by_load.values() for row in part.values())
     bar = Bar(
         name="answers that differ from one engine's alone",

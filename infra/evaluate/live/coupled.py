@@ -32,7 +32,7 @@ COPIES = {"a": LLM_WORKERS, "c": 1}  # copies of the index
 async def compare(
     console: Console, *, rate: float, load_s: float, fillers: int, seed: int
 ) -> dict[str, Any]:
-    """Both ways, one after the other, by name."""
+    """Measure both placements, one after the other, and return figures by name."""
     figures_by_way = {}
     with counting(console, 34) as progress:
         for placement, copies in COPIES.items():
@@ -54,7 +54,7 @@ async def compare(
 
 
 def retrieval_pids(stack: Stack) -> dict[str, int]:
-    """Of its retrieval workers."""
+    """Return the process ids of the stack's retrieval workers, by name."""
     return {
         name: process.pid
         for name, process in stack.processes.items()
@@ -92,7 +92,7 @@ def memory_mib(pid: int) -> float:
 def figures(
     rows: dict[str, Any], pids: Iterable[int], ingest_cpu_s: dict[str, float]
 ) -> dict[str, Any]:
-    """What one way came to."""
+    """Return the figures of one placement."""
     return {
         "copies": len(ingest_cpu_s),
         "memory_mib": sum(map(memory_mib, pids)),
@@ -104,7 +104,7 @@ def figures(
 
 
 def table(figures_by_way: dict[str, Any]) -> Table:
-    """A row for each figure."""
+    """Return a table with a row for each figure."""
     rich_table = Table(
         "", *(f"({placement})" for placement in figures_by_way), title="Live, on the same cores"
     )

@@ -59,7 +59,7 @@ Counts = list[tuple[float, dict[Role, int]]]
 
 
 async def compare_fleets(day: Day, report: Callable[[str], None]) -> DayComparison:
-    """One fleet after the other; `told` hears what is being done."""
+    """Serve the day with one fleet after the other; `report` gets each step in words."""
     with machine("sim", BENCH_DIR.absolute() / "day") as build:
 
         async def serve_pools(pools: str) -> FleetResult:
@@ -188,7 +188,7 @@ async def _ask_all(stack: Stack, day: Day) -> list[LiveTurn | None]:
 
 
 def fleet_of(day: Day, pools: str, counts: Counts, turns: Sequence[LiveTurn | None]) -> FleetResult:
-    """How a fleet served the day; what failed is not in time."""
+    """Sum up how a fleet served the day; failed requests are not in time."""
     answers = [turn for turn in turns if turn is not None]
     in_time = [
         answer.ttft_ms <= day.ttft_ms and answer.tpot_ms <= day.tpot_ms for answer in answers

@@ -42,7 +42,7 @@ _SESSIONS = "plan"  # how their ids begin
 
 
 def write(table: PpdTable, path: Path) -> None:
-    """As routers read it."""
+    """Write the table as JSON in the form that routers read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table.to_dict(), indent=1) + "\n")
 
@@ -98,7 +98,7 @@ async def served_model(url: str) -> str:
 async def measure(
     url: str, log: LogSettings, loads: Sequence[LiveLoad], on_run_end: Callable[[], None]
 ) -> PpdTable:
-    """The table of a cluster, whose log is named, from these loads; `done` after each run."""
+    """Measure a cluster's table from these loads; `on_run_end` is called after each run."""
     model, measurements = await served_model(url), []
     for load in loads:
         turns, began_ms = {}, wall_ms()
@@ -129,7 +129,7 @@ def table_of(loads: Sequence[LiveLoad], measurements: Sequence[TurnMeasurement])
 
 
 def _median_tokens(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """For each the median tokens of all that have as many words."""
+    """Return for each load the median tokens of all loads with as many words."""
     pairs = list(zip(words, tokens, strict=True))
     return [int(np.median([count for same, count in pairs if same == length])) for length in words]
 

@@ -73,7 +73,7 @@ def load_of(seconds: float, per_s: float, seed: int) -> LiveLoad:
 
 @dataclass(slots=True)
 class VariantComparison:
-    """One way, as it was predicted and as it was."""
+    """The predicted and the live outcomes of one variant."""
 
     variant: str
     predicted: list[Outcome] = field(default_factory=list)
@@ -81,18 +81,18 @@ class VariantComparison:
 
     @property
     def figures(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of the prediction, and of what was."""
+        """Return the figures of the prediction and those of the live run."""
         return figures(self.predicted), figures(self.live)
 
     @property
     def errors(self) -> dict[str, dict[str, float]]:
-        """Per metric and percentile."""
+        """Return the prediction's errors by metric and percentile."""
         return errors(*self.figures)
 
 
 @dataclass(slots=True)
 class PredictionResults:
-    """All of a run."""
+    """All measurements and comparisons of one run."""
 
     load: LiveLoad
     rounds: int
@@ -109,7 +109,7 @@ class PredictionResults:
 
 
 async def run(load: LiveLoad, rounds: int, report: Callable[[str], None]) -> PredictionResults:
-    """Record, predict, hold live; `told` hears what is being done."""
+    """Record, predict and run live; `report` gets each step in words."""
     results, folder = PredictionResults(load, rounds), BENCH_DIR.absolute() / "prediction"
     with machine("sim", folder) as build:
         async with build(DEPLOYMENT, PLAN) as stack:
@@ -153,7 +153,7 @@ async def _round(stack: Stack, load: LiveLoad, prefix: str, results: PredictionR
 async def _run_live(
     stack: Stack, variant: RoutingVariant, load: LiveLoad, path: Path
 ) -> RecordedTraffic:
-    """The conversations in this way, from the log."""
+    """Run the conversations live with this variant, and read their traffic from the log."""
     await switch(stack, variant)
     name = path.stem
     warm = LiveLoad(conversations=1, turns=2)
@@ -198,7 +198,7 @@ def bars(results: PredictionResults) -> list[Bar]:
 
 
 def table(results: PredictionResults) -> Table:
-    """Live, and the error of the prediction in brackets."""
+    """Return a table of live figures, with the prediction's error in brackets."""
     columns = [f"{name.removesuffix('_ms')} {p}" for name in METRICS for p in ("p50", "p90", "p99")]
     rich_table = Table("way", "local", "KV", *columns, title="live, ms (error of the prediction)")
     for comparison in (*results.comparisons, results.repeat):
@@ -215,7 +215,7 @@ def table(results: PredictionResults) -> Table:
 
 
 def write(results: PredictionResults, folder: Path = BENCH_DIR) -> Path:
-    """prediction.json; its path."""
+    """Write prediction.json and return its path."""
     rows = {}
     for comparison in (*results.comparisons, results.repeat):
         predicted, live = comparison.figures

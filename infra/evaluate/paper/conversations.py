@@ -51,7 +51,7 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationSource:
-    """A set of conversations: `held`, or how they are drawn."""
+    """A set of conversations: recorded ones, or distributions to draw them from."""
 
     name: str
     prompt_length: LengthDistribution = LengthDistribution(mean=0.0, deviation=0.0)
@@ -60,7 +60,7 @@ class ConversationSource:
     recorded_chats: tuple[Messages, ...] = ()
 
     def messages(self, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
-        """Of one conversation."""
+        """Yield prompt and answer tokens of one conversation, turn by turn."""
         if self.recorded_chats:
             yield from self.recorded_chats[rng.integers(len(self.recorded_chats))]
             return
@@ -174,7 +174,7 @@ def conversations(
 
 
 def _turns(source: ConversationSource, rng: np.random.Generator) -> tuple[list[SimTurn], int]:
-    """Of one conversation, and the tokens of all of them."""
+    """Draw one conversation; return its turns and all of its tokens."""
     turns, context_tokens = list[SimTurn](), 0
     for prompt_tokens, answer_tokens in source.messages(rng):
         if context_tokens + prompt_tokens > CONTEXT_MAX:

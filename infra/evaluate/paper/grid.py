@@ -38,7 +38,7 @@ SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A turn-1 profile and a turn-2 profile."""
+    """A workload, named by its first and its later turns."""
 
     name: str
     profile: Profile

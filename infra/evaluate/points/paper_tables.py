@@ -34,7 +34,7 @@ class Points:
         return self.by_key[key]
 
     def subset(self, workloads: Sequence[Workload], loads: Sequence[float]) -> "Points":
-        """Of some workloads at some loads."""
+        """Return the points of some workloads at some loads."""
         names = {workload.name for workload in workloads}
         return Points(p for p in self.by_key.values()
                       if p.workload in names and p.load_per_s in loads)  # fmt: skip
@@ -77,7 +77,7 @@ def changes(old: list[Point], new: list[Point], figure: Callable[[Point], float]
 
 
 def median(values: list[float]) -> float:
-    """Of at least one value."""
+    """Return the median of at least one value."""
     return float(np.median(values))
 
 
@@ -138,7 +138,7 @@ def _long(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
 
 
 def _at_clients(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
-    """The same of all workloads, at our clients."""
+    """Return the same changes for all workloads, as our clients see them."""
     old, new = (points.select(static(pools, share), loads) for share in "01")
     return changes(old, new, lambda p: p.ttft)
 
@@ -159,7 +159,7 @@ def _why(plain: list[Point], full: list[Point], published: float) -> str:
 
 
 def trends(cells: list[Table1Cell]) -> dict[str, bool]:
-    """What table 1 says in words, and whether ours says it too."""
+    """Check the statements that table 1 supports against our cells."""
     ours = {(cell.pools, cell.level): cell.ours for cell in cells}
     levels = list(LEVELS)
     checks = {"x=1 is faster in every cell": all(value < 0 for value in ours.values())}
@@ -254,7 +254,7 @@ class Failures:
 
 
 def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
-    """Failure rates."""
+    """Return the failure rates of each configuration."""
     rows = []
     for config in configs:
         percent, config_points = {}, points.select(config)
@@ -309,7 +309,7 @@ class Headline:
 
 
 def headline(points: Points) -> list[Headline]:
-    """One row per ratio."""
+    """Return the paper's summary, a row for each P:D ratio."""
     rows = []
     heavy = {w.name for w in points.workloads if w.kind == "prefill-heavy"}
     for pools in RATIOS:

@@ -74,7 +74,7 @@ def table_of(
 
 
 def _change(remote: Point, local: Point) -> tuple[float, float]:
-    """What is gained in TTFT and lost in TPOT, of remote's."""
+    """Return the share gained in TTFT and the share lost in TPOT, relative to remote."""
     return 1 - local.cost_ttft / remote.cost_ttft, local.cost_tpot / remote.cost_tpot - 1
 
 

@@ -98,7 +98,7 @@ class LoadRecorder(Checker):
         self.loads: dict[str, float] = {}
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Look for placements."""
+        """Note the router's load for each placement among the effects."""
         for effect in effects:
             if isinstance(effect, Decide) and effect.decision.kind is DecisionKind.PLACE:
                 self.loads[effect.decision.request_id] = effect.decision.load
@@ -210,7 +210,7 @@ def measure(
     moved_bytes: dict[str, int],
     begin_ms: float,
 ) -> Point:
-    """The figures of one load, whose arrivals began then; `moved` gives each request's KV bytes."""
+    """Return the figures of one load; `moved_bytes` has the KV bytes of each request."""
     turn_count = sum(len(conversation.turns) for conversation in conversations)
     answers = [request for request in requests if request.completed]
     first = [answer for answer in answers if answer.turn == 1]

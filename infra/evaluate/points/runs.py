@@ -49,7 +49,7 @@ class Runner:
 
 @contextmanager
 def runner(jobs: int) -> Iterator[Runner]:
-    """A pool of so many processes; 0: one per core."""
+    """Start a pool of `jobs` processes; 0 starts one per core."""
     columns = (
         TextColumn("{task.description:<28}"),
         BarColumn(bar_width=30),

@@ -32,7 +32,7 @@ class Workers(ClusterShape):
 
 
 def workers(registrations: dict[str, Registration]) -> Workers:
-    """These, in order of their names."""
+    """Describe the registered workers, in order of their names."""
     roles_by_name = {name: _roles(record) for name, record in registrations.items()}
     roles = list(roles_by_name.values())
     return Workers(

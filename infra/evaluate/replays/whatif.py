@@ -29,7 +29,7 @@ LATE_MS = 100.0  # by so much a request is later than it was without
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """One run: who was served, and what was moved."""
+    """Result of one run: its requests, and the KV bytes moved."""
 
     served: list[ClientRequest]
     kv_bytes: int

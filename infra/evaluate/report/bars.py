@@ -23,7 +23,7 @@ _FIGURES = (  # of the report, that are written beside the bars
 
 
 def make_claims(results: EvaluationFindings) -> list[Claim]:
-    """All bars."""
+    """Return every bar of the evaluation."""
     near = sum(cell.is_close for cell in results.table_1)
     claims = [
         _trends("table 1", results.trends),

@@ -16,7 +16,7 @@ COLOURS = {Role.PREFILL: "#1f6feb", Role.DECODE: "#bf8700"}
 
 
 def figures(comparison: DayComparison) -> dict[str, Any]:
-    """All that was measured, without who was there when."""
+    """Return all that was measured, without the worker counts over time."""
     return {
         "following": _row(comparison.following),
         "best": None if comparison.best is None else _row(comparison.best),

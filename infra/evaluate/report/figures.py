@@ -68,7 +68,7 @@ def fronts(rows: Sequence[ParetoPoint]) -> str:
 
 
 def slow_downs(results: EvaluationFindings) -> str:
-    """Figures 2 and 6."""
+    """Render figures 2 and 6: slow-downs beside one prompt and four."""
     published = {1: ppd_paper.FIGURE_2, 4: ppd_paper.FIGURE_6}
     about = (
         "The paper says that full and append process as many tokens. A roofline cannot tell these "
@@ -97,7 +97,7 @@ def slow_downs(results: EvaluationFindings) -> str:
 
 
 def contexts(results: EvaluationFindings) -> str:
-    """Figure 7."""
+    """Render figure 7: slow-downs by the batch's context length."""
     about = (
         "Paper: a full prompt makes the time per token 3 to 4 times as long at 32 768 tokens of "
         "context, an append less than 25 % longer at 65 536. An append costs as little in the "
@@ -125,7 +125,7 @@ def _figure_7(row: SlowDown) -> str:
 
 
 def served_chats(results: EvaluationFindings) -> str:
-    """Figure 4, and what is said of KV volume and of success."""
+    """Render figure 4, with KV volume and degraded loads."""
     low, high = ppd_paper.QUERY_LATENCY
     about = (
         f"Paper: average query latency of PPD {low:g} to {high:g} % from x=0 (1P3D, ShareGPT), KV "
@@ -179,7 +179,7 @@ def _published_failures(row: ChatResult) -> str:
 
 
 def weight_table(results: EvaluationFindings) -> str:
-    """Figure 5."""
+    """Render figure 5: TTFT and TPOT by weight."""
     low, high = ppd_paper.FIGURE_5_TTFT
     floor, peak = ppd_paper.FIGURE_5_TPOT
     about = (
@@ -204,7 +204,7 @@ def weight_table(results: EvaluationFindings) -> str:
 
 
 def turns(results: EvaluationFindings) -> str:
-    """Figure 9a."""
+    """Render figure 9a: later turns by number of turns."""
     about = (
         f"Paper: about {ppd_paper.TTFT_ALL_LENGTHS:.0f} % of TTFT from x=0 to x=1 at every length, "
         "while x=0 becomes worse with the context. Replicas and a hybrid stand beside."
@@ -213,7 +213,7 @@ def turns(results: EvaluationFindings) -> str:
 
 
 def models(results: EvaluationFindings) -> str:
-    """Figure 9b."""
+    """Render figure 9b: later turns by model."""
     about = (
         f"Paper: about {ppd_paper.TTFT_ALL_LENGTHS:.0f} % with each of three models. Here "
         f"{many_turns.MODEL_POOLS} and two turns."
@@ -248,7 +248,7 @@ def _lengths(rows: Sequence[TurnCountResult], key: str) -> str:
 
 
 def first_turns(results: EvaluationFindings) -> str:
-    """Turn-1 TTFT."""
+    """Render a table of turn-1 TTFT by level of load."""
     levels = list(results.first_turns[0].ttft)
     about = (
         "Medians over points, ms. Behind the authors' proxy clients hear the decode worker only, "
@@ -263,7 +263,7 @@ def first_turns(results: EvaluationFindings) -> str:
 
 
 def sensitivity_table(results: EvaluationFindings) -> str:
-    """Table 1 without what was chosen to fit."""
+    """Render table 1 without the constants that were chosen to fit."""
     about = " ".join((sensitivity.__doc__ or "").partition("\n\n")[2].split())
     levels = list(results.varied[0].change)
     rows = (

@@ -17,24 +17,24 @@ img{max-width:100%}.yes{color:#1a7f37}.no{color:#b42318}.why{color:#55606e;font-
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """The whole document."""
+    """Return a whole HTML document with a title."""
     head = f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
     return "\n".join((f"{head}<style>{_STYLE}</style><h1>{escape(title)}</h1>", *parts))
 
 
 def picture(name: str, data: bytes) -> str:
-    """A PNG file, embedded."""
+    """Return an image tag that embeds a PNG file."""
     encoded = base64.b64encode(data).decode()
     return f'<img alt="{escape(name)}" src="data:image/png;base64,{encoded}">'
 
 
 def note(text: str) -> str:
-    """A paragraph in small type."""
+    """Return a paragraph in small type."""
     return f"<p class=why>{escape(text)}</p>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Values as text; booleans as yes and no."""
+    """Return an HTML table; booleans are shown as yes and no."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"

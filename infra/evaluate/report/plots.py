@@ -15,12 +15,12 @@ _PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
 
 
 def pictures(results: EvaluationFindings) -> dict[str, bytes]:
-    """PNG files by name, without suffix."""
+    """Draw every picture; return PNG files by name, without suffix."""
     return {name: draw_png(draw, results, tall=name in _TALL) for name, draw in _DRAW.items()}
 
 
 def live(figures_by_load: dict[str, dict[str, Any]]) -> bytes:
-    """Time to first token by way, of each part that was run live."""
+    """Draw time to first token by variant, for each load that was run live."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -36,7 +36,7 @@ def live(figures_by_load: dict[str, dict[str, Any]]) -> bytes:
 
 
 def draw_png(draw: Callable[..., None], *results: EvaluationFindings, tall: bool = False) -> bytes:
-    """One figure as a PNG file; `draw` gets the figure, and what is given."""
+    """Draw one figure as a PNG file; `draw` gets the figure and `results`."""
     try:
         import matplotlib
         import matplotlib.pyplot as pyplot

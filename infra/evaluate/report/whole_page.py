@@ -18,7 +18,7 @@ from infra.evaluate.studies.step_change import format_regrets
 
 
 def write(results: EvaluationFindings, folder: Path) -> Path:
-    """All files into the folder; the page's path."""
+    """Write all files into the folder and return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(to_json(results))
     pictures = plots.pictures(results)
@@ -30,7 +30,7 @@ def write(results: EvaluationFindings, folder: Path) -> Path:
 
 
 def to_json(results: EvaluationFindings, *, points: bool = True) -> str:
-    """The whole tree, or all of it but the points."""
+    """Return the results as JSON, with or without the points."""
     tree = asdict(results)
     if not points:
         del tree["points"]
@@ -235,7 +235,7 @@ def _beside_table_4(failures: dict[str, Failures]) -> str:
 
 
 def _explain(study: ModuleType) -> str:
-    """What a study says of itself."""
+    """Return a study's module docstring as HTML."""
     return f"<pre class=why>{escape((study.__doc__ or '').strip())}</pre>"
 
 

@@ -123,7 +123,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def changes(rows: Sequence[ChatResult]) -> list[ChatChange]:
-    """Every configuration but plain x=0 beside it."""
+    """Compare every other configuration with plain x=0."""
     change_rows = []
     for source, config in dict.fromkeys((row.source, row.config) for row in rows):
         pools = config.partition(" ")[0]

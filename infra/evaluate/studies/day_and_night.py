@@ -62,7 +62,7 @@ class Day:
         return float(self.night_per_s + (self.noon_per_s - self.night_per_s) * share)
 
     def requests(self) -> list[SimConversation]:
-        """Of one turn each, by thinning."""
+        """Draw the day's requests, of one turn each, by thinning."""
         draw = np.random.default_rng(self.seed)
         conversations: list[SimConversation] = []
         at_ms = 0.0
@@ -82,7 +82,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """How one fleet served the day."""
+    """Figures of one fleet that served the day."""
 
     pools: str  # as 2P3D; empty: they follow
     requests: int
@@ -149,7 +149,7 @@ def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: i
 
 
 def splits(workers: int) -> Iterator[str]:
-    """Every fixed fleet of so many."""
+    """Yield every fixed fleet of so many workers."""
     return (f"{prefill}P{workers - prefill}D" for prefill in range(1, workers))
 
 

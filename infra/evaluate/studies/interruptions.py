@@ -31,20 +31,20 @@ POLICIES = {"1R": "replica", "1P1D": "static"}
 
 
 class TokenTimes(Checker):
-    """When each token of each answer came."""
+    """A checker that notes when each token of each answer arrives."""
 
     def __init__(self) -> None:
         self.clock = Clock()  # until its cluster's is known
         self.at_ms: dict[str, list[float]] = defaultdict(list)
 
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
-        """Tokens came; those that came together share their time."""
+        """Note the arrival; tokens that arrive together share their time."""
         self.at_ms[request.request_id] += [self.clock.now_ms] * len(tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionResult:
-    """What clients of one fleet saw between tokens; times in ms."""
+    """Token gaps that the clients of one fleet saw; times in ms."""
 
     pools: str
     answers: int
@@ -63,7 +63,7 @@ def measure_interruptions(
     answer_tokens: int = 200,
     setup: Setup | None = None,
 ) -> InterruptionResult:
-    """So many answers, `BATCH` of them at a time."""
+    """Serve `answers` answers, `BATCH` of them at a time, and count interruptions."""
     setup = replace(setup or Setup(), steps_max=1)
     token_times = TokenTimes()
     cluster = Cluster(
@@ -94,7 +94,7 @@ def measure_interruptions(
 
 
 def runs(long: Sequence[bool]) -> int:
-    """How many rows of long gaps there are."""
+    """Count the runs of consecutive long gaps."""
     return sum(now and not before for before, now in pairwise([False, *long]))
 
 

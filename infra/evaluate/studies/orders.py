@@ -37,7 +37,7 @@ class OrderComparison:
 def points_in_all_orders(
     runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> Points:
-    """Every fixed share and `learned`, at these loads."""
+    """Run every fixed share and `learned` in all orders, at these loads."""
     configs = [
         config
         for pools in RATIOS

@@ -60,7 +60,7 @@ def dynamic(
 def _dynamic_specs(
     tables: dict[str, PpdTable], workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> list[Spec]:
-    """Each ratio with its own table."""
+    """Return specs that give each ratio its own table."""
     return [
         spec
         for config in DYNAMIC
@@ -69,7 +69,7 @@ def _dynamic_specs(
 
 
 def loads_of(points: Points) -> list[float]:
-    """Those of figure 8; else one of each level."""
+    """Return the loads of figure 8, or else one of each level."""
     if all(load in points.loads for load in LOADS_PER_S):
         return list(LOADS_PER_S)
     levels = ([load for load in level if load in points.loads] for level in LEVELS.values())
@@ -77,7 +77,7 @@ def loads_of(points: Points) -> list[float]:
 
 
 def figure_8(points: Points, dynamic_points: Points) -> list[ParetoPoint]:
-    """Every kind of workload at every load."""
+    """Return every configuration by kind of workload and load."""
     rows = []
     for kind in ("decode-heavy", "balanced", "prefill-heavy"):
         names = [workload.name for workload in points.workloads if workload.kind == kind]
@@ -92,7 +92,7 @@ def figure_8(points: Points, dynamic_points: Points) -> list[ParetoPoint]:
 
 
 def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[ParetoPoint]:
-    """All ten configurations and dynamic PPD at each load."""
+    """Run all ten configurations and dynamic PPD at each load."""
     specs = specs_of(PURE, [LONG], FIGURE_1_LOADS_PER_S, seed)
     specs += _dynamic_specs(tables, [LONG], FIGURE_1_LOADS_PER_S, seed)
     runs = runner.map("figure 1", points_of, specs)

@@ -25,7 +25,7 @@ REGRET_MAX = 0.05
 
 
 def cost(point: Point, reference: Point, weights: tuple[float, float] = WEIGHTS) -> float:
-    """J of a point."""
+    """Return the cost J of a point relative to a reference."""
     w_ttft, w_tpot = weights
     ttft = point.cost_ttft / reference.cost_ttft
     return w_ttft * ttft + w_tpot * point.cost_tpot / reference.cost_tpot
@@ -51,7 +51,7 @@ class Regret:
 def regrets(
     points: Points, pools: str, config: Config, use: Iterable[tuple[str, float]] | None = None
 ) -> Regret:
-    """Over some of the points of a ratio, or all."""
+    """Compute the regret over some of the points of a ratio, or all."""
     chosen = (
         list(use)
         if use is not None

@@ -41,7 +41,7 @@ def run_variations(
     loads: Sequence[float],
     seed: int,
 ) -> list[SensitivityRow]:
-    """As chosen, from the grid's points, and each variation."""
+    """Return table 1 as chosen, from the grid's points, and for each variation."""
     specs: dict[str, list[Spec]] = {}
     configs = [static(pools, share, plain=True) for pools in RATIOS for share in ("0", "1")]
     for spec in specs_of(configs, workloads, loads, seed):

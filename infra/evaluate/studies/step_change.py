@@ -53,7 +53,7 @@ class ChangedRun:
 
     @property
     def change(self) -> int:
-        """The first conversation after it."""
+        """Index of the first conversation after the change."""
         return int(np.searchsorted(self.began_ms, READY_MS + CHANGE_MS))
 
 
@@ -66,13 +66,13 @@ class Windows:
 
     @property
     def mean(self) -> float:
-        """After the first window."""
+        """Return the mean regret of all windows but the first."""
         return float(np.mean(self.after[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One ratio."""
+    """Regret of one ratio before and after the change."""
 
     pools: str
     counted: str  # `LATER` or `ALL`
@@ -83,7 +83,7 @@ class Recovery:
 
     @property
     def holds(self) -> bool:
-        """Within the bound after the first window."""
+        """Whether every window but the first stays within `REGRET_MAX`."""
         return len(self.pooled.after) > 1 and max(self.pooled.after[1:]) <= REGRET_MAX
 
     @property
@@ -97,12 +97,12 @@ SeedRuns = dict[Config, ChangedRun]  # of one seed
 
 
 def format_regrets(regrets: list[float]) -> str:
-    """Of windows, one after the other."""
+    """Format the regrets of successive windows."""
     return ", ".join(f"{regret:.1%}" for regret in regrets)
 
 
 def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:
-    """Every ratio, with so many seeds from that one on."""
+    """Run every ratio with `seeds` seeds, the first of which is `seed`."""
     keys = [
         (pools, run_seed, config)
         for pools in RATIOS
@@ -166,7 +166,7 @@ def _run(spec: Spec) -> ChangedRun:
 
 
 def recovery(pools: str, counted: str, seeds: dict[int, SeedRuns]) -> Recovery:
-    """From all configurations of a ratio, seed by seed."""
+    """Compute the recovery of a ratio from all its configurations, seed by seed."""
     learned = [seed_runs[_learned(pools)] for seed_runs in seeds.values()]
     before = [run.local[: run.change] for run in learned]
     after = [run.local[run.change + WINDOW :] for run in learned]
@@ -195,7 +195,7 @@ def _windows(pools: str, counted: str, seeds: Sequence[SeedRuns]) -> Windows:
 
 
 def _regret(pools: str, counted: str, windows: list[tuple[SeedRuns, int]]) -> float:
-    """Of the windows that begin with those conversations, together."""
+    """Compute the regret over the windows that begin at these conversations."""
     first_turn = 1 if counted == LATER else 0
 
     def means(config: Config) -> tuple[float, float]:

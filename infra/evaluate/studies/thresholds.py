@@ -41,13 +41,13 @@ class ThresholdResult:
 def points_of_candidates(
     runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> Points:
-    """All but the default pair, at these loads."""
+    """Run all pairs of thresholds but the default one, at these loads."""
     configs = [config for pools in RATIOS for config in _configs(pools)]
     return Points(runner.points("thresholds", specs_of(configs, workloads, loads, seed)))
 
 
 def tune_thresholds(points: Points, candidates: Points) -> list[ThresholdResult]:
-    """Every ratio."""
+    """Find the best thresholds of every ratio."""
     return [_tune_ratio(points, candidates, pools) for pools in RATIOS]
 
 
@@ -83,7 +83,7 @@ def _tune_ratio(points: Points, candidates: Points, pools: str) -> ThresholdResu
 def _regrets(
     points: Points, source: Points, config: Config, loads: Sequence[float]
 ) -> dict[float, float]:
-    """Mean over the workloads, by load."""
+    """Return the mean regret over the workloads, by load."""
     mean_regrets = {}
     for load in loads:
         fixed = [points.select(static(config.pools, share), [load]) for share in SHARES]

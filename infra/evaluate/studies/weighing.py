@@ -105,7 +105,7 @@ def _beside(row: WeightResult, plain: WeightResult) -> WeightResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierPoint:
-    """TTFT and TPOT relative to x=0."""
+    """Mean TTFT and TPOT relative to x=0."""
 
     name: str
     ttft: float

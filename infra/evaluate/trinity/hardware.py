@@ -75,7 +75,7 @@ class IndexSpec:
 
     @property
     def total_bytes(self) -> float:
-        """Vectors and edges."""
+        """Bytes of all vectors and edges."""
         return self.rows * self.row_bytes
 
     @property
@@ -109,13 +109,13 @@ class SearchCosts:
     floor_ms: float = 0.02
 
     def extend_ms(self, slots: int) -> float:
-        """One extend of so many slots together."""
+        """Return how long one extend of `slots` slots together takes."""
         read_bytes = slots * self.index.rows_per_extend * self.index.row_bytes
         return max(self.floor_ms, 1e3 * read_bytes / (self.gpu.hbm_bytes_per_s * self.hbm_share))
 
     @property
     def searches_per_s(self) -> float:
-        """Of a full GPU."""
+        """Searches per second that a full GPU answers."""
         many = 1 << 12
         return 1e3 * many / (self.extend_ms(many) * self.index.extends)
 
@@ -168,7 +168,7 @@ def experts(setup: Setup, degree: int, displaced: float = 0.0) -> Setup:
 
 
 def _join_gpus(setup: Setup, degree: int) -> Setup:
-    """GPUs as one."""
+    """Return the setup with `degree` GPUs joined into one."""
     gpu = replace(
         setup.gpu,
         flops=setup.gpu.flops * degree,

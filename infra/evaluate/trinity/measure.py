@@ -45,7 +45,7 @@ Reporter = Callable[[str], None]
 
 
 def measure(model: str, seed: int, report: Reporter, file: Path = FILE) -> list[StageMeasurement]:
-    """All three stages, written to the file; `told` hears of each point."""
+    """Measure all three stages and write the file; `report` gets each point in words."""
     stages = asyncio.run(_stages(model, seed, report))
     content = {
         "machine": machine(),
@@ -103,7 +103,7 @@ async def _llm(model: str, seed: int, report: Reporter) -> list[StageMeasurement
 async def _answers_per_s(
     engine: Engine, random: np.random.Generator, batch: int, prompt: int, answer: int
 ) -> float:
-    """Answers/s of so many at once."""
+    """Return answers per second of a batch that starts at once."""
     sampling = Sampling(max_tokens=answer, ignore_eos=True)
     jobs = [(random.integers(100, 1_000, prompt).tolist(), sampling) for _ in range(batch)]
     began_s = time.perf_counter()
@@ -146,7 +146,7 @@ async def _search(seed: int, report: Reporter) -> StageMeasurement:
 async def _points(
     stage: str, ask: Callable[[int], Awaitable[float]], batches: Sequence[int], report: Reporter
 ) -> list[tuple[float, float]]:
-    """Rate by batch, the best of some repeats."""
+    """Return the rate by batch size, the best of some repeats."""
     points = []
     for batch in batches:
         rate = max([await ask(batch) for _ in range(_REPEATS)])

@@ -65,7 +65,7 @@ def write(findings: TrinityFindings, measured: Sequence[StageMeasurement], folde
 
 
 def to_json(findings: TrinityFindings) -> str:
-    """The whole tree."""
+    """Return all findings as JSON."""
     return json.dumps(asdict(findings), indent=1)
 
 

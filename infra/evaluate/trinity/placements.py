@@ -41,7 +41,7 @@ KINDS = (COUPLED, SHARED, IN_PLACE, WITH_PREFILL, POOL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementLayout:
-    """A placement on so many GPUs."""
+    """Workers and copies of a placement on a number of GPUs."""
 
     kind: PlacementKind
     prefill: int  # LLM workers
@@ -85,7 +85,7 @@ def lay_out(
 def _copies(
     kind: PlacementKind, prefill: int, decode: int, search: SearchCosts, traffic: TrafficModel
 ) -> tuple[int, int]:
-    """Copies beside workers and in a pool."""
+    """Return the copies beside workers and those in a pool."""
     if kind.in_place:
         return prefill + decode, 0
     beside = {"all": prefill + decode, "prefill": prefill, "none": 0}[kind.beside]
@@ -108,5 +108,5 @@ def crossing(kind: PlacementKind, degree: int, shards: int) -> int:
 
 
 def index_bytes(layout: PlacementLayout, search: SearchCosts) -> float:
-    """Memory of all copies."""
+    """Return the memory that all copies of the index take."""
     return layout.copies * search.index.total_bytes

@@ -41,18 +41,18 @@ class TrafficModel:
 
     @property
     def computed_tokens(self) -> float:
-        """Of a prompt, with what was found for it."""
+        """Tokens of a prompt, with the passages found for it."""
         return self.prompt_tokens + self.searched * self.found_tokens
 
     @property
     def probes(self) -> float:
-        """Of one answer."""
+        """Mean number of probes of one answer."""
         every = self.probing.every
         return max(0.0, math.ceil(self.answer_tokens / every) - 1) if every else 0.0
 
     @property
     def context_tokens(self) -> float:
-        """That a step reads of a sequence, on average."""
+        """Tokens that a step reads of a sequence, on average."""
         inserted_tokens = self.probes * self.probing.new_share * self.probing.new_tokens
         return self.computed_tokens + (self.answer_tokens + inserted_tokens) / 2
 
@@ -97,7 +97,7 @@ def plan(
 
 
 def prompt_ms(setup: Setup, tokens: float) -> float:
-    """A prompt alone on a prefill worker."""
+    """Return how long a prompt takes alone on a prefill worker."""
     costs = StepCosts(setup)
     steps = math.ceil(tokens / setup.prefill_chunk_tokens)
     computing_ms = max(costs.weights_ms * steps, costs.token_ms * tokens)
@@ -133,7 +133,7 @@ def prefill(
 
 
 def tpot_ms(setup: Setup, traffic: TrafficModel, batch: float) -> float:
-    """Of each sequence of a batch; probes' tokens are computed beside it."""
+    """Return the time per token in a batch; probes' tokens are computed beside it."""
     costs, probing = StepCosts(setup), traffic.probing
     a_token = traffic.probes / traffic.answer_tokens * probing.new_share * probing.new_tokens
     appended = batch * a_token

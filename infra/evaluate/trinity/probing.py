@@ -32,7 +32,7 @@ class ProbeSettings:
 
 @dataclass(slots=True)
 class ProbeFigures:
-    """What one run saw of its probes."""
+    """Counts and times of the probes of one run."""
 
     probes: int = 0
     latencies_ms: list[float] = field(default_factory=list)  # from asking to the answer
@@ -47,7 +47,7 @@ class ProbeFigures:
 
 @dataclass(slots=True, eq=False)
 class _ProbeState:
-    """One sequence on its way from probe to probe."""
+    """Progress of one sequence from probe to probe."""
 
     tokens_left: int  # tokens of the answer to come
     to_next: int  # tokens until the next event
@@ -172,7 +172,7 @@ class ProbingGpu(SimGpu):
             self._interrupt()
 
     def _resume(self, sequence: GpuSequence, state: _ProbeState, *, has_result: bool) -> None:
-        """Behind what was found, or without."""
+        """Continue decoding behind the probe's result, or without one."""
         state.is_asked, state.to_next = False, self._first_gap()
         if has_result and self._is_new(sequence, state):
             sequence.prompt_tokens += self.probing.new_tokens

@@ -24,7 +24,7 @@ NEAR = 0.9  # of the roof: where the scale of measured points lies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturation:
-    """One stage's curve."""
+    """Parameters of one stage's saturation curve."""
 
     roof: float
     scale: float  # batch at which an ideal roofline bends
@@ -32,7 +32,7 @@ class Saturation:
     slope: float = 1.0
 
     def at(self, batch: float) -> float:
-        """Utilisation, of 1, or of whatever the roof is in."""
+        """Return the utilisation at a batch size, in the unit of the roof."""
         return self.roof * min(1.0, self.slope * math.pow(batch / self.scale, self.exponent))
 
 
@@ -73,7 +73,7 @@ def fit_saturation(points: Sequence[tuple[float, float]], scale: float = 0.0) ->
 def curves(
     setup: Setup, search: SearchCosts, *, prompt_tokens: int = 64, context_tokens: int = 1_024
 ) -> list[Curve]:
-    """Of a GPU and a model: prefill of short prompts, decode, and search, by their batch."""
+    """Return the curves of prefill of short prompts, decode and search, by batch size."""
     costs = StepCosts(setup)
     weights, kv = costs.weights_ms, costs.kv_ms * context_tokens
     extend = search.extend_ms(1 << 16) / (1 << 16)  # of one slot, where many share the GPU

@@ -57,7 +57,7 @@ class SearchGpu:
         self._alarm: Alarm | None = None
 
     def search(self, kind: SearchKind, on_end: OnEnd, deadline_ms: float = NEVER_MS) -> None:
-        """Ask for one; `done` hears when it has ended."""
+        """Queue one search; `on_end` is called when it has ended or was dropped."""
         now_ms = self._clock.now_ms
         search = _Search(
             kind=kind,
@@ -87,7 +87,7 @@ class SearchGpu:
             )
 
     def _end_extends(self) -> None:
-        """So many extends are done."""
+        """End the planned extends and the searches that they complete."""
         self._alarm = None
         self.busy_ms += self._planned * self._extend_ms
         self.scheduler.add_measurement(self._extend_ms)
@@ -105,7 +105,7 @@ class SearchGpu:
             search.done(None)
 
     def _run_plan(self) -> None:
-        """Do what the scheduler says, and go on."""
+        """Carry out the scheduler's plan and start the next extends."""
         plan = self._plan()
         for slot in plan.park:
             search = self._active.pop(slot)

@@ -46,7 +46,7 @@ _WORD = 1 << 29  # tokens of passages, which no conversation has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrinityCase:
-    """One placement under one load."""
+    """One placement with its traffic, hardware and targets."""
 
     kind: PlacementKind
     traffic: TrafficModel
@@ -94,7 +94,7 @@ class TrinityCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrinityResult:
-    """What came of a case. Times in ms."""
+    """Figures of one case; times in ms."""
 
     placement: str
     per_s: float
@@ -121,7 +121,7 @@ class TrinityResult:
 
 
 class RagCluster(Cluster):
-    """A cluster of one layout."""
+    """A simulated cluster of one layout, with its copies of the index."""
 
     def __init__(self, case: TrinityCase, layout: PlacementLayout) -> None:
         self.case, self.layout = case, layout
@@ -143,7 +143,7 @@ class RagCluster(Cluster):
         self.copies = [self._search_gpu(slow) for _ in range(layout.copies)]
 
     def _in_place_share(self) -> float:
-        """Of an LLM worker's memory bandwidth that searches and updates of its own copy take."""
+        """Return the share of a worker's memory bandwidth that its own copy takes."""
         traffic, search = self.case.traffic, self.case.search
         rate = traffic.searches_per_s / self.layout.copies + traffic.updates_per_s
         return min(0.9, rate / (search.searches_per_s * self.case.degree))
@@ -162,7 +162,7 @@ class RagCluster(Cluster):
         self.clock.after(every_ms, lambda: self._update(copy, every_ms))
 
     def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
-        """Workers that decode probe."""
+        """Return the worker's GPU class; workers that decode get one that probes."""
         probing = self.case.traffic.probing
         if not probing.every or worker_id.startswith("prefill"):
             return SimGpu

@@ -65,7 +65,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One parameter varied."""
+    """Results over the values of one parameter."""
 
     name: str
     unit: str
@@ -86,7 +86,7 @@ class Collectives:
 
 @dataclass(slots=True, kw_only=True)
 class TrinityFindings:
-    """Everything that was found; times in ms."""
+    """All results of the comparison; times in ms."""
 
     seed: int
     quick: bool
@@ -132,7 +132,7 @@ Variation = tuple[str, str, Sequence[float], Callable[[TrinityCase, float], Trin
 
 
 def variations(*, quick: bool) -> list[Variation]:
-    """What is varied one at a time; fewer values with `quick`."""
+    """Return each parameter with its values; fewer values with `quick`."""
     every: list[Variation] = [
         ("probes", "per 1 000 tokens of an answer", (0, 8, 16, 32, 64), _probes),
         ("lookahead of probes", "tokens", (0, 1, 4), _lookahead),
@@ -207,14 +207,14 @@ def capacity(case: TrinityCase) -> float:
 
 
 class CachedRunner:
-    """Runs cases once each, however often they are asked for."""
+    """Runs each case only once and caches its result."""
 
     def __init__(self, pool: Runner) -> None:
         self._pool = pool
         self._results: dict[TrinityCase, TrinityResult] = {}
 
     def results_of(self, name: str, cases: Sequence[TrinityCase]) -> list[TrinityResult]:
-        """The results, in order."""
+        """Return the results of the cases, in their order."""
         same = [_without_hop(case) for case in cases]
         new = [case for case in dict.fromkeys(same) if case not in self._results]
         results = self._pool.map(name, served.run, new)
@@ -230,7 +230,7 @@ def _without_hop(case: TrinityCase) -> TrinityCase:
 def study(
     pool: Runner, case: TrinityCase, *, quick: bool, kinds: Sequence[PlacementKind] = KINDS
 ) -> list[Sweep]:
-    """The load first, then each parameter."""
+    """Vary the load first, then each parameter."""
     runs = CachedRunner(pool)
     loads = LOADS[1::2] if quick else LOADS
     sweeps = [_sweep(runs, "load", "of what (c) serves", [(x, case, x) for x in loads], kinds)]
@@ -301,7 +301,7 @@ def _break_even(points: Sequence[SweepPoint], metric: PlacementMetric, rival: st
 
 
 def _lead(point: SweepPoint, metric: PlacementMetric, rival: str) -> float:
-    """By what share (c) is better than the other."""
+    """Return by what share (c) is better than the rival."""
     pool_figure = getattr(point.results[POOL.name], metric.field)
     rival_figure = getattr(point.results[rival], metric.field)
     if max(pool_figure, rival_figure) == 0:
@@ -359,7 +359,7 @@ def collectives(case: TrinityCase) -> list[Collectives]:
 
 
 def run_study(pool: Runner, case: TrinityCase, *, quick: bool) -> TrinityFindings:
-    """Everything."""
+    """Run the whole study and return its findings."""
     began_s = time.monotonic()
     findings = TrinityFindings(seed=case.seed, quick=quick, base=case, per_s=capacity(case))
     findings.curves, findings.collectives = utilisation(case), collectives(case)

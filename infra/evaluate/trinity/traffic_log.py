@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSummary:
-    """Rates in requests/s, lengths in tokens."""
+    """Summary of a traffic log: requests/s, and lengths in tokens."""
 
     requests: int
     mean_per_s: float

@@ -95,7 +95,7 @@ class Connect:
         await self._until(lambda: self._is_running(name), f"connector {name} to run")
 
     async def remove(self, name: str) -> None:
-        """Delete a connector."""
+        """Delete a connector by its name."""
         await self._client.delete(f"/connectors/{name}")
 
     async def check(self, *names: str) -> None:

@@ -62,14 +62,14 @@ class SqlJob:
         self.process.start()
 
     async def wait_for_exit(self) -> int:
-        """Its exit code, once it has ended: 0 if all jobs finished."""
+        """Wait for the end of the script; return its exit code, 0 if all jobs finished."""
         while self.process.exit_code is None:
             self.process.changed.clear()
             await self.process.changed.wait()
         return self.process.exit_code
 
     async def stop(self) -> None:
-        """Whether it has ended or not."""
+        """Stop the process, whether it has ended or not."""
         await self.process.stop()
 
     def restarts(self) -> int:
@@ -77,7 +77,7 @@ class SqlJob:
         return len(_RESTART.findall(self._log()))
 
     def rows(self) -> list[list[str]]:
-        """What its SELECTs have found."""
+        """Return the rows that the SELECTs have printed."""
         lines = self._log().splitlines()
         return [line.split("\t")[1:] for line in lines if line.startswith("row\t")]
 

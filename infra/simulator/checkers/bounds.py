@@ -37,7 +37,7 @@ class Bounds(Checker):
         self._is_down = False
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Count what waits."""
+        """Check the number of requests that wait for admission."""
         if isinstance(event, RequestArrived):
             if event.request.request_id not in self._arrived:
                 self._queued.add(event.request.request_id)
@@ -58,7 +58,7 @@ class Bounds(Checker):
         assert waiting <= self._queue_max, f"{waiting} wait for admission"
 
     def on_router_death(self) -> None:
-        """What arrives now waits in the log."""
+        """Note that the router is down: what arrives now waits in the log."""
         self._is_down = True
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:

@@ -31,7 +31,7 @@ class Contexts(Checker):
         self._worked: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Check notices, tokens and work against the first search results."""
         if isinstance(record, Request) and record.retrieval is not None:
             self.requests.setdefault(record.request_id, record)
         elif isinstance(record, Retrieved) and not record.probe:
@@ -75,7 +75,7 @@ class Contexts(Checker):
         self._worked.add(name)
 
     def on_finish(self, cluster: Cluster) -> None:
-        """Whoever was answered was told."""
+        """Check that every completed request with a search had its work."""
         for request in cluster.clients.requests:
             outcome = request.outcome
             if outcome is not None and outcome.kind is OutcomeKind.COMPLETED:

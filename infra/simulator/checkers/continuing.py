@@ -33,7 +33,7 @@ class ContinuationChecker(Checker):
         self._searching: set[str] = set()  # while they are answered: these begin anew
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Record tokens, marks and continuations, and check work."""
         if isinstance(record, TokenFrame):
             self._frame(record, is_lost=topic == LOST)
         elif isinstance(record, Continued):

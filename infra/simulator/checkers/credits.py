@@ -47,11 +47,11 @@ class Credits(Checker):
         self._hearing_since_ms = 0.0  # when that began, after nobody was
 
     def on_router_death(self) -> None:
-        """Until the next one is there."""
+        """Note that no router is there until the next one."""
         self._is_down = True
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Keep each worker's book."""
+        """Update what each worker holds from one event."""
         if isinstance(event, FleetRecordArrived):
             if now_ms - self._fleet_ms > DEAF_MS:
                 self._hearing_since_ms = now_ms
@@ -154,7 +154,7 @@ class Idle(Checker):
         self._calm_ms: dict[str, float] = {}  # since when a worker hears what it is told
 
     def on_router_death(self) -> None:
-        """Until the next one is there."""
+        """Note that no router is there until the next one."""
         self._is_down = True
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
@@ -165,7 +165,7 @@ class Idle(Checker):
                 self._over(outcome, now_ms)
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Note what is over."""
+        """Note outcomes, decisions and cancelled work."""
         if isinstance(record, Outcome):
             if self._is_down:
                 self._untold.append(record)
@@ -182,7 +182,7 @@ class Idle(Checker):
         self._over_ms[outcome.request_id].setdefault(outcome.attempt, now_ms)
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Look into the engines."""
+        """Check that no engine computes what is over."""
         now_ms, bus = cluster.clock.now_ms, cluster.bus
         if bus.slow or now_ms < bus.held_until_ms:
             self._calm_ms.clear()
@@ -205,7 +205,7 @@ class Idle(Checker):
                 assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
 
     def on_finish(self, cluster: Cluster) -> None:
-        """A while after the last end nobody does or holds anything."""
+        """Check that no worker does or holds anything a while after the last end."""
         cluster.pass_ms(2 * IDLE_MS)
         for worker in cluster.workers.values():
             requests, state = worker.process.held, worker.process.engine.state

@@ -20,7 +20,7 @@ class AttemptNumbers(Checker):
         self._work_attempts: dict[str, int] = {}  # the highest attempt with work
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Check the attempt numbers of work, decisions and usage."""
         if isinstance(record, Work):
             self._work(record)
         elif isinstance(record, Decision) and record.kind in _PLACING:

@@ -22,7 +22,7 @@ class ProbeChecker(Checker):
         self._works: dict[_Stream, Work] = {}
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Check search results, tokens and work of probes."""
         if isinstance(record, Retrieved) and record.probe:
             self._retrieved(record)
         elif isinstance(record, TokenFrame):

@@ -17,7 +17,7 @@ class Reasons(Checker):
         self._given_up: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Look at ends."""
+        """Record deadlines and cancellations, and check outcomes."""
         if isinstance(record, Request):
             self._deadlines_ms[record.request_id] = record.deadline_ms
         elif isinstance(record, Cancellation):

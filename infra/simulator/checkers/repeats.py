@@ -34,7 +34,7 @@ class Repeats(Checker):
         self._ended_ids: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Record inserted passages, and check the tokens behind them."""
         if isinstance(record, Work) and record.probes is not None:
             inserts = (
                 (insert.at, insert.tokens) for insert in record.probes.put_in if insert.tokens

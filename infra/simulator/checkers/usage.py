@@ -29,7 +29,7 @@ class UsageChecker(Checker):
         self._spent_ms: defaultdict[str, dict[_Step, int]] = defaultdict(dict)
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books."""
+        """Record requests, outcomes and phases, and check usage."""
         if isinstance(record, Request):
             self._accepted[record.request_id] = record
         elif isinstance(record, Outcome):

@@ -42,7 +42,7 @@ class Aim(Checker):
         self._cluster: Cluster | None = None
 
     def begin(self, cluster: Cluster) -> None:
-        """From now on."""
+        """Schedule the planned faults on the cluster's clock."""
         self._cluster = cluster
         for planned in self.plan:
             cluster.clock.at(planned.at_ms, lambda planned=planned: self._arm(planned))  # type: ignore[misc]  # bound now

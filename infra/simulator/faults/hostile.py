@@ -84,7 +84,7 @@ class OpenCluster(Cluster):
 def hostile_faults(
     seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
 ) -> tuple[SimFault, ...]:
-    """So many of all kinds within a time; large requests are near the limit, or above it."""
+    """Return `count` faults of all kinds within a time; large requests are near the limit."""
     draw = np.random.default_rng([seed, count])
     kinds: tuple[Callable[[Draw, float], SimFault], ...] = (
         lambda draw, at_ms: repeat_record(at_ms, str(draw.choice(TOPICS))),

@@ -59,7 +59,7 @@ def _heard_again(cluster: Cluster, worker: SimWorker, process: SimProcess) -> No
 
 
 def stale_heartbeat(cluster: Cluster, worker: SimWorker, number: int) -> None:
-    """A heartbeat that was overtaken by so many is read once more."""
+    """Deliver a heartbeat again that `number` later ones have overtaken."""
     beats = cluster.members.recent_beats[worker.worker_id]
     if len(beats) > number:
         record = beats[-1 - number]
@@ -70,7 +70,7 @@ def stale_heartbeat(cluster: Cluster, worker: SimWorker, number: int) -> None:
 
 
 def set_clock(worker: SimWorker, ahead_ms: float) -> None:
-    """It is so much ahead of all others from now on, or behind."""
+    """Set a worker's clock ahead of all others, or behind them."""
     worker.wall.ahead_ms = ahead_ms
 
 

@@ -74,7 +74,7 @@ class Computation:
         )
 
     def handle(self, engine_id: str, tokens: int, block_tokens: int, until_ms: int) -> KvHandle:
-        """Where its KV lies."""
+        """Return a handle to where its KV lies."""
         return KvHandle(
             worker_id="",  # an engine knows neither its worker nor its life
             worker_epoch=0,

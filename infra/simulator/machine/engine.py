@@ -61,7 +61,7 @@ class TimedEngine:
         exchange.engines[engine_id] = self.state
 
     def add(self, job: Job) -> None:
-        """Take a job."""
+        """Accept a job, or fail one that is too long."""
         computation = Computation(
             job,
             self._hashes(job),
@@ -97,7 +97,7 @@ class TimedEngine:
         return outputs
 
     def load(self) -> EngineLoad:
-        """Current figures."""
+        """Return the current load of the engine."""
         return self.state.load()
 
     def _start(self, computation: Computation) -> None:
@@ -153,7 +153,7 @@ class TimedEngine:
             self.state.say(computation.say(computation.drawn_before + 1))
 
     def _complete(self, sequence: gpus.GpuSequence) -> None:
-        """The answer is whole."""
+        """Send the rest of the answer, and free the job's memory."""
         computation, state = sequence.owner, self.state
         assert isinstance(computation, Computation)
         tokens = computation.output_tokens

@@ -40,7 +40,7 @@ class EngineState:
         self._start = start
 
     def load(self) -> EngineLoad:
-        """Current figures."""
+        """Return the current load of the engine."""
         waiting_tokens = sum([computation.prompt_tokens for computation in self.pending])
         return EngineLoad(
             running=self.gpu.batch,

@@ -83,7 +83,7 @@ def member_registration(
 def member_heartbeat(
     member_id: str, epoch: int, seq: int, now_ms: float, backlog: Backlog | None = None
 ) -> Heartbeat:
-    """And beats."""
+    """Return the heartbeat of a router or a gateway."""
     return Heartbeat(
         member_id=member_id,
         epoch=epoch,

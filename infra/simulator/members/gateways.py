@@ -61,7 +61,7 @@ class SimAnswer(Call):
         return self.streams[0]
 
     def wake(self) -> None:
-        """It has news."""
+        """Mark the answer as one that has news."""
         self.touched[self.request.request_id] = self
 
 
@@ -199,7 +199,7 @@ class Gateways:
                     self._on_answer(call)
 
     def answers_at(self, gateway_id: str) -> list[SimAnswer]:
-        """What is read there."""
+        """Return the answers that are read at a gateway."""
         return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, SimAnswer)]
 
     def resume(self, answer: SimAnswer) -> Resumption:

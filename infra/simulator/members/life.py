@@ -87,13 +87,13 @@ class SimProcess:
             self._on_work(work)
 
     def cancel(self, order: CancelWork) -> None:
-        """So does an order to stop."""
+        """Take an order to stop a job from the log."""
         if self.alive and not self._clock.defers(lambda: self.cancel(order)):
             self.requests.cancel(order, int(self._clock.now_ms))
             self._go_on()
 
     def warm(self, order: WarmPrefix) -> None:
-        """So does a prompt's beginning, to be computed."""
+        """Take an order to compute a prompt's beginning from the log."""
         is_known = f"warm.{order.request_id}" in self.engine.state.computations
         if self.alive and not is_known and not self._clock.defers(lambda: self.warm(order)):
             warm_prefix(order, self.engine, self.requests, int(self._clock.now_ms))
@@ -116,7 +116,7 @@ class SimProcess:
         self.engine.state.stop()
 
     def _wake(self) -> None:
-        """Time has brought something."""
+        """Handle what time has brought, unless the process sleeps."""
         if self.engine.state.is_dead:
             self.alive = False
         if self.alive and not self._at_work and not self._clock.defers(self._wake):

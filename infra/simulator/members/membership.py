@@ -23,7 +23,7 @@ class PeerView:
         self._view, self._worker_id = view, worker_id
 
     def epoch_of(self, worker_id: str) -> int:
-        """The latest."""
+        """Return the latest epoch of a worker, 0 where none is known."""
         member = self._view.members.get(worker_id)
         return 0 if member is None else member.epoch
 

@@ -20,7 +20,7 @@ MODEL = "simulated"
 
 
 def _ignore_work(work: Work) -> None:
-    """As always."""
+    """Do nothing about a piece of work."""
 
 
 class SimWorker:
@@ -87,7 +87,7 @@ class SimWorker:
         self.on_work, self.process.engine.gpu.slow_prefill = _ignore_work, 1.0
 
     def crash(self) -> None:
-        """Die."""
+        """End the process with all that it holds."""
         self.process.end()
 
     def _limits(self) -> RequestLimits:

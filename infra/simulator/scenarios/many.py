@@ -26,7 +26,7 @@ class Summary:
     violations: list[SeedVerdict] = field(default_factory=list)
 
     def add(self, verdict: SeedVerdict) -> None:
-        """One more."""
+        """Add one seed's verdict to the sums."""
         self.seeds += 1
         self.requests += verdict.requests
         self.simulated_ms += verdict.simulated_ms
@@ -41,12 +41,12 @@ class Summary:
 
 
 def run_seed(seed: int) -> SeedVerdict:
-    """One seed, as it is."""
+    """Run the scenario of one seed, unchanged."""
     return run(draw_scenario(seed))
 
 
 def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[SeedVerdict]:
-    """Of each seed, in their order; seeds may have no end."""
+    """Yield the verdict of each seed in order; seeds may have no end."""
     seed_iterator = iter(seeds)
     if jobs == 1:
         yield from map(run_seed, seed_iterator)

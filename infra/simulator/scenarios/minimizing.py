@@ -5,7 +5,7 @@ from infra.simulator.scenarios.scenario import Scenario
 
 
 def minimize_scenario(scenario: Scenario, verdict: SeedVerdict) -> Scenario:
-    """Without anything that can be left out alone."""
+    """Return the scenario without anything that can be left out alone."""
     while (less := _shrink_once(scenario, verdict)) is not None:
         scenario = less
     return scenario

@@ -51,7 +51,7 @@ class SeedVerdict:
 
 
 def run(scenario: Scenario) -> SeedVerdict:
-    """One scenario, from its start to its end."""
+    """Run one scenario from its start to its end."""
     aim, violation, where = Aim(scenario.plan, scenario.seed), "", ""
     cluster = _cluster(scenario, aim)
     aim.begin(cluster)

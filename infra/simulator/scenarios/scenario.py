@@ -66,7 +66,7 @@ class Scenario:
 
     @property
     def command(self) -> str:
-        """What runs it again."""
+        """Return the command that runs this scenario again."""
         whole = draw_scenario(self.seed)
         command = f"trivium simulate --seed {self.seed}"
         if len(self.plan) < len(whole.plan):

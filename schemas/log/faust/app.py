@@ -37,7 +37,7 @@ class RebalanceListener(Protocol):
 
 
 class GroupMember(EventHandler, RebalanceListener, Protocol):
-    """Both."""
+    """A group's member: takes events and hears of rebalances."""
 
 
 def _credentials(log: LogSettings) -> Any:

@@ -76,7 +76,7 @@ class CrashNotes:
         return crashes
 
     def end(self, place: Place, offset: int) -> None:
-        """It is done."""
+        """Note that the work on a record has ended."""
         noted_offset, attempts = self._heads.get(place, (-1, 0))
         if noted_offset != offset:
             return

@@ -149,7 +149,7 @@ def _batches(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 class _RecordBatch:
-    """One of version 2."""
+    """A record batch of version 2, as the log holds it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -186,7 +186,7 @@ class _RecordBatch:
         return bytes(data)
 
     def unreadable_range(self, first: int, behind: bytes, why: str) -> UnreadableRange:
-        """What goes with it, from an offset on; `behind` it lie further batches."""
+        """Return the offsets that are lost with it; `behind` it lie further batches."""
         last = self.first + self.head.last_delta
         if not self.is_whole:
             _, end = next(_batches(behind), (0, 0))
@@ -198,7 +198,7 @@ class _RecordBatch:
         return UnreadableRange(first, max(first, last), why)
 
     def placeholder_for(self, gap: UnreadableRange) -> bytes:
-        """One record in its place, of the same transaction if that is known."""
+        """Return one record in its place, of the same transaction if that is known."""
         return _placeholder(gap, self.head if self.is_whole else _UNKNOWN)
 
 

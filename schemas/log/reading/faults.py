@@ -27,7 +27,7 @@ class ProcessFaults:
         self._places = deque[tuple[str, int, int]](maxlen=_PLACES_MAX)
 
     def note_failing(self, subject: str, why: str) -> None:
-        """Something does not work, such as the reading of `prompts[1]`."""
+        """Note that a subject fails, such as the reading of `prompts[1]`."""
         if subject in self._failing or len(self._failing) < _SUBJECTS_MAX:
             self._failing[subject] = clip_message(why), time.monotonic()
 
@@ -36,11 +36,11 @@ class ProcessFaults:
         return bool(self._failing)
 
     def note_working(self, subject: str) -> None:
-        """It does again."""
+        """Note that a subject works again."""
         self._failing.pop(subject, None)
 
     def note_unreadable(self, topic: str, partition: int, offset: int, why: str) -> None:
-        """A record, or the batch that ends there, is passed over."""
+        """Count a record, or a batch that ends there, that cannot be read."""
         place = (topic, partition, offset)
         if place not in self._places:
             self._places.append(place)

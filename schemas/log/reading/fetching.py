@@ -58,13 +58,13 @@ class FetchTimer:
 
 
 class CloseScan:
-    """Whether fetches are looked through closely: some are, after one that could not be read."""
+    """Decides which fetches are checked closely: some, after an unreadable one."""
 
     def __init__(self) -> None:
         self._close_fetches = 0
 
     def next_is_close(self) -> bool:
-        """Whether the next one is."""
+        """Count one fetch; return whether it is to be checked closely."""
         self._close_fetches = max(0, self._close_fetches - 1)
         return self._close_fetches > 0
 

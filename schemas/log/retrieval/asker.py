@@ -56,7 +56,7 @@ class RetrievalClient:
         await self._reader.start("latest")
 
     async def stop(self) -> None:
-        """Close."""
+        """Stop reading and close the reader."""
         await self._reader.stop()
 
     async def run(self) -> None:

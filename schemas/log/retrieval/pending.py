@@ -10,7 +10,7 @@ from schemas.retrieval import ShardLayout
 
 @dataclass(slots=True, eq=False)
 class PendingRetrieval:
-    """A retrieval under way."""
+    """A retrieval that waits for the answers of its shards."""
 
     layout: ShardLayout
     answers: dict[int, Hits] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class PendingRetrieval:
         return not self.was_resent and any(map(_is_the_replicas, self.answers.values()))
 
     def resend(self) -> None:
-        """What replicas refused is asked of others; what they found stays."""
+        """Ask other replicas for what some refused; keep what others found."""
         self.was_resent = True
         self.refused = {s: hits for s, hits in self.answers.items() if _is_the_replicas(hits)}
         for shard in self.refused:
@@ -38,7 +38,7 @@ class PendingRetrieval:
         self.done_event.clear()
 
     def change_layout(self, layout: ShardLayout) -> None:
-        """Begin again with other shards; what was answered so far is of no use to them."""
+        """Start over with other shards, to which the answers so far are of no use."""
         self.layout = layout
         self.answers.clear()
         self.resend()

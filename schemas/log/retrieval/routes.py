@@ -38,7 +38,7 @@ class Route:
         return (nearest or answering or turns)[0]
 
     def note_answer(self, partition: int, shard: int, now_ms: int) -> None:
-        """A shard, or the embedding pool, answered what was asked there."""
+        """Note that a shard, or the embedding pool, answered on that partition."""
         self._heard_ms[partition, shard] = now_ms
 
     def is_silent(self, partition: int, shards: Collection[int], since_ms: float) -> bool:

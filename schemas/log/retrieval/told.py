@@ -9,9 +9,7 @@ from schemas.rules.sizes import fit_passages
 
 
 def retrieved_record(result: RetrievalResult, **fields: Any) -> Retrieved:
-    """As of now, with the best passages that a record has room for; `more` are fields of
-    Retrieved: for whom, and what its asker knows besides.
-    """
+    """Return the record of a result, for whom `fields` say, with what it has room for."""
     passages = fit_passages(result.passages)
     return Retrieved(
         passages=passages,

@@ -68,7 +68,7 @@ async def feed_documents(
 
 
 class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types here
-    """One life in the group."""
+    """One membership in the consumer group of the document topics."""
 
     def __init__(
         self, settings: LogSettings, sources: Sequence[DocumentSource], codec: Codec, name: str

@@ -44,7 +44,7 @@ class PromptRecord:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the size of the value in bytes."""
         return len(self.value or b"")
 
     @property
@@ -200,6 +200,6 @@ def _after(operation: Any, row: Any) -> Any:
 
 
 def unwrap_connect(value: Any) -> Any:
-    """What is in Connect's envelope, or what was given."""
+    """Return the payload of Connect's envelope, or the value if it has none."""
     is_envelope = isinstance(value, dict) and value.keys() == {"schema", "payload"}
     return value["payload"] if is_envelope else value

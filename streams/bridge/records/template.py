@@ -37,7 +37,7 @@ class Template:
 
     @property
     def fields(self) -> list[str]:
-        """The paths in it."""
+        """Return the field paths that the template uses."""
         return [path.removesuffix("?") for _, path in self._parts]
 
     def fill(self, value: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ _PRIMITIVES = frozenset(
 
 
 class WriterSchemas:
-    """Of one registry; shared by all that read."""
+    """The schemas of one registry, shared by all readers."""
 
     def __init__(self, url: str, timeout_ms: int) -> None:
         """`url` is `log.schema_registry`, empty for none."""
@@ -163,7 +163,7 @@ fastavro.read.LOGICAL_READERS[f"float-{_DIGITS}"] = _shortest
 
 
 def _can_be_empty(node: Any, named_types: dict[str, bool]) -> bool:
-    """Whether a value of it may have no bytes; `named` are those that were looked at to the end."""
+    """Return whether a value may have no bytes; `named_types` are the types already checked."""
     if isinstance(node, str):
         if node in _PRIMITIVES:
             return node == "null"
@@ -192,7 +192,7 @@ def _can_be_empty(node: Any, named_types: dict[str, bool]) -> bool:
 
 
 def decode_body(value: bytes, start: int, schema: Schema) -> Any:
-    """What the bytes from there on say; raises RecordError."""
+    """Decode the bytes from `start` on. Raises RecordError."""
     body: Any = BoundedBytes(value, start, READS_MAX)
     try:
         record = fastavro.schemaless_reader(body, schema, None)

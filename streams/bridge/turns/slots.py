@@ -37,16 +37,16 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """How many are."""
+        """Return the number of slots in use."""
         return self._in_use.total()
 
     @property
     def waiting(self) -> int:
-        """How many wait for one."""
+        """Return the number of prompts that wait for a slot."""
         return sum(not waiter.cancelled() for line in self._lines.values() for waiter in line)
 
     async def acquire(self, owner: str = "") -> None:
-        """Wait for one."""
+        """Wait for a free slot and take it."""
         waiter = asyncio.get_running_loop().create_future()
         self._lines.setdefault(owner, deque()).append(waiter)
         self.hand_out()
@@ -58,14 +58,14 @@ class Slots:
             raise
 
     def release(self, owner: str = "") -> None:
-        """Give one back."""
+        """Return a slot, and hand it to the next waiter."""
         self._in_use[owner] -= 1
         if not self._in_use[owner]:
             del self._in_use[owner]
         self.hand_out()
 
     def hand_out(self) -> None:
-        """Let in whoever there is room for."""
+        """Hand free slots to waiters."""
         while self._lines and self.in_use < self._limit():
             owner = min(self._lines, key=lambda name: self._in_use[name])
             line = self._lines.pop(owner)

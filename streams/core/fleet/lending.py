@@ -16,7 +16,7 @@ from streams.core.fleet.workers import DECODERS, Life, Worker
 
 
 class RoleLending:
-    """What is lent; `check` now and then. With `after_ms` 0 nothing is."""
+    """Lends the decode role to prefill workers; with `after_ms` 0 to none."""
 
     def __init__(self, fleet: Fleet, after_ms: int) -> None:
         self._fleet, self._after_ms = fleet, after_ms

@@ -25,7 +25,7 @@ class ReaderWatch:
         self._gone_ms: dict[Gateway, int] = {}  # since when each is known to be gone
 
     def lost_gateways(self, used: Iterable[Gateway], now_ms: int) -> set[Gateway]:
-        """Those of the used ones whose grace is over; what is not asked for is forgotten."""
+        """Return the used gateways whose grace is over; forget those not asked for."""
         gateways = [gateway for gateway in used if not self._fleet.has_gateway(gateway, now_ms)]
         self._gone_ms = {gateway: self._gone_ms.get(gateway, now_ms) for gateway in gateways}
         return {

@@ -79,7 +79,7 @@ class ActiveAnswers:
 
     @property
     def deadline_ms(self) -> Numbers:
-        """Per answer."""
+        """Return the deadline of each answer."""
         return self._column(1)
 
     @property
@@ -161,7 +161,7 @@ class Worker:
         return abs(self.member.ahead_ms - peer.ahead_ms) <= CLOCK_MARGIN_MS
 
     def is_alive(self, now_ms: int) -> bool:
-        """Ready, and heard of within its lease."""
+        """Return whether it is ready and was heard of within its lease."""
         member = self.member
         return now_ms - member.seen_ms <= LEASE_MS and member.state is MemberState.READY
 

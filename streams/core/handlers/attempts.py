@@ -105,7 +105,7 @@ class Attempts:
             self._endings.end_failed(live, Reason.REQUEST_FAILED, error, now_ms)
 
     def handle_worker_loss(self, live: LiveRequest, life: Life, now_ms: int) -> None:
-        """A life on which the attempt stood is over."""
+        """Handle the loss of a worker that holds the attempt."""
         handing_over = live.state is State.HANDING_OVER
         if step(live, life, LOST) is State.DECODING:
             self._orders.refund(live, life)

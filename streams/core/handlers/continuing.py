@@ -44,7 +44,7 @@ class Continuing:
         self._tables.effects.append(RequestProgress(void, live.request.gateway_partition))
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
-        """Nobody has said anything: have the log say so."""
+        """Write that no reader has answered in time, so that the answer begins anew."""
         if now_ms < live.progress_deadline_ms:
             return
         nothing = Continued(
@@ -57,5 +57,5 @@ class Continuing:
         self._tables.effects.append(RestartAnswer(nothing, live.partition))
 
     def apply_continued(self, live: LiveRequest, continued: Continued) -> None:
-        """From now on that is the end of its prompt."""
+        """End the request's prompt with the tokens that its readers have."""
         live.set_prior_answer(*prior_answer(live.request, continued))

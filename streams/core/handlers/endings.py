@@ -99,7 +99,7 @@ class Endings:
             self.retry(live, now_ms)
 
     def retry(self, live: LiveRequest, now_ms: int) -> None:
-        """Its attempt is void: queue it, at once or when it is known how much there is of it."""
+        """Queue the request again, at once or when its readers have answered."""
         if not self._request_progress(live, now_ms):
             self.enqueue(live, now_ms)
 

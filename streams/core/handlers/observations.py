@@ -12,7 +12,7 @@ from streams.core.requests.live import LiveRequest
 
 
 def observe_prefill(estimates: Estimates, live: LiveRequest, phase: Phase, now_ms: int) -> None:
-    """How long a prefill took, and a pair's transfer."""
+    """Observe how long a prefill took, and a pair's transfer."""
     writing_ms = phase.transfer_ms if live.is_paired else 0.0  # after the first token
     live.first_heard_ms = now_ms - int(writing_ms)
     if live.case is not None and live.case.note is not None:
@@ -24,7 +24,7 @@ def observe_prefill(estimates: Estimates, live: LiveRequest, phase: Phase, now_m
 
 
 def observe_transfer(estimates: Estimates, live: LiveRequest, phase: Phase) -> None:
-    """How long KV took from prefill to decode, where the phase says so."""
+    """Observe how long KV took from prefill to decode, where the phase says so."""
     if phase.kv_bytes and live.mode is Mode.REMOTE:
         estimates.observe_transfer(live.prompt_tokens, phase.transfer_ms)
 

@@ -50,7 +50,7 @@ class Retrievals:
             tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
-        """No answer came in time, nor word that there is none."""
+        """Go on without a search that was not answered in time."""
         self._go_without(live, _late_error(live, now_ms), now_ms)
 
     def _go_without(self, live: LiveRequest, error: TriviumError, now_ms: int) -> None:
@@ -67,7 +67,7 @@ class Retrievals:
         self._tables.effects.append(SkipRetrieval(retrieved, live.partition))
 
     def apply_retrieved(self, live: LiveRequest, retrieved: Retrieved, now_ms: int) -> None:
-        """Go on with what was found, or without."""
+        """Put what was found into the prompt, and queue the request."""
         context = with_context(live.request, retrieved)
         self._tables.histories.remember(live.request, context.inserts, live.partition)
         live.take(context)
@@ -75,7 +75,7 @@ class Retrievals:
         self._enqueue(live, now_ms)
 
     def tell(self, live: LiveRequest) -> None:
-        """Have its reader hear of its prompt, before any token."""
+        """Notify the reader of what its prompt holds, before any token."""
         if live.notice is not None:
             self._tables.effects.append(
                 NotifyRetrieval(live.notice, live.request.gateway_partition)

@@ -79,7 +79,7 @@ class RequestCase:
 
     @classmethod
     def from_request(cls, request: Request, prior_tokens: int = 0) -> "RequestCase":
-        """The lasting part, from the request; so many tokens of its answer stand in its prompt."""
+        """Build the lasting part; `prior_tokens` of the prompt are of its answer."""
         max_tokens = request.sampling.max_tokens - prior_tokens
         return cls(request, token_count(request.prompt_tokens), max_tokens)
 

@@ -63,7 +63,7 @@ class PoolSpeeds:
         )
 
     def append_ms(self, tokens: Amount, prompt_tokens: int) -> Amount:
-        """Likewise beside a batch."""
+        """Return what so much of a prompt takes beside a batch, without its base."""
         return self.append_ms_per_token * tokens + self.append_ms_per_pair * pairs_of(
             tokens, prompt_tokens
         )
@@ -135,7 +135,7 @@ class Estimates:
         moved_tokens: int = 0,
         prompt_tokens: int = 0,
     ) -> PlacementNote:
-        """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
+        """Note that a prefill worker is about to compute so much of a prompt."""
         note = PlacementNote(now_ms, max_tokens, prompt_tokens, prefill=_ahead(prefill))
         _count_placed(prefill, tokens, now_ms)
         if decode is not None:
@@ -150,7 +150,7 @@ class Estimates:
         now_ms: int,
         prompt_tokens: int = 0,
     ) -> PlacementNote:
-        """A decode or replica worker is about to compute so much of a prompt beside its batch."""
+        """Note that a worker is about to compute so much of a prompt beside its batch."""
         note = PlacementNote(now_ms, max_tokens, prompt_tokens, append=_beside(worker, now_ms))
         _count_placed(worker, tokens, now_ms)
         worker.appended_tokens += tokens
@@ -158,7 +158,7 @@ class Estimates:
         return note
 
     def note_decode(self, note: PlacementNote, decode: Worker, moved_tokens: int = 0) -> None:
-        """The request is to be decoded there, with so much KV moved."""
+        """Note that the request is to be decoded there, with so much KV moved."""
         note.moved_tokens = moved_tokens
         note.decode, note.running = decode.life, float(decode.requests)
         note.batch_tokens = decode.batch_tokens
@@ -285,7 +285,7 @@ class Estimates:
     def observe_prefill(
         self, note: PlacementNote, worker: Life, computed_tokens: int, took_ms: float
     ) -> None:
-        """A prefill worker has computed a prompt."""
+        """Learn from a prompt that a prefill worker has computed."""
         if note.prefill:
             note.prefill_ms = took_ms
             x = _prompt(computed_tokens, note.prompt_tokens, note.prefill)
@@ -293,7 +293,7 @@ class Estimates:
             self.speeds = self._speeds()
 
     def observe_transfer(self, tokens: int, took_ms: float) -> None:
-        """KV went from a prefill worker to a decode worker."""
+        """Learn from KV that went from a prefill to a decode worker."""
         self.transfer.observe((tokens / THOUSAND, 1.0), took_ms)
         self.speeds = self._speeds()
 
@@ -307,7 +307,7 @@ class Estimates:
         tpot_ms: float,
         now_ms: int,
     ) -> None:
-        """A request was answered by a decode or replica worker, `ttft_ms` after its placement."""
+        """Learn from an answer whose first token came `ttft_ms` after its placement."""
         if note.decode != worker.life:
             return
         if note.append:

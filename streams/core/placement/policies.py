@@ -58,7 +58,7 @@ class Choice(NamedTuple):
 
 
 class Policy(Protocol):
-    """What the placer calls."""
+    """A policy as the placer calls it."""
 
     first_turns: bool  # asked of them too, and of later turns whose worker is gone
 
@@ -101,7 +101,7 @@ class StaticPolicy:
         self._share = settings.local_share
 
     def choose(self, turn: PlacementTurn) -> Choice:
-        """By the ticket alone."""
+        """Choose by the number of the turn alone."""
         return Choice(turn.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
 
 

@@ -30,7 +30,7 @@ class PpdCell:
     samples: int
 
     def score(self, w_ttft: float, w_tpot: float) -> float:
-        """Above 0 for local."""
+        """Return the weighted gain of local over remote; above 0, local wins."""
         return w_ttft * self.gain_ttft - w_tpot * self.loss_tpot
 
 
@@ -77,7 +77,7 @@ class PpdTable:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "PpdTable":
-        """The inverse of `to_dict`."""
+        """Build the table from what `to_dict` returns; raises ConfigError."""
         try:
             cells = [
                 PpdCell(

@@ -87,7 +87,7 @@ class PrefixIndex:
         return tuple(self._of_size)
 
     def map_hashes(self, names: Callable[[int], Iterable[int]]) -> "PrefixIndex":
-        """The same knowledge of blocks under other names, one or more for each."""
+        """Return the same index under other hashes, one or more for each."""
         masks = {name: mask for value, mask in self._masks.items() for name in names(value)}
         segments = deque(
             [n for value in segment for n in names(value)] for segment in self._segments
@@ -132,7 +132,7 @@ class PrefixIndex:
         return holder.slot if holder is not None and holder.life == life else NO_SLOT
 
     def is_complete_for(self, life: Life) -> bool:
-        """Whether what is not known to be held by this life of a worker is not held by it."""
+        """Return whether all that this life of a worker holds is known."""
         return not self._overflowed and self.slot(life) != NO_SLOT
 
     def _slots_in(self, pool: WorkerPool) -> tuple[int, Rows, int]:
@@ -233,7 +233,7 @@ class PrefixIndex:
             self._put_back(self._drop_unheld(segment) if self._rounds_due else segment)
 
     def _drop_unheld(self, segment: list[int]) -> list[int]:
-        """What of a segment somebody holds; the rest is dropped."""
+        """Return the hashes of a segment that somebody holds; drop the rest."""
         masks, live = self._masks, self._live
         held_values = [value for value in segment if masks[value] & live]
         if len(held_values) < len(segment):

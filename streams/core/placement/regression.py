@@ -38,7 +38,7 @@ class Regression:
         self._covariance = self._start()
 
     def predict(self, x: Sequence[float]) -> float:
-        """The expected y."""
+        """Return the expected y for these features."""
         expected: float = sum(map(mul, self.coefficients, x))
         return expected
 

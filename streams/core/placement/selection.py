@@ -194,7 +194,7 @@ class View:
         return share
 
     def prefill(self, among: Flags) -> Worker | None:
-        """Where prefill ends soonest."""
+        """Return the marked worker that would end prefill soonest."""
         return pick_cheapest(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
 
     @cached_property
@@ -286,7 +286,7 @@ def _late(need_ms: Amount, left_ms: Amount) -> Amount:
 
 
 def pick_cheapest(pool: WorkerPool, cost_ms: Numbers, among: Flags) -> Worker | None:
-    """The worker that costs least among the marked rows."""
+    """Return the marked worker of least cost."""
     if not pool.workers:
         return None
     cost_ms = cost_ms + pool.last_dispatch * _TIE_MS

@@ -29,7 +29,7 @@ def unmet_wishes(
     mode: Mode,
     way: OrchestrationChoice,
 ) -> UnmetWishes:
-    """Compare a placement with what was wished; `known` are the policies that the router has."""
+    """Compare a placement with its wishes; `policies` are those the router has."""
     wished_policy, wished_orchestration, unmet = "", "", Unmet.NONE
     if request.policy and request.policy != policy:
         wished_policy = request.policy

@@ -77,7 +77,7 @@ class _Queue:
         return heap[0][2] if heap else None
 
     def compact(self) -> None:
-        """Rebuild both without marks."""
+        """Rebuild both heaps without the entries of requests that left."""
         for heap in (self.front, self.back):
             heap[:] = [entry for entry in heap if entry[2].queue is self]
             heapify(heap)

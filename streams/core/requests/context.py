@@ -140,7 +140,7 @@ def _still_valid(retrieved: Retrieved) -> Sequence[Insert]:
 
 
 def _fit(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
-    """As many from the first on as there is room for."""
+    """Return the inserts, from the first on, that there is room for."""
     inserts: list[Insert] = []
     for insert in history:
         room_tokens -= token_count(insert.tokens)
@@ -190,7 +190,7 @@ class SessionHistories:
 
     @property
     def by_session(self) -> Mapping[_Key, SessionHistory]:
-        """All that is remembered, by tenant and session."""
+        """Return all remembered histories by tenant and session."""
         return self._histories
 
     def inserts_of(self, request: Request) -> tuple[Insert, ...]:

@@ -11,7 +11,7 @@ MEMORY_MS = 10_000.0
 
 
 class DecayingSums:
-    """Sums of what was counted lately; the first counts how often."""
+    """Sums that decay with time; the first one counts events."""
 
     __slots__ = ("_at_ms", "_since_ms", "_sums")
 
@@ -20,7 +20,7 @@ class DecayingSums:
         self._at_ms = self._since_ms = 0
 
     def add(self, now_ms: int, **values: float) -> None:
-        """Count one more."""
+        """Count one more event, with its values."""
         decay = self._decay(now_ms)
         self._at_ms = max(self._at_ms, now_ms)
         self._since_ms = self._since_ms or now_ms
@@ -34,7 +34,7 @@ class DecayingSums:
         return counted * 1_000 / MEMORY_MS / covered_share
 
     def mean(self, name: str) -> float:
-        """Of one; 0 where nothing was counted."""
+        """Return the mean of one value; 0 where nothing was counted."""
         count = self._sums["count"]
         return self._sums[name] / count if count else 0.0
 

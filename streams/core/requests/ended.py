@@ -52,7 +52,7 @@ class EarlyCancellations:
         return len(self._cancellations)
 
     def add(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
-        """Remember one."""
+        """Remember a cancellation; the first of each tenant counts."""
         key = cancellation.request_id, cancellation.tenant
         self._cancellations.setdefault(key, (cancellation.reason, partition, now_ms))
         while len(self._cancellations) > self._max:

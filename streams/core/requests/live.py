@@ -158,7 +158,7 @@ class LiveRequest:
         self.state = state
 
     def take(self, context: PromptContext) -> None:
-        """From now on this is its prompt."""
+        """Take this context's prompt as the request's own."""
         plain_tokens = token_count(self.request.prompt_tokens)
         self.request, self.notice = context.request, context.notice
         self.passage_ids = tuple(citation.passage_id for citation in context.notice.citations)
@@ -166,7 +166,7 @@ class LiveRequest:
         self.retrieved_tokens = self.prompt_tokens - plain_tokens
 
     def set_prior_answer(self, tokens: bytes, chars: int) -> None:
-        """From now on its prompt ends with these tokens of its answer."""
+        """End the prompt with these tokens of the answer, which are so many `chars`."""
         if not self.prior_tokens and not tokens:
             return
         plain = self.request.prompt_tokens

@@ -20,7 +20,7 @@ _PROBE_BYTES = 64  # beside tokens, texts and names
 
 @frozen
 class ProbeResult:
-    """What became of one probe; `told` is what the reader hears where something was put in."""
+    """What became of one probe; `notice` is for the reader, if it put passages in."""
 
     attempt: int
     seq: int

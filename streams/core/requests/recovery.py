@@ -141,7 +141,7 @@ class Rebuild:
         self._sessions: dict[SessionKey, Session] = {}
 
     def add(self, event: PartitionEvent) -> None:
-        """Fold one record."""
+        """Fold one record into what is known of its request."""
         match event:
             case RequestArrived(request):
                 trace = self._trace(request.request_id)
@@ -250,7 +250,7 @@ def _base_request(request: Request, trace: _Trace, partition: int) -> LiveReques
 
 
 def _ended_request(request: Request, trace: _Trace, partition: int) -> LiveRequest:
-    """The request with those on whom its last attempt was placed."""
+    """Return the ended request with the workers of its last attempt."""
     live, placed = _base_request(request, trace, partition), trace.placed
     handed = trace.handed if trace.handed.attempt == placed.attempt else placed
     live.attempt, live.prefill, live.decode = placed.attempt, placed.prefill, handed.decode

@@ -60,5 +60,5 @@ class Sessions:
             del self._sessions[key]
 
     def all(self) -> dict[SessionKey, Session]:
-        """Everything remembered, by key."""
+        """Return all remembered sessions by their keys."""
         return {key: session for key, (session, _) in self._sessions.items()}

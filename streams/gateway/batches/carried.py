@@ -14,7 +14,7 @@ from streams.gateway.objects.table import key_of
 
 
 class BatchRuns:
-    """By key."""
+    """Hold the batches that run, and those that wait for their last answers."""
 
     def __init__(self) -> None:
         self._running: dict[str, BatchRun] = {}  # the one whose step was last is the last
@@ -27,41 +27,41 @@ class BatchRuns:
         return iter([*self._running.values(), *self._leaving.values()])
 
     def get(self, key: str) -> BatchRun | None:
-        """One that is carried."""
+        """Return the run of a batch by its key."""
         return self._running.get(key) or self._leaving.get(key)
 
     def clear(self) -> None:
-        """Nothing is; who has had a place last is still known."""
+        """Drop all runs; the order in which tenants left their slots stays known."""
         self._running.clear()
         self._leaving.clear()
 
     def tenants(self) -> list[str]:
-        """Whose they are."""
+        """List the tenants that have runs."""
         return list({run.batch.tenant: None for run in self})
 
     def of_tenant(self, tenant: str) -> list[BatchRun]:
-        """A tenant's, in the order in which they have their turn."""
+        """List the runs of a tenant, in the order in which they have their turn."""
         return [run for run in self if run.batch.tenant == tenant]
 
     def move_to_back(self, run: BatchRun) -> None:
-        """Others of its tenant are next."""
+        """Let the other runs of its tenant be next."""
         key = key_of(run.batch)
         if key in self._running:
             self._running[key] = self._running.pop(key)
 
     def put(self, run: BatchRun) -> None:
-        """In the stead of what was known of one."""
+        """Replace the run of the same batch."""
         key = key_of(run.batch)
         (self._running if key in self._running else self._leaving)[key] = run
 
     def remember(self, batch: Batch, progress: BatchProgress, now_s: float) -> None:
-        """One that is begun: whoever carried it, answers to lines of it may come."""
+        """Keep a run that only waits for answers, whichever gateway started it."""
         run = BatchRun(batch, progress, now_s)
         if self.get(key_of(batch)) is None and run.waiting:
             self._leaving[key_of(batch)] = run
 
     def refresh(self, table: BatchTable, now_s: float) -> bool:
-        """See what the table has, and give places; whether anything is to be done."""
+        """Read the table and assign slots; return whether any batch is open."""
         for group in (self._running, self._leaving):
             for key, run in list(group.items()):
                 name = run.batch.tenant, run.batch.batch_id
@@ -106,7 +106,7 @@ class BatchRuns:
         ]
 
     def may_send(self, run: BatchRun, new_lines: int) -> bool:
-        """Whether one has lines left and a place, and its tenant has not too many ahead."""
+        """Whether a run has a slot and lines left, and its tenant may send more lines."""
         if run.committed.sent >= run.committed.total or key_of(run.batch) not in self._running:
             return False
         tenant_runs = self.of_tenant(run.batch.tenant)

@@ -53,7 +53,7 @@ BUG = BatchFileError("server_error", "an error of the gateway; its log has the d
 
 
 class BatchRunner:
-    """`run` until cancelled."""
+    """Runs the batches of all tenants; `run` ends by cancellation."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class BatchRunner:
         is_first: Callable[[], bool],
         check_model: Callable[[str], object],
     ) -> None:
-        """`check_model` raises UnknownModel."""
+        """Take the log's settings; `check_model` raises UnknownModel."""
         self._log, self._codec, self._objects = log, codec, objects
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
@@ -181,7 +181,7 @@ class BatchRunner:
         return file
 
     async def _check(self, run: BatchRun) -> None:
-        """Whether its file may be asked."""
+        """Check the input file; start the batch, or fail it."""
         check, number = FileCheck(run.batch.endpoint, self._check_model), 0
         lines = lines_of(self._objects, self._file(run))
         try:
@@ -211,7 +211,7 @@ class BatchRunner:
         self._runs.put(BatchRun(run.batch, progress, asyncio.get_running_loop().time()))
 
     async def _send(self, run: BatchRun) -> None:
-        """Ask some lines."""
+        """Send the next lines of a batch as prompts."""
         if not run.buffered_lines:
             await self._read_ahead(run)
         first_line, sends = run.committed.sent, list[OutgoingRecord]()
@@ -248,7 +248,7 @@ class BatchRunner:
         )
 
     def _take(self, record: ConsumerRecord) -> None:
-        """One of the answers."""
+        """Note the answer that a record carries."""
         self._read_to[record.partition] = record.offset + 1
         names = (record.key or b"").decode(errors="replace").split("/", 3)
         run = self._runs.get("/".join(names[:2]))
@@ -263,7 +263,7 @@ class BatchRunner:
             logger.error("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
 
     async def _give_up(self, run: BatchRun, status: str) -> None:
-        """What is not answered is in the file of errors, too."""
+        """Write errors for all lines without an answer, and end the batch."""
         lines, number = lines_of(self._objects, self._file(run)), 0
         async with contextlib.aclosing(lines):
             async for line in lines:
@@ -277,7 +277,7 @@ class BatchRunner:
     # What is written
 
     async def _write(self, run: BatchRun) -> None:
-        """Results so far, and that they are."""
+        """Write the results so far, and the progress that counts them."""
         await self._write_parts(run)
         progress = run.progress(self._positions(), wall_ms())
         await self._commit(self._object(progress))
@@ -303,7 +303,7 @@ class BatchRunner:
         )
 
     async def _end(self, run: BatchRun, status: str, errors: Sequence[object] = ()) -> None:
-        """It is over, and callers find its files."""
+        """End the batch with a status, and publish its files."""
         await self._write_parts(run)
         now_ms, files = wall_ms(), list[StoredFile]()
         for name, draft in (("output", run.output), ("error", run.errors)):

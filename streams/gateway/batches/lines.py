@@ -39,7 +39,7 @@ class BatchFileError(Exception):
         self.code, self.message, self.param = code, message, param
 
     def as_json(self, line: int | None) -> dict[str, Any]:
-        """As batches list it."""
+        """Return the error as the API lists it."""
         return {"code": self.code, "line": line, "message": self.message, "param": self.param}
 
 
@@ -54,13 +54,13 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BatchCall:
-    """One line."""
+    """One call of a batch, as its line says it."""
 
     custom_id: str
     body: dict[str, Any]
 
     def prompt(self, endpoint: str) -> Prompt:
-        """As it is asked."""
+        """Build the prompt that bridges answer."""
         return Prompt(body=orjson.dumps(self.body).decode(), endpoint=endpoint)
 
 
@@ -111,7 +111,7 @@ class FileCheck:
     """`add` every line; then `errors` says what is wrong with the file."""
 
     def __init__(self, endpoint: str, check_model: Callable[[str], object]) -> None:
-        """`check_model` raises UnknownModel."""
+        """Check lines for an endpoint; `check_model` raises UnknownModel."""
         self._endpoint, self._check_model = endpoint, check_model
         self._digests: set[bytes] = set()
         self._errors: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ class FileCheck:
 
 
 def unanswered_line(line_id: str, custom_id: str, status: str) -> bytes:
-    """Of a call that was not answered before its batch ended so."""
+    """Build the error line of a call that had no answer when its batch ended."""
     code, message = GIVEN_UP[status]
     error = {"code": code, "message": message}
     return _line(line_id, custom_id, None, error)

@@ -35,7 +35,7 @@ async def lines_of(
 
 
 async def _split(parts: AsyncIterator[bytes], skipped: int) -> AsyncGenerator[bytes]:
-    """Lines with their ends."""
+    """Split the parts into lines that keep their ends."""
     tail = b""
     async with contextlib.aclosing(parts):  # type: ignore[type-var]  # every reader is a generator
         async for part in parts:

@@ -33,7 +33,7 @@ class OutputExpiry(_BatchModel):
 
 
 class BatchCreateBody(_BatchModel):
-    """POST /v1/batches."""
+    """Validates the body of POST /v1/batches."""
 
     input_file_id: str = Field(min_length=1, max_length=64)
     endpoint: str = Field(max_length=64)
@@ -43,7 +43,7 @@ class BatchCreateBody(_BatchModel):
 
 
 def batch_json(table: BatchTable, batch: Batch) -> dict[str, Any]:
-    """A `batch`."""
+    """Build the `batch` object of the API."""
     progress = table.progress(batch) or BatchProgress(
         batch_id=batch.batch_id, tenant=batch.tenant, status=table.status(batch), at_ms=0
     )

@@ -32,13 +32,13 @@ class Draft:
         ]
 
     def mark_written(self, offsets: Sequence[int]) -> None:
-        """It is."""
+        """Count the pending bytes as written, at these offsets."""
         self.offsets += offsets
         self.size += len(self.pending)
         self.pending.clear()
 
     def stored_file(self, batch: Batch, name: str, partition: int, now_ms: int) -> StoredFile:
-        """As callers find it."""
+        """Build the file that callers can download."""
         expires_s = batch.output_expires_s
         return StoredFile(
             file_id=self.file_id,
@@ -90,12 +90,12 @@ class BatchRun:
 
     @property
     def waiting_bytes(self) -> float:
-        """Of these; a line that a predecessor has sent counts as the mean of all."""
+        """Estimate the bytes of these lines; a predecessor's count as the mean of all."""
         mean = self.committed.sent_bytes / max(1, self.committed.sent)
         return sum(self._sizes.values()) + (self.waiting - len(self._sizes)) * mean
 
     def mark_sent(self, committed: BatchProgress, sizes: Sequence[int]) -> None:
-        """More lines are, of so many bytes."""
+        """Note that more lines were sent, with the sizes of their texts in bytes."""
         self._sizes.update(enumerate(sizes, self.committed.sent))
         self.committed = committed
 
@@ -109,7 +109,7 @@ class BatchRun:
         self.done_lines += 1
 
     def line_id(self, line: int) -> str:
-        """Of a line of results."""
+        """Build the id of a line of results."""
         return f"batch_req_{self.batch.batch_id.partition('_')[2]}_{line}"
 
     def take_answer(self, line: int, custom_id: str, answer: Answer) -> None:
@@ -129,13 +129,13 @@ class BatchRun:
         self._mark_done(line)
 
     def give_up(self, line: int, custom_id: str, status: str) -> None:
-        """No answer to a line is waited for any more."""
+        """Write that a line has no answer, and wait for it no more."""
         self.errors.pending.extend(unanswered_line(self.line_id(line), custom_id, status))
         self._mark_done(line)
 
     @property
     def pending_bytes(self) -> int:
-        """Of results that are not on the log."""
+        """Count the bytes of results that are not on the log yet."""
         return len(self.output.pending) + len(self.errors.pending)
 
     def is_due(self, now_s: float, now_ms: int) -> bool:
@@ -147,7 +147,7 @@ class BatchRun:
         return bool(waits) or self.pending_bytes >= PART_BYTES
 
     def mark_written(self, now_s: float) -> None:
-        """Its results are."""
+        """Note when results were last written."""
         self._written_s = now_s
 
     def end_status(self, now_ms: int) -> str:

@@ -28,7 +28,7 @@ _KEEP_MS = 10_000  # to have one kept; nobody waits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheHit:
-    """An answer that fits."""
+    """A cached answer that fits a query."""
 
     entry_id: str
     entry: CacheEntry
@@ -37,14 +37,14 @@ class CacheHit:
 
 
 class AnswerCache:
-    """Of one gateway."""
+    """Looks up and stores answers of chats for one gateway."""
 
     def __init__(self, settings: GatewaySettings, pool: RetrievalPool, metrics: Metrics) -> None:
         self._settings, self._pool, self._metrics = settings, pool, metrics
         self._collection = settings.cache_collection
 
     async def look_up(self, query: CacheQuery, tenant: str) -> CacheHit | None:
-        """In the time that a lookup has; never raises."""
+        """Find a cached answer within `cache_wait_ms`; never raises."""
         hit, outcome, wait_ms = None, "miss", self._settings.cache_wait_ms
         try:
             async with asyncio.timeout(wait_ms / 1000):
@@ -101,7 +101,7 @@ class AnswerCache:
         return not changed
 
     async def store(self, query: CacheQuery, entry: CacheEntry, tenant: str) -> None:
-        """For later; never raises."""
+        """Store an answer for later queries; never raises."""
         try:
             embedded_texts = await self._pool.embed(
                 [query.question], deadline_ms=wall_ms() + _KEEP_MS, tenant=tenant
@@ -122,7 +122,7 @@ class AnswerCache:
             logger.exception("an answer was not kept")
 
     async def evict(self, entry_id: str) -> None:
-        """Have it found no more; raises BrokerUnavailable."""
+        """Remove an entry from the cache; raises BrokerUnavailable."""
         await self._pool.remove(self._collection, entry_id)
 
 

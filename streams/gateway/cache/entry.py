@@ -98,7 +98,7 @@ def document_of(
     number: int,
     entries_max: int,
 ) -> Document | None:
-    """As it stands on the log; None where it is too large."""
+    """Build the document of an entry; None where it is too large."""
     text = json.dumps(asdict(entry), ensure_ascii=False)
     if len(text.encode("utf-8", "replace")) > ENTRY_BYTES_MAX:
         return None
@@ -115,7 +115,7 @@ def document_of(
 
 
 def parse_entry(text: str) -> CacheEntry | None:
-    """Inverse; None for what nobody here has written."""
+    """Parse an entry's text; None for a text that no gateway has written."""
     try:
         return CacheEntry(**json.loads(text))
     except (ValueError, TypeError):

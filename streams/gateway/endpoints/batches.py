@@ -24,7 +24,7 @@ _BATCH = "/v1/batches/{batch_id}"
 
 
 def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
-    """Add them."""
+    """Add the routes of /v1/batches."""
 
     @router.post("/v1/batches", tags=["OpenAI"])
     async def create(request: Request) -> dict[str, Any]:

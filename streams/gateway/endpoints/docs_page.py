@@ -35,7 +35,7 @@ SwaggerUIBundle({{dom_id: "#docs", deepLinking: true, validatorUrl: null, spec: 
 
 
 class DocsPage:
-    """`answer` is the endpoint."""
+    """Serves the OpenAPI page; `answer` is the endpoint."""
 
     def __init__(self, document: Callable[[], dict[str, Any]]) -> None:
         self._document = document
@@ -54,7 +54,7 @@ class DocsPage:
 
     @cached_property
     def _packed(self) -> tuple[bytes, str]:
-        """Compressed, and its name for browsers."""
+        """Build the compressed page and its ETag."""
         static = importlib.resources.files("fastapi_offline") / "static"
         style = (static / "swagger-ui.css").read_text(encoding="utf-8")
         program = _inside((static / "swagger-ui-bundle.js").read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ async def embed_texts(
 
 
 def vectors_body(result: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
-    """The answer to a body."""
+    """Build the answer to an embeddings call."""
     data = [
         {
             "object": "embedding",

@@ -31,18 +31,18 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def file_routes(gateway: Gateway, router: APIRouter) -> None:
-    """Add them."""
+    """Add the routes of /v1/files."""
 
     @router.post("/v1/files", tags=["OpenAI"])
     async def upload(request: Request) -> dict[str, Any]:
-        """Keep a file."""
+        """Upload a file, for vector stores or batches."""
         return await _upload(gateway, request)
 
     @router.get("/v1/files", tags=["OpenAI"])
     async def list_files(
         request: Request, paging: Annotated[FilePaging, Query()]
     ) -> dict[str, Any]:
-        """The caller's files."""
+        """List the caller's files, page by page."""
         table, tenant = gateway.objects.table, tenant_of(gateway, request)
 
         return page(
@@ -75,7 +75,7 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
 
 
 def tenant_of(gateway: Gateway, request: Request) -> str:
-    """Whose key was used."""
+    """Return the tenant whose API key was used."""
     return gateway.keys.tenant(headers_of(request.scope))
 
 

@@ -27,7 +27,7 @@ class CacheLookup:
     has_retrieval: bool  # in documents
 
     def store(self, gateway: Gateway, stream: Stream, text: str) -> None:
-        """In the background, if it is an answer for others."""
+        """Store the answer in the background, if it may serve other callers."""
         entry = entry_of(
             self.query, stream, text, has_retrieval=self.has_retrieval, now_ms=wall_ms()
         )
@@ -74,7 +74,7 @@ async def serve(
 
 
 async def evict(gateway: Gateway, entry_id: str, tenant: str) -> None:
-    """Have an answer given no more; raises NotFound for what is none of this tenant."""
+    """Remove a cached answer; raises NotFound for an id of another tenant."""
     if not belongs_to(entry_id, tenant):
         raise NotFound(f"{entry_id[:64]}: not the id of an answer that is kept for this key")
     await gateway.answers.evict(entry_id)

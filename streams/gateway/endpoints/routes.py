@@ -111,7 +111,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/health/live", tags=["Operations"])
     async def live() -> dict[str, str]:
-        """The process runs."""
+        """Answer ok while the process runs."""
         return {"status": "ok"}
 
     @router.get("/health/ready", tags=["Operations"])
@@ -126,7 +126,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/version", tags=["Operations"])
     async def version(request: Request) -> dict[str, str]:
-        """Which Trivium this is."""
+        """Return the version of Trivium that runs."""
         return {"version": request.app.version}
 
     @router.get("/load", tags=["Operations"])

@@ -33,7 +33,7 @@ Paging = Annotated[StoreFilePaging, Query()]
 
 
 def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
-    """Add them."""
+    """Add the routes of a vector store's files."""
 
     @router.post(_STORE + "/files", tags=["OpenAI"])
     async def attach(vector_store_id: str, request: Request) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
 
 
 def batch_routes(gateway: Gateway, router: APIRouter) -> None:
-    """Add them."""
+    """Add the routes of file batches."""
 
     @router.post(_STORE + "/file_batches", tags=["OpenAI"])
     async def create_batch(vector_store_id: str, request: Request) -> dict[str, Any]:

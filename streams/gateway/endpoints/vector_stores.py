@@ -40,7 +40,7 @@ USED_MS = 60_000  # a use is noted when the last one noted is so long ago
 
 
 def store_routes(gateway: Gateway, router: APIRouter) -> None:
-    """Add them."""
+    """Add the routes of /v1/vector_stores."""
 
     @router.post("/v1/vector_stores", tags=["OpenAI"])
     async def create(request: Request) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
     async def list_stores(
         request: Request, paging: Annotated[StorePaging, Query()]
     ) -> dict[str, Any]:
-        """The caller's vector stores."""
+        """List the caller's vector stores, page by page."""
         table, now_ms = gateway.objects.table, wall_ms()
         tenant = tenant_of(gateway, request)
         return page(
@@ -63,7 +63,7 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def get_store(vector_store_id: str, request: Request) -> dict[str, Any]:
-        """One vector store."""
+        """Return a vector store by its id."""
         store = require_store(gateway, request, vector_store_id)
         return store_json(gateway.objects.table, store, wall_ms())
 
@@ -115,7 +115,7 @@ async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Bod
 
 
 async def note_use(gateway: Gateway, store: VectorStore) -> None:
-    """For its expiry."""
+    """Note that a store was used, which puts off its expiry."""
     now_ms = wall_ms()
     if now_ms - gateway.objects.table.used_ms(store) >= USED_MS:
         used = StoreUsed(store_id=store.store_id, tenant=store.tenant, at_ms=now_ms)

@@ -47,7 +47,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_ended = False  # by us; what still comes is dropped
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Requests may come."""
+        """Take the transport of a new connection."""
         super().connection_made(transport)
         self._answers = _Answers(transport, self._end)
 
@@ -139,7 +139,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_ending(self) -> bool:
-        """Nothing more is answered."""
+        """Whether no more requests are answered here."""
         return self._is_ended or self.transport.is_closing()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it

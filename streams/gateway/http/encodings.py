@@ -30,7 +30,7 @@ _Failed = (zlib.error, zstd.ZstdError, brotli.error)
 
 
 class BodyDecoder(Protocol):
-    """Decodes one body."""
+    """Decodes the compressed body of one request."""
 
     members: int  # or frames, that were begun
 

@@ -41,12 +41,12 @@ class BoundedProtocol(PatientProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Part of a body."""
+        """Count a part of a body."""
         self._parts += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The next head begins."""
+        """Count the end of a request; the next head begins."""
         self._parts += 1
         super().on_message_complete()
 

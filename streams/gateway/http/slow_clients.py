@@ -49,12 +49,12 @@ class PatientProtocol(HttpConnection):
             self._wait_for(_HEAD)
 
     def on_headers_complete(self) -> None:
-        """Wait for the body."""
+        """Note that the body is awaited from now on."""
         super().on_headers_complete()
         self._wait_for(_BODY)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Note that the request is complete."""
         super().on_message_complete()
         self._wait_for("")
 
@@ -69,7 +69,7 @@ class PatientProtocol(HttpConnection):
         self._unread_s = self.loop.time()
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Note that the client reads again."""
         super().resume_writing()
         self._unread_s = 0.0
 

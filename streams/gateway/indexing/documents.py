@@ -12,7 +12,7 @@ PIECE_CHARS_MAX = DOCUMENT_CHARS_MAX // 4  # small enough for passages of all si
 
 
 def document_id(file_id: str, number: int) -> str:
-    """Of a file's documents; the same file has the same ones."""
+    """Build the id of a file's document; the same file gives the same ids."""
     return f"{file_id}/{number}"
 
 

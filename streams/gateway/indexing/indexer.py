@@ -51,7 +51,7 @@ Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether 
 
 
 class Indexer:
-    """`run` until cancelled."""
+    """Indexes the files of vector stores; `run` ends by cancellation."""
 
     def __init__(
         self,
@@ -252,5 +252,5 @@ class Indexer:
 
 
 def _target(store: VectorStore | None, entry: StoreEntry) -> tuple[int, bool]:
-    """Of which revision, and whether the file is to be there."""
+    """Return the revision, and whether the file is to be present."""
     return entry.spec.revision, store is not None and entry.spec.wanted == PRESENT

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def write_list(items: Iterable[Any]) -> None:
-    """A list in lines."""
+    """Write a list as one line of JSON for each item."""
     sys.stdout.write("[\n")
     for item in items:
         sys.stdout.write(json.dumps(item) + "\n")

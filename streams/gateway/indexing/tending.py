@@ -23,7 +23,7 @@ class ExpirySweeper:
         self._last_sweep_s = float("-inf")
 
     async def sweep(self) -> None:
-        """Raises BrokerUnavailable."""
+        """Delete what has expired or was deleted; raises BrokerUnavailable."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._last_sweep_s < LOOK_S:
             return
@@ -50,5 +50,5 @@ class ExpirySweeper:
             await self._objects.drop(*table.keys_of(store))
 
     async def declare(self, collection: str, declaration: CollectionDeclared | None) -> None:
-        """As `schemas.log.documents.declare`."""
+        """Declare a collection on the log; None withdraws it."""
         await declare(self._objects.require_producer(), self._log, collection, declaration)

@@ -137,7 +137,7 @@ class LogBackend:
         return position
 
     def tokens_position(self) -> tuple[int, int]:
-        """The same, whether or not a worker is there; raises BrokerUnavailable."""
+        """Return the reply position even without a worker; raises BrokerUnavailable."""
         partition = self._valid_membership().leases["tokens"]
         return partition, self._positions[partition]
 
@@ -185,7 +185,7 @@ class LogBackend:
 
     @property
     def epoch(self) -> int:
-        """Of the membership that stands; 0 while there is none."""
+        """Return the epoch of the membership; 0 while there is none."""
         return 0 if self._membership is None else self._epoch
 
     def living(self, kind: MemberKind) -> list[Member]:

@@ -45,7 +45,7 @@ class Objects(Protocol):
         BrokerUnavailable."""
 
     def partition(self, file_id: str) -> int:
-        """Of `files`, for all parts of a file."""
+        """Return the partition of `files` that holds all parts of a file."""
 
     async def put(self, *records: ObjectRecord) -> None:
         """When it returns the table has them; raises BrokerUnavailable, TooManyRequests."""
@@ -92,7 +92,7 @@ class ObjectLog:
 
     @property
     def news(self) -> asyncio.Condition:
-        """The table has more."""
+        """Return the condition that is notified when the table has changed."""
         return self._follower.news
 
     async def catch_up(self) -> None:
@@ -101,7 +101,7 @@ class ObjectLog:
         await self._follower.catch_up()
 
     def partition(self, file_id: str) -> int:
-        """Of `files`, for all parts of a file."""
+        """Return the partition of `files` that holds all parts of a file."""
         return partition_of(file_id, self._log.document_partitions)
 
     async def put(self, *records: ObjectRecord) -> None:
@@ -109,7 +109,7 @@ class ObjectLog:
         await self._write([(key_of(record), record) for record in records])
 
     async def drop(self, *keys: str) -> None:
-        """These are no more."""
+        """Delete the records under these keys."""
         await self._write([(key, None) for key in keys])
 
     async def _write(self, pairs: list[tuple[str, ObjectRecord | None]]) -> None:
@@ -131,7 +131,7 @@ class ObjectLog:
             ) from error
 
     def require_producer(self) -> LogProducer:
-        """Who writes; raises BrokerUnavailable."""
+        """Return the producer; raises BrokerUnavailable without one."""
         if (producer := self._producer()) is None:
             raise BrokerUnavailable("the log cannot be written; is the broker away?")
         return producer
@@ -215,5 +215,5 @@ class ObjectLog:
 
 
 def part_key(file_id: str, number: int) -> str:
-    """Of a part on `files`."""
+    """Build the key of a part on `files`."""
     return f"{file_id}/{number}"

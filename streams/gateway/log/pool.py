@@ -37,18 +37,18 @@ class RetrievalPool(Protocol):
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
-        """As `RetrievalClient.search_text`."""
+        """Search by text, as `RetrievalClient.search_text` does."""
 
     async def check(
         self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
     ) -> frozenset[str]:
-        """As `RetrievalClient.check`."""
+        """Check quoted documents, as `RetrievalClient.check` does."""
 
     async def write(self, document: Document) -> None:
         """Returns when the broker has it; raises RecordTooLarge, BrokerUnavailable."""
 
     async def remove(self, collection: str, document_id: str) -> None:
-        """Likewise, so that it is found no more."""
+        """Delete a document; returns and raises as `write` does."""
 
 
 class LogPool:
@@ -126,6 +126,6 @@ class LogPool:
             joined.cancel()
 
     async def close(self) -> None:
-        """Leave."""
+        """Leave the retrieval pool and end the membership."""
         if self._member_task is not None:
             await cancel_and_wait(self._member_task)

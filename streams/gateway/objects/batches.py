@@ -20,12 +20,12 @@ Name = tuple[str, str]  # tenant and batch
 
 
 def batch_key(tenant: str, batch_id: str) -> str:
-    """Of what its caller says."""
+    """Build the key of a batch as its caller wrote it."""
     return object_key(tenant, batch_id)
 
 
 def progress_key(tenant: str, batch_id: str) -> str:
-    """Of what has come of it."""
+    """Build the key of a batch's progress."""
     return object_key(tenant, batch_id, PROGRESS)
 
 
@@ -35,7 +35,7 @@ def line_key(batch: Batch, line: int, custom_id: str) -> str:
 
 
 def tenant_of(key: str) -> str:
-    """Whose such a key is."""
+    """Return the tenant that a key belongs to."""
     return key.partition("/")[0]
 
 
@@ -64,7 +64,7 @@ class BatchTable:
         self._track_if_open(name)
 
     def drop(self, tenant: str, batch_id: str, *rest: str) -> None:
-        """What its key says is no more."""
+        """Forget the batch, or its progress, whose key was deleted."""
         name = tenant, batch_id
         self._untrack(name)
         (self._progress if rest else self._batches).pop(name, None)
@@ -93,11 +93,11 @@ class BatchTable:
             self._needed[name[0], self._batches[name].input_file_id] += 1
 
     def get(self, tenant: str, batch_id: str) -> Batch | None:
-        """One of a tenant's."""
+        """Return a batch by tenant and id."""
         return self._batches.get((tenant, batch_id))
 
     def order(self, tenant: str) -> OrderedIds:
-        """All of a tenant's."""
+        """Return the ids of a tenant's batches in order."""
         return self._orders.get(tenant, OrderedIds())
 
     def progress(self, batch: Batch) -> BatchProgress | None:
@@ -105,15 +105,15 @@ class BatchTable:
         return self._progress.get((batch.tenant, batch.batch_id))
 
     def is_open(self, tenant: str, batch_id: str) -> bool:
-        """Whether something is to be done about one."""
+        """Whether work is left to do for a batch."""
         return any(batch_id in orders.get(tenant, ()) for orders in self._open_orders.values())
 
     def open_tenants(self) -> Set[str]:
-        """Who has any such."""
+        """Return the tenants that have open batches."""
         return self._open_orders[True].keys() | self._open_orders[False].keys()
 
     def open_batches(self, tenant: str) -> Iterator[Batch]:
-        """A tenant's: those begun first, and the oldest of others."""
+        """Iterate over a tenant's open batches: those started first, then by age."""
         orders = [
             self._open_orders[is_begun].get(tenant, OrderedIds()) for is_begun in (True, False)
         ]
@@ -121,7 +121,7 @@ class BatchTable:
         return (self._batches[tenant, name] for name in names)
 
     def started_batches(self) -> list[Batch]:
-        """Those that are begun and not ended, of all tenants."""
+        """List the batches of all tenants that have started and not ended."""
         return [
             self._batches[tenant, name]
             for tenant, order in self._open_orders[True].items()
@@ -129,7 +129,7 @@ class BatchTable:
         ]
 
     def status(self, batch: Batch) -> str:
-        """As callers see it."""
+        """Return the status that callers see."""
         progress = self.progress(batch)
         if progress is not None and progress.status in ENDED:
             return progress.status

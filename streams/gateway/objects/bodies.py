@@ -61,7 +61,7 @@ class Expiry(_StoreModel):
 
 
 class AutoChunks(_StoreModel):
-    """As the deployment cuts."""
+    """Has texts cut into chunks as the deployment does."""
 
     type: Literal["auto"]
 
@@ -74,7 +74,7 @@ class ChunkSizes(_StoreModel):
 
 
 class StaticChunks(_StoreModel):
-    """As the caller says."""
+    """Has texts cut into chunks of the sizes that the caller gives."""
 
     type: Literal["static"]
     static: ChunkSizes
@@ -105,7 +105,7 @@ Attributes = Annotated[
 
 
 class StoreBody(_StoreModel):
-    """POST /v1/vector_stores."""
+    """Validates the body of POST /v1/vector_stores."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
     description: str | None = Field(None, max_length=NAME_CHARS_MAX)
@@ -132,13 +132,13 @@ class StoreFileBody(_StoreModel):
 
 
 class AttributesBody(_StoreModel):
-    """POST /v1/vector_stores/{id}/files/{file_id}."""
+    """Validates the body of POST /v1/vector_stores/{id}/files/{file_id}."""
 
     attributes: Attributes
 
 
 class BatchBody(_StoreModel):
-    """POST /v1/vector_stores/{id}/file_batches."""
+    """Validates the body of POST /v1/vector_stores/{id}/file_batches."""
 
     file_ids: list[_Id] | None = Field(None, min_length=1, max_length=FILES_MAX)
     files: list[StoreFileBody] | None = Field(None, min_length=1, max_length=FILES_MAX)
@@ -176,7 +176,7 @@ class RankingBody(_StoreModel):
 
 
 class StoreSearchBody(_StoreModel):
-    """POST /v1/vector_stores/{id}/search."""
+    """Validates the body of POST /v1/vector_stores/{id}/search."""
 
     query: str | list[str]
     max_num_results: int | None = Field(None, ge=1, le=RESULTS_MAX)

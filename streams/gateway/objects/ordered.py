@@ -29,7 +29,7 @@ class OrderedIds:
             insort(self._keys.setdefault(kind, []), (created_ms, name))
 
     def drop(self, name: str) -> None:
-        """It need not be there."""
+        """Remove an id, if it is there."""
         if name not in self._created_ms:
             return
         key = self._created_ms.pop(name), name

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 
 def file_json(file: StoredFile) -> Json:
-    """A `file`."""
+    """Build the `file` object of the API."""
     return {
         "id": file.file_id,
         "object": "file",
@@ -43,7 +43,7 @@ def file_json(file: StoredFile) -> Json:
 
 
 def store_json(table: ObjectTable, store: VectorStore, now_ms: int) -> Json:
-    """A `vector_store`."""
+    """Build the `vector_store` object of the API."""
     files, expires_ms = table.contents(store), table.expires_ms(store)
     counts = _counts(files.counts())
     status = IN_PROGRESS if counts[IN_PROGRESS] else COMPLETED
@@ -68,7 +68,7 @@ def store_json(table: ObjectTable, store: VectorStore, now_ms: int) -> Json:
 
 
 def store_file_json(store: VectorStore, entry: StoreEntry) -> Json:
-    """A `vector_store.file`."""
+    """Build the `vector_store.file` object of the API."""
     spec, result = entry.spec, entry.result
     error = None
     if entry.status == FAILED and result is not None:
@@ -98,7 +98,7 @@ def chunking_json(store: VectorStore) -> Json:
 
 
 def batch_json(table: ObjectTable, store: VectorStore, batch: FileBatch) -> Json:
-    """A `vector_store.files_batch`."""
+    """Build the `vector_store.files_batch` object of the API."""
     counts = _counts(table.contents(store).counts(batch.batch_id))
     status = COMPLETED if not counts[IN_PROGRESS] else IN_PROGRESS
     if counts["total"] and counts[FAILED] == counts["total"]:

@@ -26,7 +26,7 @@ class StoreEntry:
 
     @property
     def status(self) -> str:
-        """As callers see it."""
+        """Return the status that callers see."""
         if self.spec.wanted == CANCELLED:
             return CANCELLED
         if self.result is None or self.result.revision != self.spec.revision:
@@ -42,13 +42,13 @@ class StoreEntry:
 
 
 def kind_of(status: str, batch_id: str) -> str:
-    """Of files in a store's order; empty: any status, or whatever batch they came with."""
+    """Name the kind of files with a status, from a batch, or both; empty parts match all."""
     return f"{status} {batch_id}".strip()
 
 
 @dataclass(slots=True)
 class Store:
-    """All that is known of one."""
+    """Holds all that is known of one vector store."""
 
     record: VectorStore | None = None
     used_ms: int = 0
@@ -83,26 +83,26 @@ class Store:
         return self._counts.get(batch_id, Counter())
 
     def kinds(self) -> dict[str, bool]:
-        """By attribute, whether it is a number."""
+        """Return by attribute whether its values are numbers."""
         return {key: files[True] > 0 for key, files in self._kinds.items() if files.total()}
 
     def put_file(self, record: StoreFile) -> None:
-        """What is wanted of one."""
+        """Set the desired state of a file."""
         self.files[record.file_id] = record
         self._update_sums(record.file_id)
 
     def put_result(self, record: StoreFileResult) -> None:
-        """What has come of that."""
+        """Set the result of a file."""
         self.results[record.file_id] = record
         self._update_sums(record.file_id)
 
     def drop_file(self, file_id: str) -> None:
-        """Nothing is wanted of it."""
+        """Forget the desired state of a file."""
         self.files.pop(file_id, None)
         self._update_sums(file_id)
 
     def drop_result(self, file_id: str) -> None:
-        """Nothing has come of it."""
+        """Forget the result of a file."""
         self.results.pop(file_id, None)
         self._update_sums(file_id)
 

@@ -85,7 +85,7 @@ class ObjectTable:
         return self._objects[tenant]
 
     def objects_count(self) -> int:
-        """How many all tenants keep."""
+        """Count the objects of all tenants."""
         return self._objects.total()
 
     def bytes_of(self, tenant: str) -> int:
@@ -93,7 +93,7 @@ class ObjectTable:
         return self._bytes[tenant]
 
     def bytes_count(self) -> int:
-        """Likewise of all tenants."""
+        """Count the bytes of all tenants' files."""
         return self._bytes.total()
 
     def apply(self, key: str, record: ObjectRecord | None) -> None:
@@ -215,7 +215,7 @@ class ObjectTable:
         return file if file is not None and file.state == STORED else None
 
     def file_order(self, tenant: str) -> OrderedIds:
-        """All of a tenant's."""
+        """Return the ids of a tenant's files in order."""
         return self._file_order.get(tenant, OrderedIds())
 
     def batch_file(self, batch: Batch) -> StoredFile | None:
@@ -229,7 +229,7 @@ class ObjectTable:
         return store.record if store.is_there else None
 
     def store_order(self, tenant: str) -> OrderedIds:
-        """All of a tenant's."""
+        """Return the ids of a tenant's stores in order."""
         return self._store_order.get(tenant, OrderedIds())
 
     def used_ms(self, store: VectorStore) -> int:
@@ -242,11 +242,11 @@ class ObjectTable:
         return self.used_ms(store) + days * DAY_MS if days else None
 
     def contents(self, store: VectorStore) -> Store:
-        """Its files and batches."""
+        """Return the files and batches of a store."""
         return self._store(store.tenant, store.store_id)
 
     def revision(self, store: VectorStore, file_id: str) -> int:
-        """Of what was last wanted of a file, 0 for nothing."""
+        """Return the revision of a file's desired state; 0 without one."""
         spec = self.contents(store).files.get(file_id)
         return spec.revision if spec is not None else 0
 
@@ -269,7 +269,7 @@ class ObjectTable:
     def next_pending(
         self, tenant: str, excluded_keys: Container[FileKey], *, is_present: bool
     ) -> FileKey | None:
-        """The first of these, but those that are under way."""
+        """Return the first pending file of a tenant, without the excluded ones."""
         waiting = self._pending[is_present].get(tenant, {})
         return next((place for place in waiting if place not in excluded_keys), None)
 
@@ -283,7 +283,7 @@ class ObjectTable:
         return store.record if store.is_there else None, entry
 
     def deleted_stores(self) -> Iterator[VectorStore]:
-        """Those of which no file is left."""
+        """Iterate over deleted stores that have no files left."""
         for store in self._all_stores():
             if store.record is not None and store.record.deleted and not store.files:
                 yield store.record
@@ -297,7 +297,7 @@ class ObjectTable:
         return [*keys, object_key(store.tenant, store.store_id, USED), key_of(store)]
 
     def every_store(self) -> Iterator[VectorStore]:
-        """Of all tenants, those not deleted."""
+        """Iterate over the stores of all tenants that are not deleted."""
         return (
             store.record
             for store in self._all_stores()
@@ -308,7 +308,7 @@ class ObjectTable:
         return [store for stores in self._stores.values() for store in stores.values()]
 
     def every_file(self) -> list[StoredFile]:
-        """Of all tenants, whatever their state."""
+        """List the files of all tenants, in any state."""
         return [file for files in self._files.values() for file in files.values()]
 
 

@@ -285,7 +285,7 @@ class TemplateFields(StrictBody):
 
 
 class ChatBody(TemplateFields, GenerationBody):
-    """POST /v1/chat/completions."""
+    """Validates the body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], _FailFirst()] = Field(min_length=1, max_length=MESSAGES_MAX)
     max_completion_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
@@ -296,7 +296,7 @@ class ChatBody(TemplateFields, GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """Validates the body of POST /v1/completions."""
 
     prompt: PromptField
     logprobs: Whole | None = Field(None, ge=0, le=20)
@@ -316,7 +316,7 @@ class TokenizeBody(TemplateFields):
 
 
 class DetokenizeBody(StrictBody):
-    """POST /detokenize: token ids."""
+    """Validates the body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]

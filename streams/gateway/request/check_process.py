@@ -252,7 +252,7 @@ class CheckProcess:
                 self._begin()
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes of this kind."""
         self._idle += self._busy_processes.values()
         self._busy_processes.clear()
         self._queues.clear()

@@ -16,7 +16,7 @@ _TOKEN_ID_MAX = 2**31 - 1
 
 
 class EmbeddingsBody(StrictBody):
-    """POST /v1/embeddings."""
+    """Validates the body of POST /v1/embeddings."""
 
     model: str | None = None
     input: PromptField

@@ -187,7 +187,7 @@ async def _search(
 async def chat_prompt(
     chat: Chat, served: ServedModel, settings: GatewaySettings, tenant: str = ""
 ) -> "array[int]":
-    """Render and tokenise."""
+    """Render a chat and tokenise it."""
     return await served.tokenizer.encode_chat(
         chat,
         check_chars=lambda chars: check_length(chars, "messages", served, settings),

@@ -69,7 +69,7 @@ class TextConfig(StrictBody):
 
 
 class RankingOptions(StrictBody):
-    """How a search ranks."""
+    """Sets how a file search ranks its results."""
 
     ranker: Literal["auto", "default-2024-11-15"] | None = None
     score_threshold: float | None = Field(None, ge=0, le=1)
@@ -98,7 +98,7 @@ class Reasoning(StrictBody):
 
 
 class ResponsesBody(StrictBody):
-    """POST /v1/responses."""
+    """Validates the body of POST /v1/responses."""
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES_MAX)]

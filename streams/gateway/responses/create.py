@@ -56,7 +56,7 @@ class ResponseCall:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The whole chat."""
+        """Build the messages of the whole chat."""
         instructions = self.body.instructions
         system = [{"role": "system", "content": instructions}] if instructions else []
         return [*system, *self.earlier.messages, *messages_of(self.items)]
@@ -102,7 +102,7 @@ class ResponseCall:
         }
 
     def record(self, intake: CallIntake, key: StreamKey) -> StoredResponse:
-        """As it is kept, and told of."""
+        """Build the record that is stored on the log."""
         search = intake.search
         return StoredResponse(
             request_id=key.parent_id,

@@ -135,7 +135,7 @@ class ResponseEvents:
         return AnswerText(text=self.text, logprobs=tuple(self._logprobs))
 
     def _number(self) -> int:
-        """Of the delta that ends where the stream is now."""
+        """Return the number of the delta that ends where the stream is now."""
         return self._first + 1 + self._stream.next_seq + self._stream.next_char
 
     def _search_event(self, number: int, state: str) -> bytes:
@@ -143,7 +143,7 @@ class ResponseEvents:
         return self._event(number, f"file_search_call.{state}", **fields)
 
     def _event(self, number: int, name: str, **fields: Any) -> bytes:
-        """Empty where the client has it."""
+        """Encode an event; empty where the client has it already."""
         if number <= self._after:
             return b""
         kind = f"response.{name}"

@@ -70,7 +70,7 @@ class Form:
         return self._response("queued" if self.is_background else IN_PROGRESS, [])
 
     def running_response(self) -> Json:
-        """The same as it is being answered."""
+        """Return the response while it is being answered."""
         return self._response(IN_PROGRESS, [])
 
     def whole(self, call: Call, answer: AnswerText, error: TriviumError | None) -> Json:
@@ -100,7 +100,7 @@ class Form:
         return [*([self.search(stream)] if self.searches else []), message]
 
     def message(self, stream: CallStream, answer: AnswerText, status: str) -> Json:
-        """The answer's message."""
+        """Build the message item of the answer."""
         return {
             "id": self.message_id,
             "type": "message",
@@ -110,7 +110,7 @@ class Form:
         }
 
     def part(self, stream: CallStream, answer: AnswerText) -> Json:
-        """Its text."""
+        """Build the text part of the message."""
         return {
             "type": "output_text",
             "text": answer.text,

@@ -36,19 +36,19 @@ class DeliveredAnswer:
             self._text_crc = crc32(_bytes(text), self._text_crc)
 
     def prefix(self, tokens: int, chars: int) -> "DeliveredAnswer":
-        """Its first tokens and characters, of which nothing was handed out."""
+        """Copy the first tokens and characters, as if none were handed out."""
         prefix = DeliveredAnswer()
         prefix.ids, prefix.texts = self.ids[:tokens], ["".join(self.texts)[:chars]]
         return prefix
 
     def is_prefix_of(self, longer: "DeliveredAnswer") -> bool:
-        """Whether the other is longer, and goes on behind this one."""
+        """Whether the other answer is longer and continues this one."""
         is_shorter = len(self.ids) < len(longer.ids)
         return is_shorter and longer.differs(0, self.ids, 0, "".join(self.texts)) is None
 
     @property
     def digest(self) -> int:
-        """Of what was handed out."""
+        """Return the digest of all that was handed out."""
         return self._ids_crc ^ self._text_crc
 
     def packed(self) -> bytes:
@@ -56,11 +56,11 @@ class DeliveredAnswer:
         return pack_tokens(self.ids)
 
     def mark_resumed(self, chars: int) -> None:
-        """So much text was handed out by another gateway."""
+        """Note how many characters another gateway has handed out."""
         self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
 
     def digest_of(self, tokens: int, chars: int) -> int:
-        """Of its first tokens and characters."""
+        """Return the digest of the first tokens and characters."""
         return crc32(self.ids[:tokens]) ^ crc32(_bytes("".join(self.texts)[:chars]))
 
     def differs(

@@ -135,7 +135,7 @@ class Call:
         self.open_streams += 1
 
     def wake(self) -> None:
-        """Let the handler look."""
+        """Wake the handler, so that it looks for changes."""
         self._is_changed = True
         waiter = self._waiter
         if waiter is not None:
@@ -166,7 +166,7 @@ class Call:
             await self.next_change()
 
     def hang_up(self) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         self.client_gone = True
         self.wake()
 
@@ -188,7 +188,7 @@ class Hub:
         return len(self._streams)
 
     def calls(self) -> Iterator[Call]:
-        """Every call, oldest first."""
+        """Return every call, the oldest first."""
         return iter(list(self._calls.values()))
 
     def find(self, parent_id: str) -> Call | None:
@@ -315,7 +315,7 @@ class Hub:
             del self._final_progress[next(iter(self._final_progress))]
 
     def _report_end(self, stream: CallStream, end: StreamEnd) -> None:
-        """Where its router has given the attempt up."""
+        """Report an end whose attempt its router has given up."""
         progress = self._final_progress.get(stream.request_id)
         if progress is not None and end.attempt <= stream.marked_attempt:
             self.on_void(progress)

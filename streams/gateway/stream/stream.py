@@ -358,5 +358,5 @@ class Stream:
 
     @property
     def digest(self) -> int:
-        """Of everything that was drained."""
+        """Return the digest of all that was drained."""
         return self._delivered.digest

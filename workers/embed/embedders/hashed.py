@@ -20,7 +20,7 @@ DIM = 256
 
 
 class HashEmbedder:
-    """See `Embedder`."""
+    """Hashes a text's words and word pairs into its vector; meets `Embedder`."""
 
     name = "hash@1"
     dim = DIM

@@ -69,7 +69,7 @@ class SentenceEmbedder:
         return starts
 
     def embed(self, texts: Sequence[Text]) -> Vector:
-        """In batches of like lengths."""
+        """Embed the texts in batches of similar lengths."""
         ids = [text_ids or [0] for text_ids in self._token_ids(texts)]
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for numbers in groups([len(text_ids) for text_ids in ids], self._batch_tokens):

@@ -57,10 +57,10 @@ class Actions(Protocol):
     """What an answer has done, for one of its jobs after the other."""
 
     def ask(self, ask: ProbeAsk) -> None:
-        """Begin a search."""
+        """Begin a search with the retrieval pool."""
 
     def write(self, record: Retrieved) -> None:
-        """Into the log; `ProbedAnswer.written` follows."""
+        """Write a record to the log; `ProbedAnswer.record_written` follows."""
 
     def go_on(self, job: Job) -> None:
         """Give the present job up, and begin this one."""
@@ -114,18 +114,18 @@ class ProbedAnswer:
         return self._stalled_ms
 
     def begin(self) -> Job:
-        """The answer's first job."""
+        """Return the job that begins the answer."""
         return self._parts.next_job()
 
     def take(self, output: Output, now_ms: int) -> list[Output]:
-        """The present job said something."""
+        """Take an output of the present job; return what may be sent now."""
         if output.finish_reason in ("abort", "error"):  # what waits will never be said
             return [replace(output, request_id=self._whole.request_id)]
         self._waiting += [(part, now_ms) for part in self._split(output)]
         return self._leave(now_ms)
 
     def take_result(self, result: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
-        """A search has ended, in whatever way."""
+        """Take the result of a search, however it ended; return what may be sent now."""
         if self._ask is None or self._result is not None or result.probe != self._ask.probe:
             return []
         self._result = result
@@ -135,7 +135,7 @@ class ProbedAnswer:
         return self._leave(now_ms)
 
     def wake(self, now_ms: int) -> list[Output]:
-        """Time has passed."""
+        """Give up a search that is late; return what may be sent now."""
         if self.alarm_ms is None or now_ms < self.alarm_ms or self._ask is None:
             return []
         late = DeadlineExceeded(
@@ -145,7 +145,7 @@ class ProbedAnswer:
         return self.take_result(failed_result(self._ask, late.to_wire(), now_ms), (), now_ms)
 
     def record_written(self, record: Retrieved, now_ms: int) -> list[Output]:
-        """What was written is in the log."""
+        """Note that the written record is in the log; return what may be sent now."""
         if self._record is None or record.probe != self._record.probe:
             return []
         self._record, ready_outputs = None, []
@@ -282,7 +282,7 @@ class ProbedAnswer:
         self._actions.ask(self._ask)
 
     def _pace_ms(self) -> float:
-        """Between two tokens."""
+        """Return the mean time between two tokens so far."""
         busy_ms = self._left_ms - self._first_ms - self._stalled_ms
         return max(0.0, busy_ms / (self._parts.seq - 1)) if self._parts.seq > 1 else 0.0
 

@@ -57,7 +57,7 @@ class ProbingJobs:
         self._running: dict[str, _Running] = {}  # by the present one's
 
     def __len__(self) -> int:
-        """Answers that search."""
+        """Return the number of active answers that search."""
         return len(self._answers)
 
     @property
@@ -68,7 +68,7 @@ class ProbingJobs:
         )
 
     def add(self, job: Job) -> None:
-        """Take a job."""
+        """Give the engine a job, or the first job of an answer that searches."""
         probes = None if job.work is None else job.work.probes
         probing = None if probes is None else probes.retrieval.probing
         if (
@@ -96,7 +96,7 @@ class ProbingJobs:
         self._running[job_id] = running
 
     def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
-        """As the engine has it."""
+        """Return what each token of an output adds to the text, by the engine."""
         return self.engine.texts(before, output)
 
     def _forget(self, running: _Running) -> None:
@@ -142,7 +142,7 @@ class ProbingJobs:
         return min((alarm for alarm in alarms if alarm is not None), default=None)
 
     def wake(self, now_ms: int) -> list[Output]:
-        """Time has passed; what may be said now."""
+        """Give up searches that are late; return what may be sent now."""
         ready_outputs: list[Output] = []
         for running in list(self._answers.values()):
             ready_outputs += self._settle(running, running.answer.wake(now_ms))

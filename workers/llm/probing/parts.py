@@ -54,12 +54,12 @@ class Parts:
         return self._model_len - len(self._tokens) - self.tokens_left
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on."""
+        """Append tokens that the answer has gone on with."""
         self.seq += len(token_ids)
         self._tokens.extend(token_ids)
 
     def insert(self, packed: bytes) -> None:
-        """Tokens that are not the answer's."""
+        """Insert tokens that are not the answer's own."""
         self._tokens.extend(token_array(packed))
         self._answer_start = len(self._tokens)
         self.inserted_tokens += token_count(packed)
@@ -70,7 +70,7 @@ class Parts:
         return is_there and finish_reason == "length" and self.tokens_left > 0
 
     def insert_due(self) -> None:
-        """What earlier attempts have put in here."""
+        """Insert again what earlier attempts have inserted at this place."""
         while self._inserts and self._inserts[0].at == self.seq:
             self.insert(self._inserts.popleft().tokens)
 

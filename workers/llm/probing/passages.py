@@ -7,7 +7,7 @@ from schemas.rules.tokens import is_insertable, token_count
 
 
 def around_tokens(probing: Probing) -> int:
-    """What stands before and after passages."""
+    """Return the number of tokens that stand before and after passages."""
     return token_count(probing.lead) + token_count(probing.trail)
 
 
@@ -41,7 +41,7 @@ def choose_passages(
 
 
 def insert_tokens(probing: Probing, passages: Sequence[Passage]) -> bytes:
-    """Their tokens, as they go into the answer; none for none."""
+    """Return the passages' tokens as they go into the answer; empty for no passages."""
     if not passages:
         return b""
     between = probing.joint.join(passage.tokens for passage in passages)

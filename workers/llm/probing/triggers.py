@@ -37,7 +37,7 @@ class TriggerInput:
 
 
 class Trigger(Protocol):
-    """Of one answer."""
+    """Decides when one answer searches, and where the passages go in."""
 
     wants_logprobs: bool
 

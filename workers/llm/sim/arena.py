@@ -49,7 +49,7 @@ class Digest:
         return len(self.chain) + bool(self.tail_tokens)
 
     def values(self, first: int) -> Words:
-        """Of the blocks from `first` on."""
+        """Return the values of the blocks from `first` on."""
         tail = [self.tail] if self.tail_tokens else []
         return np.array([*self.chain, *tail][first:], np.uint64)
 

@@ -146,7 +146,7 @@ class BlockManager:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
+        """Return the number of blocks that somebody holds."""
         return self.block_count - len(self._free) - len(self._cached)
 
     @property

@@ -78,7 +78,7 @@ class KvExchange:
 
     @property
     def is_busy(self) -> bool:
-        """Peers may want something."""
+        """Return whether peers may still want something from this engine."""
         quarantine_size = self.allocations.quarantined
         return bool(self.is_urgent or self._pins or self.pushes or quarantine_size)
 

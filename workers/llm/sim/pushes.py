@@ -77,7 +77,7 @@ class Pushes:
             self._tell_dropped(job.request_id, job.kv_target, error)
 
     def take(self, run: SimRun) -> None:
-        """A job came."""
+        """Register a paired prefill job, with its peer's blocks if they are known already."""
         target = run.job.kv_target
         assert target is not None
         is_allocated = run.job.orchestration is Orchestration.DECODE_FIRST
@@ -138,7 +138,7 @@ class Pushes:
         return run
 
     def on_want(self, notice: Notice) -> None:
-        """The peer has allocated."""
+        """Take the blocks that the peer has allocated for a job."""
         want, push = notice.target, self._open.get(notice.key)
         assert want is not None
         if notice.key in self._over:

@@ -53,7 +53,7 @@ class SimRun(BatchRow):
 
     @property
     def salt(self) -> int:
-        """Of the hashes by which its blocks are found."""
+        """Return the salt of the hashes by which its blocks are found."""
         return salt_of(self.job.cache_scope)
 
     def blocks_max(self, block_size: int) -> int:

@@ -90,7 +90,7 @@ class Schedule:
         self._admit(self._loop.time())
 
     def current_load(self) -> EngineLoad:
-        """Current load."""
+        """Return the engine's current load figures."""
         load = replace(
             self.load,
             running=self.active,

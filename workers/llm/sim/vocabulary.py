@@ -37,11 +37,11 @@ class Vocabulary:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The end of sequence."""
+        """Return the id of the end-of-sequence token, as a tuple."""
         return self.ids[self.size]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Of drawn tokens, or of a script's."""
+        """Return the text of drawn tokens, or of a script's tokens."""
         token_texts = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
         if token_texts.keys() >= set(token_ids):
             return "".join(token_texts[token] for token in token_ids)

@@ -77,7 +77,7 @@ class _ReadMixin:
         self._ended_names: set[str] = set()  # requests that ended before their KV came
 
     def start_load_kv(self, metadata: Any) -> None:
-        """Begin what is due."""
+        """Begin the transfers that are due, retries among them."""
         self._until_ms |= metadata.until_ms
         super().start_load_kv(metadata)  # type: ignore[misc]
         for name in self.read_retries.due(time.monotonic()):
@@ -158,7 +158,7 @@ class _ReadMixin:
 
 
 class PullWorker(_ReadMixin, NixlPullConnectorWorker):  # type: ignore[misc]  # no types
-    """Of a connector that pulls: decode engines read."""
+    """The worker side of a connector that pulls: decode engines read."""
 
 
 class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker):  # type: ignore[misc]
@@ -275,11 +275,11 @@ class _TimesMixin:
 
 
 class PullScheduler(_TimesMixin, NixlPullConnectorScheduler):  # type: ignore[misc]  # no types
-    """Of a connector that pulls."""
+    """The scheduler side of a connector that pulls."""
 
 
 class PushScheduler(_TimesMixin, NixlPushConnectorScheduler):  # type: ignore[misc]  # no types
-    """Of one that pushes."""
+    """The scheduler side of a connector that pushes."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -348,13 +348,13 @@ class _ConnectorMixin:
 
 
 class NixlConnector(_ConnectorMixin, nixl.NixlPullConnector):  # type: ignore[misc]  # no types
-    """Decode engines read."""
+    """The pull connector: decode engines read KV from prefill engines."""
 
     parts = PullScheduler, PullWorker
 
 
 class NixlPushConnector(_ConnectorMixin, nixl.NixlPushConnector):  # type: ignore[misc]  # no types
-    """Prefill engines write."""
+    """The push connector: prefill engines write KV to decode engines."""
 
     parts = PushScheduler, PushWorker
 

@@ -18,7 +18,7 @@ from workers.llm.vllm.writes import Writes
 
 
 class KvEndings:
-    """Of one engine."""
+    """Ends the runs of one engine: hands over, keeps or frees their KV."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class BlockStored(msgspec.Struct, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """Blocks that were evicted."""
+    """Blocks that vLLM evicted from its prefix cache."""
 
     block_hashes: Sequence[Name]
     medium: str | None = None
@@ -58,7 +58,7 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventMessage(msgspec.Struct, array_like=True):
-    """One message."""
+    """One message of vLLM's KV event stream."""
 
     ts: float
     events: list[Event]

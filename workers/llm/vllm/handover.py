@@ -31,7 +31,7 @@ class PinnedKv:
 
 
 class Handover:
-    """Handles of one engine."""
+    """Makes and counts the KV handles of one engine."""
 
     def __init__(
         self, settings: VllmSettings, capability: Capability, *, worker_id: str, worker_epoch: int

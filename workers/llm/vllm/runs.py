@@ -75,7 +75,7 @@ class ActiveRuns:
         return self.active.get(run.job.request_id) is run
 
     def begin(self, run: VllmRun, now_s: float) -> None:
-        """Its first token came."""
+        """Note that a run has its first token."""
         run.has_begun = True
         self._move(run, now_s)
 

@@ -67,7 +67,7 @@ class VllmSettings:
         return _ORCHESTRATIONS.get(self.kv_transfer, ())
 
     def step_tokens_max(self, *, is_cpu: bool) -> int:
-        """Of one step, at least a token of each request; 0 for vLLM's own."""
+        """Return the token limit of a step, at least one a request; 0 for vLLM's own."""
         step_tokens = self.step_tokens or (CPU_STEP_TOKENS if is_cpu else 0)
         return max(step_tokens, self.running_max) if step_tokens else 0
 
@@ -89,7 +89,7 @@ class VllmSettings:
         return replace(self, kv_transfer="off", keep_decoded_kv_ms=0)
 
     def extra_args(self) -> dict[str, Any]:
-        """`extra`, read."""
+        """Parse `extra` as a JSON object; raises ConfigError."""
         try:
             arguments = json.loads(self.extra)
         except ValueError as error:

@@ -65,7 +65,7 @@ class Writes:
         self._on_transfers()  # the write may have ended already
 
     def abort(self, request_id: str) -> None:
-        """The job is given up."""
+        """Give up the job and free its KV."""
         write = self._forget(request_id)
         if write is not None and write.is_paired:
             self._releases.begin(write.engine_request_id)

@@ -78,7 +78,7 @@ def _is_power_of_two(value: int) -> bool:
 
 
 class DeviceBatch:
-    """Slots on a device; for one thread. `top`, `found` and `counts` are what ended slots left."""
+    """Slots of one device; `top`, `hit_keys` and `counts` are what ended slots left."""
 
     def __init__(self, device: Device, settings: BatchSettings) -> None:
         self.settings, self.places = settings, settings.sizes[-1]

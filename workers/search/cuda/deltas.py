@@ -40,7 +40,7 @@ class _GpuBuffer:
 
 
 class DeviceVersions:
-    """Of any graphs; for one thread."""
+    """Keep versions of graphs and chains on a device; for one thread."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -91,7 +91,7 @@ class DeviceVersions:
         return buffer
 
     def _send(self, array: Array, rows: Array, buffer: _GpuBuffer) -> None:
-        """Some rows of an array, to where they belong in a buffer."""
+        """Send some rows of an array to their places in a buffer."""
         width = array.shape[1]
         for part in _pieces(rows, max(1, _PIECE_WORDS // (1 + width))):
             words = _HEAD_WORDS + len(part)

@@ -35,7 +35,7 @@ class DeviceMemory(Protocol):
 
 
 class Event(Protocol):
-    """A graph's run."""
+    """Handle of one launched run of a graph."""
 
     def wait(self) -> None:
         """Until it is over; raises EngineFailed where the device failed."""
@@ -66,7 +66,7 @@ class Device(Protocol):
         """One kernel that is done on return, beside the graphs under way."""
 
     def graph(self, launches: Sequence[Launch]) -> Graph:
-        """Capture launches."""
+        """Capture launches as one graph that can be run again."""
 
 
 def pinned_array(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:

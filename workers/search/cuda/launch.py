@@ -108,7 +108,7 @@ class CudaDevice:
             return CudaGraph(self, self._stream.end_capture())
 
     def run(self, graph: Any) -> "CudaEvent":
-        """Launch a captured graph."""
+        """Launch a captured graph, and return its event."""
         with self._card:
             graph.launch(self._stream)
             event = self._cupy.cuda.Event(disable_timing=True)
@@ -182,7 +182,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """Freed with the object."""
+    """Device memory from CuPy; it is freed with the object."""
 
     pointer: Any
 
@@ -193,7 +193,7 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True)
 class CudaGraph:
-    """Captured launches."""
+    """A captured graph of kernel launches."""
 
     device: CudaDevice
     captured: Any
@@ -204,7 +204,7 @@ class CudaGraph:
 
 @dataclass(frozen=True, slots=True)
 class CudaEvent:
-    """A graph's run."""
+    """Handle of one launched run of a graph."""
 
     device: CudaDevice
     event: Any

@@ -127,7 +127,7 @@ class SearchDispatcher:
         self._tick()
 
     def _tick(self) -> None:
-        """Plan, run, answer, end."""
+        """Plan, tell the lanes, answer what ended and end what is late."""
         self.is_due, self._direct_count = False, 0
         if self.closed:
             return
@@ -153,7 +153,7 @@ class SearchDispatcher:
             self._set_alarm(wake_ms, now_ms)
 
     def _end_late(self, now_ms: float) -> None:
-        """Those in slots: few, so nobody keeps their deadlines in order."""
+        """End searches in slots whose deadline has passed."""
         self._next_deadline_ms = NEVER_MS
         for ticket in self.occupancy.tickets.values():
             if ticket.is_over:
@@ -208,7 +208,7 @@ class SearchDispatcher:
             self._next_deadline_ms = ticket.deadline_ms
 
     def _answer(self, ended_slots: Sequence[int]) -> None:
-        """Lanes have let go of some searches."""
+        """Answer the searches whose slots ended."""
         occupancy = self.occupancy
         for slot, hits in zip(ended_slots, self._reader.read(ended_slots), strict=True):
             ticket = occupancy.tickets[slot]

@@ -48,7 +48,7 @@ from workers.search.walk.slots import CpuSlots, SlotRows
 
 @section("engine")
 class EngineSettings:
-    """Sizes of an engine."""
+    """Sizes of an engine: lanes, slots, queues and limits of one search."""
 
     lanes: int = 0  # threads; 0: as many as there are cores
     places: Positive = PLACES  # searches that a lane advances together
@@ -75,7 +75,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchEngineLoad:
-    """Where an engine stands."""
+    """How busy an engine is now."""
 
     running: int
     parked: int
@@ -147,7 +147,7 @@ class SearchEngine:
         return rows
 
     def load(self) -> SearchEngineLoad:
-        """Where it stands now."""
+        """Return how busy the engine is now."""
         dispatcher = self._dispatcher
         stats = dispatcher.lanes.stats()
         occupancy = stats.places_used / max(1, stats.extends * self._places / self._lanes)
@@ -180,7 +180,7 @@ class SearchEngine:
 
     @property
     def backend(self) -> str:
-        """`cpu` or `cuda`."""
+        """Name the backend that runs searches, `cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
     async def _rows(self, plan: ways.SearchPlan, view: IndexView, queries: Array) -> Array:

@@ -135,7 +135,7 @@ def _leave(b: int, active: Array, where: Array, slot: int, to: int) -> None:
 
 @kernel
 def _report_ended(b: int, slots: int, slot: int) -> None:
-    """A slot has ended."""
+    """Append a slot to the ring of ended slots."""
     ended_count = get_i64(b, ENDS_SENT)
     put_i64(b, HEAD + _COMMANDS_PER_SLOT * slots + (ended_count & (slots - 1)), slot)
     store(b, ENDS_SENT, ended_count + 1)

@@ -61,7 +61,7 @@ class Lanes(Protocol):
         """Of what was done between the last two calls of `ended`; None if nothing was."""
 
     def stats(self) -> LaneStats:
-        """What they have done."""
+        """Return the work of all lanes since their start."""
 
     def close(self) -> None:
         """End the lanes, within an extend or two; slots stay as they are. Once."""

@@ -88,7 +88,7 @@ class Occupancy:
         return [self.running(slot) for slot in self.parked if slot not in ended_slots]
 
     def max_extends(self) -> int:
-        """None that has a slot takes more extends."""
+        """Return the most extends that any search in a slot takes."""
         return max((ticket.extends for ticket in self.tickets.values()), default=0)
 
     def admit(self, ticket: Ticket) -> None:

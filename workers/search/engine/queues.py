@@ -47,7 +47,7 @@ class SlackQueue:
         self._serial = 0
 
     def add(self, item: QueuedSearch) -> None:
-        """It waits from now on."""
+        """Put a search into the heap of its number of extends."""
         self._serial += 1
         heappush(self._heaps.setdefault(item.extends, []), (item.deadline_ms, self._serial, item))
 
@@ -87,7 +87,7 @@ class SlackQueue:
 
 
 class Fifo(deque[QueuedSearch]):
-    """First in, first out."""
+    """A queue in order of arrival; searches that no longer wait are skipped."""
 
     def first(self) -> QueuedSearch | None:
         """The search at the front, which stays there."""
@@ -119,7 +119,7 @@ class SearchQueues:
         return self.total
 
     def add(self, item: QueuedSearch) -> None:
-        """It waits from now on."""
+        """Put a search into the queue of its class."""
         kind = item.kind
         self.counts[kind] += 1
         self.total += 1
@@ -132,7 +132,7 @@ class SearchQueues:
             self.deadlines.add(item.deadline_ms, item)
 
     def mark_left(self, item: QueuedSearch) -> None:
-        """It waits no longer; whoever says so has taken it out, or it is skipped later."""
+        """Count a search out; callers have taken it out, or it is skipped later."""
         assert item.waits
         item.waits = False
         self.counts[item.kind] -= 1
@@ -177,7 +177,7 @@ class SearchQueues:
                 queue.sweep()
 
     def drain(self) -> list[QueuedSearch]:
-        """All that wait, which wait no longer."""
+        """Take out all searches and return them."""
         queues = (self.prefill, self.late, self.decode, self.link)
         waiting = [item for queue in queues for item in queue if item.waits]
         for item in waiting:

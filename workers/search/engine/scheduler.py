@@ -38,7 +38,7 @@ _PREFILL, _DECODE, _LINK = SearchKind.PREFILL, SearchKind.DECODE, SearchKind.LIN
 
 @section("search")
 class SchedulerSettings:
-    """Bounds and shares."""
+    """Bounds of the queues, the share of prefill and flush timeouts."""
 
     # Half of the places for prefill missed two to four times as many deadlines: a prefill search
     # takes a place in time by its slack (LOG.md, "What the reserved share costs").
@@ -119,7 +119,7 @@ class SearchScheduler:
         return self.queues.counts[kind]
 
     def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
-        """Take a search; or why not."""
+        """Queue a search, or return why it is refused."""
         if item.deadline_ms <= now_ms:
             return Drop.DEADLINE_PASSED
         if self.queues.counts[item.kind] >= self.settings.queue_max:
@@ -147,7 +147,7 @@ class SearchScheduler:
         return wake_ms
 
     def add_measurement(self, ms_per_extend: float) -> None:
-        """One extend of a batch took so long."""
+        """Add the time of one extend of a batch to the moving average."""
         self.ms_per_extend += _SMOOTHING * (ms_per_extend - self.ms_per_extend)
 
     def plan(
@@ -259,7 +259,7 @@ class SearchScheduler:
             free.slots -= 1
 
     def _reserved(self, places: int, decode_waits: bool) -> int:
-        """Places of prefill's own."""
+        """Count the free places that are reserved for prefill."""
         share = self.settings.share
         if not decode_waits or share >= 1:
             return places

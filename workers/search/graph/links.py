@@ -17,7 +17,7 @@ _NO_ROWS: Array = np.empty(0, np.int64)
 
 
 class GraphLinks(NamedTuple):
-    """Of the linked rows."""
+    """Edges, entry points and duplicates of the linked rows."""
 
     graph: Array  # uint32 (rows, degree)
     entries: Array  # int64, ascending
@@ -26,7 +26,7 @@ class GraphLinks(NamedTuple):
 
     @classmethod
     def first(cls, graph: Array, entries: Array, chain: Array | None) -> "GraphLinks":
-        """Of arrays that come from no earlier ones."""
+        """Make links of arrays that come from no earlier ones."""
         arrays = (graph,) if chain is None else (graph, chain)
         return cls(graph, entries, chain, tuple(GraphVersion(array) for array in arrays))
 
@@ -43,7 +43,7 @@ class LinkHistory:
 
     @property
     def newest(self) -> GraphLinks:
-        """What was published last."""
+        """Return the links that were published last."""
         graph = self.graphs.newest
         if self.chains is None:
             return GraphLinks(graph.array, self.entries, None, (graph,))
@@ -52,7 +52,7 @@ class LinkHistory:
 
     @property
     def bytes_held(self) -> int:
-        """Of graphs and chains, with room for more rows."""
+        """Return the memory of graphs, chains and notes, with room for more rows."""
         chains = self.chains.bytes_held if self.chains else 0
         notes = sum(array.nbytes for array in self._open_notes or ())
         return self.graphs.bytes_held + chains + notes
@@ -89,13 +89,13 @@ class LinkHistory:
 def entries_of(
     vectors: Array, graph: Array, chain: Array | None, metric: int, stored: int, *, seed: int
 ) -> Array:
-    """Entry points, chosen anew."""
+    """Choose entry points for a graph from its nodes."""
     nodes = copies.nodes(chain, len(graph))
     return entry_points.representatives(vectors, graph, nodes, metric, stored, seed=seed)
 
 
 def no_links(degree: int) -> GraphLinks:
-    """Of no rows."""
+    """Make the links of an index without rows."""
     return GraphLinks.first(np.empty((0, degree), np.uint32), _NO_ROWS, None)
 
 

@@ -56,7 +56,7 @@ def match_equal_rows(vectors: Array, rows: Array, candidates: Array) -> Array:
 
 @inlined
 def _square(row: int, length: int) -> Any:
-    """Of the norm of the row at an address."""
+    """Return the squared norm of the row at an address."""
     return -distance(row, row, length, INNER_PRODUCT, SINGLE)
 
 

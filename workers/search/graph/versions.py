@@ -33,7 +33,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphVersion:
-    """Of a graph; by default the first one."""
+    """One version of a graph; by default the first."""
 
     array: Array  # uint32 (rows, degree); nobody writes to it
     lineage: Lineage = field(default_factory=Lineage)
@@ -50,7 +50,7 @@ class GraphVersion:
 
 
 class GraphVersions:
-    """Of one graph, from its first version on."""
+    """Hold the versions of one graph, from its first one on."""
 
     def __init__(self, first: GraphVersion) -> None:
         self.newest = first
@@ -62,7 +62,7 @@ class GraphVersions:
 
     @property
     def bytes_held(self) -> int:
-        """Of both buffers."""
+        """Return the memory of both buffers in bytes."""
         spare = self._spare
         return self._buffer.nbytes + (0 if spare is None else spare.nbytes)
 
@@ -88,7 +88,7 @@ class GraphVersions:
         return GraphVersion(array, newest.lineage, changes=changes)
 
     def publish(self, version: GraphVersion) -> None:
-        """What was written is the newest."""
+        """Make the version that was written the newest."""
         assert self._draft is not None, "begun first"
         assert version.array is self._draft[1], "the version that was begun last"
         self._stale_rows = version.changes[-1][1]

@@ -174,7 +174,7 @@ class HeldOutRows(NamedTuple):
     def draw(
         cls, view: IndexView, nearest_of: NearestOf, random: np.random.Generator, count: int, k: int
     ) -> "HeldOutRows":
-        """So many are drawn, and their k nearest rows."""
+        """Draw `count` rows and find their k nearest ones."""
         rows = np.sort(random.choice(view.linked, count, replace=False))
         hidden = np.zeros(view.linked, bool)
         hidden[rows] = True if view.chain is None else copies.are_lone(view.chain)[rows]
@@ -191,11 +191,11 @@ class HeldOutRows(NamedTuple):
         return neighbours(view, self.queries, Effort(k=k, top_m=top_m))
 
     def recall(self, neighbours: Neighbours, entries: Array) -> float:
-        """Of the nearest rows, that the usual searches find."""
+        """Return the share of the nearest rows that the usual searches find."""
         return float(self.are_near(self.search(neighbours, entries, _FEW, _EFFORT.top_m)).mean())
 
     def find_missed(self, neighbours: Neighbours, entries: Array) -> tuple[float, Array]:
-        """The same share, and the nodes of the nearest rows that these do not find."""
+        """Return the recall, and the nodes of the nearest rows that searches miss."""
         hits = self.search(neighbours, entries, _FEW, _EFFORT.top_m)
         nearest, chain = self.nearest[:, :_FEW], self.view.chain
         rows = np.unique(nearest[(nearest[:, :, None] != hits[:, None]).all(2)])
@@ -209,7 +209,7 @@ class HeldOutRows(NamedTuple):
         )
 
     def subset(self, mask: Array) -> "HeldOutRows":
-        """Some of these, bool (held out,)."""
+        """Return the rows that a mask selects, bool (held out,)."""
         return self._replace(
             rows=self.rows[mask], queries=self.queries[mask], nearest=self.nearest[mask],
             distances=self.distances[mask],

@@ -345,7 +345,7 @@ class Index:
         return bulk.search_all(effort, queries, view, threads=self.threads).rows
 
     def _link_rows(self, view: IndexView, last: int, neighbours: Neighbours) -> links.GraphLinks:
-        """With the next version of the graph."""
+        """Link rows up to `last`, in the next version of the graph."""
         kernel = (self.metric.number, self.storage.number)
         linked = view.linked_part(view.links._replace(chain=None), view.codes).ready(view)
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
@@ -370,12 +370,12 @@ class Index:
         return links.with_edges_to(self.links, view.vectors, missed, nearest, *kernel)
 
     def _publish_view(self) -> None:
-        """For those who hold the lock."""
+        """Publish a new view; callers hold the lock."""
         self.epoch += 1
         self._view = self._make_view()
 
     def _make_view(self) -> IndexView:
-        """A view of what there is."""
+        """Make a view of the present rows and links."""
         rows, newest = self.rows, self.links.newest
         view = IndexView(
             dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,

@@ -30,7 +30,7 @@ class Effort:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Query(Effort):
-    """One search."""
+    """One search: its effort, vector, seeds, class and deadline."""
 
     vector: Any  # shape (dim,), anything that NumPy takes
     seeds: Sequence[int] | Array = ()  # `Answer.top` of the probe before
@@ -53,7 +53,7 @@ class SearchAnswer:
 
     @property
     def ids(self) -> list[ExternalId]:
-        """External ids of `rows`."""
+        """Return the external ids of `rows`."""
         return [self.names[row] for row in self.rows.tolist()]
 
     @property

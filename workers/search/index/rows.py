@@ -54,7 +54,7 @@ class Rows:
 
     @property
     def count(self) -> int:
-        """Rows, deleted ones too."""
+        """Count all rows, deleted ones too."""
         return len(self.ids)
 
     @property
@@ -108,7 +108,7 @@ class Rows:
         return columns.without(free) if free else columns
 
     def set_columns(self, columns: ColumnStore) -> None:
-        """From now on."""
+        """Replace the columns and drop the filters that were compiled for the old ones."""
         if columns is not self.columns:
             self.columns, self.filters = columns, CompiledFilters(columns)
 

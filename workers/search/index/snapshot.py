@@ -128,7 +128,7 @@ def _arrays(view: IndexView) -> dict[str, Array]:
 
 
 def _dead(view: IndexView) -> Array:
-    """Deleted rows, ascending."""
+    """Return the numbers of deleted rows, ascending."""
     if view.alive is None:
         return np.empty(0, np.int64)
     return np.flatnonzero(~unpack_bits(view.alive, view.count))

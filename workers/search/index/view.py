@@ -120,12 +120,12 @@ class IndexView:
 
     @cached_property
     def node_panels(self) -> Array:
-        """Vectors of `nodes`."""
+        """Return the vectors of `nodes` in panels."""
         return panels(self.vectors[self.nodes], self.dim)
 
     @cached_property
     def seeds(self) -> Array:
-        """The entry points."""
+        """Return the entry points, with memory behind them to read the last panel whole."""
         return pad_to_panel(self.entries)
 
     @cached_property
@@ -135,7 +135,7 @@ class IndexView:
 
     @cached_property
     def entry_panels(self) -> Array:
-        """The same in panels."""
+        """Return the vectors of `seeds` in panels."""
         return panels(self.vectors[self.seeds], self.dim)
 
     @cached_property
@@ -190,7 +190,7 @@ class IndexView:
 
     @property
     def links(self) -> GraphLinks:
-        """Of the linked rows."""
+        """Return the links of the view's linked rows."""
         return GraphLinks(self.graph, self.entries, self.chain, self.versions)
 
     def linked_part(self, links: GraphLinks, coded: Codes | None) -> "IndexView":

@@ -73,7 +73,7 @@ class Codes:
 
     @property
     def bytes_held(self) -> int:
-        """Memory of the codes."""
+        """Return the memory of codes and outlier bits in bytes."""
         return self.codes.nbytes + (0 if self.outliers is None else self.outliers.nbytes)
 
     @property

@@ -95,7 +95,7 @@ class ColumnStore:
                         extra.add(at, cell)
 
     def _code(self, field: str, label: str | bool) -> int:
-        """Of a label, a new one too."""
+        """Return the code of a label, adding a new one."""
         if (labels := self.labels.get(field)) is None:
             self.names[field], self.labels[field] = [], (labels := ShardedDict())
         code: int | None = labels.get(label)
@@ -201,7 +201,7 @@ class ColumnStore:
         )
 
     def dated(self, field: str, low: int | None, high: int | None, first: int, last: int) -> Array:
-        """The same of dates, in microseconds since 1970."""
+        """Return which rows have a date in [low, high], in microseconds since 1970."""
         if field in self.numbers:
             raise UnknownFilterField(f"field {field!r} holds numbers; the range is of dates")
         self._labels(field)

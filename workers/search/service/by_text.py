@@ -43,7 +43,7 @@ class TextSearches:
         self._threads = ThreadPoolExecutor(threads, "search-words")
 
     def close(self) -> None:
-        """What waits is given up."""
+        """Stop the threads; searches that wait are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def find(
@@ -99,7 +99,7 @@ async def _run_both(by_vector: Any, by_words: Any) -> tuple[SearchAnswer, Scores
 def _search_words(
     index: Index, words: WordIndex, text: str, depth: int, where: Filter | None
 ) -> Scores:
-    """Blocks."""
+    """Search the words of passages. Blocks."""
     return dict(words.search(text, depth, _allowed(index, where)))
 
 
@@ -204,7 +204,7 @@ def name_of(row_id: ExternalId) -> str:
 
 
 def rows_allowed(request: RetrievalRequest, tenants: Filter | None) -> Filter | None:
-    """What the asker allows, and what its tenant may see."""
+    """Combine the request's own filter with that of its tenant."""
     request_filter = expressions.parse(request.filter) if request.filter else None
     if request_filter is None or tenants is None:
         return request_filter or tenants

@@ -103,14 +103,14 @@ class Collections:
         return offset < self.snapshot_offsets.get(name, {}).get(topic, {}).get(partition, 0)
 
     def learn(self, notice: CollectionMade, *, here: bool) -> None:
-        """What the log says of a collection; of this shard, or of another or a former one."""
+        """Remember a collection's dimension, of this shard or of another or former one."""
         dims = self._dims if here else self._dims_elsewhere
         dims[notice.collection] = notice.dim
         if len(dims) > _DIMS_MAX:
             del dims[next(iter(dims))]
 
     def declare(self, name: str, declared: CollectionDeclared | None) -> None:
-        """What an operator says; passages by another model than that go. Blocks."""
+        """Apply a declaration; passages by another model are deleted. Blocks."""
         self.declared.set(name, declared)
         bound = self.declared.embedder(name)
         store = self.stores.get(name)
@@ -128,7 +128,7 @@ class Collections:
             del self._dims[name]
 
     def unpublished_dims(self) -> dict[str, int]:
-        """Dimensions that the log does not tell yet."""
+        """Return dimensions that the log does not have yet."""
         dims = {name: index.dim for name, index in self.of_documents().items() if len(index)}
         return {name: dim for name, dim in dims.items() if self._dims.get(name) != dim}
 
@@ -147,7 +147,7 @@ class Collections:
         return index
 
     def words(self, name: str) -> WordIndex:
-        """Of the collection's passages."""
+        """Return the word index of a collection's passages."""
         return self.stores.setdefault(name, PassageStore()).words
 
     @staticmethod
@@ -225,7 +225,7 @@ class Collections:
         return failed
 
     def apply_passages(self, changes: Iterable[PassagesChange]) -> Failures[PassagesChange]:
-        """The same for what the embedding pool made of documents."""
+        """Apply passages that the embedding pool made of documents."""
         failed: Failures[PassagesChange] = []
         for name, group in self._grouped(changes, failed):
             store = self.stores.setdefault(name, PassageStore())
@@ -255,7 +255,7 @@ class Collections:
                 yield name, group
 
     def _drop_empty_store(self, name: str) -> None:
-        """A name that somebody wrote once costs nothing for ever."""
+        """Drop the passage store of a collection without index and documents."""
         if name not in self.indexes and self.stores[name].is_empty:
             del self.stores[name]
 

@@ -27,11 +27,11 @@ class CollectionDeclarations:
         self._by_name[name] = declared
 
     def list_all(self) -> Iterable[CollectionDeclared]:
-        """All of them."""
+        """Return the declarations of all collections."""
         return list(self._by_name.values())
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget the declarations of all collections."""
         self._by_name.clear()
 
     def allows(self, name: str, tenant: str) -> bool:

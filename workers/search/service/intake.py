@@ -37,7 +37,7 @@ class TimeWeightedMean:
         self._value, self._sum = 0, 0.0
 
     def set_value(self, value: int) -> None:
-        """It is this from now on."""
+        """Set the number's value from now on."""
         at_s = self._clock_s()
         self._sum += self._value * (at_s - self._since_s)
         self._value, self._since_s = value, at_s

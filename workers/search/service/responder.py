@@ -73,7 +73,7 @@ class Responder:
         return self._record(request, began_ms, **fields, **extras)
 
     def _changed(self, request: RetrievalRequest) -> tuple[str, ...]:
-        """Of the quoted documents that are this shard's; told even where nothing is found."""
+        """Return this shard's quoted documents that changed, even where nothing is found."""
         if (count := len(request.quoted)) > QUOTED_MAX:
             raise InvalidRequest(
                 f"expected at most {QUOTED_MAX} quoted documents, found {count}", "quoted"
@@ -96,7 +96,7 @@ class Responder:
         return _fields(request, index, await self._engine.search(index, query))
 
     def refused(self, request: RetrievalRequest, error: TriviumError) -> Hits:
-        """In place of hits that nobody can send."""
+        """Return an error record in place of hits that are too large to send."""
         return self._record(request, wall_ms(), error=error.to_wire())
 
     def _query(self, request: RetrievalRequest, kind: SearchKind, index: Index) -> Query:

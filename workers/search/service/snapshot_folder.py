@@ -78,7 +78,7 @@ class SnapshotFolder:
 
 
 def _time_ms(snapshot: Path) -> int:
-    """By which names sort."""
+    """Read the time from a snapshot's name, by which names sort."""
     digits = snapshot.name.partition("-")[0]
     return int(digits) if digits.isdecimal() else 0
 

@@ -13,7 +13,7 @@ COMPLETED = "completed"
 
 
 class KindTally:
-    """Of one class."""
+    """Outcomes, waits and times of retrievals of one class."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -27,7 +27,7 @@ class KindTally:
             self._waits.add(hits.wait_ms)
 
     def to_record(self, kind: SearchKind) -> SearchTally:
-        """For the fleet."""
+        """Make the record of this class for a heartbeat."""
         return SearchTally(
             kind=kind.value,
             outcomes=dict(self.outcomes),
@@ -39,7 +39,7 @@ class KindTally:
 
 
 class RetrievalTallies:
-    """Of all classes that are asked for."""
+    """Tallies of all classes that retrievals ask for."""
 
     def __init__(self) -> None:
         self.by_kind: Mapping[SearchKind, KindTally] = {
@@ -49,14 +49,14 @@ class RetrievalTallies:
 
     @property
     def searches(self) -> int:
-        """All that were answered."""
+        """Count all retrievals that were answered."""
         return sum(tally.outcomes.total() for tally in self.by_kind.values())
 
     @property
     def misses(self) -> int:
-        """Those whose deadline had passed."""
+        """Count the retrievals whose deadline had passed."""
         return sum(tally.outcomes[DeadlineExceeded.code] for tally in self.by_kind.values())
 
     def to_records(self) -> tuple[SearchTally, ...]:
-        """For the fleet."""
+        """Make the records of all classes for a heartbeat."""
         return tuple(tally.to_record(kind) for kind, tally in self.by_kind.items())

@@ -50,7 +50,7 @@ Failures = list[tuple[AnyChange, TriviumError]]
 
 
 def group_by_collection(changes: Iterable[AnyChange]) -> Mapping[str, list[AnyChange]]:
-    """By collection; the last one of each document."""
+    """Group changes by collection, keeping the last one of each document."""
     last = {(change.collection, change.document_id): change for change in changes}
     by_collection: dict[str, list[AnyChange]] = {}
     for change in last.values():

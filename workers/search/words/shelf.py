@@ -26,7 +26,7 @@ class PassageSet:
 
 @dataclass(slots=True)
 class PassageStore:
-    """Of one collection; rows are the index's."""
+    """Passages of one collection, and which documents live as text."""
 
     words: WordIndex = field(default_factory=WordIndex)
     embedder: str = ""  # of the passages that are held
@@ -48,16 +48,16 @@ class PassageStore:
         return [name for name, passages in live if passages is None or not passages.count]
 
     def passages_of(self, document_id: str) -> PassageSet | None:
-        """What is held of a document."""
+        """Return what is stored of a document's passages, None without any."""
         return self._live.get(document_id)
 
     def rows(self, document_id: str) -> list[bytes]:
-        """Ids of its passages."""
+        """Return the row ids of a document's passages."""
         passages = self._live.get(document_id)
         return [row_id(document_id, number) for number in range(passages.count if passages else 0)]
 
     def add_document(self, document_id: str) -> None:
-        """It is text, by its last record."""
+        """Note that a document lives as text, by its last record."""
         self._live.setdefault(document_id, None)
 
     def is_newer(self, document_id: str, offset: int) -> bool:
@@ -66,7 +66,7 @@ class PassageStore:
         return passages is not None and passages.offset > offset
 
     def end_document(self, document_id: str, offset: int) -> None:
-        """It is no text any more, from this offset on; its passages are the caller's to drop."""
+        """Note that a document is no text any more, and forget its passages."""
         self._drop(document_id)
         if document_id not in self._live and document_id not in self._floors:
             return  # nothing of it may be on its way
@@ -83,7 +83,7 @@ class PassageStore:
         return offset >= read_to or document_id in self._live
 
     def put(self, document_id: str, offset: int, embedder: str, texts: Mapping[bytes, str]) -> None:
-        """Its passages are these and no others."""
+        """Replace the passages of a document by these."""
         self._drop(document_id)
         self._live[document_id] = PassageSet(offset, len(texts))
         self._count(1, len(texts))
@@ -91,7 +91,7 @@ class PassageStore:
         self.embedder = embedder if self.passages else ""
 
     def drop(self, document_id: str) -> None:
-        """Its passages are gone; new ones may come."""
+        """Forget the passages of a document; new ones may come."""
         self._drop(document_id)
         if document_id in self._live:
             self._live[document_id] = None
@@ -105,7 +105,7 @@ class PassageStore:
         self.embedder = self.embedder if self.passages else ""
 
     def restore(self, document_id: str, offset: int, count: int) -> None:
-        """As a snapshot tells; words are told on their own."""
+        """Restore a document's passages from a snapshot, without their words."""
         self._live[document_id] = PassageSet(offset, count)
         self._count(1, count)
 
@@ -118,7 +118,7 @@ class PassageStore:
         return iter([name for name, passages in self._live.items() if passages is not None])
 
     def flush(self) -> None:
-        """Words are found from now on as passages are. Blocks."""
+        """Bring the word index up to date with the passages. Blocks."""
         deleted_ids, added_texts = self._deleted_ids, self._added_texts
         self._deleted_ids, self._added_texts = set(), {}
         self.words.change(deleted_ids, added_texts)

@@ -37,7 +37,7 @@ class PassageText:
         return row_id(self.document_id, self.number)
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Encode the passage as the payload of its row."""
         name_fields = (self.document_id, self.title, self.source, self.content)
         names = [name[:NAME_CHARS_MAX] for name in name_fields]
         parts = [part.encode(errors="replace") for part in (*names, self.text)]
@@ -45,7 +45,7 @@ class PassageText:
         return b"".join([head, *parts, self.tokens])
 
     def as_record(self) -> Passage:
-        """As it is found."""
+        """Make the record of the passage for search hits."""
         return Passage(
             passage_id=self.row_id.decode(),
             document_id=self.document_id,

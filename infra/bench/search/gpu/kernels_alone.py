@@ -60,7 +60,7 @@ class TimedDevice:
         return TimedGraph(self, tuple(launches))
 
     def run(self, launches: Sequence[Launch]) -> None:
-        """Launch and time."""
+        """Launch these kernels one by one and record their times."""
         for launch, took_ms in zip(launches, self._device.times_ms(launches), strict=True):
             self.taken_ms.setdefault(launch.kernel, []).append(took_ms)
 
@@ -77,7 +77,7 @@ class TimedGraph:
         return self
 
     def wait(self) -> None:
-        """It is over."""
+        """Return at once: each launch has already ended."""
 
 
 def kernels(
@@ -110,7 +110,7 @@ def kernels(
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """One for each part."""
+    """Return the tables of speed, single searches and kernels."""
     return [_speed(figures["speed"]), _singles(figures["singles"]), _kernels(figures["kernels"])]
 
 

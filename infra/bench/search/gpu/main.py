@@ -42,7 +42,7 @@ _RECALLS = (0.93, 0.98)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOptions:
-    """Sizes and repeats."""
+    """Sets the sizes and repeats of the GPU search benchmark."""
 
     rows: int = option(1_000_000)
     dim: int = 128
@@ -61,7 +61,7 @@ class GpuOptions:
 
 @dataclass(frozen=True, slots=True)
 class GpuScene:
-    """What all parts share."""
+    """Holds the index, queries and true neighbours that all parts share."""
 
     options: GpuOptions
     device: Stopwatch
@@ -211,7 +211,7 @@ def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
 
 
 def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
-    """Figures by part."""
+    """Run all parts on the device and return their figures."""
     scene = GpuScene.create(options, device, progress)
     batch = DeviceBatch(device, options.batch)
     figures: dict[str, Any] = {"device": device.name, "ids": agrees(scene, batch)}

@@ -35,7 +35,7 @@ _DRAWN = "drawn {}"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSet:
-    """One data set, with the truth."""
+    """Holds the vectors, queries and true distances of one data set."""
 
     kind: DataKind
     vectors: Array
@@ -44,12 +44,12 @@ class DataSet:
 
     @classmethod
     def from_kind(cls, kind: DataKind, rows: int, queries: int) -> "DataSet":
-        """A kind's vectors."""
+        """Draw a data set of this kind and compute its true neighbours."""
         vectors, query_rows = kind.draw(rows, queries)
         return cls(kind, vectors, query_rows, truth.farthest(vectors, query_rows, K, kind.metric))
 
     def point(self, system: System, effort: int) -> OperatingPoint:
-        """One turn: calls for all queries."""
+        """Search all queries repeatedly for one turn and time it."""
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         calls, took_cpu_s = 0, 0.0
         while took_cpu_s < _TURN_S:

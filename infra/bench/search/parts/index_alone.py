@@ -48,7 +48,7 @@ class SearchScene:
         return cls(options, names, progress, rows, queries, truth, {})
 
     def system(self, name: str, *, build_number: int = 0) -> System:
-        """A system's index; with `again`, one built so many times more."""
+        """Return a system's index; `build_number` selects one of repeated builds."""
         builds = self.built.setdefault(name, [])
         while len(builds) <= build_number:
             self.progress(f"{name} builds its index on {_BUILD_THREADS} threads")
@@ -59,7 +59,7 @@ class SearchScene:
 def measure_point(
     system: System, queries: Array, truth: Array, effort: int, threads: int = 1
 ) -> OperatingPoint:
-    """One call for all queries."""
+    """Search all queries in one call and time it."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     rows = system.search(queries, truth.shape[1], effort, threads)
     took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
@@ -129,7 +129,7 @@ def _threads(scene: SearchScene) -> float | None:
 
 
 def _medians(repeats: Sequence[Sequence[OperatingPoint]]) -> list[dict[str, Any]]:
-    """Of each effort over the repeats."""
+    """Return the median of each effort over the repeats."""
     out = []
     for same in zip(*repeats, strict=True):
         row: dict[str, Any] = asdict(same[0])

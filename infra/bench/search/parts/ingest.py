@@ -48,7 +48,7 @@ _K, _TOP_M = 10, 64
 
 
 def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
-    """Figures and bars."""
+    """Ingest rows beside searches; returns figures and bars."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     with garbage.deferred_gc():
@@ -71,7 +71,7 @@ def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], 
 
 @dataclass(slots=True)
 class _Callers:
-    """Who always has searches under way."""
+    """Keeps searches under way all the time."""
 
     engine: SearchEngine
     queries: Array
@@ -79,7 +79,7 @@ class _Callers:
 
     @asynccontextmanager
     async def asking(self, index: Index) -> AsyncIterator["_Phase"]:
-        """They ask until the block ends."""
+        """Run the callers until the block ends."""
         phase = _Phase()
         tasks = [asyncio.create_task(self._ask(index, first)) for first in range(_CALLERS)]
         async with watch_lateness() as lateness:
@@ -102,7 +102,7 @@ class _Callers:
 
 @dataclass(slots=True)
 class _Phase:
-    """What callers had done when it ended."""
+    """Holds what the callers did in one phase."""
 
     elapsed_s: float = 0.0
     cpu_s: float = 0.0  # of the process
@@ -226,7 +226,7 @@ class _Nearest:
         self._count += len(vectors)
 
     def rows(self) -> Array:
-        """Shape (queries, k)."""
+        """Return the nearest rows of each query, shape (queries, k)."""
         order = np.argsort(np.hstack(self._distances), axis=1)[:, :_K]
         nearest: Array = np.take_along_axis(np.hstack(self._rows), order, 1)
         return nearest

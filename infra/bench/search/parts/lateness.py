@@ -42,7 +42,7 @@ class Lateness:
 
 
 class _Look(NamedTuple):
-    """One time that the loop was looked at; seconds."""
+    """Holds the times of one look at the loop, in seconds."""
 
     began_s: float
     ended_s: float
@@ -50,7 +50,7 @@ class _Look(NamedTuple):
     used_s: float
 
     def late_and_held(self, stolen_s: float) -> tuple[float, float]:
-        """How late the loop was, and for how long it was held up at most."""
+        """Return how late the loop was and how long it was held up, at most."""
         late_s = self.ended_s - self.began_s - TICK_S
         others_s = max(self.waited_s, stolen_s)  # a thread may have waited for a core that was away
         return late_s, max(0.0, min(late_s - others_s, self.used_s))

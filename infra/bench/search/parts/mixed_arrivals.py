@@ -31,7 +31,7 @@ _SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
 
 @dataclass(slots=True)
 class TrafficCell:
-    """One load on one server."""
+    """Holds the figures of one load on one server."""
 
     took_ms: dict[SearchKind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
     prefill_misses: int = 0
@@ -70,7 +70,7 @@ def in_all(cells: Sequence[TrafficCell]) -> dict[str, Any]:
 
 
 class MixedTraffic:
-    """Drives one server."""
+    """Sends searches of decode and prefill to one server."""
 
     def __init__(self, server: SearchServer, queries: Array, seed: int) -> None:
         self._server, self._queries = server, queries
@@ -90,7 +90,7 @@ class MixedTraffic:
         return await self._measure(cell, [ask() for _ in range(callers)])
 
     async def open(self, rate_per_s: float, seconds: float) -> TrafficCell:
-        """Poisson arrivals."""
+        """Send searches as Poisson arrivals at this rate."""
         cell = TrafficCell(asked_per_s=rate_per_s)
         count = max(1, int(rate_per_s * seconds))
         due_s = np.cumsum(self._random.exponential(1 / rate_per_s, count)).tolist()

@@ -33,7 +33,7 @@ class SearchServer(Protocol):
     """Serves one search at a time to many callers."""
 
     async def search(self, vector: Array, kind: SearchKind, deadline_ms: int | None) -> Array:
-        """Rows of the nearest."""
+        """Return the row ids of the nearest vectors."""
 
     def places_used(self) -> tuple[int, int]:
         """Places in use and places, both summed over all rounds so far."""
@@ -42,7 +42,7 @@ class SearchServer(Protocol):
 
 
 class EngineServer:
-    """`SearchEngine` as it comes."""
+    """Serves searches with our `SearchEngine`, unchanged."""
 
     def __init__(self, index: Index) -> None:
         self.index, self.engine = index, SearchEngine(EngineSettings(lanes=THREADS))

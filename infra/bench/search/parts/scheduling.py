@@ -81,7 +81,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What became of the searches of one run."""
+    """Holds the times and misses of one simulated run."""
 
     taken_ms: dict[SearchKind, list[float]] = field(
         default_factory=lambda: {k: [] for k in EXTENDS}
@@ -117,7 +117,7 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
 
 
 class Simulation:
-    """One run."""
+    """Simulates one run of a scheduler on virtual time."""
 
     def __init__(self, queues: Queues) -> None:
         self.queues, self.result = queues, SimulationResult()
@@ -126,7 +126,7 @@ class Simulation:
         self._free = list(range(SLOTS))
 
     def run(self, items: Sequence[QueuedSearch]) -> SimulationResult:
-        """Until every search has ended."""
+        """Run the simulation until every search has ended."""
         now_ms, coming = 0.0, deque(items)
         while coming or self._active or self._parked or self._waiting(now_ms):
             while coming and coming[0].arrived_ms <= now_ms:
@@ -145,7 +145,7 @@ class Simulation:
         return self.result
 
     def _waiting(self, now_ms: float) -> bool:
-        """Whether any search waits that an empty batch would take."""
+        """Return whether a waiting search can start on an empty batch."""
         self._turn(now_ms)
         return bool(self._active)
 
@@ -247,7 +247,7 @@ def ablation(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any]
 
 
 def _figures(results: Sequence[SimulationResult]) -> dict[str, Any]:
-    """Sums over the seeds."""
+    """Sum misses and times over the seeds."""
     row: dict[str, Any] = {"misses": sum(result.missed for result in results)}
     for kind in EXTENDS:
         times_ms = [ms for result in results for ms in result.taken_ms[kind]]

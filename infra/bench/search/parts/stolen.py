@@ -21,7 +21,7 @@ Gap = tuple[float, float]  # first and last moment, seconds as of `time.perf_cou
 
 
 class StealTime:
-    """What was taken from the cores; complete once its block has ended."""
+    """Holds the time stolen from each core; complete when its block ends."""
 
     def __init__(self) -> None:
         self.gaps: list[list[Gap]] = []  # by core
@@ -39,7 +39,7 @@ class StealTime:
 
 @asynccontextmanager
 async def watch_steal() -> AsyncIterator[StealTime]:
-    """Have all cores of this process looked at until the block ends."""
+    """Watch all cores of this process until the block ends."""
     steal, cores = StealTime(), sorted(os.sched_getaffinity(0))
     lookers = [
         await asyncio.create_subprocess_exec(sys.executable, __file__, str(core), stdout=PIPE)

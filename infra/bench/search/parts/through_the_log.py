@@ -60,7 +60,7 @@ _LOOK_S = 0.05
 
 @dataclass(slots=True)
 class LogCell:
-    """One way at one rate, over all repeats."""
+    """Holds the figures of one way at one rate, over all repeats."""
 
     took_ms: list[list[float]] = field(default_factory=list)  # by repeat
     recalls: list[float] = field(default_factory=list)
@@ -90,7 +90,7 @@ class LogScene:
 
 
 def kafka(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 7."""
+    """Part 7: measure what Kafka adds to a retrieval."""
     folder = BENCH_DIR.absolute() / "search-kafka"
     shutil.rmtree(folder, ignore_errors=True)
     logging.getLogger("aiokafka").setLevel(logging.ERROR)  # new topics look for their leaders
@@ -150,7 +150,7 @@ async def _cells(
 async def _play(
     scene: LogScene, way: str, cell: LogCell, rate_per_s: int, count: int, seed: int
 ) -> None:
-    """The same queries at the same times, whichever way."""
+    """Send the same queries at the same times in one way."""
     random = np.random.default_rng(seed)
     due_s = np.cumsum(random.exponential(1 / rate_per_s, count)).tolist()
     chosen = random.integers(0, len(scene.queries), count).tolist()

@@ -37,7 +37,7 @@ STALL_MS = 5.0
 
 
 def updates(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
-    """Figures and bars."""
+    """Measure linking and stalls while rows come and go."""
     links = [_link_cost(options, rows, progress) for rows in options.linked_rows]
     progress(f"updates of an index of {options.updated_rows} rows")
     before_s = sys.getswitchinterval()

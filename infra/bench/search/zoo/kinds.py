@@ -70,7 +70,7 @@ def close_scales(rows: int, queries: int) -> tuple[Array, Array]:
 
 
 def copies(rows: int, queries: int, dim: int = 64, repeats: int = 20) -> tuple[Array, Array]:
-    """Each vector about `each` times; queries lie beside them."""
+    """Copies of random vectors, each about `repeats` times; queries lie beside them."""
     random = np.random.default_rng(4)
     distinct = random.standard_normal((rows // repeats, dim))
     points = distinct[random.integers(0, len(distinct), rows)]
@@ -97,7 +97,7 @@ def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Arra
 
 
 def one_dimension(rows: int, queries: int) -> tuple[Array, Array]:
-    """Points on a line."""
+    """Points on a line: vectors of one dimension."""
     return split(np.random.default_rng(8).standard_normal((rows + queries, 1)), queries)
 
 
@@ -157,5 +157,5 @@ def split(points: Array, queries: int) -> tuple[Array, Array]:
 
 
 def float32(values: Array) -> Array:
-    """As indexes want them."""
+    """Return the values as a contiguous float32 array."""
     return np.ascontiguousarray(values, np.float32)

@@ -19,7 +19,7 @@ _LOOKING = set(  # methods of a text
 
 
 class ChatMarks:
-    """For one model's chats."""
+    """Marks what callers say in the chats of one model."""
 
     def __init__(
         self, control: ControlTokens, template: nodes.Template, special: Mapping[str, str]
@@ -44,7 +44,7 @@ class ChatMarks:
         self._no_roles = set[str]().union(*(composed[name] for name in ends))
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with marks."""
+        """Mark the texts of a message."""
         role = message["role"]
         names = self._names_in_answers if role == "assistant" else self._names
         marked = {field: self._mark_value(value, names) for field, value in message.items()}
@@ -71,7 +71,7 @@ class ChatMarks:
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:
-    """Texts in an expression."""
+    """Find the texts in a template's expressions."""
     return (const.value for const in node.find_all(nodes.Const) if isinstance(const.value, str))
 
 

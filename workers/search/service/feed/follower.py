@@ -101,7 +101,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
         return await self._reader.reaches(offsets)
 
     async def run(self) -> None:
-        """Apply what comes."""
+        """Apply records as they arrive, until cancelled."""
         while True:
             if batch := await self._reader.batch(max_records=self.batch_max):
                 await self._apply(batch)

@@ -49,7 +49,7 @@ class Refusals:
         self._looking = asyncio.Lock()
 
     def add(self, record: ConsumerRecord, error: TriviumError) -> None:
-        """A record that cannot be used."""
+        """Queue a refused record for the dead letters."""
         where = f"{record.topic}[{record.partition}] {record.offset}"
         log.warning("%s: not taken: %s", where, error.message)
         origin = (str(record.partition), str(record.offset), str(record.timestamp))
@@ -57,7 +57,7 @@ class Refusals:
         self._added.set()
 
     async def keep_bound(self) -> None:
-        """Beyond `WAITING_MAX` whoever is first has to do."""
+        """Drop the oldest refusals beyond `WAITING_MAX`, after one more try to bury them."""
         if len(self._waiting) > WAITING_MAX:
             await self.look()
         while len(self._waiting) > WAITING_MAX:
