@@ -65,7 +65,7 @@ class Elastic:
         clock.after(LOOK_MS, self._look)
         now_ms = int(clock.now_ms)
         workers: dict[Role, list[str]] = {}
-        for worker in sorted(self._serving, key=lambda worker: -len(worker.process.held)):
+        for worker in sorted(self._serving, key=lambda worker: -len(worker.process.requests)):
             workers.setdefault(worker.roles[0], []).append(worker.worker_id)
         present = {
             role: len(workers.get(role, ())) + self._starting.get(role, 0)
@@ -122,7 +122,7 @@ class Elastic:
         self._cluster.clock.after(HEARD_MS, lambda: self._leave(worker, then))
 
     def _leave(self, worker: SimWorker, then: Role | None) -> None:
-        if len(worker.process.held) or worker.process.engine.state.handovers:
+        if len(worker.process.requests) or worker.process.engine.state.handovers:
             self._cluster.clock.after(POLL_MS, lambda: self._leave(worker, then))
             return
         if worker.alive:

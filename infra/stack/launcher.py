@@ -354,7 +354,7 @@ class Stack:
             self.waits_for = what
 
         model_settings, engine = self.settings.model, self.settings.worker.engine
-        model = await asyncio.to_thread(resolve_model, model_settings, engine, told=report)
+        model = await asyncio.to_thread(resolve_model, model_settings, engine, report=report)
         self.settings = dataclasses.replace(self.settings, model=model)
         self.waits_for = ""
 

@@ -107,7 +107,7 @@ async def topics_with_letters(log: LogSettings, counts: Mapping[str, int]) -> se
     ]
     try:
         topics = {place.topic for place in places}
-        async with query_client(log, decided=True, topics=topics) as client:
+        async with query_client(log, committed_only=True, topics=topics) as client:
             first, end = await client.beginning_offsets(places), await client.end_offsets(places)
     except KafkaError as error:
         raise no_broker(log.bootstrap, error) from error

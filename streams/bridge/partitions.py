@@ -143,7 +143,7 @@ class BridgePartitions:
 
     async def watch(self, log: LogSettings, stall_ms: int) -> None:
         """Have lives look now and then whether something is left out, until cancelled."""
-        async with query_client(log, decided=True) as consumer:
+        async with query_client(log, committed_only=True) as consumer:
             while True:
                 await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
                 ends: Mapping[TopicPartition, int] = {}

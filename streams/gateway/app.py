@@ -224,7 +224,7 @@ async def _serve(
     *,
     is_inherited: bool,
 ) -> None:
-    """`is_kept`: whoever started this process listens at the socket, too, when this one has ended.
+    """`is_inherited`: whoever started this process listens at the socket, too, when this one has ended.
     What comes while it drains is the next one's.
     """
     server = make_server(create_app(gateway), gateway.settings)

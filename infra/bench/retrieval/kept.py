@@ -106,7 +106,7 @@ async def measure(
             word = rng.choice(_WORDS)
             if rng.random() < _QUESTIONS_SHARE:
                 answers.append(await shelf.ask(word))
-                stale += answers[-1].is_kept and shelf.is_stale(answers[-1])
+                stale += answers[-1].is_cached and shelf.is_stale(answers[-1])
             else:
                 await shelf.edit(word, turn + 1)
             progress.advance(task)

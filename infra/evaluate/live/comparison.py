@@ -271,7 +271,7 @@ async def run(
     plain = Deployment(name="alone", variants=(), engine=DEPLOYMENTS[engine][0].engine)
     figures_by_load: FiguresByLoad = {load.name: {} for load in loads}
     with machine(engine, BENCH_DIR.absolute() / "live") as build, Progress(console=console) as bars:
-        total = len(loads) * sum(len(deployment.ways) for deployment in deployments)
+        total = len(loads) * sum(len(deployment.variants) for deployment in deployments)
         bar = bars.add_task("starting", total=total)
         async with build(plain, StackPlan(prefill=0, decode=0, replica=1, broker=False)) as alone:
             for deployment in deployments:
@@ -279,7 +279,7 @@ async def run(
                     bars.update(bar, description=deployment.name)
                     for load in loads:
                         figures_by_load[load.name] |= await compare(
-                            stack, alone, deployment.ways, load, lambda: bars.advance(bar)
+                            stack, alone, deployment.variants, load, lambda: bars.advance(bar)
                         )
     return figures_by_load
 

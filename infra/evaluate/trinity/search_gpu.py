@@ -102,7 +102,7 @@ class SearchGpu:
             self.search_counts[search.kind] += 1
         self._run_plan()
         for search in finished_searches:
-            search.done(None)
+            search.on_end(None)
 
     def _run_plan(self) -> None:
         """Carry out the scheduler's plan and start the next extends."""

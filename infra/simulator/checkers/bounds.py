@@ -74,5 +74,7 @@ class Bounds(Checker):
         """Look at workers and their engines."""
         for name, worker in cluster.workers.items():
             state, limit = worker.process.engine.state, 2 * self._granted.get(name, 0)
-            assert len(worker.process.held) <= limit, f"{name} holds {len(worker.process.held)}"
+            assert len(worker.process.requests) <= limit, (
+                f"{name} holds {len(worker.process.requests)}"
+            )
             assert state.cache.used <= state.cache.blocks_max, f"{name}: {state.cache.used} blocks"

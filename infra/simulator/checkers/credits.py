@@ -208,7 +208,7 @@ class Idle(Checker):
         """Check that no worker does or holds anything a while after the last end."""
         cluster.pass_ms(2 * IDLE_MS)
         for worker in cluster.workers.values():
-            requests, state = worker.process.held, worker.process.engine.state
+            requests, state = worker.process.requests, worker.process.engine.state
             unknown = [
                 work for work in requests.works if not self._is_decided(worker.worker_id, work)
             ]

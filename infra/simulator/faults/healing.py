@@ -32,7 +32,7 @@ def _heal_workers(cluster: Cluster) -> None:
         if not worker.alive:
             worker.restart()
             cluster.members.join(worker)
-        elif late or worker.process.held.draining:
+        elif late or worker.process.requests.draining:
             cluster.members.rejoin(worker)
         elif worker.clock.is_asleep:
             worker.clock.wake()

@@ -120,7 +120,7 @@ def forge_record(at_ms: float, draw: Draw) -> SimFault:
     def strike(cluster: Cluster) -> None:
         assert isinstance(cluster, OpenCluster)
         work_lists = [
-            worker.process.held.works for worker in cluster.workers.values() if worker.alive
+            worker.process.requests.works for worker in cluster.workers.values() if worker.alive
         ]
         busy = [works for works in work_lists if works]
         if busy:

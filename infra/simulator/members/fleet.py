@@ -47,14 +47,14 @@ def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
         at_ms=int(worker.wall.now_ms),
         state=_state(worker.process),
         grants=worker.grants,
-        load=load_of(process.engine.load(), process.held, 0.0),
+        load=load_of(process.engine.load(), process.requests, 0.0),
     )
 
 
 def _state(process: SimProcess) -> MemberState:
     if not process.alive:
         return MemberState.GONE
-    return MemberState.DRAINING if process.held.draining else MemberState.READY
+    return MemberState.DRAINING if process.requests.draining else MemberState.READY
 
 
 def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:

@@ -62,7 +62,7 @@ class SimWorker:
         self.roles = roles
         self._offer()
         limits = self._limits()
-        self.process.held.assign(limits.roles, limits.held_max)
+        self.process.requests.assign(limits.roles, limits.held_max)
 
     @property
     def alive(self) -> bool:

@@ -73,7 +73,9 @@ def test_every_request_is_answered_once(pools: str, share: float) -> None:
     assert all(each.completed for each in cluster.clients.requests)
     for worker in cluster.workers.values():
         state = worker.process.engine.state
-        assert not len(worker.process.held) and not state.computations and not state.cache.pinned
+        assert (
+            not len(worker.process.requests) and not state.computations and not state.cache.pinned
+        )
         assert state.gpu.batch == state.gpu.context_tokens == 0
     for each in cluster.clients.requests:
         assert each.outcome is not None and each.first_ms is not None

@@ -67,7 +67,9 @@ def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
         assert kind is expected, request_id
     for worker in cluster.workers.values():
         state = worker.process.engine.state
-        assert not len(worker.process.held) and not state.computations and not state.cache.pinned
+        assert (
+            not len(worker.process.requests) and not state.computations and not state.cache.pinned
+        )
 
 
 @pytest.mark.parametrize("resumes", [True, False])

@@ -96,12 +96,12 @@ async def test_a_start_tells_what_it_unpacks(
     """Issue 12, 1): with a progress line, and before anything else is started."""
     unpacked = threading.Event()
 
-    def slow(model: ModelSettings, engine: str, *, told: Callable[[str], None]) -> ModelSettings:
-        told(f"the model of {engine} is unpacked")
+    def slow(model: ModelSettings, engine: str, *, report: Callable[[str], None]) -> ModelSettings:
+        report(f"the model of {engine} is unpacked")
         assert unpacked.wait(PATIENCE_S)
         raise ConfigError("no package")
 
-    monkeypatch.setattr(launcher, "resolved", slow)
+    monkeypatch.setattr(launcher, "resolve_model", slow)
     stack = Stack(Settings(), StackPlan(), folder=tmp_path)
     starting = asyncio.create_task(stack.start())
     await until(lambda: stack.waits_for == "the model of vllm is unpacked")

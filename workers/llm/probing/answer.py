@@ -151,7 +151,7 @@ class ProbedAnswer:
         self._record, ready_outputs = None, []
         if record.tokens:
             news = replace(
-                self._totals(), told=probe_notice(record, self._probes.retrieval.collection)
+                self._totals(), notice=probe_notice(record, self._probes.retrieval.collection)
             )
             ready_outputs.append(Output(request_id=self._whole.request_id, probe_totals=news))
         return ready_outputs + self._leave(now_ms)
@@ -225,7 +225,7 @@ class ProbedAnswer:
             finish_reason=finish,
             stop_reason=stop_reason if finish else "",
             kv=output.kv if keeps_kv or not output.finish_reason else None,
-            probed=news,
+            probe_totals=news,
         )
 
     def _totals(self) -> ProbeTotals:

@@ -47,7 +47,9 @@ async def stopping(
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
     log: Any = NoLog()
     for_all: Any = ()
-    life = asyncio.create_task(app._serve(gateway.state, log, for_all, sock, stop, is_kept=False))
+    life = asyncio.create_task(
+        app._serve(gateway.state, log, for_all, sock, stop, is_inherited=False)
+    )
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     try:
         writer.write(LIVE)

@@ -37,7 +37,7 @@ def test_searches_equal_the_cpus_and_the_reference(
                                                  strict=True):  # fmt: skip
         expected = Reference(search).run()
         assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
-        if search.way.exact or expected[0][min(effort.k, search.way.allowed) - 1] >= 0:
+        if search.plan.exact or expected[0][min(effort.k, search.plan.allowed) - 1] >= 0:
             same = bulk.search_all(effort, search.query, view, scanned_rows_max=scanned_max)
             assert rows == same.rows.tobytes()
             assert counts[0] == same.extends
@@ -147,5 +147,5 @@ def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.Mo
             expected = Reference(search).run()
             assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
             same = bulk.search_all(effort, search.query, view)
-            assert search.way.exact and rows == same.rows.tobytes()
+            assert search.plan.exact and rows == same.rows.tobytes()
             assert counts[0] == same.extends

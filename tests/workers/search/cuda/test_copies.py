@@ -32,7 +32,7 @@ def test_searches_that_go_one_way_share_a_row(device: Device) -> None:
     one, two = searches(index.view(), EFFORTS[1], 2, scanned_rows_max=0)
     row = batch.copies.shared_row(one)
     assert batch.copies.shared_row(two) is row
-    assert row.tobytes() == batch.copies.row(one.way.row, one).tobytes()
+    assert row.tobytes() == batch.copies.row(one.plan.row, one).tobytes()
     filtered = searches(index.view(), Effort(k=3, where=EqualFilter("part", 3)), 1)[0]
     assert batch.copies.shared_row(filtered)[fields.ALLOWED] not in (0, row[fields.ALLOWED])
     index.upsert([9_000], gaussian(1, 20))
