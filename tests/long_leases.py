@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schemas import fleet
-from schemas.log import doubt, membership
+from schemas.log import lease_monitor, membership
 from streams.core.fleet import members, workers
 
 _TESTS = Path(__file__).parent
@@ -49,5 +49,5 @@ def long_leases(lease_ms: int = 100_000) -> Iterator[None]:
 
 def _apply() -> None:
     lease_ms = next(reversed(_wanted.values()), _USUAL_MS)
-    for module in (fleet, doubt, membership, members, workers):
+    for module in (fleet, lease_monitor, membership, members, workers):
         vars(module)["LEASE_MS"] = lease_ms

@@ -73,7 +73,7 @@ CLOCKS = set("time.monotonic time.perf_counter time.time time.time_ns wall_ms lo
 CLOCKS |= {"?.time"}  # of `asyncio.get_running_loop()`
 TIMING_FILES = {
     "tests/infra/bench/search/parts/test_lateness.py": "how long a process stood still, at least",
-    "tests/streams/agents/test_lives.py": "for tests on virtual time",
+    "tests/streams/agents/test_lifecycle.py": "for tests on virtual time",
     "tests/workers/llm/sim/test_engine.py": "for tests on virtual time",
     "tests/workers/processes.py": "the share of a core that was used, whatever the time",
     "tests/workers/search/engine/host_time.py": "a benchmark",

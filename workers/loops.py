@@ -1,10 +1,10 @@
 """The loops of a running worker: read work, take engine steps, send frames, watch deadlines.
 
 Each loop is one task of `workers/serving.py` and runs until cancelled; whatever it raises ends the
-life. The rules are in `workers/llm/held.py`. While the lease is in doubt nothing is written and no
-work begins. No loop awaits a token frame's acknowledgement, but a partition's next frame leaves
-only after it; an outcome is written when the frame that ends its stream is in the log, and a frame
-that cannot be written ends the life, so that no answer gets a hole.
+life. The rules are in `workers/llm/active_requests.py`. While the lease is in doubt nothing is
+written and no work begins. No loop awaits a token frame's acknowledgement, but a partition's next
+frame leaves only after it; an outcome is written when the frame that ends its stream is in the log,
+and a frame that cannot be written ends the life, so that no answer gets a hole.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Retrieved, WarmPrefix, Work
 from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
+from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import Engine, Output
 from workers.llm.frames import FrameReport, Frames
-from workers.llm.held import ActiveRequests
 from workers.llm.pacing import Intervals, Pacing
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.warm import warm_prefix

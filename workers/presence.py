@@ -17,8 +17,8 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
 from workers import credits
+from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import Engine, EngineLoad, KnowsPeers
-from workers.llm.held import ActiveRequests
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.probing.stalls import StalledShare
 

@@ -1,8 +1,8 @@
 """Has the retrieval pool searched for answers while they are generated, in the background.
 
 A worker leases a partition of `hits` when the first work comes whose answer may search, and asks
-through `RetrievalClient`. A search that fails, or that nobody can do, is answered with its error, and the
-answer goes on without. What becomes of it is for `workers/llm/probing/` to say.
+through `RetrievalClient`. A search that fails, or that nobody can do, is answered with its error,
+and the answer goes on without. What becomes of it is for `workers/llm/probing/` to say.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import RetrievalClient
-from schemas.log.retrieval.leased import LeasedRetrievalClient
-from schemas.log.retrieval.told import retrieved_record
+from schemas.log.retrieval.client import RetrievalClient
+from schemas.log.retrieval.leased_client import LeasedRetrievalClient
+from schemas.log.retrieval.result_record import retrieved_record
 from schemas.records import Retrieved
 from schemas.retrieval import RetrievalResult
 from workers.llm.probing.answer import ProbeAsk, failed_result

@@ -13,8 +13,8 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
-from schemas.log.patience import run_with_reconnect
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
+from schemas.log.retry import run_with_reconnect
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks

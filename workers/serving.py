@@ -3,7 +3,7 @@
 `workers/runtime.py` makes one for each life once there is an engine, so nothing in it may be
 missing. `run` raises a LeaseError, BrokerUnavailable or KafkaError where the life is lost: what was
 held is then aborted, and nothing of it is written any more. The loops are in `workers/loops.py`,
-the rules in `workers/llm/held.py`.
+the rules in `workers/llm/active_requests.py`.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import MemberState, Role, WireError
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.kv_events import KvEventsPublisher
+from workers.llm.active_requests import ActiveRequests, RequestLimits
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
-from workers.llm.held import ActiveRequests, RequestLimits
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.probing.triggers import installed_triggers
 from workers.llm.stream import WorkerIdentity

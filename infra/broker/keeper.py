@@ -9,7 +9,7 @@ import logging
 
 from infra.broker.node import Broker
 from schemas.errors import BrokerUnavailable, TriviumError
-from schemas.log.patience import Backoff
+from schemas.log.retry import Backoff
 
 log = logging.getLogger("trivium.broker")
 _POLL_S, _LOOK_S = 0.1, 0.5

@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from infra.demo.asking import DemoTurn, ask
+from infra.demo.chat_client import DemoTurn, ask
 from infra.handbook.handbook import Page, handbook
 from infra.handbook.library import Library, TextDocument, library
 from infra.stack.launcher import Stack
@@ -177,8 +177,9 @@ def summary(stats: Tour) -> Sequence[str]:
         f"{stats.right} of 3 answers right with documents, {stats.right_without} without",
         f"an edit was found after {stats.found_after_ms:.0f} ms; it changed the next citation: "
         f"{_yes(stats.edit_cited)}, and the next answer: {_yes(stats.edit_answered)}",
-        f"an answer whose router was killed went on: {_yes(stats.goes_on)}; it cites what was found "
-        f"while it was generated: {_yes(stats.probed)}, and is right: {_yes(stats.probe_answered)}",
+        f"an answer whose router was killed went on: {_yes(stats.goes_on)}; it cites what was "
+        f"found while it was generated: {_yes(stats.probed)}, and is right: "
+        f"{_yes(stats.probe_answered)}",
     )
 
 

@@ -17,7 +17,7 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
-from infra.demo.asking import DemoTurn, ask
+from infra.demo.chat_client import DemoTurn, ask
 from infra.demo.documents import Tour, summary, tour
 from infra.demo.reference_engine import AnswerVerdict, ReferenceEngine
 from infra.stack import configuration

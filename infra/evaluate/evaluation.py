@@ -37,7 +37,7 @@ from infra.evaluate.studies import (
     sensitivity,
     step_change,
     thresholds,
-    weighing,
+    weights,
 )
 from infra.evaluate.studies.traffic import simulate_traces
 from infra.simulator.machine.latency import Setup
@@ -96,7 +96,7 @@ def evaluate(
         _policies(pool, results, points, size)
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
         part = points.subset(size.part, points.loads)
-        results.frontier = weighing.frontier_points(pool, part, seed)
+        results.frontier = weights.frontier_points(pool, part, seed)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:
@@ -124,7 +124,7 @@ def _published(
     results.places += pareto.figure_8(points, Points(dynamic))
     results.chats = chats.serve_chats(pool, tables, sources, seed, quick=quick)
     results.chat_changes = chats.changes(results.chats)
-    results.weighed = weighing.run_weights(pool, tables[weighing.POOLS], sources, seed, quick=quick)
+    results.weighed = weights.run_weights(pool, tables[weights.POOLS], sources, seed, quick=quick)
     results.lengths = many_turns.lengths(pool, size.turns, seed)
     results.models = many_turns.models(pool, seed)
     loads = size.part_loads_per_s

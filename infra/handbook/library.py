@@ -13,7 +13,7 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
 from schemas.log.registry import make_codec
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector

@@ -12,7 +12,7 @@ from schemas.errors import InvalidRequest
 from schemas.records import Document
 from schemas.rules.metadata import Kinds, check_metadata, metadata_of
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX, NAME_CHARS_MAX
-from streams.parsing.parsed import ParsedDocument, Unreadable
+from streams.parsing.document import ParsedDocument, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.errors import InvalidRequest
 from streams.gateway.indexing.reading import FILE_PROCESS, documents_in
-from streams.parsing.parsed import ParsedDocument, Unreadable
+from streams.parsing.document import ParsedDocument, Unreadable
 
 FILE_BYTES_MAX = 64 << 20
 FILE_MS = 60_000

@@ -2,9 +2,10 @@
 
 Theory of operation. A life's pieces are replayed side by side, each from its own snapshot, and
 compared line by line as ever. What they come to is what a replay from the first snapshot on would
-come to, if each piece ends in the very state with which the next one begins (`alike.py`). Where one
-does not, nothing was recorded that shows it yet, but something may follow from it: then the whole
-recording is replayed one event after the other, and that counts. Called by `trivium replay`.
+come to, if each piece ends in the very state with which the next one begins (`state_equality.py`).
+Where one does not, nothing was recorded that shows it yet, but something may follow from it: then
+the whole recording is replayed one event after the other, and that counts. Called by `trivium
+replay`.
 """
 
 import time
@@ -17,7 +18,6 @@ from functools import cache
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 
-from infra.replay.alike import same_state
 from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from infra.replay.replaying import (
     ReplayedLife,
@@ -27,6 +27,7 @@ from infra.replay.replaying import (
     replay,
     split_off_records,
 )
+from infra.replay.state_equality import same_state
 from schemas.codec import Codec
 from streams.journal.snapshot import unpack_router
 

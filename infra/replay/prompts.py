@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from infra.replay.standins import StandIns, blank_text
-from infra.replay.words import FieldSubstitutes
+from infra.replay.text_fields import FieldSubstitutes
 from schemas.prefix import chain, salt_of
 from schemas.records import Continued, Request, Retrieved
 from schemas.rules.continuing import prior_answer

@@ -23,7 +23,7 @@ from infra.replay.prompts import RedactedPrompts
 from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.replay.standins import StandIns
 from infra.replay.states import objects_in, restate
-from infra.replay.words import FieldSubstitutes, names_in
+from infra.replay.text_fields import FieldSubstitutes, names_in
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import pack, unpack

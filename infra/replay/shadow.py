@@ -127,8 +127,8 @@ class Shadow:
     """All routers, followed; reads and writes nothing itself."""
 
     def __init__(self, shadow_id: str, overrides: Mapping[str, str], since_ms: int) -> None:
-        """`overrides` are the settings that are others, as text; decisions from before `since_ms` are
-        not told. Raises ConfigError for settings that placements do not follow."""
+        """`overrides` are the settings that are others, as text; decisions from before `since_ms`
+        are not told. Raises ConfigError for settings that placements do not follow."""
         self.shadow_id = shadow_id
         self._redeciding = Redeciding(overrides)
         self._since_ms = since_ms

@@ -15,7 +15,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import run_with_reconnect
+from schemas.log.retry import run_with_reconnect
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from infra.scaling.law import wanted_pools
-from infra.scaling.measured import LLM, FleetMeter
+from infra.scaling.fleet_meter import LLM, FleetMeter
+from infra.scaling.hysteresis import PoolHysteresis
+from infra.scaling.policy import wanted_pools
 from infra.scaling.settings import ScalingSettings
-from infra.scaling.steady import PoolHysteresis
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Role, WantedPool
 

@@ -9,7 +9,7 @@ nothing. Pure: time is an argument.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.scaling.means import Ewma
+from infra.scaling.ewma import Ewma
 from infra.scaling.pools import PoolLoad, mean
 from schemas.fleet import Member
 

@@ -7,7 +7,7 @@ carries the steps out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.scaling.measured import LLM
+from infra.scaling.fleet_meter import LLM
 from schemas.records import Role
 
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
-from infra.simulator.machine.exchange import KvMove, SimKvExchange
 from infra.simulator.machine.gpu import SimGpu
+from infra.simulator.machine.kv_exchange import KvMove, SimKvExchange
 from infra.simulator.machine.latency import Setup
 from infra.simulator.machine.links import KvLinks
 from infra.simulator.members.clients import ClientRequest, Clients
 from infra.simulator.members.gateways import Gateways
-from infra.simulator.members.life import Ports
 from infra.simulator.members.membership import SimMembership
 from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRouter
 from infra.simulator.members.searches import SimRetrievalPool
 from infra.simulator.members.worker import SimWorker
+from infra.simulator.members.worker_process import Ports
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.script import SimConversation
 from schemas.errors import RecordTooLarge

@@ -12,18 +12,18 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import Any
 
-from infra.scaling.measured import LLM
+from infra.scaling.fleet_meter import LLM
 from infra.scaling.scaler import Scaler, ScalingPlan
 from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, steps
+from infra.stack.announcer import Announcer
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
-from infra.stack.wanted import Announcer
 from schemas.errors import ConfigError, TriviumError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
-from schemas.log.patience import retry_forever
 from schemas.log.registry import make_codec
+from schemas.log.retry import retry_forever
 from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
 

@@ -14,10 +14,10 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.fleet import LEASE_MS, FleetView
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
-from schemas.log.patience import PAUSE_MAX_S
+from schemas.log.retry import PAUSE_MAX_S
 from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
 

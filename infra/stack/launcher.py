@@ -29,10 +29,10 @@ from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
-from schemas.log.patience import retry_until
 from schemas.log.registry import make_codec
+from schemas.log.retry import retry_until
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from streams.gateway.http.listener import listen

@@ -21,7 +21,7 @@ async def restart(
     names: Sequence[str],
     *,
     folder: Path | None,
-    timeout_s: float,
+    process_timeout_s: float,
     on_restart: Callable[[str, float], None],
 ) -> None:
     """These, or all; `on_restart` is called with each and the seconds that it was away.
@@ -33,10 +33,10 @@ async def restart(
         raise ConfigError(f"expected names of {', '.join(rows)}, found {', '.join(unknown)}")
     loop = asyncio.get_running_loop()
     for name in names or tuple(rows):
-        pid = (await _all_ready(folder, timeout_s))[name].pid
+        pid = (await _all_ready(folder, process_timeout_s))[name].pid
         began_s = loop.time()
         os.kill(pid, signal.SIGTERM)
-        await _all_ready(folder, timeout_s, but=pid)
+        await _all_ready(folder, process_timeout_s, but=pid)
         on_restart(name, loop.time() - began_s)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.traces.sending import SentRequest
+from infra.traces.sender import SentRequest
 
 SCHEMA_VERSION = "1.1"
 _PERCENTS = (1, 5, 10, 25, 50, 75, 90, 95, 99)

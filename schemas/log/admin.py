@@ -278,8 +278,8 @@ def _check_counts(rows: Sequence[TopicStatus]) -> None:
     if wrong:
         differences = "; ".join(f"{r.name}: expected {r.expected}, found {r.found}" for r in wrong)
         raise TopicError(
-            f"partition counts differ: {differences}. They decide which router owns a session and are "
-            "never changed in place: set them in [log] to what is there, or choose another "
+            f"partition counts differ: {differences}. They decide which router owns a session and "
+            "are never changed in place: set them in [log] to what is there, or choose another "
             "topic_prefix, or drain and delete the topics"
         )
 

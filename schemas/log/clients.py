@@ -18,14 +18,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec, why_unreadable
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clip_message
-from schemas.log.connecting import (
-    abort_producer,
-    client_options,
-    close_producer,
-    no_broker,
-    start_client,
-    stop_consumer,
-)
+from schemas.log import connecting
 from schemas.log.reading.faults import FAULTS
 from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
@@ -69,7 +62,7 @@ class LogProducer:
     async def start(self) -> None:
         """Connect to the brokers; raises BrokerUnavailable."""
         producer = AIOKafkaProducer(
-            **client_options(self._settings),
+            **connecting.client_options(self._settings),
             client_id=self._client_id,
             acks="all" if self._durable or self._settings.replication_factor > 1 else 1,
             enable_idempotence=self._durable,
@@ -78,16 +71,16 @@ class LogProducer:
             max_request_size=RECORD_BYTES_MAX,
         )
         try:
-            await start_client(producer.start, producer.stop)
+            await connecting.start_client(producer.start, producer.stop)
         except KafkaError as error:
-            raise no_broker(self._settings.bootstrap, error) from error
+            raise connecting.no_broker(self._settings.bootstrap, error) from error
         self._producer = producer
 
     async def stop(self) -> None:
         """Flush and close; what no broker takes within `request_timeout_ms` is given up."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await close_producer(producer, self._settings.request_timeout_ms / 1000)
+            await connecting.close_producer(producer, self._settings.request_timeout_ms / 1000)
 
     async def discard(self) -> None:
         """Close, and write nothing more: what is buffered is of a life that is over.
@@ -98,7 +91,7 @@ class LogProducer:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
-            await abort_producer(producer)
+            await connecting.abort_producer(producer)
 
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""
@@ -166,8 +159,9 @@ class AssignedReader:
     """Reads fixed partitions of one topic of the table, with no consumer group on the way.
 
     With `committed_group` the positions are committed now and then, only so that lag tools see
-    them. With `committed_only` it sees no record whose transaction is not committed, nor what comes behind
-    it meanwhile. `fetch_bytes` are asked of a broker at once, which gives one batch at least.
+    them. With `committed_only` it sees no record whose transaction is not committed, nor what comes
+    behind it meanwhile. `fetch_bytes` are asked of a broker at once, which gives one batch at
+    least.
     """
 
     def __init__(
@@ -188,7 +182,7 @@ class AssignedReader:
         self._fetch_ms = min(LONGEST_MS, settings.request_timeout_ms // 2)
         group = settings.topic_prefix + committed_group if committed_group else None
         self._options = {
-            **client_options(settings),
+            **connecting.client_options(settings),
             "client_id": client_id,
             "group_id": group,
             "isolation_level": "read_committed" if committed_only else "read_uncommitted",
@@ -223,9 +217,9 @@ class AssignedReader:
         consumer = AIOKafkaConsumer(**self._options)
         prepare_fetches(consumer, _FETCH_MS, self._fetch_ms)
         try:
-            await start_client(consumer.start, consumer.stop)
+            await connecting.start_client(consumer.start, consumer.stop)
         except KafkaError as error:
-            raise no_broker(self._bootstrap, error) from error
+            raise connecting.no_broker(self._bootstrap, error) from error
         self._consumer = consumer
         try:
             consumer.assign(self._partitions)
@@ -373,7 +367,7 @@ class AssignedReader:
         """Close; positions that no broker takes soon are not committed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await stop_consumer(consumer)
+            await connecting.stop_consumer(consumer)
 
 
 async def send_dead_letter(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.endings import LEAVE_S, cancel_and_wait, run_within, wait_uncancelled
+from schemas.log.cancellation import LEAVE_S, cancel_and_wait, run_within, wait_uncancelled
 from schemas.settings import LogSettings
 
 START_S = 15.0
@@ -139,9 +139,9 @@ async def query_client(
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing: on a connection with a fetch under way every question would
     wait for that fetch. With a group it commits what it is told to, and nothing by itself.
-    With `committed_only` a partition ends before the first transaction that is under way. It asks at once
-    where these `topics` are, by full name; of others aiokafka finds out one after the other, with a
-    pause behind each."""
+    With `committed_only` a partition ends before the first transaction that is under way. It asks
+    at once where these `topics` are, by full name; of others aiokafka finds out one after the
+    other, with a pause behind each."""
     consumer = AIOKafkaConsumer(
         **client_options(settings),
         group_id=group_id,

@@ -109,8 +109,8 @@ class Ingester:
         on_done: OnDone = lambda reason: None,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_done` hears why it was refused, nothing if it was not, once `follow` knows; before that
-        `on_read` hears that an embedding worker is through with it.
+        """`on_done` hears why it was refused, nothing if it was not, once `follow` knows; before
+        that `on_read` hears that an embedding worker is through with it.
 
         Raises RecordTooLarge, BrokerUnavailable.
         """

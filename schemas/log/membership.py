@@ -5,10 +5,10 @@ living, so a joiner claims, reads its claim back, and moves on where somebody el
 member that was silent for a lease is fenced: its later heartbeats are void for every reader,
 because the broker's own timestamps show the gap, and the member itself stops when it finds out.
 
-Doubt comes before that: acknowledgements are late, and the member writes nothing (`wait_until_valid`) until
-it knows. It does when it reads its own heartbeat back from the log, where the timestamps are.
-Without any word the lease is given up after two of its lengths: at most one batch of heartbeats is
-under way at a time, so one of the gaps beside it is too long.
+Doubt comes before that: acknowledgements are late, and the member writes nothing
+(`wait_until_valid`) until it knows. It does when it reads its own heartbeat back from the log,
+where the timestamps are. Without any word the lease is given up after two of its lengths: at most
+one batch of heartbeats is under way at a time, so one of the gaps beside it is too long.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, RecordError
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
+from schemas.log.cancellation import cancel_and_wait, run_within
 from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.log.clock import wall_ms
-from schemas.log.doubt import LeaseMonitor
-from schemas.log.endings import cancel_and_wait, run_within
-from schemas.log.patience import wait_for_stop
+from schemas.log.lease_monitor import LeaseMonitor
 from schemas.log.reading.faults import FAULTS
+from schemas.log.retry import wait_for_stop
 from schemas.log.slices import in_slices
 from schemas.records import (
     Backlog,

@@ -1,15 +1,14 @@
 """Records and read positions that the log takes together, from one writer at a time.
 
-Who starts with a `transactional_id` fences whoever had it before: what that one had not committed
-is void, and it commits nothing more, however long it slept. So a successor that reads the committed
-position (`committed_offsets`) knows what was done, and nobody does it twice. Consumers see committed
+Starting with a `transactional_id` fences the process that had it before: what that one had not
+committed is void, and it commits nothing more, however long it was paused. So a successor that
+reads the committed position (`committed_offsets`) knows what was done. Consumers see committed
 records only with `isolation.level=read_committed`. Kafka's own protocol (KIP-98), by aiokafka.
 
-A broker that is killed can leave records of a transaction open that its coordinator no longer knows
-of (seen once; KIP-890 tells how such transactions hang). Nobody would read past them, and the next
-commit to that partition would commit them, too. So the first transaction on each partition is one
-that is given up: its end voids them, and from then on the partition refuses what a former writer
-sends late.
+A broker that is killed can leave a transaction open that its coordinator has forgotten (KIP-890).
+Nobody would read past it, and the next commit to that partition would commit it, too. So the first
+transaction on each partition is aborted: that voids such records, and the partition then refuses
+what a former writer sends late.
 """
 
 import asyncio
@@ -29,9 +28,9 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
+from schemas.log.cancellation import run_within
 from schemas.log.clients import Headers
 from schemas.log.connecting import CLOSE_S, client_options, close_producer, no_broker, start_client
-from schemas.log.endings import run_within
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 

@@ -14,9 +14,9 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import send_dead_letter
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
 from schemas.log.faust.receipts import Place
 from schemas.log.slices import in_slices

@@ -1,11 +1,11 @@
 """Searches for requests in the background, and hands on what was found as a `Retrieved`.
 
-A router leases a partition of `hits` beside its membership, and asks through `RetrievalClient`. Nothing here
-holds up the router: a search that fails, that nobody can do, or that is one too many is answered
-with its error, and a router without a partition of `hits` serves on, and tries again to get one.
-The choices of a call want the same, so one search serves all that ask while it is under way; it is
-no request's own, and goes on whichever of them ends.
-What becomes of a `Retrieved` is the core's to say (`streams/core/handlers/retrievals.py`).
+A router leases a partition of `hits` beside its membership, and asks through `RetrievalClient`.
+Nothing here holds up the router: a search that fails, that nobody can do, or that is one too many
+is answered with its error, and a router without a partition of `hits` serves on, and tries again to
+get one. The choices of a call want the same, so one search serves all that ask while it is under
+way; it is no request's own, and goes on whichever of them ends. What becomes of a `Retrieved` is
+the core's to say (`streams/core/handlers/retrievals.py`).
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Literal, cast
 
 from schemas.codec import Codec
 from schemas.errors import NotReady, QueueFull, TriviumError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import RetrievalClient
-from schemas.log.retrieval.leased import LeasedRetrievalClient
-from schemas.log.retrieval.told import retrieved_record
+from schemas.log.retrieval.client import RetrievalClient
+from schemas.log.retrieval.leased_client import LeasedRetrievalClient
+from schemas.log.retrieval.result_record import retrieved_record
 from schemas.records import Quoted, Request, Retrieval, Retrieved
 from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import PASSAGES_MAX

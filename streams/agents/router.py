@@ -35,10 +35,10 @@ from streams.config import RouterSettings
 from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, Tick
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
-from streams.journal.aside import snapshot_in_fork
 from streams.journal.inputs import TICK
 from streams.journal.journal import Journal, JournalEntry
 from streams.journal.snapshot import pack_router
+from streams.journal.snapshot_fork import snapshot_in_fork
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from aiokafka import TopicPartition
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import Ack, AssignedReader, event_headers
 from schemas.log.connecting import query_client
-from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import (
     CommittedOffset,

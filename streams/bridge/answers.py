@@ -145,9 +145,10 @@ class AnswerBuilder:
         )
 
     def sending(self, record: PromptRecord, answer: Answer, *, steps: int = 0) -> OutgoingRecord:
-        """As it is committed; raises RecordTooLarge, but never for what `error_answer` has made: an error
-        goes without its metadata, then without its fallback and with a short message, and only then
-        without its key, until it fits. Of these steps the first `steps` are taken in any case.
+        """As it is committed; raises RecordTooLarge, but never for what `error_answer` has made: an
+        error goes without its metadata, then without its fallback and with a short message, and
+        only then without its key, until it fits. Of these steps the first `steps` are taken in any
+        case.
         """
         form, topic = answer_format(self._pair, record), self._pair.answers
         bytes_max = self._limits.of(topic)

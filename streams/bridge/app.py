@@ -1,7 +1,7 @@
 """The bridges' consumer group: its name and its Faust app.
 
 Faust deals partitions and delivers; what is read is committed with the answers, in transactions
-(`streams/bridge/life.py`), so nothing is ever acknowledged to it.
+(`streams/bridge/partition_processor.py`), so nothing is ever acknowledged to it.
 """
 
 from collections.abc import Sequence

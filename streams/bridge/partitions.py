@@ -19,8 +19,8 @@ from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.log.transactions import FullPlace
 from schemas.settings import LogSettings
-from streams.bridge.life import PartitionProcessor
-from streams.bridge.past import prompt_record
+from streams.bridge.log_reader import prompt_record
+from streams.bridge.partition_processor import PartitionProcessor
 
 _LOOKS = 5  # in the time after which a consumer is stuck
 WAITING_MAX = 64  # records of a partition; beyond that comes only what was fetched already

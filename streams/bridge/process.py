@@ -12,27 +12,27 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
 from schemas.log.admin import bytes_max_of, create_extra_topics
+from schemas.log.cancellation import cancel_and_wait, run_within
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait, run_within
 from schemas.log.faust.app import run_app
 from schemas.log.faust.group import Group
-from schemas.log.patience import TRANSIENT_ERRORS, run_with_reconnect
 from schemas.log.reading.faults import FAULTS
+from schemas.log.retry import TRANSIENT_ERRORS, run_with_reconnect
 from schemas.model.files import model_folder
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.app import group_id, make_app
-from streams.bridge.asked import PairIO
-from streams.bridge.asking import Submitter
 from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 from streams.bridge.documents.feed import feed_documents
-from streams.bridge.life import PartitionProcessor, ProcessorContext
 from streams.bridge.limits import TopicLimits
+from streams.bridge.partition_processor import PartitionProcessor, ProcessorContext
 from streams.bridge.partitions import BridgePartitions
+from streams.bridge.pending_prompt import PairIO
 from streams.bridge.prompts import PromptParser
 from streams.bridge.records.writer_schemas import WriterSchemas
+from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots, limit
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.backend import LogBackend

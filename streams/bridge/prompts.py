@@ -276,7 +276,8 @@ def _deadline(fields: Json, usual_ms: int) -> int:
         value = int(value)
     if type(value) is not int or not 0 < value <= live_ms_max():
         raise InvalidRequest(
-            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found {shorten(value)}",
+            f"deadline_ms: expected a whole number from 1 to {live_ms_max()}, found "
+            f"{shorten(value)}",
             "deadline_ms",
         )
     return value

@@ -37,8 +37,8 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
-from streams.core.fleet.lending import RoleLending
 from streams.core.fleet.readers import ReaderWatch
+from streams.core.fleet.role_lending import RoleLending
 from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import decisions, observations
 from streams.core.handlers.attempts import Attempts
@@ -51,7 +51,7 @@ from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.requests.live import UNPLACED, new_live_request, note_work
-from streams.core.requests.probed import with_probe
+from streams.core.requests.probe_results import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
 from streams.core.tables import RouterTables

@@ -10,7 +10,7 @@ from streams.core.fleet.members import Fleet
 from streams.core.requests.admission import Admission
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.demand import Demand
-from streams.core.requests.ended import EarlyCancellations, EndedIds
+from streams.core.requests.ended_ids import EarlyCancellations, EndedIds
 from streams.core.requests.live import LiveRequest, LiveRequests
 from streams.core.requests.sessions import Sessions
 

@@ -18,12 +18,12 @@ from starlette.routing import Route
 
 from schemas.codec import Codec
 from schemas.errors import TriviumError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.batches.carrier import BatchRunner
+from streams.gateway.batches.batch_runner import BatchRunner
 from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
@@ -224,8 +224,8 @@ async def _serve(
     *,
     is_inherited: bool,
 ) -> None:
-    """`is_inherited`: whoever started this process listens at the socket, too, when this one has ended.
-    What comes while it drains is the next one's.
+    """`is_inherited`: whoever started this process listens at the socket, too, when this one has
+    ended. What comes while it drains is the next one's.
     """
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()

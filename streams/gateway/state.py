@@ -31,6 +31,7 @@ from schemas.records import (
 )
 from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.config import GatewaySettings
+from streams.gateway.fair_share import FairShare
 from streams.gateway.http.entry import Keys
 from streams.gateway.http.exchange import BodyReader
 from streams.gateway.http.uploads import Uploads
@@ -39,13 +40,12 @@ from streams.gateway.log.objects import Objects
 from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.log.responses import ResponseStore
 from streams.gateway.metrics import Metrics
-from streams.gateway.places import FairShare
 from streams.gateway.request.conversation import Conversation, Conversations, ConversationTurn
 from streams.gateway.request.intake import ServedModel
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
-from streams.gateway.stream.overdue import failure_of
 from streams.gateway.stream.response_id import ResponseIds
+from streams.gateway.stream.timeouts import failure_of
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
@@ -179,8 +179,8 @@ class Gateway:
         same = sum(call.key.parent_id == parent_id for call in self.resumed_calls)
         if same >= (resumes_max := self.settings.resumes_per_request_max):
             raise TooManyRequests(
-                f"{same} times this stream is being resumed, and at most {resumes_max} are allowed; try "
-                "again later"
+                f"{same} times this stream is being resumed, and at most {resumes_max} are "
+                "allowed; try again later"
             )
         share = FairShare(self.settings.resumes_max, tenants=self.settings.tenants)
         for call in self.resumed_calls:

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streams.parsing.parsed import Unreadable
+from streams.parsing.document import Unreadable
 
 UNPACKED_BYTES_MAX = 512 << 20
 MEMBERS_MAX = 20_000

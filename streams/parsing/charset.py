@@ -6,7 +6,7 @@ import re
 
 import chardet
 
-from streams.parsing.parsed import Unreadable
+from streams.parsing.document import Unreadable
 
 _MARKS = {  # those of UTF-32 first: one of them begins as one of UTF-16 does
     codecs.BOM_UTF8: "utf-8-sig",

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 from lxml import etree  # type: ignore[import-untyped]  # ships no types
 
 from streams.parsing.archive import open_archive
+from streams.parsing.document import ParsedDocument, Unreadable
 from streams.parsing.html import html
-from streams.parsing.parsed import ParsedDocument, Unreadable
 
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _CONTAINER = "META-INF/container.xml"

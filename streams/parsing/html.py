@@ -19,7 +19,7 @@ from lxml import etree
 from selectolax.lexbor import LexborHTMLParser
 
 from streams.parsing.charset import decode_text
-from streams.parsing.parsed import ParsedDocument
+from streams.parsing.document import ParsedDocument
 from streams.parsing.plain import add_fences
 
 NOT_SAID = frozenset(

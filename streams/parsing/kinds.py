@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from streams.parsing.document import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 from streams.parsing.epub import epub
 from streams.parsing.html import html
 from streams.parsing.mail import mail
 from streams.parsing.markdown import markdown
 from streams.parsing.office import slides, word_document
-from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 from streams.parsing.pdf import pdf
 from streams.parsing.plain import code, plain_text
 from streams.parsing.records import json_lines, json_text, table

@@ -6,8 +6,8 @@ from email.message import EmailMessage
 from itertools import chain
 
 from streams.parsing.charset import decode_text
+from streams.parsing.document import ParsedDocument
 from streams.parsing.html import html_text
-from streams.parsing.parsed import ParsedDocument
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
 _INNER_MAX = 5  # mails within mails

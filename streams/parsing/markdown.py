@@ -14,8 +14,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from streams.parsing.charset import decode_text
+from streams.parsing.document import ParsedDocument
 from streams.parsing.html import NOT_SAID, html_text
-from streams.parsing.parsed import ParsedDocument
 
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _FRONT = re.compile(

@@ -11,8 +11,8 @@ from lxml import etree  # type: ignore[import-untyped]  # the same
 from pptx import Presentation
 
 from streams.parsing.archive import open_archive
+from streams.parsing.document import ParsedDocument, Unreadable
 from streams.parsing.html import Block, html, join_blocks, row
-from streams.parsing.parsed import ParsedDocument, Unreadable
 
 # How older files begin, and newer ones that have a password.
 _COMPOUND = b"\xd0\xcf\x11\xe0"

@@ -13,7 +13,7 @@ from pypdfium2 import (  # type: ignore[import-untyped]  # ships no types
 )
 
 from schemas.rules.letters import plain_letters
-from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
+from streams.parsing.document import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 PAGES_MAX = 5_000
 _FROM_RIGHT = re.compile("[\u0590-\u08ff]{2}")

@@ -3,7 +3,7 @@
 import re
 
 from streams.parsing.charset import decode_text
-from streams.parsing.parsed import ParsedDocument
+from streams.parsing.document import ParsedDocument
 
 _RUN = re.compile(r"`{3,}")
 # As editors and PEP 263 have it, in the first two lines; LaTeX names its own in the preamble.

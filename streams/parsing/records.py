@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.rules.numbers import float_of
 from streams.parsing.charset import decode_text
-from streams.parsing.parsed import TEXT_CHARS_MAX, ParsedDocument, Unreadable
+from streams.parsing.document import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 _CELL_CHARS_MAX = 1 << 20
 _SAMPLE_CHARS, _SAMPLE_ROWS = 65_536, 20  # by which the sign between values is known

@@ -15,7 +15,7 @@ from infra.story.steps import steps_of
 from infra.traces.formats import read, write
 from infra.traces.from_log import read_log
 from infra.traces.report import report
-from infra.traces.sending import Pace, send
+from infra.traces.sender import Pace, send
 from infra.traces.trace import Arrival, Trace
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings

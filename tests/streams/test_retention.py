@@ -14,7 +14,7 @@ from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topic import HOUR_MS
-from streams.agents.lives import run_router
+from streams.agents.lifecycle import run_router
 from streams.config import RouterSettings
 from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings

@@ -30,7 +30,7 @@ from tests.streams.gateway.responses.answering import answer, body
 from tests.streams.gateway.samples import chat, completion
 from workers.embed.chunking import Span
 from workers.embed.content import Cutting, passages_of
-from workers.embed.embedders.served import ServedTokens
+from workers.embed.embedders.served_tokens import ServedTokens
 from workers.llm.probing.passages import choose_passages, insert_tokens
 
 Way = Callable[[InProcessGateway, Steered, str], Awaitable[Sequence[int]]]

@@ -14,7 +14,7 @@ from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import (
     CancelWork,
     Capability,

@@ -15,16 +15,17 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import EngineFailed, RecordError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import KEPT
-from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.retrieval import Vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
+from workers.embed.catalog import ChunkingDeclarations, PassageCatalog
 from workers.embed.chunking import Span, cut, split_long_tokens, tokens_of
 from workers.embed.content import (
     Cutting,
@@ -37,7 +38,6 @@ from workers.embed.content import (
     passages_of,
     passages_ref,
 )
-from workers.embed.known import ChunkingDeclarations, PassageCatalog
 from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")

@@ -2,7 +2,7 @@
 
 A record is acknowledged when the broker has what follows from it, and after all earlier ones of its
 partition. What cannot be used goes to the dead letters of its topic, and the rest goes on. A record
-that some worker fell on is done alone, and buried in the end (`schemas/log/faust/falls.py`).
+that some worker fell on is done alone, and buried in the end (`schemas/log/faust/crash_notes.py`).
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import EngineFailed, RecordError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import LogProducer, send_dead_letter
-from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
-from schemas.log.faust.falls import CRASHES_MAX, CrashNotes, crash_error
+from schemas.log.faust.crash_notes import CRASHES_MAX, CrashNotes, crash_error
 from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Receipt
 

@@ -5,7 +5,7 @@ import asyncio
 from schemas.codec import Codec
 from schemas.settings import LogSettings, ModelSettings
 from workers.embed.embedders.choose import make_embedder
-from workers.embed.embedders.served import ServedTokens
+from workers.embed.embedders.served_tokens import ServedTokens
 from workers.embed.settings import SERVED, EmbeddingSettings
 from workers.embed.worker import EmbeddingWorker
 

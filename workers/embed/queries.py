@@ -21,9 +21,9 @@ from schemas.rules.sizes import TEXTS_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.embed.batcher import Batcher
+from workers.embed.catalog import ChunkingDeclarations
 from workers.embed.documents import Totals
 from workers.embed.embedders.protocol import Text
-from workers.embed.known import ChunkingDeclarations
 from workers.embed.scheduler import Urgency
 
 TOPIC = "embeddings"

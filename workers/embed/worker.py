@@ -19,21 +19,21 @@ from schemas.errors import BrokerUnavailable
 from schemas.log.clients import LogProducer
 from schemas.log.documents import embedding_group
 from schemas.log.faust.app import add_agents, follow_rebalances, make_app
-from schemas.log.faust.beginning import commit_start_offsets
-from schemas.log.faust.falls import CrashNotes
+from schemas.log.faust.crash_notes import CrashNotes
 from schemas.log.faust.receipts import Place
+from schemas.log.faust.start_offsets import commit_start_offsets
 from schemas.log.membership import Membership
-from schemas.log.patience import run_with_reconnect
+from schemas.log.retry import run_with_reconnect
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
 from workers import tasks
-from workers.agent_life import AgentSession
+from workers.agent_session import AgentSession
 from workers.embed.batcher import Batcher
+from workers.embed.catalog import ChunkingDeclarations, PassageCatalog, default_cutting
 from workers.embed.content import Tokens
 from workers.embed.documents import DocumentWork, Totals, Unfinished
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.intake import EmbeddingIntake
-from workers.embed.known import ChunkingDeclarations, PassageCatalog, default_cutting
 from workers.embed.queries import TOPIC, QueryWork
 from workers.embed.settings import EmbeddingSettings
 

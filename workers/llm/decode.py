@@ -1,7 +1,7 @@
 """What a decode job's outputs mean: tokens that prefill has sent already, KV that came, the end.
 
 A replica's work is a decode job without KV, so it has no module of its own. Pure; called by
-`workers/llm/held.py`.
+`workers/llm/active_requests.py`.
 """
 
 from schemas.records import Outcome, Phase, StreamEnd

@@ -45,9 +45,10 @@ class Job:
     `concurrent` they are empty, and the engines tell each other. A prefill job may have `kv` too:
     earlier KV of the session, which an engine that cannot read it ignores.
 
-    A job may go on behind an answer's beginning: the last `prior_tokens` of `prompt_tokens` are of the
-    answer then. Its first token has the number `prior_tokens`; `sampling` counts the whole answer. Where
-    they end the answer, as its attempt could not tell any more, that is said at once (`early_end`).
+    A job may go on behind an answer's beginning: the last `prior_tokens` of `prompt_tokens` are of
+    the answer then. Its first token has the number `prior_tokens`; `sampling` counts the whole
+    answer. Where they end the answer, as its attempt could not tell any more, that is said at once
+    (`early_end`).
 
     A job whose answer searches again while it is generated has the `work`; engines ignore it
     (`workers/llm/probing/`).
@@ -161,7 +162,7 @@ class EngineLoad:
 
 
 class Jobs(Protocol):
-    """What the rules of a worker need of an engine; `workers/llm/held.py` calls it."""
+    """What the rules of a worker need of an engine; `workers/llm/active_requests.py` calls it."""
 
     def add(self, job: Job) -> None:
         """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""

@@ -5,8 +5,8 @@ stand in front, and leave alone while the later tokens of many streams wait for 
 stream's further tokens join the row that it has: under load fewer, larger rows cost everybody less.
 A frame that would be too large leaves in parts, each after the one before is in the log.
 An outcome rides with the frame that ends its stream, and a hand-over with that of its tokens, so
-that the runtime can write them once that frame is in the log. Filled by `workers/llm/held.py`,
-emptied by `workers/loops.py`; nothing is sent here.
+that the runtime can write them once that frame is in the log. Filled by
+`workers/llm/active_requests.py`, emptied by `workers/loops.py`; nothing is sent here.
 """
 
 from collections.abc import Container, Sequence

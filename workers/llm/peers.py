@@ -3,7 +3,7 @@
 A handle is refused when it is late, because its blocks may hold another prompt by then; when its
 worker has begun a new life since; when that worker's clock differs too much from this one's; and
 when it is this worker's own, which finds what it computed in its own cache. Pure; called by
-`workers/llm/held.py`.
+`workers/llm/active_requests.py`.
 """
 
 from typing import Protocol
@@ -44,8 +44,8 @@ def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: 
         fault = _fault(promise, identity, now_ms, peer_view)
     if fault:
         raise KvUnavailable(
-            f"request {work.request_id}, {work.phase} of {work.orchestration} on {identity.worker_id}: "
-            f"{fault}"
+            f"request {work.request_id}, {work.phase} of {work.orchestration} on "
+            f"{identity.worker_id}: {fault}"
         )
 
 

@@ -1,7 +1,7 @@
 """What the end of a prefill job means: a hand-over, a whole answer of one token, or a failure.
 
 In a pair it is never an answer: the decode worker finds the same end and writes the outcome.
-Pure; called by `workers/llm/held.py`, which sends what is returned.
+Pure; called by `workers/llm/active_requests.py`, which sends what is returned.
 """
 
 from schemas.errors import EngineFailed

@@ -1,7 +1,7 @@
 """Limits how many prompts the engine computes at once; further prefill jobs wait here in order.
 
 A prompt counts until its first token is there; KV that waits for its peer does not count. Pure;
-`workers/llm/held.py` gives it every job, and it calls `Engine.add`.
+`workers/llm/active_requests.py` gives it every job, and it calls `Engine.add`.
 """
 
 from schemas.records import WorkPhase

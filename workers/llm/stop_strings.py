@@ -1,7 +1,8 @@
 """Stop strings in the text of one answer, which comes in pieces of whole characters. Pure.
 
 Text that may still become a stop string is held back until that is decided. The simulated engine
-ends its answers by `StopText`; `certain_text` cuts the first token's text of a prefill on any engine.
+ends its answers by `StopText`; `certain_text` cuts the first token's text of a prefill on any
+engine.
 """
 
 from collections.abc import Sequence

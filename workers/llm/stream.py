@@ -1,6 +1,7 @@
 """A request that a worker holds, and the records that tell of it.
 
-Pure builders; which record is due when is decided by `prefill.py`, `decode.py` and `held.py`.
+Pure builders; which record is due when is decided by `prefill.py`, `decode.py` and
+`active_requests.py`.
 """
 
 from collections.abc import Sequence

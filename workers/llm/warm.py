@@ -8,8 +8,8 @@ from typing import Protocol
 
 from schemas.records import Capability, Sampling, WarmPrefix, WorkPhase
 from schemas.rules.tokens import token_array
+from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import EngineLoad, Job, Jobs
-from workers.llm.held import ActiveRequests
 
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.faults import judging
+from infra.bench.faults import verdict
 from infra.bench.faults.conversation_load import COLLECTION, ConversationLoad, texts
 from infra.bench.faults.history import FaultHistory
 from infra.bench.faults.http_clients import WHOLE, ClientAnswer, Resuming
@@ -110,18 +110,18 @@ async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
         history.close()
         console.print("Reading the log and the history ...")
         await wait_settled(stack.settings.log)
-        task = judging.write_task(stack.settings, folder / "history.jsonl", *keys[:1])
-        findings = await judging.run_checker(task)
+        task = verdict.write_task(stack.settings, folder / "history.jsonl", *keys[:1])
+        findings = await verdict.run_checker(task)
     finally:
         await stack.stop(grace_s=10)
-    for line in judging.examples(findings):
+    for line in verdict.examples(findings):
         console.print(line, markup=False, soft_wrap=True)
     return BenchmarkResult(
         figures={**findings, **_figures(runs[-1]), "alone": _figures(runs[0])}
         if options.hostile
         else {**findings, **_figures(runs[0])},
         bars=[
-            *judging.bars(findings),
+            *verdict.bars(findings),
             at_most("answers that never ended", sum(run.never_ended for run in runs), 0, ""),
             at_most("processes not back", len(runs[-1].unready_processes()), 0, ""),
             *(_fairness(*runs) if options.hostile else ()),

@@ -1,7 +1,7 @@
 """Which process is hurt how and when, drawn from a seed; and doing it to a running stack.
 
-`draw` is pure. `FaultInjector` keeps count of what it did, so that a process that ended by itself can be
-told from one that was killed.
+`draw` is pure. `FaultInjector` keeps count of what it did, so that a process that ended by itself
+can be told from one that was killed.
 """
 
 import asyncio

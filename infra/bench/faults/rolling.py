@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.faults import chaos, judging
+from infra.bench.faults import chaos, verdict
 from infra.bench.faults.conversation_load import ConversationLoad
 from infra.bench.faults.history import FaultHistory
 from infra.bench.faults.http_clients import Balanced
@@ -62,7 +62,7 @@ async def run(options: RollingOptions, console: Console) -> BenchmarkResult:
     if options.minutes:
         rows[BROKERS] = await _brokers(options, console)
     for row in rows.values():
-        for line in judging.examples(row):
+        for line in verdict.examples(row):
             console.print(line, markup=False, soft_wrap=True)
     return BenchmarkResult(
         figures=rows,
@@ -80,7 +80,9 @@ async def _restarts(options: RollingOptions, console: Console) -> dict[str, Any]
         console.print(f"restarted {name}: ready again after {seconds:.1f} s")
 
     stack = make_stack(chaos.PLAN, BENCH_DIR.absolute() / "rolling")
-    disturb = partial(restart, (), folder=stack.folder, timeout_s=BACK_S, on_restart=on_restart)
+    disturb = partial(
+        restart, (), folder=stack.folder, process_timeout_s=BACK_S, on_restart=on_restart
+    )
     findings = await _under_load(stack, options, disturb)
     return {**findings, "ready_again_s": away_s}
 
@@ -156,7 +158,7 @@ async def _under_load(
         never_ended = await load.drain(chaos.DRAIN_S)
         history.close()
         await wait_settled(stack.settings.log)
-        findings = await judging.run_checker(judging.write_task(stack.settings, path))
+        findings = await verdict.run_checker(verdict.write_task(stack.settings, path))
     finally:
         await stack.stop(grace_s=10)
     return {**findings, "never_ended": never_ended, "not_asked": load.left_out}
@@ -164,7 +166,7 @@ async def _under_load(
 
 def bars(name: str, findings: dict[str, Any]) -> list[Bar]:
     """Nothing fails, and what the checker counts is nought."""
-    wrong = sum(bar.value or 0 for bar in judging.zero_bars(findings))
+    wrong = sum(bar.value or 0 for bar in verdict.zero_bars(findings))
     failed = findings["clients"]["not_answered"]["count"] + findings["never_ended"]
     return [
         at_most(f"{name}: failed requests", failed, 0, ""),

@@ -13,8 +13,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from infra.bench.platform.questions import LoadQuestion
 from schemas.codec import Codec
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.connecting import client_options, stop_consumer
-from schemas.log.endings import cancel_and_wait
 from schemas.settings import LogSettings
 
 _AT_ONCE = 2_000  # sent and not acknowledged

@@ -22,9 +22,9 @@ from rich.table import Table
 from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.results import Bar, at_least
 from infra.bench.retrieval import (
-    early,
+    cached_answers,
+    early_prefill,
     freshness,
-    kept,
     latency,
     losses,
     probes,
@@ -40,8 +40,8 @@ LOSSES = "losses"
 PARTS = (QUALITY, PROBES, EARLY, RECALL, LATENCY, FRESHNESS, KEPT, LOSSES)
 _PATIENCE_S = 600.0  # for an answer
 _MEASURED: Mapping[str, Any] = {
-    PROBES: probes, EARLY: early, RECALL: recall, LATENCY: latency, FRESHNESS: freshness,
-    KEPT: kept, LOSSES: losses,
+    PROBES: probes, EARLY: early_prefill, RECALL: recall, LATENCY: latency, FRESHNESS: freshness,
+    KEPT: cached_answers, LOSSES: losses,
 }  # fmt: skip
 
 
@@ -110,7 +110,7 @@ async def _answers(
                     rounds=options.rounds, seed=options.seed, progress=progress,
                 )  # fmt: skip
             if EARLY in parts:
-                figures[EARLY] = await early.measure(
+                figures[EARLY] = await early_prefill.measure(
                     books, client, model, prompts=options.prompts, seed=options.seed,
                     progress=progress,
                 )  # fmt: skip
@@ -140,7 +140,7 @@ async def _loads(
                 books, options.docstrings, options.questions, options.seed, progress
             )
         if KEPT in parts:
-            figures[KEPT] = await kept.measure(
+            figures[KEPT] = await cached_answers.measure(
                 stack, books, options.turns, options.pairs, options.seed, progress
             )
         if not {LATENCY, FRESHNESS} & set(parts):

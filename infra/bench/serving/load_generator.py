@@ -1,10 +1,10 @@
 """The load generator: a process of its own that sends chats and checks every answer.
 
 `python -m infra.bench.serving.load_generator` reads one JSON object per line (`OfferedLoad`) and
-answers each with one (`CellFigures`). Closed loop: so many streams, each sends its next request when
-the last has ended. Open loop: Poisson arrivals from a seed, whatever the server does; times count
-from when a request was due. Started by `infra/bench/serving/main.py`; the same for every server
-under test.
+answers each with one (`CellFigures`). Closed loop: so many streams, each sends its next request
+when the last has ended. Open loop: Poisson arrivals from a seed, whatever the server does; times
+count from when a request was due. Started by `infra/bench/serving/main.py`; the same for every
+server under test.
 """
 
 import asyncio

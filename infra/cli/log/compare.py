@@ -14,7 +14,7 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.prediction.comparing import Agreement
+    from infra.prediction.agreement import Agreement
     from schemas.records import Decision
     from schemas.settings import LogSettings
 
@@ -43,7 +43,7 @@ def compare(
 
     Examples: `trivium compare`, `trivium compare --since 1h --set local_share=1 --json`
     """
-    from infra.prediction.comparing import agreement, outcomes
+    from infra.prediction.agreement import agreement, outcomes
     from schemas.log.clock import wall_ms
 
     settings = settings_of_running(config, bootstrap)

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from infra.cli.sending import send_trace, show_report
+from infra.cli.trace_sender import send_trace, show_report
 from infra.terminal.output import print_json
 from infra.terminal.printable import printable
 
 if TYPE_CHECKING:
-    from infra.traces.again import ResendComparison
-    from infra.traces.sending import Pace
+    from infra.traces.resend import ResendComparison
+    from infra.traces.sender import Pace
 
 _SHOWN = 10  # differences
 
 
 def resend(file: Path, pace: "Pace", url: str, api_key: str, *, as_json: bool) -> None:
     """Send all, compare, and say it; exit code 1 where what completed then fails now."""
-    from infra.traces.again import Resend
+    from infra.traces.resend import Resend
 
     resender = Resend(file)
     responses, report = send_trace(url, api_key, resender.trace, pace, resender.make_body)

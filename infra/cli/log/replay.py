@@ -17,7 +17,7 @@ from infra.cli.options import (
     in_panel,
     parse_overrides,
 )
-from infra.cli.sending import pace_of
+from infra.cli.trace_sender import pace_of
 from infra.terminal.output import print_json
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
@@ -109,12 +109,12 @@ def replay(
         resend(file, pace, url or gateway_url(config), api_key, as_json=as_json)
         return
     if simulated or faults or pools:
-        from infra.cli.log.simulated import simulate
+        from infra.cli.log.simulation import simulate
 
         wish = parse_overrides(policy, changed or [])
         simulate(file, wish, faults, pools=pools, gpu=gpu, model=model, as_json=as_json)
         return
-    from infra.cli.log.predicted import predict_figures, show
+    from infra.cli.log.prediction import predict_figures, show
     from infra.replay.pieces import replay_side_by_side
     from infra.replay.redeciding import SETTABLE, Redeciding
     from infra.replay.replaying import replay as run

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.evaluate.live.conversations import LiveLoad
-    from infra.evaluate.trinity.served import TrinityCase
+    from infra.evaluate.trinity.rag_cluster import TrinityCase
     from infra.evaluate.trinity.study import Sweep
 
 TRACES = "TRIVIUM_TRACES"
@@ -205,7 +205,7 @@ def trinity(
     an HTML report, PNG files and JSON, and build/bench/trinity.json.
     """
     from infra.evaluate.points.runs import runner
-    from infra.evaluate.trinity import measured, page, study
+    from infra.evaluate.trinity import page, stage_measurements, study
 
     if live:
         _coupled(rate, load_s, seed, as_json)
@@ -217,7 +217,7 @@ def trinity(
         measure_here(measure, seed, Console(stderr=True).print)
     with runner(jobs or os.cpu_count() or 1) as pool:
         findings = study.run_study(pool, case, quick=quick)
-    path = page.write(findings, measured.read(), out)
+    path = page.write(findings, stage_measurements.read(), out)
     if as_json:
         print(page.to_json(findings))
     else:

@@ -15,9 +15,9 @@ from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.simulator.scenarios.many import Summary
     from infra.simulator.scenarios.run import SeedVerdict
     from infra.simulator.scenarios.scenario import Scenario
+    from infra.simulator.scenarios.seed_runner import Summary
 
 EXIT_VIOLATION = 1
 EXAMPLES = """[bold]Examples[/]
@@ -59,7 +59,7 @@ def simulate(
         return
     if faults or clients or minimize:
         raise ConfigError("--faults, --clients and --minimize: expected with --seed, found without")
-    from infra.simulator.scenarios.many import Summary, verdicts
+    from infra.simulator.scenarios.seed_runner import Summary, verdicts
 
     tally, began_s = Summary(), time.monotonic()
     numbers = itertools.count(first) if until_fails else range(first, first + seeds)

@@ -16,7 +16,7 @@ from infra.cli.options import (
     in_panel,
     settings_of_running,
 )
-from infra.cli.sending import pace_of, send_trace, show_report
+from infra.cli.trace_sender import pace_of, send_trace, show_report
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError

@@ -33,6 +33,6 @@ def restart(
         if not as_json:
             print(f"{name} is ready again, after {seconds:.1f} s", flush=True)
 
-    asyncio.run(restart_each(names or (), folder=None, timeout_s=each_s, on_restart=report))
+    asyncio.run(restart_each(names or (), folder=None, process_timeout_s=each_s, on_restart=report))
     if as_json:
         print_json(away_s)

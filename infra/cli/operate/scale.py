@@ -84,8 +84,8 @@ def _knows_a_router(fleet: "FleetWatch") -> bool:
 
 async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
     from infra.scaling.scaler import Scaler
+    from infra.stack.announcer import Announcer
     from infra.stack.fleet_watch import FleetWatch
-    from infra.stack.wanted import Announcer
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
     from schemas.log.registry import make_codec

@@ -194,7 +194,7 @@ def router(
                 snapshot_ms=settings.router.snapshot_ms,
             )
             return
-        from streams.agents.lives import run_router
+        from streams.agents.lifecycle import run_router
 
         await run_router(
             settings.log,

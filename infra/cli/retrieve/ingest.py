@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from infra.ingest.batch import Refusal, SourceReader, Target
-    from infra.ingest.watching import FileChanges
+    from infra.ingest.watcher import FileChanges
     from schemas.log.ingester import IngestCounts, Ingester
     from schemas.settings import LogSettings
 
@@ -163,7 +163,7 @@ class _IngestCommand:
 
     async def _all_and_changes(self, ingester: "Ingester") -> None:
         """The watch begins first, so that nothing changes unseen."""
-        from infra.ingest.watching import watch_files
+        from infra.ingest.watcher import watch_files
 
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         async with watch_files(self._roots, self._reader, stop) as changes:

@@ -188,7 +188,8 @@ def figures(
 ) -> dict[str, Any]:
     """Medians over the turns after the first, and the sum of the KV bytes that they moved.
 
-    `moved_bytes` gives those of each request, in both directions; an answer tells only what came to it.
+    `moved_bytes` gives those of each request, in both directions; an answer tells only what came to
+    it.
     """
     pairs = [
         (turn, alone)

@@ -20,7 +20,7 @@ from infra.bench.results import BENCH_DIR, Bar, command_line, write_report
 from infra.evaluate.live.comparison import Deployment, RoutingVariant, machine, switch
 from infra.evaluate.live.conversations import LiveLoad, hold
 from infra.prediction.figures import METRICS, errors, figures
-from infra.prediction.predicting import predict
+from infra.prediction.predictor import predict
 from infra.prediction.speeds import MeasuredSpeeds, measure_speeds, summarize
 from infra.prediction.traffic import RecordedTraffic, read
 from infra.replay.collecting import record

@@ -3,11 +3,11 @@
 Figures are in `ppd_paper.py`.
 
 From their scripts, their proxy and the connector's code in vLLM (P2pNcclConnector): conversations
-are dealt by hash (`infra/simulator/dealing.py`), and nobody waits for a worker. A prefill worker's
-step ends when its connector has pushed all layers (`wait_for_save`), so the connector's time is the
-engine's, and a prefill worker has a rate, however short the prompts: in the authors' results 400
-prompts of 128 to 400 tokens through one take 43 to 49 ms each. What is received lies in a buffer
-beside the engine's memory until the request ends. Clients send text.
+are dealt by hash (`infra/simulator/hash_placer.py`), and nobody waits for a worker. A prefill
+worker's step ends when its connector has pushed all layers (`wait_for_save`), so the connector's
+time is the engine's, and a prefill worker has a rate, however short the prompts: in the authors'
+results 400 prompts of 128 to 400 tokens through one take 43 to 49 ms each. What is received lies in
+a buffer beside the engine's memory until the request ends. Clients send text.
 """
 
 from dataclasses import replace

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from infra.evaluate.paper import authors_serving, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, SimFault
-from infra.simulator.dealing import HashPlacer
+from infra.simulator.hash_placer import HashPlacer
 from infra.simulator.machine.latency import H100, Setup
 from infra.simulator.members.clients import ClientRequest
 from infra.simulator.outcomes import OneOutcome

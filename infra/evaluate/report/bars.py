@@ -114,8 +114,8 @@ def recovery_claims(rows: list[Recovery]) -> list[Claim]:
             what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
             "requests after prefill slows down",
             finding=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
-            f"over {len(row.seeds)} seeds: {format_regrets(row.pooled.after)}; with the first tokens of "
-            f"all turns: {every[row.pools]}",
+            f"over {len(row.seeds)} seeds: {format_regrets(row.pooled.after)}; with the first "
+            f"tokens of all turns: {every[row.pools]}",
             value=100 * max(row.pooled.after[1:], default=0.0),
             target=f"<= {100 * step_change.REGRET_MAX:g}",
             unit="%",

@@ -7,7 +7,7 @@ from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.conversations import SHAREGPT
 from infra.evaluate.report.findings import EvaluationFindings
 from infra.evaluate.report.html import listing, note, table
-from infra.evaluate.studies import interference, many_turns, pareto, sensitivity, weighing
+from infra.evaluate.studies import interference, many_turns, pareto, sensitivity, weights
 from infra.evaluate.studies.chats import ChatResult
 from infra.evaluate.studies.interference import SlowDown
 from infra.evaluate.studies.many_turns import TurnCountResult
@@ -192,7 +192,7 @@ def weight_table(results: EvaluationFindings) -> str:
         results.weighed,
         {
             "": lambda r: f"{r.config}, {r.load_per_s:g}/s",
-            "w_tpot": lambda r: "" if r.w_tpot == weighing.NO_WEIGHT else f"{r.w_tpot:g}",
+            "w_tpot": lambda r: "" if r.w_tpot == weights.NO_WEIGHT else f"{r.w_tpot:g}",
             "local, paper": lambda r: f"{ppd_paper.FIGURE_5_LOCAL.get(r.w_tpot, 0)} %",
             "local": lambda r: f"{r.local_share:.0%}",
             "TTFT, ms": lambda r: f"{r.ttft_ms:.0f}",

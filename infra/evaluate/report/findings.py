@@ -15,7 +15,7 @@ from infra.evaluate.studies.sensitivity import SensitivityRow
 from infra.evaluate.studies.step_change import Recovery
 from infra.evaluate.studies.thresholds import ThresholdResult
 from infra.evaluate.studies.traffic import TraceResult
-from infra.evaluate.studies.weighing import FrontierPoint, WeightResult
+from infra.evaluate.studies.weights import FrontierPoint, WeightResult
 from infra.simulator.machine.latency import Setup
 
 

@@ -84,7 +84,7 @@ class IndexSpec:
 
     @property
     def extends(self) -> int:
-        """Of one search: the engine's own estimate (`workers/search/index/ways.py`)."""
+        """Of one search: the engine's own estimate (`workers/search/index/plans.py`)."""
         return self.top_m // self.width + 3
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 
 from infra.bench.results import command_line, commit, machine
 from infra.bench.search.vectors import overlapping
-from infra.evaluate.trinity.measured import FILE, StageMeasurement
+from infra.evaluate.trinity.stage_measurements import FILE, StageMeasurement
 from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling

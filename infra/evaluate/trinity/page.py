@@ -10,9 +10,9 @@ from typing import Any
 from infra.bench import results as bench_results
 from infra.evaluate.report.html import listing, note, page, picture, table
 from infra.evaluate.report.plots import draw_png
-from infra.evaluate.trinity.measured import StageMeasurement
 from infra.evaluate.trinity.placements import KINDS
 from infra.evaluate.trinity.roofline import Curve, fit_saturation
+from infra.evaluate.trinity.stage_measurements import StageMeasurement
 from infra.evaluate.trinity.study import METRICS, Sweep, SweepPoint, TrinityFindings
 
 _PALETTE = ("#9aa5b1", "#8250df", "#bf8700", "#1a7f37", "#1f6feb")

@@ -7,8 +7,8 @@ scale, a sublinearity exponent and a slope before the plateau, and gives no form
 
     U(B) = roof * min(1, slope * (B / scale) ** exponent)
 
-where exponent 1 and slope 1 are an ideal roofline. `fit_saturation` finds slope and exponent below a known
-scale. Utilisation is of the GPU's arithmetic, so the three stages have one axis.
+where exponent 1 and slope 1 are an ideal roofline. `fit_saturation` finds slope and exponent below
+a known scale. Utilisation is of the GPU's arithmetic, so the three stages have one axis.
 """
 
 import math

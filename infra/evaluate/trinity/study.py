@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from infra.evaluate.points.runs import Runner
-from infra.evaluate.trinity import served
+from infra.evaluate.trinity import rag_cluster
 from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts, parallel
 from infra.evaluate.trinity.placements import KINDS, LOCAL_MS, POOL, PlacementKind
 from infra.evaluate.trinity.pools import TrafficModel, prompt_ms
 from infra.evaluate.trinity.probing import ProbeSettings
+from infra.evaluate.trinity.rag_cluster import TrinityCase, TrinityResult
 from infra.evaluate.trinity.roofline import Curve, curves
-from infra.evaluate.trinity.served import TrinityCase, TrinityResult
 from infra.simulator.machine.latency import QWEN_30B, Setup
 from schemas.errors import ConfigError
 
@@ -217,7 +217,7 @@ class CachedRunner:
         """Return the results of the cases, in their order."""
         same = [_without_hop(case) for case in cases]
         new = [case for case in dict.fromkeys(same) if case not in self._results]
-        results = self._pool.map(name, served.run, new)
+        results = self._pool.map(name, rag_cluster.run, new)
         self._results.update(zip(new, results, strict=True))
         return [self._results[case] for case in same]
 

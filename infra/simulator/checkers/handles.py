@@ -5,7 +5,7 @@ writes to is used for nothing else.
 from collections import Counter
 
 from infra.simulator.cluster import Checker
-from infra.simulator.machine.exchange import KvMove, MoveKind
+from infra.simulator.machine.kv_exchange import KvMove, MoveKind
 from schemas.records import KvHandle, Phase, Registration
 
 Name = tuple[str, str]  # of a handle: engine and job

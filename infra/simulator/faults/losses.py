@@ -6,8 +6,8 @@ import numpy as np
 
 from infra.simulator.cluster import Cluster, SimFault
 from infra.simulator.members.gateways import SimAnswer, SimGateway
-from infra.simulator.members.life import SimProcess
 from infra.simulator.members.router import PARTITION
+from infra.simulator.members.worker_process import SimProcess
 from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
 

@@ -5,8 +5,8 @@ lease it writes nothing; when it learns that the lease is over, it begins anothe
 """
 
 from infra.simulator.cluster import Cluster
-from infra.simulator.members.life import SimProcess
 from infra.simulator.members.worker import SimWorker
+from infra.simulator.members.worker_process import SimProcess
 from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS
 from schemas.records import Work
 from streams.core.events import FleetRecordArrived

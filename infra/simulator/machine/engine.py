@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine import gpu as gpus
 from infra.simulator.machine.computation import Computation
-from infra.simulator.machine.exchange import SimKvExchange
 from infra.simulator.machine.gpu import SimGpu
+from infra.simulator.machine.kv_exchange import SimKvExchange
 from infra.simulator.machine.latency import Setup, StepCosts
 from infra.simulator.machine.state import EngineState
 from schemas.errors import PromptTooLong
@@ -73,9 +73,9 @@ class TimedEngine:
             self.state.add(computation)
             return
         error = PromptTooLong(
-            f"request {computation.request_id}: expected at most {limit * self._setup.block_tokens} "
-            f"tokens with the answer, found {computation.prompt_tokens} + "
-            f"{computation.output_tokens}"
+            f"request {computation.request_id}: expected at most "
+            f"{limit * self._setup.block_tokens} tokens with the answer, found "
+            f"{computation.prompt_tokens} + {computation.output_tokens}"
         ).to_wire()
         self.state.say(Output(request_id=job.request_id, finish_reason="error", error=error))
 

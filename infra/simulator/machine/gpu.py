@@ -51,8 +51,8 @@ def _nothing(*_: GpuSequence) -> None:
 
 
 class SimGpu:
-    """Calls `prompt_done` (true: go on decoding), `on_first_token` (what came with its KV has its first
-    token), `answer_done`, and then once `step_done`, at their virtual times.
+    """Calls `prompt_done` (true: go on decoding), `on_first_token` (what came with its KV has its
+    first token), `answer_done`, and then once `step_done`, at their virtual times.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What a simulated engine holds: its jobs, the memory and the GPU they use, and what is to be said.
 
 Prompts start in order of arrival as slots and memory allow. When a job starts, and what follows
-from a prompt or an answer that is done, is `engine.py`'s; `exchange.py` moves KV between two.
+from a prompt or an answer that is done, is `engine.py`'s; `kv_exchange.py` moves KV between two.
 """
 
 from collections import deque

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from infra.simulator.members.life import SimProcess
 from infra.simulator.members.worker import SimWorker
+from infra.simulator.members.worker_process import SimProcess
 from schemas import prefix
 from schemas.records import (
     Backlog,

@@ -16,7 +16,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.log.answers import progress_record
 from streams.gateway.stream.event_id import ClientPosition, StreamKey
 from streams.gateway.stream.hub import AnswerProgress, Call, CallStream, Hub
-from streams.gateway.stream.overdue import failure_of
+from streams.gateway.stream.timeouts import failure_of
 
 GAP_MS = GatewaySettings().gap_ms
 KEEPS_RUNNING_EVERY = 5  # so many requests, one asks to go on without its client

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from infra.simulator.log.clock import Clock, ProcessClock, WallClock
 from infra.simulator.machine.engine import Hashes, TimedEngine
-from infra.simulator.machine.exchange import SimKvExchange
 from infra.simulator.machine.gpu import SimGpu
-from infra.simulator.members.life import Ports, SimProcess
+from infra.simulator.machine.kv_exchange import SimKvExchange
 from infra.simulator.members.router import ROUTER
+from infra.simulator.members.worker_process import Ports, SimProcess
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
 from workers.config import WorkerSettings
-from workers.llm.held import RequestLimits
+from workers.llm.active_requests import RequestLimits
 from workers.llm.peers import Peers
 from workers.llm.stream import WorkerIdentity
 

@@ -3,7 +3,8 @@ heartbeats, for `trivium status`.
 
 A member may live, and hear the fleet, and yet do nothing of what it is there for: a topic gives it
 nothing to read, or the work that it does for others fails again and again. Whoever does such work
-says so here (`note_failing`), and takes it back (`note_working`). One that is heard of no more is forgotten.
+says so here (`note_failing`), and takes it back (`note_working`). One that is heard of no more is
+forgotten.
 """
 
 import time

@@ -1,4 +1,5 @@
-"""Asks the embedding pool for the vectors of texts; part of `asker.py`, which hands it the answers.
+"""Asks the embedding pool for the vectors of texts; part of `client.py`, which hands it the
+answers.
 
 Many texts are asked for in several records, on partitions that take turns, so that all embedding
 workers have a share. One that is not answered on a partition from which nobody answers any more is

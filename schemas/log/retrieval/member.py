@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from schemas.codec import Codec
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import LogProducer
-from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import MemberKind, MemberState
 from schemas.settings import LogSettings
 

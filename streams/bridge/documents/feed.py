@@ -16,9 +16,9 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, RecordTooLarge, SystemFault
 from schemas.log.admin import create_extra_topics
 from schemas.log.connecting import client_options, start_client, stop_consumer
-from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
 from schemas.log.reading.faults import FAULTS
 from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
+from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
 from schemas.log.transactions import (
     CommittedOffset,
@@ -32,7 +32,7 @@ from schemas.topics import TOPICS, partition_of
 from streams.bridge.config import DocumentSource
 from streams.bridge.dead_letters import dead_letter
 from streams.bridge.documents.rows import change_of
-from streams.bridge.past import prompt_record
+from streams.bridge.log_reader import prompt_record
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 

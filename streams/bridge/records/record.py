@@ -193,8 +193,8 @@ def _row(row: Any) -> Fields | None:
 def _after(operation: Any, row: Any) -> Any:
     if row is None and operation not in _OF_DELETES:
         raise RecordError(
-            f"op {shorten(operation)}: expected a row under `after`, found none; have the connector "
-            "send whole rows"
+            f"op {shorten(operation)}: expected a row under `after`, found none; have the "
+            "connector send whole rows"
         )
     return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB's are JSON texts
 

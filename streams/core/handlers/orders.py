@@ -12,7 +12,7 @@ from streams.core.effects import Dispatch, Effect
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import DECODERS, ActiveAnswer, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
-from streams.core.requests.probed import probes_of
+from streams.core.requests.probe_results import probes_of
 from streams.core.states import State
 
 

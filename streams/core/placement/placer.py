@@ -12,7 +12,6 @@ from streams.core.placement import orchestration, wishes
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import UNTICKETED, RequestCase
 from streams.core.placement.estimates import Estimates
-from streams.core.placement.in_turn import Pair, WorkerRotation
 from streams.core.placement.orchestration import OrchestrationChoice
 from streams.core.placement.policies import (
     IN_TURN,
@@ -25,6 +24,7 @@ from streams.core.placement.policies import (
 )
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.prefixes import PrefixIndex
+from streams.core.placement.rotation import Pair, WorkerRotation
 from streams.core.placement.selection import View
 
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)

@@ -15,7 +15,7 @@ from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
 from streams.core.placement.ppd_table import PpdTable
 
-PAIRS, ROUND_ROBIN = IN_TURN = ("pairs", "round_robin")  # `streams/core/placement/in_turn.py`
+PAIRS, ROUND_ROBIN = IN_TURN = ("pairs", "round_robin")  # `streams/core/placement/rotation.py`
 NEVER_ASKED = ("replica", *IN_TURN)  # where a prompt is computed: it is known without them
 NEVER_LOCAL = ("static", *NEVER_ASKED)  # where the policy has no say
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio

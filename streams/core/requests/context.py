@@ -11,8 +11,8 @@ far as `room_tokens` goes with all that is put in. A gateway names both so that 
 fit the model. What quotes a document that has changed since, or of which nobody could be asked, is
 left out, for the rest of the session.
 
-`SessionHistories` remembers what stands in a session's last prompt, with a digest of the plain one. A
-later turn of the same tenant that begins with the same plain tokens gets the same inserts. Its
+`SessionHistories` remembers what stands in a session's last prompt, with a digest of the plain one.
+A later turn of the same tenant that begins with the same plain tokens gets the same inserts. Its
 router writes them into the `Retrieved`, with the documents that changed, so a prompt follows from
 two records, `Request` and `Retrieved`, and is the same after a takeover. The memory is bounded, and
 lost with its router; that costs a cache hit.

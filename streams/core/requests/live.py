@@ -31,7 +31,7 @@ from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import RequestCase, WarmedPrefix
 from streams.core.requests.context import PromptContext
-from streams.core.requests.probed import ProbeResult
+from streams.core.requests.probe_results import ProbeResult
 from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 

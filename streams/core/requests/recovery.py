@@ -60,7 +60,7 @@ from streams.core.requests.live import (
     step,
     with_reader,
 )
-from streams.core.requests.probed import with_probe
+from streams.core.requests.probe_results import with_probe
 from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import BEGINS, State
 

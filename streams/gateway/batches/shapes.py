@@ -15,7 +15,7 @@ from streams.gateway.objects.batches import (
     BatchTable,
 )
 from streams.gateway.objects.bodies import Texts
-from streams.gateway.objects.described import COUNT, TEXT, list_shape, shape_of
+from streams.gateway.objects.openapi_shapes import COUNT, TEXT, list_shape, shape_of
 
 WINDOWS_MS = {"24h": 86_400_000}
 _BATCHES, _BATCH = "/v1/batches", "/v1/batches/{batch_id}"

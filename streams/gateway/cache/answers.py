@@ -16,7 +16,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import Passage
 from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, CacheEntry, document_of, parse_entry
 from streams.gateway.cache.guard import asks_the_same
-from streams.gateway.cache.wish import CacheQuery
+from streams.gateway.cache.query import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.metrics import Metrics

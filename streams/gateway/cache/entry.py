@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.records import Citation, Document, OutcomeKind, Quoted
 from schemas.retrieval import pack_vector
-from streams.gateway.cache.wish import CacheQuery
+from streams.gateway.cache.query import CacheQuery
 from streams.gateway.stream.answers import usage
 from streams.gateway.stream.citations import annotations, retrieval
 from streams.gateway.stream.stream import Stream

@@ -14,8 +14,8 @@ from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
-from streams.gateway.endpoints import kept
-from streams.gateway.endpoints.kept import CacheLookup
+from streams.gateway.endpoints import answer_cache
+from streams.gateway.endpoints.answer_cache import CacheLookup
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
 from streams.gateway.endpoints.wishes import check_wishes
 from streams.gateway.http.exchange import HttpExchange
@@ -55,8 +55,10 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
-    cache_lookup = await kept.look_up(gateway, exchange, intake)
-    if cache_lookup and await kept.serve(gateway, exchange, cache_lookup, intake, conversation):
+    cache_lookup = await answer_cache.look_up(gateway, exchange, intake)
+    if cache_lookup and await answer_cache.serve(
+        gateway, exchange, cache_lookup, intake, conversation
+    ):
         return COMPLETED
     inquiry = Inquiry(
         intake=intake, options=options, conversation=conversation, cache_lookup=cache_lookup

@@ -13,14 +13,14 @@ from pydantic.json_schema import models_json_schema
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.batches import shapes as batch_shapes
-from streams.gateway.objects import described
-from streams.gateway.objects.described import CONTENT, UPLOAD, UPLOAD_FORM
+from streams.gateway.objects import openapi_shapes
+from streams.gateway.objects.openapi_shapes import CONTENT, UPLOAD, UPLOAD_FORM
 from streams.gateway.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
 
-BODIES = described.BODIES | batch_shapes.BODIES
-SHAPES = described.SHAPES | batch_shapes.SHAPES
+BODIES = openapi_shapes.BODIES | batch_shapes.BODIES
+SHAPES = openapi_shapes.SHAPES | batch_shapes.SHAPES
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),

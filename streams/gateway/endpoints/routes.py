@@ -14,10 +14,10 @@ from schemas.fleet import Member
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.embeddings import public_name
 from streams.gateway.endpoints.files import file_routes
-from streams.gateway.endpoints.kept import evict
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
 from streams.gateway.http.errors import shorten

@@ -4,7 +4,7 @@ One gateway does it for all: the first of those that live. What is wanted and wh
 stand on the log, documents have ids that follow from their file, and the same text embeds nothing
 again. So another gateway goes on where one has died, and what was done twice is the same as once.
 Tenants take turns: whoever has the fewest files under way is next, and no file has many documents
-on the log that are not embedded or not found yet. `tending.py` does the rest.
+on the log that are not embedded or not found yet. `expiry.py` does the rest.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from dataclasses import replace
 from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
 from schemas.fleet import FleetView
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.log.ingester import Ingester
-from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
+from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
 from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.gateway.indexing.documents import declaration, document_id, documents_of
+from streams.gateway.indexing.expiry import ExpirySweeper
 from streams.gateway.indexing.reading import INDEX_PROCESS, Unusable, texts_of
-from streams.gateway.indexing.tending import ExpirySweeper
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.stores import (
     CANCELLED,
@@ -37,7 +37,7 @@ from streams.gateway.objects.stores import (
     StoreEntry,
 )
 from streams.gateway.objects.table import FileKey, key_of
-from streams.parsing.parsed import INVALID
+from streams.parsing.document import INVALID
 
 logger = logging.getLogger(__name__)
 FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many that are taken away

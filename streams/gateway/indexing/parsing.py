@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from streams.parsing.document import INVALID, UNSUPPORTED, Unreadable
 from streams.parsing.kinds import kind_of, parse
-from streams.parsing.parsed import INVALID, UNSUPPORTED, Unreadable
 
 MEMORY_BYTES_MAX = 2 << 30
 TEXTS_MAX = 50_000  # of a file, as a batch has lines
@@ -35,7 +35,8 @@ def documents(path: str, name: str) -> Iterator[dict[str, Any] | str]:
         parsed_documents = parse(kind, Path(path).read_bytes())
         if len(parsed_documents) > TEXTS_MAX:
             raise Unreadable(
-                f"expected at most {TEXTS_MAX} documents in a file, found {len(parsed_documents)}; divide it"
+                f"expected at most {TEXTS_MAX} documents in a file, found "
+                f"{len(parsed_documents)}; divide it"
             )
         if not any(document.text.strip() or document.wrong for document in parsed_documents):
             raise Unreadable("empty: expected a text with words")

@@ -11,7 +11,7 @@ from schemas.errors import InvalidRequest
 from schemas.log.slices import in_slices
 from schemas.records import StoredFile
 from streams.gateway.request.check_process import CheckProcess, TooSlow
-from streams.parsing.parsed import INVALID, ParsedDocument, Unreadable
+from streams.parsing.document import INVALID, ParsedDocument, Unreadable
 
 _MODULE = "streams.gateway.indexing.parsing"
 FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # callers wait for it

@@ -27,8 +27,8 @@ from schemas.log.clients import AssignedReader, Headers, LogProducer, send_dead_
 from schemas.log.clock import wall_ms
 from schemas.log.connecting import is_unreachable
 from schemas.log.membership import Membership
-from schemas.log.patience import TRANSIENT_ERRORS, Backoff
 from schemas.log.reading.faults import FAULTS
+from schemas.log.retry import TRANSIENT_ERRORS, Backoff
 from schemas.records import (
     Cancellation,
     Heartbeat,

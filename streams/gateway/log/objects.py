@@ -18,9 +18,9 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.following import TopicFollower
-from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
+from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
+from schemas.log.topic_follower import TopicFollower
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of

@@ -14,14 +14,14 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import Ack
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
-from schemas.log.endings import cancel_and_wait
-from schemas.log.patience import TRANSIENT_ERRORS
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from schemas.log.retrieval.member import open_retrieval_client
+from schemas.log.retry import TRANSIENT_ERRORS
 from schemas.records import Document, Quoted
 from schemas.retrieval import RetrievalResult
 from schemas.settings import LogSettings

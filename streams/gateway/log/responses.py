@@ -18,9 +18,9 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
 from schemas.log.clients import Ack, AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.following import TopicFollower
-from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
+from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.log.slices import in_slices
+from schemas.log.topic_follower import TopicFollower
 from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS

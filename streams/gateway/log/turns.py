@@ -16,7 +16,7 @@ from schemas.codec import Codec
 from schemas.errors import RecordError, TopicError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.patience import TRANSIENT_ERRORS, retry_forever
+from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record

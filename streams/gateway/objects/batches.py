@@ -10,7 +10,7 @@ from itertools import chain
 
 from schemas.records import Batch, BatchProgress, StoredFile
 from schemas.topics import object_key
-from streams.gateway.objects.ordered import OrderedIds
+from streams.gateway.objects.ordered_ids import OrderedIds
 
 PREFIX, PROGRESS = "batch_", "progress"  # of ids, and the last part of keys
 VALIDATING, IN_PROGRESS, CANCELLING = "validating", "in_progress", "cancelling"

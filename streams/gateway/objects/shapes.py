@@ -10,7 +10,7 @@ import orjson
 from schemas.errors import InvalidRequest
 from schemas.records import FileBatch, StoredFile, VectorStore
 from streams.gateway.objects.bodies import FilePaging, StorePaging
-from streams.gateway.objects.ordered import OrderedIds
+from streams.gateway.objects.ordered_ids import OrderedIds
 from streams.gateway.objects.stores import (
     CANCELLED,
     COMPLETED,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from schemas.records import FileBatch, StoreFile, StoreFileResult, VectorStore
 from schemas.rules.metadata import is_number
-from streams.gateway.objects.ordered import OrderedIds
+from streams.gateway.objects.ordered_ids import OrderedIds
 
 PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # what is wanted of a store's file
 IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"

@@ -22,7 +22,7 @@ from schemas.records import (
 from schemas.topics import object_key
 from streams.gateway.ids import STORE_PREFIX
 from streams.gateway.objects import batches
-from streams.gateway.objects.ordered import OrderedIds
+from streams.gateway.objects.ordered_ids import OrderedIds
 from streams.gateway.objects.stores import DELETED, PRESENT, Store, StoreEntry
 
 DAY_MS = 86_400_000

@@ -96,7 +96,8 @@ async def take_in_body(
     raw_prompts = [body.messages] if isinstance(body, ChatBody) else _raw_prompts(body.prompt)
     if n * len(raw_prompts) > (choices_max := min(settings.choices_max, settings.in_flight_max)):
         raise InvalidRequest(
-            f"n: expected at most {choices_max} answers of one call, found {shorten(n * len(raw_prompts))}",
+            f"n: expected at most {choices_max} answers of one call, found "
+            f"{shorten(n * len(raw_prompts))}",
             "n",
         )
     form = await form_of(body, settings.aside_ms, tenant) if body.names_form else None

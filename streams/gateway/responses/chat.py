@@ -103,8 +103,8 @@ def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
 def _file_search(value: dict[str, Any], where: str) -> FileSearchTool:
     if value.get("type") != "file_search":
         raise InvalidRequest(
-            f"{where}.type: expected file_search, found {shorten(value.get('type'))}; no other tools "
-            "are served",
+            f"{where}.type: expected file_search, found {shorten(value.get('type'))}; no other "
+            "tools are served",
             f"{where}.type",
         )
     tool = parse_fields(FileSearchTool, value, where)

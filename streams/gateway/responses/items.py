@@ -35,8 +35,8 @@ def _item(item: Item, i: int, request_id: str) -> Item:
     check = _CHECKS.get(kind) if isinstance(kind, str) else None
     if check is None:
         raise InvalidRequest(
-            f"{where}.type: expected one of {', '.join(_CHECKS)}, found {shorten(kind)}; other items "
-            "are not served",
+            f"{where}.type: expected one of {', '.join(_CHECKS)}, found {shorten(kind)}; other "
+            "items are not served",
             f"{where}.type",
         )
     return {"id": name, "type": kind, **check(item, where)}
@@ -122,8 +122,8 @@ def _texts(parts: Any, part_type: str, where: str) -> list[str]:
         field = _PARTS.get(kind) if isinstance(kind, str) else None
         if not isinstance(part, dict) or field is None:
             raise InvalidRequest(
-                f"{where}.{j}.type: expected input_text or output_text, found {shorten(kind)}; only "
-                "text is served",
+                f"{where}.{j}.type: expected input_text or output_text, found {shorten(kind)}; "
+                "only text is served",
                 f"{where}.{j}.type",
             )
         texts.append(_text(part, field, f"{where}.{j}"))

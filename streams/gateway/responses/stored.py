@@ -27,7 +27,7 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
 from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.hub import Call, CallStream, Hub
-from streams.gateway.stream.overdue import DEADLINE_GRACE_MS
+from streams.gateway.stream.timeouts import DEADLINE_GRACE_MS
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53

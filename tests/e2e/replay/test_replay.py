@@ -11,18 +11,18 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from infra.cli.log.compare import read as read_span
-from infra.cli.log.predicted import predict_figures
-from infra.prediction.comparing import LIVE, agreement, outcomes
-from infra.prediction.comparing import SHADOW as WITH
-from infra.prediction.predicting import shape_of
+from infra.cli.log.prediction import predict_figures
+from infra.prediction.agreement import LIVE, agreement, outcomes
+from infra.prediction.agreement import SHADOW as WITH
+from infra.prediction.predictor import shape_of
 from infra.prediction.traffic import read
 from infra.replay import pieces
 from infra.replay.collecting import BODIES, NAMES, record
 from infra.replay.pieces import replay_side_by_side
 from infra.replay.recording import SNAPSHOT, open_recording
 from infra.replay.shadowing import run_shadow
-from infra.traces.again import Resend, ResendComparison
-from infra.traces.sending import Pace, send
+from infra.traces.resend import Resend, ResendComparison
+from infra.traces.sender import Pace, send
 from schemas.codec import Codec
 from schemas.errors import ConfigError, RecordError
 from schemas.log.clients import AssignedReader

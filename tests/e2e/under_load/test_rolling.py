@@ -38,7 +38,7 @@ async def test_a_rolling_restart_fails_no_request(
         await restart(
             (),
             folder=tmp_path,
-            timeout_s=START_S,
+            process_timeout_s=START_S,
             on_restart=lambda name, _: restarted.append(name),
         )
         load.is_over = True

@@ -70,7 +70,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
     ("code", "heavy", "modules_max"),
     [
         (_SETTINGS, {"pydantic"}, 410),
-        (_CODEC + "import streams.agents.lives", _MEMBER, 900),
+        (_CODEC + "import streams.agents.lifecycle", _MEMBER, 900),
         (
             _CODEC + "import streams.gateway.app, streams.gateway.stream.event_key",
             _READER

@@ -34,7 +34,7 @@ from infra.evaluate.studies import (
     pareto,
     regret,
     step_change,
-    weighing,
+    weights,
 )
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
@@ -340,7 +340,7 @@ def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(chats, "QUICK_CONVERSATIONS", 10)
     monkeypatch.setattr(chats, "QUICK_LOADS_PER_S", (2.0,))
-    monkeypatch.setattr(weighing, "QUICK_CONVERSATIONS", 10)
+    monkeypatch.setattr(weights, "QUICK_CONVERSATIONS", 10)
     monkeypatch.setattr(pareto, "FIGURE_1_LOADS_PER_S", (0.5,))
     monkeypatch.setattr(pareto, "PURE", pareto.PURE[:3])
     monkeypatch.setattr(pareto, "DYNAMIC", pareto.DYNAMIC[:1])
@@ -353,10 +353,10 @@ def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [cell.level for cell in results.table_1] == ["low"] * 3
     assert all(row.points == (1 if "table" in row.config else 2) for row in results.regret)
     assert results.traffic_skipped and not results.traffic
-    weights = [("1P3D x=0 plain", -1.0)]
-    weights += product(["1P3D table plain", "1P3D learned"], [1.0, 3.0, 6.0])
+    policies = [("1P3D x=0 plain", -1.0)]
+    policies += product(["1P3D table plain", "1P3D learned"], [1.0, 3.0, 6.0])
     found = {(row.config, row.w_tpot, row.load_per_s) for row in results.weighed}
-    assert found == {(*each, load) for each in weights for load in (8.0, 16.0)}
+    assert found == {(*each, load) for each in policies for load in (8.0, 16.0)}
     assert {row.model for row in results.models} == set(many_turns.MEMORY_SHARES)
     assert {row.among for row in results.places if row.figure == "8"} == {"prefill-heavy, 2/s"}
     assert {row.all_orders for row in results.orders} == {True, False}

@@ -12,7 +12,7 @@ from infra.ingest import batch, files
 from infra.ingest.batch import SourceReader, Target
 from infra.ingest.files import FileSource, read, source_of, sources
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX
-from streams.parsing.parsed import Unreadable
+from streams.parsing.document import Unreadable
 from tests.streams.parsing.pdfs import pdf_bytes
 
 

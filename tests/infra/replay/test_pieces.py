@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.evaluate.replays.recorded import deployment
+from infra.evaluate.replays.deployment import deployment
 from infra.replay import pieces, recording
-from infra.replay.alike import same_state
 from infra.replay.pieces import replay_side_by_side
 from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from infra.replay.redacting import redact
 from infra.replay.replaying import ReplayReport, replay
+from infra.replay.state_equality import same_state
 from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router

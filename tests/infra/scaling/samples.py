@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from infra.scaling.measured import FleetMeasurement
+from infra.scaling.fleet_meter import FleetMeasurement
 from infra.scaling.pools import PoolLoad
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.scaling.means import MEMORY_MS
-from infra.scaling.measured import FleetMeter
+from infra.scaling.ewma import MEMORY_MS
+from infra.scaling.fleet_meter import FleetMeter
 from infra.scaling.pools import PoolLoad
 from infra.scaling.searches import RetrievalMeter
 from schemas.fleet import FleetView, Member

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.scaling.measured import LLM
+from infra.scaling.fleet_meter import LLM
 from infra.scaling.steps import DrainWorker, MoveWorker, StartWorker, steps
 from schemas.records import Role
 

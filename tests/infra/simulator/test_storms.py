@@ -8,7 +8,7 @@ import pytest
 
 from schemas.records import OutcomeKind
 from tests.infra.simulator.storms import weathered
-from workers.llm import held
+from workers.llm import active_requests
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -37,7 +37,8 @@ def test_the_same_seed_gives_the_same_storm() -> None:
     assert one == other
 
 
-# What is wrong, the lines of held.py and what stands in their place, a seed, and what it finds.
+# What is wrong, the lines of active_requests.py and what stands in their place, a seed, and what it
+# finds.
 BUGS = {
     "work that comes twice is begun twice": (
         "if not self.is_addressed_here(work) or not self._is_new(work):",
@@ -79,10 +80,10 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator serves by the rules of workers/llm/held.py: what is wrong there shows
-    (issue 11, 1)."""
+    """The simulator serves by the rules of workers/llm/active_requests.py: what is wrong there
+    shows (issue 11, 1)."""
     right, wrong, seed, message = BUGS[bug]
-    source = Path(held.__file__).read_text()
+    source = Path(active_requests.__file__).read_text()
     assert source.count(right) == 1
     module = ModuleType("held_with_a_bug")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # for its dataclasses

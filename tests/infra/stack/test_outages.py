@@ -20,17 +20,17 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState, read_state
 from schemas.errors import BrokerUnavailable
-from schemas.log import patience
+from schemas.log import retry
 from tests.infra.cli.running import trivium
 from tests.virtual import virtual
 
 
 def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
-    pauses = patience.Backoff()
+    pauses = retry.Backoff()
     found = [pauses.after(1.0) for _ in range(8)]
-    assert found[:3] == [patience.PAUSE_S * 2**n for n in range(3)]
-    assert found[-1] == patience.PAUSE_MAX_S
-    assert pauses.after(patience.STABLE_S + 1) == patience.PAUSE_S
+    assert found[:3] == [retry.PAUSE_S * 2**n for n in range(3)]
+    assert found[-1] == retry.PAUSE_MAX_S
+    assert pauses.after(retry.STABLE_S + 1) == retry.PAUSE_S
 
 
 async def test_a_stack_is_ready_when_its_gateways_know_their_workers(

@@ -51,7 +51,7 @@ async def test_each_is_ended_when_the_one_before_is_back(
 ) -> None:
     told: list[str] = []
     await restart(
-        names, folder=None, timeout_s=5, on_restart=lambda name, seconds: told.append(name)
+        names, folder=None, process_timeout_s=5, on_restart=lambda name, seconds: told.append(name)
     )
     assert killed == pids and told == list(names or ("a", "b"))
 
@@ -60,11 +60,11 @@ async def test_what_is_not_there_is_told(
     killed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="expected names of a, b, found c"):
-        await restart(("a", "c"), folder=None, timeout_s=5, on_restart=lambda *_: None)
+        await restart(("a", "c"), folder=None, process_timeout_s=5, on_restart=lambda *_: None)
     assert killed == []
     monkeypatch.setattr(rolling, "read_state", lambda folder: state(a=(1, "starting")))
     with pytest.raises(NotReady, match="not ready after 0 s: a"):
-        await restart((), folder=None, timeout_s=0, on_restart=lambda *_: None)
+        await restart((), folder=None, process_timeout_s=0, on_restart=lambda *_: None)
     monkeypatch.setattr(rolling, "read_state", lambda folder: None)
     with pytest.raises(NotReady, match="nothing runs in"):
-        await restart((), folder=tmp_path, timeout_s=0, on_restart=lambda *_: None)
+        await restart((), folder=tmp_path, process_timeout_s=0, on_restart=lambda *_: None)

@@ -1,7 +1,7 @@
 """Figures with aiperf's names and definitions."""
 
 from infra.traces.report import report
-from infra.traces.sending import SentRequest
+from infra.traces.sender import SentRequest
 from infra.traces.trace import Arrival
 
 

@@ -15,7 +15,7 @@ from aiokafka.errors import (
 
 from schemas.errors import BrokerUnavailable, TopicError
 from schemas.log.admin import create_topics, describe_topics, expected_topics
-from schemas.log.patience import retry_until
+from schemas.log.retry import retry_until
 from schemas.settings import LogSettings
 from tests.virtual import virtual
 from tests.waiting import pass_time

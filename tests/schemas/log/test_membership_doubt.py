@@ -13,11 +13,11 @@ from aiokafka.errors import KafkaTimeoutError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, TopicError
 from schemas.fleet import DEAF_MS, HEARTBEAT_MS, LEASE_MS, SILENCE_MAX_MS
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.doubt import LEASES_MAX
-from schemas.log.endings import cancel_and_wait
+from schemas.log.lease_monitor import LEASES_MAX
 from schemas.log.membership import Membership
-from schemas.log.patience import run_with_reconnect
+from schemas.log.retry import run_with_reconnect
 from schemas.records import Heartbeat, MemberKind, Registration
 from schemas.settings import LogSettings
 from tests.virtual import run_virtual, virtual

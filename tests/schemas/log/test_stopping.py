@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
+from schemas.log.cancellation import RECANCEL_S, cancel_and_wait, run_within
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import (
     CLOSE_S,
@@ -18,9 +19,8 @@ from schemas.log.connecting import (
     start_client,
     stop_consumer,
 )
-from schemas.log.endings import RECANCEL_S, cancel_and_wait, run_within
 from schemas.log.membership import Membership
-from schemas.log.patience import run_with_reconnect
+from schemas.log.retry import run_with_reconnect
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import MemberKind
 from schemas.settings import LogSettings

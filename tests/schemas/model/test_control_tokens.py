@@ -12,7 +12,7 @@ from schemas.model.files import control_tokens_of
 from schemas.settings import ModelSettings
 from streams.gateway.request.model.encoder import Encoder
 from tests.schemas.model.steered import KINDS, steered
-from workers.embed.embedders.served import ServedTokens
+from workers.embed.embedders.served_tokens import ServedTokens
 
 SIGNS = ("<", "|", ">", "/", "[", "]", " ", "\n", "s", "im", "_end", "a", "x1", "\u00e9", "\0", "")
 

@@ -11,7 +11,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import Grant, JournalBatch, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings
-from streams.agents.lives import run_router
+from streams.agents.lifecycle import run_router
 from streams.config import RouterSettings
 from tests.long_leases import long_leases
 from tests.streams import builders

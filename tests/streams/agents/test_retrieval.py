@@ -9,7 +9,7 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
-from schemas.log.retrieval.leased import TRY_AGAIN_S
+from schemas.log.retrieval.leased_client import TRY_AGAIN_S
 from schemas.records import Insert, Passage, Quoted, Retrieved
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX, check_size

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, LeaseError
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clock import wall_ms
-from schemas.log.endings import cancel_and_wait
 from schemas.records import (
     DecisionKind,
     Reason,

@@ -19,12 +19,12 @@ from schemas.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from schemas.records import Answer, TokenFrame
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from streams.bridge import life
+from streams.bridge import partition_processor
 from streams.bridge.answers import AnswerBuilder
-from streams.bridge.asked import PairIO, PendingPrompt
 from streams.bridge.config import TopicPair
 from streams.bridge.dead_letters import dead_letter
-from streams.bridge.life import PartitionProcessor, ProcessorContext
+from streams.bridge.partition_processor import PartitionProcessor, ProcessorContext
+from streams.bridge.pending_prompt import PairIO, PendingPrompt
 from streams.bridge.progress import CommitNote, decode
 from streams.bridge.prompts import PromptParser
 from streams.bridge.records.record import PromptRecord
@@ -329,8 +329,12 @@ def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
             await pass_time(0.01)
         return max(int(offset), log.tokens_end, len(log.frames))
 
-    monkeypatch.setattr(life, "Transactions", type("T", (MemoryTransactions,), {"log": log}))
-    monkeypatch.setattr(life, "PromptLogReader", type("P", (MemoryPast,), {"log": log}))
-    monkeypatch.setattr(life, "committed_offsets", committed)
-    monkeypatch.setattr(life, "replay", replay)
+    monkeypatch.setattr(
+        partition_processor, "Transactions", type("T", (MemoryTransactions,), {"log": log})
+    )
+    monkeypatch.setattr(
+        partition_processor, "PromptLogReader", type("P", (MemoryPast,), {"log": log})
+    )
+    monkeypatch.setattr(partition_processor, "committed_offsets", committed)
+    monkeypatch.setattr(partition_processor, "replay", replay)
     return log

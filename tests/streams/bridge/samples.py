@@ -13,13 +13,13 @@ from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import AnswerBuilder
-from streams.bridge.asked import PairIO, PendingPrompt
-from streams.bridge.asking import Submitter
 from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
+from streams.bridge.pending_prompt import PairIO, PendingPrompt
 from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
+from streams.bridge.submitter import Submitter
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.stream import Stream

@@ -20,7 +20,7 @@ from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
 from schemas.settings import LogSettings
 from streams.bridge import partitions as bridge_partitions
-from streams.bridge.life import PartitionProcessor
+from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.partitions import WAITING_MAX, BridgePartitions
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.stream.hub import AnswerProgress

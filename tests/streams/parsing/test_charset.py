@@ -3,9 +3,9 @@
 import pytest
 
 from streams.parsing.charset import decode_text
+from streams.parsing.document import Unreadable
 from streams.parsing.html import html
 from streams.parsing.kinds import parse
-from streams.parsing.parsed import Unreadable
 
 GERMAN = "Die Fähre nach Grömitz fährt täglich um sieben Uhr früh an der großen Straße vorbei."
 TEXTS = {

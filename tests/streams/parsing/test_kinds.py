@@ -3,10 +3,10 @@
 import pytest
 
 from streams.parsing import pdf as pdf_module
+from streams.parsing.document import Unreadable
 from streams.parsing.html import html
 from streams.parsing.kinds import kind_of, parse
 from streams.parsing.markdown import markdown
-from streams.parsing.parsed import Unreadable
 from tests.streams.parsing.pdfs import pdf_bytes
 
 HTML = b"""<html><head><title> My  page </title><style>x</style></head><body><nav>menu</nav>

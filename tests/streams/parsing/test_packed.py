@@ -9,8 +9,8 @@ from pptx import Presentation
 from pptx.util import Inches
 
 from streams.parsing import archive
+from streams.parsing.document import ParsedDocument, Unreadable
 from streams.parsing.kinds import parse
-from streams.parsing.parsed import ParsedDocument, Unreadable
 
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"

@@ -3,8 +3,8 @@
 import pytest
 
 from streams.parsing import records
+from streams.parsing.document import Unreadable
 from streams.parsing.kinds import parse
-from streams.parsing.parsed import Unreadable
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from schemas.errors import LeaseError
-from schemas.log import patience
-from schemas.log.faust.falls import CRASHES_MAX
+from schemas.log import retry
+from schemas.log.faust.crash_notes import CRASHES_MAX
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.embed.bookshelf import bookshelf, worker
@@ -38,7 +38,7 @@ class Fallen:
             await asyncio.Event().wait()
 
         monkeypatch.setattr(DocumentWork, "handle", fall)
-        monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+        monkeypatch.setattr(retry, "PAUSE_S", 0.01)
 
 
 async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(

@@ -15,8 +15,8 @@ from schemas.records import (
 )
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
+from workers.llm.active_requests import ActiveRequests, RequestLimits
 from workers.llm.frames import Frames
-from workers.llm.held import ActiveRequests, RequestLimits
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import WorkerIdentity
 

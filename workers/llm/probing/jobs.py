@@ -1,8 +1,9 @@
 """Stands between the rules of a worker and its engine, and has answers search meanwhile. Pure.
 
-To `workers/llm/held.py` it is the engine: a job that searches is one job with one id, whatever
-becomes of it behind. What the engine says is told here first, by whoever also tells of searches,
-of what is in the log, and of time: `workers/loops.py`, or the simulator. Other jobs pass untouched.
+To `workers/llm/active_requests.py` it is the engine: a job that searches is one job with one id,
+whatever becomes of it behind. What the engine says is told here first, by whoever also tells of
+searches, of what is in the log, and of time: `workers/loops.py`, or the simulator. Other jobs pass
+untouched.
 """
 
 from collections.abc import Callable, Sequence

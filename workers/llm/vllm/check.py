@@ -211,8 +211,8 @@ class HandleGate:
         ):
             raise KvUnavailable(
                 f"{target.engine_request_id}: expected room for {tokens} tokens in blocks of "
-                f"{size}, found {block_count} of {target.block_size}, of which {target.tokens} tokens "
-                "are valid"
+                f"{size}, found {block_count} of {target.block_size}, of which {target.tokens} "
+                "tokens are valid"
             )
 
     def use_target(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from workers.search.cuda.deltas import DeviceVersions
 from workers.search.cuda.device import Device, DeviceMemory
+from workers.search.index.plans import PreparedSearch, SearchPlan
 from workers.search.index.view import IndexView
-from workers.search.index.ways import PreparedSearch, SearchPlan
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 

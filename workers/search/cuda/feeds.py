@@ -13,7 +13,7 @@ import numpy as np
 from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device, pinned_array, upload
 from workers.search.cuda.rings import DEPTH
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.bulk import BulkHits, hits_of
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
@@ -69,7 +69,7 @@ def search_all(
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
 
-    def run(search: ways.PreparedSearch, rows: Array, distances: Array) -> Array:
+    def run(search: plans.PreparedSearch, rows: Array, distances: Array) -> Array:
         sums, row, k = np.zeros(2, np.int64), batch.copies.row(search.row, search), search.plan.k
         chunk = max(1, min(_CHUNK_QUERIES, _CHUNK_HITS // k))
         feeds = (

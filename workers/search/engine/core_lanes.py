@@ -13,7 +13,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
 from workers.search.engine.lanes import LaneStats, run_as_batch_job
-from workers.search.index.ways import PreparedSearch
+from workers.search.index.plans import PreparedSearch
 from workers.search.kernels.arrays import address_of, row_addresses
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
@@ -120,8 +120,8 @@ class CoreLanes:
         places, extends_max = self._sizes
         try:
             lane_loop.serve(
-                self._blocks[lane], self.slots_each, places, slots.fields, slots.top, slots.hit_keys,
-                slots.visited, slots.tasks, np.empty(slot_count, np.int64),
+                self._blocks[lane], self.slots_each, places, slots.fields, slots.top,
+                slots.hit_keys, slots.visited, slots.tasks, np.empty(slot_count, np.int64),
                 np.empty(slot_count, np.int64), np.zeros(slot_count, np.int64), extends_max,
                 self._attention[lane],
             )  # fmt: skip

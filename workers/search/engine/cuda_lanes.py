@@ -21,7 +21,7 @@ from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
 from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
 from workers.search.engine.lanes import LaneStats, run_as_batch_job
-from workers.search.index.ways import PreparedSearch
+from workers.search.index.plans import PreparedSearch
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.jit import kernel
 from workers.search.walk import fields

@@ -23,7 +23,7 @@ from workers.deadlines import NEVER_MS
 from workers.search.engine.lanes import Lanes
 from workers.search.engine.occupancy import Occupancy, Ticket
 from workers.search.engine.scheduler import Drop, SchedulerSettings, SearchScheduler
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.kinds import SearchKind
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
@@ -187,8 +187,8 @@ class SearchDispatcher:
             return math.inf
         plan = self.scheduler.plan(
             now_ms, max(0, self.places - occupancy.in_places), occupancy.free_slots,
-            occupancy.all_running(ended_slots), occupancy.all_parked(ended_slots) if occupancy.parked else (),
-            occupancy.max_extends,
+            occupancy.all_running(ended_slots),
+            occupancy.all_parked(ended_slots) if occupancy.parked else (), occupancy.max_extends,
         )  # fmt: skip
         for slot in plan.park:
             occupancy.park(slot)
@@ -216,10 +216,10 @@ class SearchDispatcher:
                 outcome: Any = ticket.source
                 if outcome is None:
                     if hits is None:
-                        assert ways.restart_as_scan(ticket.search, self._slots, slot)
+                        assert plans.restart_as_scan(ticket.search, self._slots, slot)
                         occupancy.run_again(ticket)
                         continue
-                    outcome = ways.answer(ticket.search, hits)
+                    outcome = plans.answer(ticket.search, hits)
                     outcome.waited_ms = ticket.waited_ms
                 self.searches += 1
                 if not (reply := ticket.reply).done():

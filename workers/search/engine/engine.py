@@ -26,7 +26,7 @@ from workers.search.engine.dispatcher import SearchDispatcher
 from workers.search.engine.lanes import Lanes, LaneStats
 from workers.search.engine.occupancy import Ticket
 from workers.search.engine.scheduler import SchedulerSettings
-from workers.search.index import bulk, inputs, ways
+from workers.search.index import bulk, inputs, plans
 from workers.search.index.index import Index
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort, Query, SearchAnswer
@@ -96,7 +96,7 @@ class SearchEngine:
         slots, lanes, places, ahead = _lanes(settings)
         inputs.prepare(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
-        self._limits = ways.SearchLimits(
+        self._limits = plans.SearchLimits(
             min(settings.top_m_max, lanes.top_m_max), settings.k_max, lanes.tasks_max,
             lanes.dim_max, settings.scanned_rows_max,
         )  # fmt: skip
@@ -114,13 +114,13 @@ class SearchEngine:
         view = index.view()
         if query.where is not None and view.takes_long(query.where):
             await asyncio.to_thread(view.allowed, query.where)
-        plan = ways.plan_search(query, view, self._limits)
+        plan = plans.plan_search(query, view, self._limits)
         vector = inputs.prepare(query.vector, view.dim, view.metric)
         seeds = query.seeds
         search = (
-            ways.new_search(view, plan, vector, seeds)
+            plans.new_search(view, plan, vector, seeds)
             if len(seeds)
-            else ways.PreparedSearch(view, plan, vector)
+            else plans.PreparedSearch(view, plan, vector)
         )
         ticket = self._submit(search, query.kind, query.deadline_ms)
         try:
@@ -137,10 +137,12 @@ class SearchEngine:
         lack one. Raises what `search` does; then the rest of the queries is given up.
         """
         limit = self._limits.top_m_max
-        plan = ways.plan_search(replace(effort, top_m=min(effort.top_m, limit)), view, self._limits)
+        plan = plans.plan_search(
+            replace(effort, top_m=min(effort.top_m, limit)), view, self._limits
+        )
         rows = await self._rows(plan, view, queries)
         if len(short := plan.too_short(rows)):
-            scan = ways.plan_search(
+            scan = plans.plan_search(
                 effort, view, self._limits._replace(scanned_rows_max=view.count)
             )
             rows[short] = await self._rows(scan, view, np.ascontiguousarray(queries[short]))
@@ -183,8 +185,8 @@ class SearchEngine:
         """Name the backend that runs searches, `cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
-    async def _rows(self, plan: ways.SearchPlan, view: IndexView, queries: Array) -> Array:
-        search = ways.new_search(view, plan, queries)
+    async def _rows(self, plan: plans.SearchPlan, view: IndexView, queries: Array) -> Array:
+        search = plans.new_search(view, plan, queries)
         rows = np.empty((len(queries), plan.k), np.int64)
         distances = np.empty((len(queries), plan.k), np.float32)
         lanes = self._dispatcher.lanes
@@ -211,8 +213,8 @@ class SearchEngine:
         return rows
 
     def _submit(
-        self, search: ways.PreparedSearch, kind: SearchKind, deadline_ms: int | None, searches: int = 1,
-        source: Array | None = None, keeps: Any = None,
+        self, search: plans.PreparedSearch, kind: SearchKind, deadline_ms: int | None,
+        searches: int = 1, source: Array | None = None, keeps: Any = None,
     ) -> Ticket:  # fmt: skip
         """A search on its way; raises QueueFull and others."""
         dispatcher, loop = self._dispatcher, asyncio.get_running_loop()

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.search.index.ways import PreparedSearch
+from workers.search.index.plans import PreparedSearch
 
 
 @dataclass(frozen=True, slots=True)

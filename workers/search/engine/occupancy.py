@@ -12,7 +12,7 @@ from workers.search.engine.lane_loop import END, PARK, RESUME
 from workers.search.engine.lanes import Lanes
 from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Running
-from workers.search.index import bulk, ways
+from workers.search.index import bulk, plans
 from workers.search.index.kinds import SearchKind
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
@@ -26,11 +26,11 @@ class Ticket(QueuedSearch):
     """
 
     __slots__ = ("is_over", "keeps", "reply", "slot", "source", "waited_ms", "was_parked")
-    search: ways.PreparedSearch
+    search: plans.PreparedSearch
 
     def __init__(
         self, kind: SearchKind, extends: int, arrived_ms: float, deadline_ms: float,
-        search: ways.PreparedSearch, reply: "asyncio.Future[Any]",
+        search: plans.PreparedSearch, reply: "asyncio.Future[Any]",
         source: Array | None = None, keeps: Any = None,
     ) -> None:  # fmt: skip
         """`source` is a feed: several queries, one after the other; it points to `keeps`."""

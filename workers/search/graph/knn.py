@@ -135,7 +135,8 @@ def _descend(
         after = keys | FLAG
         changed = over_rows(
             _round, rows, vectors, keys, near, counts, after, metric, stored, row_codes.codes,
-            row_codes.quantizer, _NO_OUTLIERS if row_codes.outliers is None else row_codes.outliers, threads=threads,
+            row_codes.quantizer,
+        _NO_OUTLIERS if row_codes.outliers is None else row_codes.outliers, threads=threads,
         )  # fmt: skip
         keys = after
         if sum(changed) < ENOUGH * rows * count:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workers.search.graph import copies, entry_points, linking
+from workers.search.graph import duplicates, entry_points, linking
 from workers.search.graph.versions import GraphVersion, GraphVersions
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import NOWHERE
@@ -21,7 +21,7 @@ class GraphLinks(NamedTuple):
 
     graph: Array  # uint32 (rows, degree)
     entries: Array  # int64, ascending
-    chain: Array | None  # uint32 (rows, 1), see `copies.py`
+    chain: Array | None  # uint32 (rows, 1), see `duplicates.py`
     versions: tuple[GraphVersion, ...]  # of the graph, then of the chain
 
     @classmethod
@@ -90,7 +90,7 @@ def entries_of(
     vectors: Array, graph: Array, chain: Array | None, metric: int, stored: int, *, seed: int
 ) -> Array:
     """Choose entry points for a graph from its nodes."""
-    nodes = copies.nodes(chain, len(graph))
+    nodes = duplicates.nodes(chain, len(graph))
     return entry_points.representatives(vectors, graph, nodes, metric, stored, seed=seed)
 
 
@@ -106,15 +106,15 @@ def build_links(
     """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
     if not len(vectors):
         return no_links(degree)
-    graph, chain = copies.over_nodes(vectors, metric, graph_of)
+    graph, chain = duplicates.over_nodes(vectors, metric, graph_of)
     return GraphLinks.first(
         graph, entries_of(vectors, graph, chain, metric, stored, seed=seed), chain
     )
 
 
 def extend_links(
-    history: LinkHistory, vectors: Array, nearest_nodes: Callable[[Array], Array], metric: int, stored: int, *,
-    threads: int,
+    history: LinkHistory, vectors: Array, nearest_nodes: Callable[[Array], Array], metric: int,
+    stored: int, *, threads: int,
 ) -> GraphLinks:  # fmt: skip
     """With the rows of `vectors` that were not linked yet.
 
@@ -122,11 +122,11 @@ def extend_links(
     (rows, list length), -1 at the end of short lists.
     """
     first, last = len(history.graphs.newest.array), len(vectors)
-    node_of = first + copies.first_equal(vectors[first:], metric)
+    node_of = first + duplicates.first_equal(vectors[first:], metric)
     new_rows = np.arange(first, last)
     distinct = new_rows[node_of == new_rows]
     nearest = nearest_nodes(distinct)
-    equal_rows = copies.match_equal_rows(vectors, distinct, nearest, metric)
+    equal_rows = duplicates.match_equal_rows(vectors, distinct, nearest, metric)
     node_of[distinct[equal_rows >= 0] - first] = equal_rows[equal_rows >= 0]
     node_of = np.where(node_of < first, node_of, node_of[np.maximum(node_of - first, 0)])
     new, copy_rows = distinct[equal_rows < 0], new_rows[node_of != new_rows]
@@ -141,12 +141,12 @@ def extend_links(
     if history.chains is None and not len(copy_rows):
         return GraphLinks(graph, entries, None, (of_graph,))
     if history.chains is None:
-        chain = copies.empty_chain(last)
-        copies.append(chain, copy_rows, node_of)
+        chain = duplicates.empty_chain(last)
+        duplicates.append(chain, copy_rows, node_of)
         return GraphLinks(graph, entries, chain, (of_graph, GraphVersion(chain)))
     chain = history.chains.begin(last)
     chain[first:] = NOWHERE
-    after = copies.append(chain, copy_rows, node_of)
+    after = duplicates.append(chain, copy_rows, node_of)
     return GraphLinks(graph, entries, chain, (of_graph, history.chains.seal(after[after < first])))
 
 
@@ -176,11 +176,11 @@ def compact_links(
 ) -> tuple[Array, Array | None]:
     """Graph and chain of the live rows alone, renumbered in their order; `live` is int64,
     ascending."""
-    heads = None if links.chain is None else copies.heads(links.chain)[live]
+    heads = None if links.chain is None else duplicates.heads(links.chain)[live]
     graph = linking.drop_deleted(
         links.graph, vectors, live, metric, stored, heads=heads, threads=threads
     )  # fmt: skip
     if heads is None:
         return graph, None
     _, heirs, heir_of = np.unique(heads, return_index=True, return_inverse=True)
-    return graph, copies.chain_of(heirs[heir_of])
+    return graph, duplicates.chain_of(heirs[heir_of])

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workers.search.graph import copies, exact
-from workers.search.graph.others import PanelScan
+from workers.search.graph import duplicates, exact
+from workers.search.graph.panel_scan import PanelScan
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexAudit, IndexView
 from workers.search.kernels.arrays import Array, all_but, stored_bits
@@ -54,7 +54,9 @@ _OF_MOST_ENOUGH = 0.97
 # Rows, among which the nearest of long held-out ones are scanned for; of an index that grew, too.
 # Products take a quarter of the time, and are rounded by more than lies between rows of some data.
 _SCANNED_MOST, _SCANNED_GROWN = 1 << 17, 1 << 15
-_CLOSE = 2e-6  # relative: by which copies may be farther than their nodes (`graph/rounded.py`)
+_CLOSE = (
+    2e-6  # relative: by which copies may be farther than their nodes (`graph/near_duplicates.py`)
+)
 _LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
 
 
@@ -177,7 +179,7 @@ class HeldOutRows(NamedTuple):
         """Draw `count` rows and find their k nearest ones."""
         rows = np.sort(random.choice(view.linked, count, replace=False))
         hidden = np.zeros(view.linked, bool)
-        hidden[rows] = True if view.chain is None else copies.are_lone(view.chain)[rows]
+        hidden[rows] = True if view.chain is None else duplicates.are_lone(view.chain)[rows]
         graph = view.graph.copy()
         _hide(graph, hidden)
         alive = None if view.chain is None else all_but(rows, view.linked)
@@ -199,7 +201,7 @@ class HeldOutRows(NamedTuple):
         hits = self.search(neighbours, entries, _FEW, _EFFORT.top_m)
         nearest, chain = self.nearest[:, :_FEW], self.view.chain
         rows = np.unique(nearest[(nearest[:, :, None] != hits[:, None]).all(2)])
-        missed = rows if chain is None else copies.heads(chain)[rows]
+        missed = rows if chain is None else duplicates.heads(chain)[rows]
         return float(self.are_near(hits).mean()), missed
 
     def are_near(self, hits: Array) -> Array:
@@ -299,7 +301,7 @@ def find_missed(
     bits = stored_bits(view.vectors)
     missed = _are_missed(bits, rows, nearest, view.metric.number, view.storage.number)
     if view.chain is not None:  # a copy that rounding has moved is found where its node is
-        heads = copies.heads(view.chain)
+        heads = duplicates.heads(view.chain)
         rows = heads[rows]
         missed &= (nearest < 0) | (heads[nearest] != rows)
     return rows[missed], int(missed.sum()) / count

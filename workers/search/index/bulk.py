@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array, address_of
@@ -24,7 +24,7 @@ _WHOLE = 1 << 60
 
 # Runs a search of several queries, whose rows and distances it fills in, both of shape (queries,
 # k); returns the extends and distances that it took, int64 (2,).
-Run = Callable[[ways.PreparedSearch, Array, Array], Array]
+Run = Callable[[plans.PreparedSearch, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -
     return row
 
 
-def take(slots: SlotRows, slot: int, search: ways.PreparedSearch, source: Array) -> bool:
+def take(slots: SlotRows, slot: int, search: plans.PreparedSearch, source: Array) -> bool:
     """Put a search of a feed's next query into a slot; False where the feed is at its end."""
     place = int(source[fields.FEED_NEXT])
     if place >= source[fields.FEED_LAST]:
@@ -65,7 +65,7 @@ def search_all(
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries; the effort is checked already."""
 
-    def run(search: ways.PreparedSearch, rows: Array, distances: Array) -> Array:
+    def run(search: plans.PreparedSearch, rows: Array, distances: Array) -> Array:
         def part(first: int, last: int) -> Array:
             source = feed(search.query, rows, distances, first, last)
             run_feed(search, source, slots_per_thread)
@@ -83,7 +83,7 @@ def hits_of(
     run: Run, effort: Effort, queries: Array, view: IndexView, scanned_rows_max: int
 ) -> BulkHits:
     """What `run` finds for all queries, and a scan of all rows for those that it finds too few."""
-    search = ways.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    search = plans.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
     extends, computed = run(search, rows, distances).tolist()
@@ -94,7 +94,7 @@ def hits_of(
     return BulkHits(rows, distances, extends, computed)
 
 
-def run_feed(search: ways.PreparedSearch, source: Array, slot_count: int) -> None:
+def run_feed(search: plans.PreparedSearch, source: Array, slot_count: int) -> None:
     """All queries of a feed, on some slots of this thread."""
     top_m = int(search.row[fields.TOP_M])
     slots = CpuSlots(slot_count, top_m_max=top_m, k_max=search.plan.k)
@@ -102,7 +102,7 @@ def run_feed(search: ways.PreparedSearch, source: Array, slot_count: int) -> Non
     finished = np.empty(slot_count, np.int64)
     while len(active):
         ended_count, _ = steps.advance(
-            slots.fields, slots.top, slots.hit_keys, slots.visited, active, len(active), slots.tasks,
-            finished, _WHOLE, slots.attention,
+            slots.fields, slots.top, slots.hit_keys, slots.visited, active, len(active),
+            slots.tasks, finished, _WHOLE, slots.attention,
         )  # fmt: skip
         active = np.setdiff1d(active, finished[:ended_count])

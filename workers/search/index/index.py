@@ -16,7 +16,7 @@ from schemas.errors import InvalidRequest, WrongDimension
 from schemas.rules.metadata import Metadata
 from workers.search.graph import density, entry_points, levels, links
 from workers.search.graph.build import GraphOf, own_graph
-from workers.search.index import bulk, inputs, ways
+from workers.search.index import bulk, inputs, plans
 from workers.search.index.audit import MANY, Neighbours, audit_index, find_lost, find_missed
 from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
@@ -154,7 +154,7 @@ class Index:
         last hit hold row -1 at infinity. `ids_of` names rows.
         """
         view, effort = self.view(), effort or Effort()
-        ways.plan_search(effort, view)  # raises
+        plans.plan_search(effort, view)  # raises
         prepared = inputs.prepare(queries, self.dim, self.metric)
         hits = bulk.search_all(effort, prepared, view, threads=self.threads)
         return hits.rows, self.metric.to_user_distances(hits.distances)

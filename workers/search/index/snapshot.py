@@ -30,7 +30,7 @@ from workers.search.kernels import codes
 from workers.search.kernels.arrays import Array, unpack_bits
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.metadata.columns import ColumnStore
-from workers.search.metadata.further import ExtraValues
+from workers.search.metadata.extra_values import ExtraValues
 
 MAGIC = b"TRIVIDX\n"
 VERSION, _READ = 4, (1, 2, 3, 4)  # payloads since 2, nodes of several rows 3, lists in metadata 4

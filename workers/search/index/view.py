@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.graph import copies
+from workers.search.graph import duplicates
 from workers.search.graph.links import GraphLinks
 from workers.search.graph.versions import GraphVersion
 from workers.search.index.query import ExternalId
@@ -106,7 +106,7 @@ class IndexView:
     audit: IndexAudit | None = None  # of the entry points; None: not made yet
     payloads: list[bytes] = field(default_factory=list)  # of all rows
     is_walked: bool = False  # by all searches, however few nodes there are
-    plans: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
+    plans: dict[Any, Any] = field(default_factory=dict)  # of `plans.py`
     _allowed: dict[str, AllowedRows] = field(default_factory=dict)
 
     @cached_property
@@ -114,9 +114,9 @@ class IndexView:
         """All rows that others have edges to, int64; None where no search measures all of them."""
         if self.is_walked or not self.linked or self.vectors.shape[1] > PANEL_DIM_MAX:
             return None
-        if copies.node_count(self.chain, self.linked) > NODES_MAX:
+        if duplicates.node_count(self.chain, self.linked) > NODES_MAX:
             return None
-        return pad_to_panel(copies.nodes(self.chain, self.linked))
+        return pad_to_panel(duplicates.nodes(self.chain, self.linked))
 
     @cached_property
     def node_panels(self) -> Array:
@@ -233,7 +233,7 @@ class IndexView:
 
     def nodes_to_find(self, first: int, last: int) -> Array:
         """Nodes among linked rows that live, or have copies: ascending, int64."""
-        rows = copies.nodes(self.chain, self.linked)
+        rows = duplicates.nodes(self.chain, self.linked)
         rows = rows[(rows >= first) & (rows < last)]
         if self.alive is None:
             return rows

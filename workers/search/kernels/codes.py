@@ -296,8 +296,8 @@ def code_limit(worst: Any, query: int, metric: int) -> Any:
 
 
 @inlined
-def prefilter(rows: int, count: int, worst: Any, codes: int, code_bytes: int, outliers: int, query: int,
-           metric: int) -> int:  # fmt: skip
+def prefilter(rows: int, count: int, worst: Any, codes: int, code_bytes: int, outliers: int,
+           query: int, metric: int) -> int:  # fmt: skip
     """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
 
     The first ones are left, in order; how many. `codes` is the address of uint8, `code_bytes` for

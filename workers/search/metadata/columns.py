@@ -16,7 +16,7 @@ from schemas.errors import UnknownFilterField
 from schemas.rules.filters import Value, moment_us
 from schemas.rules.metadata import TENANT, Metadata, check_metadata, is_number, values_of
 from workers.search.kernels.arrays import Array
-from workers.search.metadata.further import ExtraValues, ValueTest
+from workers.search.metadata.extra_values import ExtraValues, ValueTest
 from workers.search.metadata.parts import ShardedDict, in_parts, take
 
 _NONE = -1  # the code of rows that have no label

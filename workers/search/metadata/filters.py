@@ -2,7 +2,7 @@
 
 `Equal("language", "it") & Range("year", low=2020) & ~OneOf("source", ["a", "b"])`. Filters are
 values: equal ones are the same filter, so that a view compiles each once. A compiled filter is
-a bit set, and the list of its rows where a search scans them (`ways.py`).
+a bit set, and the list of its rows where a search scans them (`plans.py`).
 """
 
 import operator

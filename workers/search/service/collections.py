@@ -24,7 +24,7 @@ from workers.search.index.view import UNCALIBRATED
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
 from workers.search.metadata.filters import EqualFilter, ExistsFilter, Filter
-from workers.search.service.declared import CollectionDeclarations
+from workers.search.service.declarations import CollectionDeclarations
 from workers.search.service.settings import RetrievalSettings
 from workers.search.words.changes import (
     AnyChange,
@@ -36,7 +36,7 @@ from workers.search.words.changes import (
     texts_of,
 )
 from workers.search.words.index import WordIndex
-from workers.search.words.shelf import PassageStore
+from workers.search.words.passage_store import PassageStore
 from workers.search.words.texts import payload_of_text
 
 _BEAT_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name

@@ -12,11 +12,11 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import Ack, LogProducer, send_dead_letter
-from schemas.log.endings import cancel_and_wait
 from schemas.log.faust.app import consumer_record
-from schemas.log.faust.beginning import commit_start_offsets
 from schemas.log.faust.group import Group
+from schemas.log.faust.start_offsets import commit_start_offsets
 from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings

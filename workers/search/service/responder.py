@@ -17,11 +17,11 @@ from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import ExternalId, Query, SearchAnswer
-from workers.search.service.by_text import TextSearches, rows_allowed, texts_of, vector_fields
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.tallies import RetrievalTallies
-from workers.search.words.quoted import changed_quotes
+from workers.search.service.text_search import TextSearches, rows_allowed, texts_of, vector_fields
+from workers.search.words.quotes import changed_quotes
 
 log = logging.getLogger("trivium.retrieval")
 

@@ -26,7 +26,7 @@ from workers.search.index.index import Index
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshot_folder import SnapshotFolder
-from workers.search.words.shelf import PassageStore
+from workers.search.words.passage_store import PassageStore
 from workers.search.words.texts import passages_of
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition

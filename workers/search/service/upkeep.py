@@ -23,7 +23,7 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
 from workers.search.service.settings import LOOSE_MIN, RetrievalSettings
-from workers.search.words.shelf import PassageStore
+from workers.search.words.passage_store import PassageStore
 from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")

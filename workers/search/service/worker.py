@@ -18,7 +18,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.faust.app import add_agents, fetched_ends, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
 from schemas.log.membership import Membership
-from schemas.log.patience import run_with_reconnect
+from schemas.log.retry import run_with_reconnect
 from schemas.records import (
     Heartbeat,
     MemberKind,
@@ -30,7 +30,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from workers import tasks
-from workers.agent_life import AgentSession
+from workers.agent_session import AgentSession
 from workers.search.cuda.batch import BatchSettings, sizes_up_to
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine

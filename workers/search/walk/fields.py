@@ -2,7 +2,7 @@
 
 All columns are int64. An address is where an array of the given type begins; whoever fills in the
 row keeps the array alive until the slot has ended. On a CUDA device addresses are the device's.
-`index/ways.py` fills in rows, `steps.py` and `cuda/walk.cu` read and write them.
+`index/plans.py` fills in rows, `steps.py` and `cuda/walk.cu` read and write them.
 """
 
 # Columns of `SlotRows.fields`.
@@ -43,7 +43,7 @@ row keeps the array alive until the slot has ended. On a CUDA device addresses a
     REPS_DIMS,  # dimensions of a panel
     REPS_VECTORS,  # address, as VECTORS: the entry points' vectors, side by side
     REPS_CODES,  # address, uint8: and their codes; 0: none
-    REPS_OUTLIERS,  # address of a bit set, uint32: which of them pass whatever their code says; 0: none
+    REPS_OUTLIERS,  # address of a bit set, uint32: which pass whatever their code says; 0: none
     WHOLE,  # 1 where all rows that others have edges to are entry points: nothing is walked
     CODES,  # address, uint8 (linked rows, CODE_BYTES); 0: none
     OUTLIERS,  # address of a bit set, uint32: rows that pass whatever their code says; 0: none

@@ -13,7 +13,7 @@ from workers.search.kernels.memory import add_i64, get_f32, get_i64, prefetch_ro
 from workers.search.kernels.panels import NEAREST_MAX, PANEL_ROWS, choose, measure
 from workers.search.walk import fields
 from workers.search.walk.hits import insert_hit
-from workers.search.walk.sift import prefilter_tasks
+from workers.search.walk.prefilter import prefilter_tasks
 from workers.search.walk.slots import ROWS_A_STEP
 
 AHEAD = 6  # rows that are on their way from memory

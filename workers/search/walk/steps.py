@@ -50,8 +50,8 @@ from workers.search.kernels.memory import (
 )
 from workers.search.walk import fields
 from workers.search.walk.hits import drop_chance_hits, has_hit_list, insert_hit, unfold
+from workers.search.walk.prefilter import CODED_QUERY, prefilter_tasks
 from workers.search.walk.seeds import AHEAD, seed
-from workers.search.walk.sift import CODED_QUERY, prefilter_tasks
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
 _ROWS_AHEAD = 12  # of those that codes let through
@@ -60,8 +60,8 @@ _INFINITY = np.float32(np.inf)
 
 @kernel
 def advance(
-    rows: Array, top: Array, hit_keys: Array, visited: Array, active: Array, count: int, tasks: Array,
-    finished: Array, extends_max: int, attention: Array,
+    rows: Array, top: Array, hit_keys: Array, visited: Array, active: Array, count: int,
+    tasks: Array, finished: Array, extends_max: int, attention: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Up to `extends_max` extends of the first `count` slots in `active`.
 

@@ -17,8 +17,8 @@ from infra.bench.results import Bar, at_least, at_most
 from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_recall, build
 from infra.bench.search.zoo import truth
-from infra.bench.search.zoo.drawn import random_kind
 from infra.bench.search.zoo.kinds import KINDS, DataKind
+from infra.bench.search.zoo.random_kinds import random_kind
 from workers.search.kernels.arrays import Array
 from workers.search.limits import TOP_M_MAX
 

@@ -158,8 +158,8 @@ async def _measure(options: SearchOptions, progress: Progress) -> dict[str, Any]
 
 
 async def _step(
-    options: SearchOptions, collections: Collections, callers: _Callers, changes: Sequence[DocumentChange],
-    before: _Phase | None,
+    options: SearchOptions, collections: Collections, callers: _Callers,
+    changes: Sequence[DocumentChange], before: _Phase | None,
 ) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
     """Rows come while callers ask, then these ask alone; also the latter."""
     size = DocumentFollower.batch_max

@@ -3,8 +3,8 @@
 On a shared machine a loop is late because others have the core: the loop's, or that of a thread
 which holds the interpreter's lock just then. So beside each delay stand: how long those threads
 that share this lock could run and had no core, by the system's own count; what a host took from a
-core meanwhile (`stolen.py`); and how much CPU time these threads took. A loop was held up for no
-longer than it was late without the first (the loop's own and the longest of the others) or the
+core meanwhile (`steal_time.py`); and how much CPU time these threads took. A loop was held up for
+no longer than it was late without the first (the loop's own and the longest of the others) or the
 second, and no longer than the third. Linux only.
 """
 
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from infra.bench.results import percentile
-from infra.bench.search.parts.stolen import watch_steal
+from infra.bench.search.parts.steal_time import watch_steal
 
 TICK_S = 0.001
 _LANES = "search"  # threads of an engine, which never take the interpreter's lock

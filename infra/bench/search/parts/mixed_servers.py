@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index import inputs, ways
+from workers.search.index import inputs, plans
 from workers.search.index.index import Index
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Query
@@ -61,7 +61,7 @@ class EngineServer:
 
 @dataclass(slots=True, eq=False)
 class _PendingSearch:
-    search: ways.PreparedSearch
+    search: plans.PreparedSearch
     reply: "asyncio.Future[Array]"
 
 
@@ -89,7 +89,7 @@ class StaticBatches:
         view = self._index.view()
         prepared = inputs.prepare(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
-        search = ways.new_search(view, ways.plan_search(query, view), prepared)
+        search = plans.new_search(view, plans.plan_search(query, view), prepared)
         waiting = _PendingSearch(search, self._loop.create_future())
         self._waiting.append(waiting)
         if not self._is_due and not all(self._batches):
@@ -129,7 +129,7 @@ class StaticBatches:
             for waiting, hit in zip(batch.values(), hits, strict=True):
                 assert hit is not None, "no walk over these data finds less than is wanted"
                 if not waiting.reply.done():
-                    waiting.reply.set_result(ways.answer(waiting.search, hit).rows)
+                    waiting.reply.set_result(plans.answer(waiting.search, hit).rows)
 
 
 class Hnswlib:

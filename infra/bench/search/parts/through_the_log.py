@@ -34,7 +34,7 @@ from schemas.log.admin import create_topics
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.documents import send_document
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector

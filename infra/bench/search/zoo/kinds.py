@@ -3,7 +3,7 @@
 What most share is that distance alone says little about where a search should begin: some clusters
 are ten thousand times wider than others, outliers lie far from everything, rows are equal by the
 dozen. Each kind gives vectors and queries, float32 (rows, dim), by seed. Kinds that nobody chose
-are drawn in `drawn.py`.
+are drawn in `random_kinds.py`.
 """
 
 from collections.abc import Callable

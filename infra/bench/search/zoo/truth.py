@@ -26,8 +26,8 @@ def farthest(vectors: Array, queries: Array, k: int, metric: Metric) -> Array:
 
 
 def recall(vectors: Array, queries: Array, results: Array, limits: Array, metric: Metric) -> float:
-    """The share of `results` rows, shape (queries, k), that are as near as the k-th nearest, of which
-    `limits` are the distances; rows of -1, or found twice, are not."""
+    """The share of `results` rows, shape (queries, k), that are as near as the k-th nearest, of
+    which `limits` are the distances; rows of -1, or found twice, are not."""
     hits = 0
     for query, rows, limit in zip(_ready(queries, metric), results, limits, strict=True):
         near = np.unique(rows[rows >= 0])

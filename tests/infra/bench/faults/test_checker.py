@@ -18,7 +18,7 @@ from infra.bench.faults.checker import (
     expected_of,
     stalls,
 )
-from infra.bench.faults.judging import write_task
+from infra.bench.faults.verdict import write_task
 from infra.stack.configuration import Settings
 from infra.stack.engine_alone import generate_answers as answers_alone
 from infra.stack.engine_source import start_engine

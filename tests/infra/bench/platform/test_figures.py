@@ -29,8 +29,8 @@ def pair(**changes: Any) -> dict[str, Any]:
 
 def found(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
     steps = {
-        name: LoadStep(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0, 30.0],
-                   bridge_mib=[100.0, 101.0, 102.0]).figures()
+        name: LoadStep(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0,
+                   30.0], bridge_mib=[100.0, 101.0, 102.0]).figures()
         for name in ("idle", "idle_hurt", "calm", "log", "http")
     }  # fmt: skip
     lines = pair(out_of_order=None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.bench.retrieval.early import BOTH, PROMPT, SEARCH
+from infra.bench.retrieval.early_prefill import BOTH, PROMPT, SEARCH
 from infra.bench.retrieval.latency import IDLE, SATURATED
 from infra.bench.retrieval.losses import NO_SHARD, ONE_REPLICA, WHOLE
 from infra.bench.retrieval.main import bars, tables

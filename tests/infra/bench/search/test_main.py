@@ -25,8 +25,8 @@ TOY = replace(
     QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
     separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_runs=2,
     load_shares=(0.8,), sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20,
-    kafka_least=3, kinds=("copies", "log_normal_norms"), random_seeds=(1,), zoo_share=0.05, zoo_queries=40,
-    linked_rows=(1_500,), linked_batches=2, updated_rows=3_000,
+    kafka_least=3, kinds=("copies", "log_normal_norms"), random_seeds=(1,), zoo_share=0.05,
+    zoo_queries=40, linked_rows=(1_500,), linked_batches=2, updated_rows=3_000,
     ingest_rows=6_000, ingest_step=3_000, ingest_alone_s=0.2,
 )  # fmt: skip
 

@@ -10,11 +10,11 @@ from infra.cli.log import live
 from infra.replay import recording
 from infra.replay.recording import open_recording
 from infra.traces.report import report
-from infra.traces.sending import SentRequest
+from infra.traces.sender import SentRequest
 from streams.journal.inputs import TICK
 from tests.infra.cli.running import trivium_here
 from tests.infra.replay.played import Played, answered
-from tests.infra.traces.test_again import ended, heard, recorded
+from tests.infra.traces.test_resend import ended, heard, recorded
 from tests.streams import builders
 
 

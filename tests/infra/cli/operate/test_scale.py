@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from infra.cli.operate.scale import _table, _tree, _watch, first_look
-from infra.scaling.law import wanted_pools
+from infra.scaling.policy import wanted_pools
 from infra.scaling.scaler import Scaler, ScalingPlan
 from infra.stack import fleet_watch
 from infra.stack.configuration import Settings

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.evaluate.replays.deployment import deployment
 from infra.evaluate.replays.faults import faults_of
-from infra.evaluate.replays.recorded import deployment
 from infra.evaluate.replays.whatif import ReplayResult, later_ms, replay_trace, setup_of
 from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, write
 from infra.replay.redacting import redact

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.evaluate.trinity import measure, measured
-from infra.evaluate.trinity.measured import StageMeasurement
+from infra.evaluate.trinity import measure, stage_measurements
+from infra.evaluate.trinity.stage_measurements import StageMeasurement
 
 STAGE = StageMeasurement(
     stage="search", what="callers", unit="searches/s", points=[(1.0, 10.0), (2.0, 19.0)], about="x"
@@ -27,12 +27,12 @@ def test_what_is_measured_is_written_and_read_again(
     file = tmp_path / "measured.json"
     assert measure.measure("tiny", 3, said.append, file) == [STAGE]
     assert said == ["tiny 3"]
-    assert measured.read(file) == [STAGE]
+    assert stage_measurements.read(file) == [STAGE]
     assert {"machine", "command", "seed", "commit"} <= json.loads(file.read_text()).keys()
 
 
 def test_nothing_is_read_where_nothing_was_measured(tmp_path: Path) -> None:
-    assert measured.read(tmp_path / "away.json") == []
+    assert stage_measurements.read(tmp_path / "away.json") == []
 
 
 async def test_a_point_is_the_best_of_its_repeats() -> None:
@@ -54,7 +54,7 @@ async def test_searches_of_a_small_index_are_counted(monkeypatch: pytest.MonkeyP
 
 
 def test_the_points_that_are_committed_are_of_all_three_stages() -> None:
-    stages = {each.stage: each for each in measured.read()}
+    stages = {each.stage: each for each in stage_measurements.read()}
     assert stages.keys() == {"prefill", "decode", "search"}
     for each in stages.values():
         assert "seed 1" in each.about

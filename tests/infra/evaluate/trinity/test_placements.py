@@ -7,7 +7,7 @@ import pytest
 from infra.evaluate.trinity import study
 from infra.evaluate.trinity.hardware import IndexSpec
 from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, KINDS, POOL, SHARED, crossing
-from infra.evaluate.trinity.served import TrinityCase
+from infra.evaluate.trinity.rag_cluster import TrinityCase
 from schemas.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from infra.evaluate.points.runs import runner
 from infra.evaluate.trinity import page, study
-from infra.evaluate.trinity.measured import StageMeasurement
 from infra.evaluate.trinity.placements import POOL, SHARED
-from infra.evaluate.trinity.served import TrinityResult
+from infra.evaluate.trinity.rag_cluster import TrinityResult
+from infra.evaluate.trinity.stage_measurements import StageMeasurement
 from infra.evaluate.trinity.study import SweepPoint, break_evens
 
 POINTS = [(1.0, 0.2), (2.0, 0.4), (4.0, 0.8)]

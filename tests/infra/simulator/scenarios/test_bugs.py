@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from infra.simulator.scenarios.many import run_seed
+from infra.simulator.scenarios.seed_runner import run_seed
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 SEEDS_MAX = 500

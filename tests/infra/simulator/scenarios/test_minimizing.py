@@ -2,10 +2,10 @@
 
 import pytest
 
-from infra.simulator.scenarios.many import run_seed
 from infra.simulator.scenarios.minimizing import minimize_scenario
 from infra.simulator.scenarios.run import run
 from infra.simulator.scenarios.scenario import draw_scenario
+from infra.simulator.scenarios.seed_runner import run_seed
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 

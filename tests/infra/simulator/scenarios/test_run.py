@@ -4,7 +4,7 @@ time.
 
 import pytest
 
-from infra.simulator.scenarios.many import Summary, run_seed, verdicts
+from infra.simulator.scenarios.seed_runner import Summary, run_seed, verdicts
 
 SEEDS = 300
 FOUND = (  # beyond those, by `make simulate SEEDS=20000`

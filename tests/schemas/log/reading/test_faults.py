@@ -11,8 +11,8 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.fleet import FleetView
+from schemas.log.cancellation import cancel_and_wait
 from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
-from schemas.log.endings import cancel_and_wait
 from schemas.log.membership import Membership
 from schemas.log.reading.faults import FAULTS, ProcessFaults
 from schemas.records import Faults, Heartbeat, Load, MemberKind, MemberState, Registration

@@ -9,7 +9,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import (
     EmbedCapability,
     Embedded,

@@ -16,7 +16,7 @@ from schemas.errors import (
 )
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval import embedding as module
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import pack_vector

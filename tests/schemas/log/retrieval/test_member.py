@@ -8,7 +8,7 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import LeaseError
-from schemas.log.retrieval import asker
+from schemas.log.retrieval import client
 from schemas.log.retrieval import member as asking
 from schemas.settings import LogSettings
 
@@ -33,7 +33,7 @@ async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(asking, "LogProducer", Part)
     monkeypatch.setattr(asking, "Membership", Part)
-    monkeypatch.setattr(asker, "AssignedReader", Part)
+    monkeypatch.setattr(client, "AssignedReader", Part)
     with pytest.raises(ZeroDivisionError):
         async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
             raise ZeroDivisionError
@@ -66,7 +66,7 @@ async def test_who_asks_and_is_cancelled_again_closes_all_the_same(
 
     monkeypatch.setattr(asking, "LogProducer", Part)
     monkeypatch.setattr(asking, "Membership", Part)
-    monkeypatch.setattr(asker, "AssignedReader", Part)
+    monkeypatch.setattr(client, "AssignedReader", Part)
     with pytest.raises(asyncio.CancelledError):
         async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
             pass

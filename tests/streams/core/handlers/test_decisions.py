@@ -48,8 +48,8 @@ def test_a_placement_is_told_with_what_it_looked_at() -> None:
     estimate = Estimate(score=7.0)
     placement = Placement(
         policy="p", mode=Mode.REMOTE, reason=Reason.LEARNED, w_ttft=0.5, w_tpot=0.25, load=1.5,
-        estimate=estimate, unmet_wishes=UnmetWishes(policy="a", orchestration="b", unmet=Unmet.NO_WORKER),
-        policy_reason=Reason.EXPLORING,
+        estimate=estimate, unmet_wishes=UnmetWishes(policy="a", orchestration="b",
+        unmet=Unmet.NO_WORKER), policy_reason=Reason.EXPLORING,
     )  # fmt: skip
     told = decision(
         ROUTER, placed(), DecisionKind.REPLACE, Reason.WORKER_LOST, "static", T0 + 150,

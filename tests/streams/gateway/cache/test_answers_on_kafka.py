@@ -11,7 +11,7 @@ from schemas.records import Quoted
 from schemas.settings import LogSettings
 from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.cache.entry import CacheEntry
-from streams.gateway.cache.wish import CacheQuery
+from streams.gateway.cache.query import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics

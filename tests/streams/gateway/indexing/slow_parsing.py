@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from streams.gateway.indexing.parsing import write_list
-from streams.parsing.parsed import ParsedDocument
+from streams.parsing.document import ParsedDocument
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.gateway.endpoints import vector_stores
-from streams.gateway.indexing import tending
+from streams.gateway.indexing import expiry
 from streams.gateway.objects.table import DAY_MS
 from tests.streams.gateway.indexing.running import gateway, pools
 from tests.streams.parsing.pdfs import pdf_bytes
@@ -232,7 +232,7 @@ async def test_what_expires_goes(kafka: LogSettings, monkeypatch: pytest.MonkeyP
             expires_after={"anchor": "created_at", "seconds": 3_600},
         )
         await ai.vector_stores.files.create(store.id, file_id=lasting)
-        monkeypatch.setattr(tending, "wall_ms", lambda: wall_ms() + 2 * DAY_MS)
+        monkeypatch.setattr(expiry, "wall_ms", lambda: wall_ms() + 2 * DAY_MS)
         monkeypatch.setattr(vector_stores, "wall_ms", lambda: wall_ms() + 2 * DAY_MS)
 
         async def is_so() -> bool:

@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import ConfigError
 from schemas.settings import ModelSettings
 from workers.embed.embedders.choose import embedding_model, make_embedder
-from workers.embed.embedders.served import ServedTokens
+from workers.embed.embedders.served_tokens import ServedTokens
 from workers.embed.settings import EmbeddingSettings
 from workers.models.folder import model_folder
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.workers.search.data import gaussian
 from tests.workers.search.walk.reference import hits_of
 from workers.search.cuda.batch import BatchSettings, DeviceBatch
-from workers.search.index import inputs, ways
+from workers.search.index import inputs, plans
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.metadata.filters import EqualFilter, OneOfFilter, RangeFilter
@@ -32,17 +32,17 @@ EFFORTS = [
 def searches(view: IndexView, effort: Effort, count: int = 6, **how: Any) -> list[Any]:
     queries = inputs.prepare(gaussian(count, view.dim, seed=2), view.dim, view.metric)
     return [
-        ways.search_of(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
+        plans.search_of(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
     ]
 
 
-def assign(batch: DeviceBatch, slot: int, search: ways.PreparedSearch) -> None:
+def assign(batch: DeviceBatch, slot: int, search: plans.PreparedSearch) -> None:
     warm = np.empty(0, np.int64) if search.warm is None else search.warm
     batch.assign(slot, batch.copies.row(search.row, search), search.query[0], warm)
 
 
 def left(
-    batch: DeviceBatch, slot: int, search: ways.PreparedSearch
+    batch: DeviceBatch, slot: int, search: plans.PreparedSearch
 ) -> tuple[bytes, bytes, list[int]]:
     """Rows, distances and counts that an ended slot left."""
     apart = search.row[fields.SCREENED] or search.row[fields.CHAIN]

@@ -18,7 +18,7 @@ from workers.search.cuda import feeds
 from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device
 from workers.search.cuda.rings import DEPTH
-from workers.search.index import bulk, inputs, ways
+from workers.search.index import bulk, inputs, plans
 from workers.search.index import view as views
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
@@ -134,7 +134,7 @@ def test_sizes_are_checked() -> None:
 
 def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "NODES_MAX", 2_000)
-    monkeypatch.setattr(ways, "_NODES_PER_ENTRY", 2_000)  # by the shortest lists, too
+    monkeypatch.setattr(plans, "_NODES_PER_ENTRY", 2_000)  # by the shortest lists, too
     index = clustered_index(1_500)
     index.delete(range(0, 1_500, 7))
     index.upsert(range(5_000, 5_100), gaussian(100, 20), [{"part": 3}] * 100)

@@ -7,7 +7,7 @@ from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda.batch import DeviceBatch
 from workers.search.cuda.device import Device
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.query import Effort
 from workers.search.metadata.filters import EqualFilter
 from workers.search.walk import fields
@@ -39,5 +39,5 @@ def test_searches_that_go_one_way_share_a_row(device: Device) -> None:
     later = searches(index.view(), EFFORTS[1], 1, scanned_rows_max=0)[0]
     assert batch.copies.shared_row(later)[fields.LOOSE_LAST] == row[fields.LOOSE_LAST] + 1
     for top_m in range(20, 96):  # more ways than are remembered
-        batch.copies.shared_row(ways.search_of(Effort(k=1, top_m=top_m), one.query, index.view()))
+        batch.copies.shared_row(plans.search_of(Effort(k=1, top_m=top_m), one.query, index.view()))
     assert np.array_equal(batch.copies.shared_row(one), row)

@@ -10,7 +10,7 @@ from tests.waiting import START_S, until
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine import lane_loop
 from workers.search.engine.core_lanes import CoreLanes
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import address_of
 from workers.search.walk.slots import CpuSlots
@@ -22,7 +22,7 @@ async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
     slots = CpuSlots(4, top_m_max=64, k_max=10)
     lanes = CoreLanes(slots, 1, places=1, extends_max=64, name="test")
     wanted = [
-        ways.search_of(Effort(top_m=64), query[None], view, scanned_rows_max=0)
+        plans.search_of(Effort(top_m=64), query[None], view, scanned_rows_max=0)
         for query in np.pad(gaussian(3, 20, seed=4), ((0, 0), (0, 12)))
     ]
     for slot, search in enumerate(wanted):

@@ -21,7 +21,7 @@ from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.lane_loop import END, RUN
 from workers.search.engine.scheduler import SchedulerSettings
-from workers.search.index import inputs, view, ways
+from workers.search.index import inputs, plans, view
 from workers.search.index.index import Index
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort, Query
@@ -146,7 +146,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     slots: list[int] = []
     start, tell = CoreLanes.start, CoreLanes.tell
 
-    def started(lanes: CoreLanes, slot: int, search: ways.PreparedSearch) -> None:
+    def started(lanes: CoreLanes, slot: int, search: plans.PreparedSearch) -> None:
         if slots:
             start(lanes, slot, search)
         else:

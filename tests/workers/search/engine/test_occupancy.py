@@ -9,7 +9,7 @@ from tests.workers.search.data import clustered_index
 from workers.deadlines import NEVER_MS
 from workers.search.engine.lane_loop import END, PARK, RESUME
 from workers.search.engine.occupancy import Occupancy, Ticket
-from workers.search.index import ways
+from workers.search.index import plans
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import Effort
 from workers.search.walk import fields
@@ -24,10 +24,10 @@ class FakeLanes:
     def __init__(self) -> None:
         self.told: list[tuple[Any, int]] = []
 
-    def start(self, slot: int, search: ways.PreparedSearch) -> None:
+    def start(self, slot: int, search: plans.PreparedSearch) -> None:
         self.told.append(("start", slot))
 
-    def run(self, slot: int, search: ways.PreparedSearch) -> None:
+    def run(self, slot: int, search: plans.PreparedSearch) -> None:
         self.told.append(("run", slot))
 
     def tell(self, slot: int, kind: int) -> None:
@@ -37,7 +37,7 @@ class FakeLanes:
 def occupied(count: int) -> tuple[Occupancy, FakeLanes, list[Ticket]]:
     lanes = FakeLanes()
     held = Occupancy(CpuSlots(4, top_m_max=64, k_max=10), lanes)  # type: ignore[arg-type]  # a fake
-    search = ways.search_of(Effort(), np.zeros((1, 32), np.float32), clustered_index(1_100).view())
+    search = plans.search_of(Effort(), np.zeros((1, 32), np.float32), clustered_index(1_100).view())
     reply = asyncio.get_running_loop().create_future()
     tickets = [
         Ticket(SearchKind.DECODE, 9, arrived_ms=0, deadline_ms=NEVER_MS, search=search, reply=reply)
@@ -56,8 +56,8 @@ async def test_lanes_are_filled_evenly_and_as_long_as_they_have_slots() -> None:
     held.park(tickets[0].slot)  # its lane has fewer in places now, and no slot
     held.leave([tickets[1].slot])
     held.release(tickets[1], False)
-    another = Ticket(SearchKind.LINK, 1, arrived_ms=0, deadline_ms=NEVER_MS, search=tickets[0].search,
-                     reply=tickets[0].reply)  # fmt: skip
+    another = Ticket(SearchKind.LINK, 1, arrived_ms=0, deadline_ms=NEVER_MS,
+                     search=tickets[0].search, reply=tickets[0].reply)  # fmt: skip
     held.admit(another)
     assert another.slot // 2 == 1 and held.active == [1, 2]
 

@@ -7,8 +7,8 @@ from workers.search.engine.queues import Fifo, QueuedSearch, SearchQueues, Slack
 from workers.search.index.kinds import SearchKind
 
 
-def search(name: Any, kind: SearchKind = SearchKind.PREFILL, *, by_ms: float = NEVER_MS, extends: int = 1,
-           arrived_ms: float = 0) -> QueuedSearch:  # fmt: skip
+def search(name: Any, kind: SearchKind = SearchKind.PREFILL, *, by_ms: float = NEVER_MS,
+           extends: int = 1, arrived_ms: float = 0) -> QueuedSearch:  # fmt: skip
     return QueuedSearch(
         kind=kind,
         extends=extends,

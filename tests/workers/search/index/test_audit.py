@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infra.bench.search.zoo import drawn, kinds, truth
+from infra.bench.search.zoo import kinds, random_kinds, truth
 from schemas.errors import InvalidRequest
 from tests.workers.search.data import gaussian, overlapping
-from workers.search.index import audit, ways
+from workers.search.index import audit, plans
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import UNCALIBRATED, IndexAudit, IndexView
@@ -23,7 +23,9 @@ SOME = ("overlapping", "many_copies_of_few", "log_normal_norms", "heavy_tails", 
 @pytest.mark.parametrize("name", [*SOME, "drawn 1", "drawn 6", "drawn 9"])
 def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
     """On rows that the index never saw, by what it measured with its own (issue 15, 1)."""
-    kind = drawn.random_kind(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
+    kind = (
+        random_kinds.random_kind(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
+    )
     vectors, queries = kind.draw(6_000, 300)
     limits = truth.farthest(vectors, queries, 10, kind.metric)
     index = Index.build(vectors, metric=kind.metric)
@@ -31,7 +33,7 @@ def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
         effort = Effort(k=10, recall=aim)
         found, _ = index.search(queries, effort)
         assert truth.recall(vectors, queries, found, limits, kind.metric) >= aim - WITHIN
-        assert ways.plan_search(effort, index.view()).top_m <= 128, "no more than is needed"
+        assert plans.plan_search(effort, index.view()).top_m <= 128, "no more than is needed"
 
 
 @pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
@@ -54,7 +56,7 @@ def test_hard_data_get_longer_lists_than_easy_ones() -> None:
     """Beyond 512 entries where 512 are not enough (issue 15, 1)."""
     easy = Index.build(overlapping(3_000, 0, dim=8)[0], degree=16).view()
     hard = Index.build(gaussian(6_000, 400), degree=8).view()
-    wanted = [ways.plan_search(Effort(recall=0.99), view).top_m for view in (easy, hard)]
+    wanted = [plans.plan_search(Effort(recall=0.99), view).top_m for view in (easy, hard)]
     assert wanted[0] <= 64
     assert wanted[1] > 512
 
@@ -62,12 +64,12 @@ def test_hard_data_get_longer_lists_than_easy_ones() -> None:
 def test_lists_are_measured_again_when_there_are_many_more_rows() -> None:
     """Easy rows at first, hard ones later: the same recall wants a longer list (issue 15, 1)."""
     index = Index.build(overlapping(4_000, 0, dim=64)[0] * np.float32(0.01), degree=16)
-    before = ways.plan_search(Effort(recall=0.95), index.view()).top_m
+    before = plans.plan_search(Effort(recall=0.95), index.view()).top_m
     index.upsert(range(10_000, 13_000), gaussian(3_000, 64))
     while index.loose:
         index.link()
     assert index.audit is not None and index.audit.calibrated == 7_000
-    assert ways.plan_search(Effort(recall=0.95), index.view()).top_m > before
+    assert plans.plan_search(Effort(recall=0.95), index.view()).top_m > before
 
 
 def test_lengths_lie_on_a_line_between_those_that_were_tried() -> None:
@@ -103,7 +105,7 @@ def test_longer_lists_are_tried_on_what_shorter_ones_did_not_find_whole() -> Non
 def test_where_nothing_was_measured_any_recall_has_one_length() -> None:
     index = Index.build(gaussian(1_400, 8), degree=8)
     assert index.audit is not None and index.audit.efforts == ()
-    assert ways.plan_search(Effort(recall=0.9), index.view()).top_m == UNCALIBRATED
+    assert plans.plan_search(Effort(recall=0.9), index.view()).top_m == UNCALIBRATED
 
 
 def test_a_recall_of_one_cannot_be_asked_for() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.workers.search.data import gaussian
 from tests.workers.search.walk.reference import Reference
-from workers.search.graph import copies
-from workers.search.index import bulk, inputs, snapshot, ways
+from workers.search.graph import duplicates
+from workers.search.index import bulk, inputs, plans, snapshot
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.arrays import unpack_bits
@@ -47,7 +47,7 @@ def is_exact(index: Index, effort: Effort, queries: Any = QUERIES) -> bool:
     view = index.view()
     walked = bulk.search_all(effort, prepared, view, scanned_rows_max=0)
     scanned = bulk.search_all(effort, prepared, view, scanned_rows_max=view.count)
-    assert not ways.plan_search(effort, view, ways.SearchLimits(scanned_rows_max=0)).exact
+    assert not plans.plan_search(effort, view, plans.SearchLimits(scanned_rows_max=0)).exact
     assert walked.distances.tobytes() == scanned.distances.tobytes()
     return walked.rows.tobytes() == scanned.rows.tobytes()
 
@@ -66,7 +66,7 @@ def test_copies_take_no_places_of_the_routing_list(index: Index) -> None:
     found, distances = index.search(DISTINCT[:3], Effort(k=20, top_m=20))
     assert (OF[found] == np.arange(3)[:, None]).all()
     assert (distances == 0).all()
-    nodes = copies.nodes(index.view().chain, len(index.graph))
+    nodes = duplicates.nodes(index.view().chain, len(index.graph))
     assert len(np.unique(OF[nodes])) == len(nodes), "one for each distinct vector"
 
 
@@ -75,10 +75,10 @@ def test_the_kernel_equals_the_reference_with_copies(index: Index) -> None:
     for effort in (Effort(k=10, top_m=24), Effort(k=7, top_m=24, where=~EqualFilter("part", 2))):
         prepared = inputs.prepare(QUERIES[:8], DIM, index.metric)
         for query in prepared:
-            search = ways.search_of(effort, query[None], view, seeds=(5, 900, 3_999))
+            search = plans.search_of(effort, query[None], view, seeds=(5, 900, 3_999))
             rows, distances = Reference(search).run()
             found = bulk.search_all(effort, query[None], view)
-            cold = Reference(ways.search_of(effort, query[None], view)).run()
+            cold = Reference(plans.search_of(effort, query[None], view)).run()
             assert cold[0].tobytes() == found.rows[0].tobytes()
             assert cold[1].tobytes() == found.distances[0].tobytes()
             assert len(set(rows.tolist())) == len(rows), "a copy may be a seed"
@@ -94,10 +94,10 @@ def test_compaction_keeps_a_node_while_one_of_its_rows_lives() -> None:
     chain = index.view().chain
     assert chain is not None
     linked = len(index.graph)
-    heads = copies.heads(chain)
+    heads = duplicates.heads(chain)
     node_of = OF[live[:linked]]
     assert (node_of[heads] == node_of).all()
-    nodes = copies.nodes(chain, linked)
+    nodes = duplicates.nodes(chain, linked)
     assert len(np.unique(node_of[nodes])) == len(nodes) == len(np.unique(node_of))
     assert np.isin(index.graph, nodes).all()
     assert is_exact(index, Effort(k=10, top_m=96))
@@ -125,7 +125,7 @@ def test_rows_that_are_put_again_add_no_nodes() -> None:
         index.upsert(range(900), DISTINCT[:900])
         while index.loose:
             index.link()
-    assert len(copies.nodes(index.view().chain, len(index.graph))) == len(DISTINCT)
+    assert len(duplicates.nodes(index.view().chain, len(index.graph))) == len(DISTINCT)
     assert is_exact(index, Effort(k=10, top_m=96))
     index.compact()
     assert index.view().chain is None

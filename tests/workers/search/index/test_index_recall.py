@@ -17,7 +17,7 @@ from tests.workers.search.data import (
     recall,
     separated,
 )
-from workers.search.graph import build, copies
+from workers.search.graph import build, duplicates
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
@@ -174,7 +174,7 @@ def test_edges_are_led_back_to_rows_that_searches_lose(metric: Metric, times: in
     newest = index.links.newest.versions[0]
     differ = np.flatnonzero((newest.array != version.array).any(1))
     assert 0 < len(differ) < len(vectors)
-    nodes = copies.nodes(chain, len(vectors))
+    nodes = duplicates.nodes(chain, len(vectors))
     assert np.isin(newest.array[nodes], nodes).all()
     assert not index.relink_lost(), "once behind each audit"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.bench.search.zoo import drawn, truth
 from infra.bench.search.zoo import kinds as zoo
+from infra.bench.search.zoo import random_kinds, truth
 from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.graph import knn
-from workers.search.index import audit, snapshot, ways
+from workers.search.index import audit, plans, snapshot
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric
@@ -51,7 +51,7 @@ def test_recall_of_graphs_that_are_built_as_large_ones(
 @pytest.mark.parametrize("seed", range(6, 18))
 def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
     """With the usual effort, and with four times as much (issue 10, 31; issue 15, 1)."""
-    usual, more = measured(drawn.random_kind(seed), (64, 256))
+    usual, more = measured(random_kinds.random_kind(seed), (64, 256))
     assert usual >= FLOOR
     assert more >= 0.98
 
@@ -90,11 +90,11 @@ def test_a_filter_is_scanned_or_walked_by_what_costs_less() -> None:
     found = {}
     for allowed in (0, 100, 2_000, 5_000, 7_600):
         effort = Effort(k=10, where=RangeFilter("place", 0, allowed - 1))
-        found[allowed] = ways.plan_search(effort, view)
+        found[allowed] = plans.plan_search(effort, view)
     assert [way.exact for way in found.values()] == [True, True, True, False, False]
     crowded = Effort(k=100, where=RangeFilter("place", 0, 7_599))
-    assert not ways.plan_search(crowded, view, ways.SearchLimits(top_m_max=211)).exact
-    assert ways.plan_search(crowded, view, ways.SearchLimits(top_m_max=210)).exact
+    assert not plans.plan_search(crowded, view, plans.SearchLimits(top_m_max=211)).exact
+    assert plans.plan_search(crowded, view, plans.SearchLimits(top_m_max=210)).exact
 
 
 def islands(count: int, rows: int) -> np.ndarray:

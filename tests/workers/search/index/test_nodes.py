@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.workers.search.data import gaussian, nearest, recall
+from workers.search.index import plans
 from workers.search.index import view as views
-from workers.search.index import ways
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.metadata.filters import EqualFilter
@@ -30,7 +30,7 @@ def built(rows: int = 1_800) -> Index:
 @pytest.mark.parametrize("k", [1, 10, 16, 17, 60])
 def test_all_are_found(k: int) -> None:
     index = built()
-    way = ways.plan_search(Effort(k=k), index.view())
+    way = plans.plan_search(Effort(k=k), index.view())
     assert way.exact and way.top_m == k
     found = index.search(QUERIES, Effort(k=k))[0]
     assert found.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
@@ -39,8 +39,8 @@ def test_all_are_found(k: int) -> None:
 def test_a_short_list_is_walked_and_the_audit_tries_walks_alone() -> None:
     index = built()
     view = index.view()
-    assert ways.plan_search(Effort(k=10, top_m=32), view).exact
-    short = ways.plan_search(Effort(k=10, top_m=10), view)
+    assert plans.plan_search(Effort(k=10, top_m=32), view).exact
+    short = plans.plan_search(Effort(k=10, top_m=10), view)
     assert not short.exact and short.top_m == 10
     found = index.search(QUERIES, Effort(k=10, top_m=10))[0]
     assert recall(found, nearest(gaussian(1_800, 20), QUERIES, 10)) > 0.8
@@ -84,7 +84,7 @@ def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
     while index.link():
         pass
     view = index.view()
-    assert view.nodes is None and not ways.plan_search(Effort(), view).exact
+    assert view.nodes is None and not plans.plan_search(Effort(), view).exact
     assert index.audit.rows == 3_000
 
 

@@ -9,7 +9,7 @@ import pytest
 from schemas.errors import InvalidVector
 from tests.workers.search.data import gaussian, overlapping
 from workers.search.graph import knn
-from workers.search.index import bulk, inputs, snapshot, ways
+from workers.search.index import bulk, inputs, plans, snapshot
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
@@ -217,7 +217,7 @@ def test_warm_searches_are_the_same_without_codes() -> None:
     prepared = inputs.prepare(queries, 96, Metric.SQEUCLIDEAN)
     found = []
     for each in (view, _without(view)):
-        search = ways.search_of(
+        search = plans.search_of(
             Effort(k=10, top_m=32), prepared[:1], each, seeds=np.arange(0, 2_000, 50)
         )
         rows, far = np.empty((1, 10), np.int64), np.empty((1, 10), np.float32)

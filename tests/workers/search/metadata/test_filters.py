@@ -61,7 +61,8 @@ def test_a_filter_holds_for_these_rows(where: Filter, rows: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    [EqualFilter("colour", "red"), EqualFilter("year", "1999"), EqualFilter("language", 1), EqualFilter("year", True),
+    [EqualFilter("colour", "red"), EqualFilter("year", "1999"), EqualFilter("language", 1),
+     EqualFilter("year", True),
      RangeFilter("language", low=1), EqualFilter("language", "it") & EqualFilter("colour", "red")],
 )  # fmt: skip
 def test_a_field_that_cannot_be_meant_is_named(where: Filter) -> None:

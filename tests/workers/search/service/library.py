@@ -12,7 +12,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.retrieval.asker import RetrievalClient
+from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document
 from schemas.retrieval import RetrievalResult, layout_of, pack_vector

@@ -18,7 +18,7 @@ from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import Snapshots
 from workers.search.words.changes import DocumentChange
-from workers.search.words.shelf import PassageStore
+from workers.search.words.passage_store import PassageStore
 
 PLACE = ShardPlace(0, 1)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.ways import PreparedSearch
+from workers.search.index.plans import PreparedSearch
 from workers.search.kernels.arrays import stored_bits, unpack_bits
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import kernel

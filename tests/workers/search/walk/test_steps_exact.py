@@ -6,7 +6,7 @@ import pytest
 from schemas.errors import EmptyIndex, InvalidRequest, InvalidVector, WrongDimension
 from tests.workers.search.data import clustered_index, gaussian, nearest
 from tests.workers.search.walk.reference import Reference
-from workers.search.index import bulk, inputs, ways
+from workers.search.index import bulk, inputs, plans
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.kernels.metrics import Metric, Storage
@@ -141,7 +141,7 @@ def test_the_kernel_equals_the_reference(index: Index, effort: Effort, scanned_m
     queries = inputs.prepare(gaussian(6, 20, seed=2), 20, index.metric)
     found = bulk.search_all(effort, queries, view, threads=1, scanned_rows_max=scanned_max)
     for i, query in enumerate(queries):
-        admitted = ways.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
+        admitted = plans.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
         rows, distances = Reference(admitted).run()
         if rows[min(effort.k, admitted.plan.allowed) - 1] >= 0:
             assert rows.tolist() == found.rows[i].tolist()

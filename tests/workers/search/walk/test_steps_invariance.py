@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.workers.search.data import clustered_index, gaussian
-from workers.search.index import bulk, inputs, ways
+from workers.search.index import bulk, inputs, plans
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric
@@ -66,14 +66,14 @@ class Wanted:
     warm: int  # another query, whose routing list this one begins with; -1: none
     scanned_rows_max: int
 
-    def admitted(self) -> ways.PreparedSearch:
+    def admitted(self) -> plans.PreparedSearch:
         view = views()[self.view]
         queries = QUERIES[view.dim]
         seeds: Any = ()
         if self.warm >= 0:
             rows = bulk.search_all(Effort(k=16, top_m=16), queries[[self.warm]], view, threads=1)
             seeds = rows.rows[0]
-        return ways.search_of(
+        return plans.search_of(
             self.effort, queries[[self.query]], view, seeds=seeds, top_m_max=TOP_M_MAX,
             scanned_rows_max=self.scanned_rows_max,
         )  # fmt: skip
@@ -84,7 +84,7 @@ class Batch:
 
     def __init__(self, count: int) -> None:
         self.slots = CpuSlots(count, top_m_max=TOP_M_MAX, k_max=K_MAX)
-        self.held: dict[int, tuple[Wanted, ways.PreparedSearch]] = {}
+        self.held: dict[int, tuple[Wanted, plans.PreparedSearch]] = {}
 
     def admit(self, wanted: Wanted) -> None:
         slot = min(set(range(self.slots.count)) - set(self.held))
@@ -102,12 +102,12 @@ class Batch:
         out = []
         for slot in finished[:ended].tolist():
             wanted, search = self.held[slot]
-            if ways.restart_as_scan(search, slots, slot):
+            if plans.restart_as_scan(search, slots, slot):
                 continue
             del self.held[slot]
             row = slots.fields[slot]
             left = [
-                ways.keys_of(slots, slot), slots.top[slot, : row[fields.TOP_M]],
+                plans.keys_of(slots, slot), slots.top[slot, : row[fields.TOP_M]],
                 row[[fields.EXTENDS, fields.DISTANCES]],
             ]  # fmt: skip
             out.append((wanted, b"".join(each.tobytes() for each in left)))

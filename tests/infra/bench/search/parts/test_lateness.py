@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra.bench.search.parts import stolen
+from infra.bench.search.parts import steal_time
 from infra.bench.search.parts.lateness import TICK_S, _Look, watch_lateness
-from infra.bench.search.parts.stolen import StealTime, watch_steal
+from infra.bench.search.parts.steal_time import StealTime, watch_steal
 from tests.waiting import until
 from tests.workers.processes import stands_still
 
@@ -45,7 +45,7 @@ async def test_cores_are_looked_at_until_the_block_ends() -> None:
 
 async def test_a_core_that_stands_still_is_told() -> None:
     """As good as: who looks at it is stopped, and the system counts no wait in its queue."""
-    script: Any = stolen.__file__
+    script: Any = steal_time.__file__
     core = str(min(os.sched_getaffinity(0)))
     looker = await asyncio.create_subprocess_exec(sys.executable, script, core, stdout=PIPE)
     assert looker.stdout is not None

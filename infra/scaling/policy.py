@@ -1,0 +1,169 @@
+"""How many workers each pool wants, from what waits and from what comes.
+
+Theory of operation. What comes per second is what routers count, and beside it what waits, spread
+over the time in which it is to be gone: `settle_ms`, or half of the least slack. A queue that is
+younger than the target of the first token is none: so much waits by chance.
+
+Prefill workers compute prompts one after the other, so their work is the rate times the time of a
+prompt; the least number is wanted whose queue leaves the target standing for 99 of 100. Decode
+workers and replicas answer in batches. By Little's law as many answers are under way as come during
+one; a batch holds as many as its slots, its KV memory and the target of a token allow. What they
+hold now must fit in any case. Searches are counted where they are held, on the log too, and by how
+many a worker answers when it has all it can do. The times are those that routers have learned, so
+nothing here knows engines. All pools are worked out from the same rate:
+where one falls short, the others are not led by what it lets through. Where the rate grows, it is
+that of the time at which a worker would be there.
+
+Pure. `hysteresis.py` says when a pool follows.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from infra.scaling.ewma import MEMORY_MS
+from infra.scaling.fleet_meter import FleetMeasurement
+from infra.scaling.pools import PoolLoad
+from infra.scaling.queueing import BUSY_MAX, LATE, for_slots, waits_ms
+from infra.scaling.settings import ScalingSettings
+from schemas.records import Backlog, Role, WantedPool
+
+SETTLE_MIN_MS = 2_000.0
+SPLIT_GAIN = 1.15  # a worker moves where the fuller pool is so many times as full as it needs be
+
+
+def wanted_pools(measured: FleetMeasurement, targets: ScalingSettings) -> list[WantedPool]:
+    """Every pool that the deployment has, prefill and decode before retrieval; none of a kind of
+    which nobody lives, since it may not be wanted at all."""
+    backlog, pools = measured.backlog, measured.pools
+    ahead_s = (MEMORY_MS + targets.start_ms) / 1_000
+    coming = backlog.requests_per_s + max(0.0, measured.growth_per_s2) * ahead_s
+    rate = coming + catching_up_per_s(backlog, targets)
+    if pools[Role.PREFILL].present or pools[Role.DECODE].present:
+        llm = [
+            _prefill(backlog, rate, pools[Role.PREFILL], targets),
+            _answering(Role.DECODE, backlog, rate, pools[Role.DECODE], targets),
+        ]
+    elif not pools[Role.REPLICA].present:
+        llm = []
+    else:
+        llm = [_answering(Role.REPLICA, backlog, rate, pools[Role.REPLICA], targets)]
+    retrieval_pools = [] if not measured.shards else [_retrieval(measured.shards, targets)]
+    return [*_cap_workers(llm, targets.workers_max), *retrieval_pools]
+
+
+def catching_up_per_s(backlog: Backlog, targets: ScalingSettings) -> float:
+    """Requests that are to be served beside those that come, so that what waits is gone in time."""
+    if backlog.oldest_ms < targets.ttft_ms:
+        return 0.0
+    settle_ms = max(SETTLE_MIN_MS, min(targets.settle_ms, backlog.slack_ms / 2))
+    return backlog.waiting * 1_000 / settle_ms
+
+
+def _prefill(backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSettings) -> WantedPool:
+    alone_ms = backlog.prefill_ms
+    work = rate * alone_ms / 1_000
+    workers = for_work = max(1, ceil(work / BUSY_MAX))
+    while 0 < alone_ms < targets.ttft_ms:  # else no number of workers would do
+        late_ms = LATE * waits_ms(alone_ms, work / workers, workers)
+        if alone_ms + late_ms <= targets.ttft_ms:
+            break
+        workers += 1
+    why = f"{rate:.1f} prompts/s of {alone_ms:.0f} ms"
+    if alone_ms >= targets.ttft_ms:
+        why += f", which alone is more than {targets.ttft_ms} ms"
+    elif workers > for_work:
+        why += "; their queue decides"
+    return WantedPool(role=Role.PREFILL, present=pool.present, workers=workers, work=work, why=why)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchLimit:
+    answers: float
+    token_ms: float
+    bound: str
+
+
+def _batch(backlog: Backlog, pool: PoolLoad, targets: ScalingSettings) -> _BatchLimit:
+    """The largest that one worker is to have, and how long its tokens take."""
+    step_ms, sharing_ms = backlog.step_ms, backlog.sharing_ms
+    bounds = [(max(1.0, pool.slots), "slots")]
+    tokens = backlog.prompt_tokens + backlog.answer_tokens
+    if pool.kv_tokens and tokens:
+        bounds.append((max(1.0, pool.kv_tokens / tokens), "KV memory"))
+    if targets.tpot_ms and sharing_ms and step_ms + sharing_ms <= targets.tpot_ms:
+        bounds.append(((targets.tpot_ms - step_ms) / sharing_ms, "the time per token"))
+    answers, bound = min(bounds)
+    return _BatchLimit(answers, step_ms + sharing_ms * answers, bound)
+
+
+def _answering(
+    role: Role, backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSettings
+) -> WantedPool:
+    batch = _batch(backlog, pool, targets)
+    took_ms = backlog.answer_tokens * batch.token_ms + backlog.append_ms * batch.answers
+    under_way = rate * took_ms / 1_000
+    workers = for_coming = max(1, for_slots(under_way, batch.answers))
+    why = f"{under_way:.1f} answers under way, {batch.answers:.1f} on each: {batch.bound}"
+    if pool.slots:
+        workers = max(workers, ceil(pool.under_way / pool.slots))
+    if workers > for_coming:
+        why += f"; {pool.under_way:.1f} are there now"
+    if targets.tpot_ms and backlog.step_ms + backlog.sharing_ms > targets.tpot_ms:
+        why += f"; a lone token takes more than {targets.tpot_ms:g} ms"
+    work = under_way / batch.answers
+    return WantedPool(role=role, present=pool.present, workers=workers, work=work, why=why)
+
+
+def _retrieval(shards: tuple[PoolLoad, ...], targets: ScalingSettings) -> WantedPool:
+    """Each shard as many copies as the busiest wants: for what they hold, and for what comes.
+
+    Without the second, copies would go as soon as they have emptied the queue, and come again.
+    """
+    slots = max(1.0, max(pool.slots for pool in shards))
+    under_way = max(pool.under_way for pool in shards)
+    work, copies = under_way / slots, for_slots(under_way, slots)
+    why = f"{under_way:.1f} searches under way on a shard, {slots:.0f} slots on each worker"
+    busiest = max(shards, key=lambda pool: pool.per_s / pool.pace_per_s if pool.pace_per_s else 0)
+    if busiest.pace_per_s:
+        busy = busiest.per_s / busiest.pace_per_s
+        work, copies = max(work, busy), max(copies, ceil(busy / BUSY_MAX))
+        why += f"; {busiest.per_s:.0f}/s, and one can {busiest.pace_per_s:.0f}"
+    return WantedPool(
+        role=Role.RETRIEVAL,
+        present=sum(pool.present for pool in shards),
+        workers=min(targets.copies_max, max(1, copies)) * len(shards),
+        work=work * len(shards),
+        why=why,
+    )
+
+
+def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, ...]:
+    """The split of the workers in two that leaves the fuller pool the least full; the present one,
+    where another gains little."""
+
+    def fullest(first: int) -> float:
+        return max(prefill.work / first, decode.work / (workers - first))
+
+    best = min(range(1, workers), key=fullest)
+    if prefill.present + decode.present == workers and 0 < prefill.present < workers:
+        if fullest(prefill.present) <= SPLIT_GAIN * fullest(best):
+            best = prefill.present
+    return best, workers - best
+
+
+def _cap_workers(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
+    """Cap the workers of all pools together, but leave one to each."""
+    workers_max = max(workers_max, len(pools))
+    if sum(pool.workers for pool in pools) <= workers_max:
+        return pools
+    counts = (workers_max,) if len(pools) == 1 else _split(pools[0], pools[1], workers_max)
+    return [
+        WantedPool(
+            role=pool.role,
+            present=pool.present,
+            workers=count,
+            work=pool.work,
+            why=f"{pool.why}; {pool.workers} wanted, but {workers_max} workers are the most",
+        )
+        for pool, count in zip(pools, counts, strict=True)
+    ]

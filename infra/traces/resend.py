@@ -1,0 +1,164 @@
+"""A recording's traffic once more, for a running cluster: the same prompts, and what came of them.
+
+A prompt is the recorded tokens, with the recorded sampling and seed, so that an engine that answers
+the same always does so here. Where a recording has no bodies, prompts and lengths are those of a
+trace (`prompts.py`). Sends nothing; `trivium replay --live` does, by `sender.py`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.replay.recording import open_recording
+from infra.traces.from_log import requests_in, trace_of
+from infra.traces.prompts import body
+from infra.traces.sender import SentRequest
+from infra.traces.trace import Arrival, Trace
+from schemas.errors import RecordError
+from schemas.records import Outcome, OutcomeKind, Request, Structured, StructuredKind
+from schemas.rules.outcomes import counting_outcomes
+from schemas.rules.tokens import unpack_tokens
+
+BLOCK_TOKENS = 16  # how finely prompts are told apart that have to be made
+_GUIDED = {
+    StructuredKind.JSON_SCHEMA: "guided_json",
+    StructuredKind.REGEX: "guided_regex",
+    StructuredKind.GRAMMAR: "guided_grammar",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeDifference:
+    """A request that ended otherwise: how it ended then, and how it does now."""
+
+    request_id: str
+    then: str
+    now: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ResendComparison:
+    """What came of the same requests; times in ms."""
+
+    completed_then: int = 0
+    completed_now: int = 0
+    same: int = 0  # that completed then, and did so for the same reason, with as many tokens
+    differences: list[OutcomeDifference] = field(default_factory=list)
+    failed: int = 0  # of these, that do not complete any more
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)  # then, now
+
+
+class Resend:
+    """Makes the requests of one recording again, and compares how they end."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RecordError for a file that has no request that ended."""
+        with open_recording(path) as recording:
+            self._requests, outcomes = requests_in(recording)
+            self.has_bodies = not recording.about.get("leaves_out")
+        self._ends = counting_outcomes(outcomes)
+        self.trace: Trace = trace_of(self._requests.values(), self._ends, BLOCK_TOKENS)
+        if not self.trace.arrivals:
+            raise RecordError(f"{path}: expected requests that have ended, found none")
+
+    def make_body(self, arrival: Arrival, model: str) -> dict[str, Any]:
+        """The body of a call of `/v1/completions` that asks the same."""
+        if not self.has_bodies:
+            return body(self.trace, arrival, model)
+        payload = _request_body(self._requests[arrival.request_id], model)
+        if self._kind(arrival) is OutcomeKind.CANCELLED:  # nobody cancels it now
+            payload["max_tokens"] = max(1, arrival.output_tokens)
+            payload["min_tokens"] = min(payload["min_tokens"], payload["max_tokens"])
+        return payload
+
+    def _kind(self, arrival: Arrival) -> OutcomeKind | None:
+        end = self._ends.get(arrival.request_id)
+        return None if end is None else end.kind
+
+    def compare(self, requests: Sequence[SentRequest]) -> ResendComparison:
+        """How it went, beside how it went then."""
+        comparison = ResendComparison()
+        both: list[SentRequest] = []
+        for request in requests:
+            end = self._ends[request.arrival.request_id]  # a trace has what ended
+            is_whole = not request.error
+            comparison.completed_now += is_whole
+            if end.kind is not OutcomeKind.COMPLETED:
+                continue
+            comparison.completed_then += 1
+            then = f"{end.finish_reason}, {end.completion_tokens} tokens"
+            now = request.error or f"{request.finish_reason}, {request.output_tokens} tokens"
+            both += [request] * is_whole
+            comparison.failed += not is_whole
+            if self._is_same_end(end, request):
+                comparison.same += 1
+            else:
+                comparison.differences.append(
+                    OutcomeDifference(request.arrival.request_id, then, now)
+                )
+        comparison.times = _times(both)
+        return comparison
+
+    def _is_same_end(self, end: Outcome, request: SentRequest) -> bool:
+        """Without bodies all answers are as long as they are told to be."""
+        reasons = request.finish_reason, end.finish_reason
+        as_long = request.output_tokens == end.completion_tokens and not request.error
+        return as_long and (reasons[0] == reasons[1] or not self.has_bodies)
+
+
+def _request_body(request: Request, model: str) -> dict[str, Any]:
+    sampling = request.sampling
+    names = (
+        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("ignore_eos", "skip_special_tokens"),
+    )
+    lists = ("stop", "stop_token_ids", "bad_words")
+    payload: dict[str, Any] = {name: getattr(sampling, name) for name in names}
+    payload |= {name: list(values) for name in lists if (values := getattr(sampling, name))}
+    if sampling.logit_bias:
+        payload["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.structured is not None:
+        payload |= _form(sampling.structured)
+    return {
+        **payload,
+        "model": model,
+        "prompt": unpack_tokens(request.prompt_tokens),
+        "include_stop_str_in_output": sampling.include_stop,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _form(form: Structured) -> dict[str, Any]:
+    if form.kind in _GUIDED:
+        return {_GUIDED[form.kind]: form.value}
+    if form.kind is StructuredKind.CHOICE:
+        return {"guided_choice": json.loads(form.value)}
+    return {"response_format": {"type": "json_object"}}
+
+
+def _times(requests: Sequence[SentRequest]) -> dict[str, tuple[float, float]]:
+    """Return percentiles of the answers that came whole both times, then and now."""
+    pairs = {
+        "TTFT": [
+            (request.arrival.ttft_ms, (request.chunks_s[0] - request.sent_s) * 1e3)
+            for request in requests
+            if request.chunks_s and request.arrival.ttft_ms is not None
+        ],
+        "latency": [
+            (request.arrival.total_ms, (request.chunks_s[-1] - request.sent_s) * 1e3)
+            for request in requests
+            if request.chunks_s and request.arrival.total_ms is not None
+        ],
+    }
+    times = {}
+    for name, values in pairs.items():
+        for percent in (50, 99) if values else ():
+            then, now = np.percentile(np.array(values), percent, axis=0)
+            times[f"{name} p{percent}"] = round(float(then), 1), round(float(now), 1)
+    return times

@@ -1,0 +1,115 @@
+"""The lives of a router: joins, routes until something ends it, winds up, and joins again.
+
+What it does in between is `streams/agents/router.py`'s. Called by the command line.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.log.admin import check_retention, needs_of_requests
+from schemas.log.cancellation import cancel_and_wait, run_within
+from schemas.log.faust.app import run_app
+from schemas.log.faust.watchdog import watch
+from schemas.log.retry import run_with_reconnect
+from schemas.settings import LogSettings
+from schemas.topics import live_ms_max
+from streams.agents.app import make_app
+from streams.agents.marks import keep_marks
+from streams.agents.partitions import OwnedPartitions
+from streams.agents.router import RouterProcess
+from streams.config import RouterSettings
+
+log = logging.getLogger(__name__)
+
+_WIND_UP_S = 15
+
+
+async def run_router(
+    log: LogSettings,
+    router: RouterSettings,
+    *,
+    router_id: str,
+    stop: asyncio.Event,
+    codec: Codec | None = None,
+    deadline_ms_max: int | None = None,
+) -> None:
+    """Route until `stop` is set, in as many lives as the log makes necessary; raises what ended
+    one otherwise, and ConfigError where the log keeps too little.
+
+    `deadline_ms_max` is the gateways'; without it, requests may live as long as any gateway lets
+    them.
+    """
+    epoch = 0
+    needs = needs_of_requests(deadline_ms_max or live_ms_max())
+    needs["sessions"] = ("router.session_ttl_ms", router.session_ttl_ms)
+
+    async def life() -> None:
+        nonlocal epoch
+        if not epoch:
+            await check_retention(log, needs)
+        process = RouterProcess(log, router, router_id=router_id, codec=codec, former_epoch=epoch)
+        try:
+            await process.join()
+            epoch = process.membership.epoch
+            await _route(process, stop)
+        finally:
+            await process.close()
+
+    await run_with_reconnect(router_id, life, stop)
+
+
+async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
+    partitions = OwnedPartitions(process)
+    app = make_app(process.log, process.router_id, partitions)
+    loops: Sequence[Any] = (
+        process.outbox.run(),
+        process.membership.run(),
+        process.prefixes.run(),
+        process.retriever.run(),
+        process.tick(),
+        process.keep_snapshots(),
+        watch(process.log, process.group, process.settings.stall_exit_ms),
+        keep_marks(process.log, partitions),
+        process.group.wait_for_failure(),
+        run_app(app),
+        stop.wait(),
+    )
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        finished_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in finished_tasks:
+            task.result()
+    finally:
+        await _shut_down(partitions, app, tasks)
+
+
+async def _shut_down(
+    partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
+) -> None:
+    """Stop reading, and let what was decided out while the lease stands. Bounded: the log has
+    everything else.
+    """
+    process = partitions.process
+    outbox, _membership, *other_tasks = tasks
+    for task in other_tasks:
+        task.cancel()
+    if not process.membership.is_valid():  # another may route in its place
+        outbox.cancel()
+        process.outbox.discard()
+    if not await run_within(_WIND_UP_S, _finish(partitions, app, outbox)):
+        log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
+    await cancel_and_wait(*tasks)
+
+
+async def _finish(partitions: OwnedPartitions, app: Any, outbox: asyncio.Task[Any]) -> None:
+    process = partitions.process
+    await app.stop()
+    await partitions.stop_takeover()
+    process.stop_journal()
+    process.flush()
+    if not outbox.done():
+        process.usage.hurry()
+        await process.outbox.drain()

@@ -1,0 +1,390 @@
+"""A prompt at the routers: asked until it has an answer, or an error that stands.
+
+Ids of requests follow from where the prompt lies, so whoever asks it again asks the same: routers
+drop what they know. A request does not end with its bridge, and its tokens stay in the log.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from schemas.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    DeadlineExceeded,
+    LeaseError,
+    NotReady,
+    RecordTooLarge,
+    SystemFault,
+    TooManyRequests,
+    TriviumError,
+)
+from schemas.log.clock import wall_ms
+from schemas.log.retry import Backoff
+from schemas.log.transactions import OutgoingRecord
+from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
+from schemas.rules.trace import trace_of
+from schemas.topics import DEAD_LETTER_SUFFIX
+from streams.bridge.dead_letters import dead_letter
+from streams.bridge.limits import LOOK_S
+from streams.bridge.pending_prompt import PendingPrompt
+from streams.bridge.prompts import PromptQuestion
+from streams.bridge.records.record import PromptRecord
+from streams.bridge.turns.lines import BatchLines
+from streams.bridge.turns.slots import Slots
+from streams.gateway.endpoints.embeddings import embed_texts, vectors_body
+from streams.gateway.endpoints.generate import Inquiry, requests_of
+from streams.gateway.ids import derive_ids
+from streams.gateway.log.backend import LogBackend
+from streams.gateway.request.body import ChatBody
+from streams.gateway.request.conversation import Conversation
+from streams.gateway.request.embed_body import EmbeddingsBody
+from streams.gateway.request.intake import CallIntake, take_in_body
+from streams.gateway.request.options import CallOptions
+from streams.gateway.responses.create import ResponseCall
+from streams.gateway.responses.form import Form, whole_of
+from streams.gateway.state import Gateway
+from streams.gateway.stream.delivery import call_error
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call
+
+log = logging.getLogger(__name__)
+VECTORS_AT_ONCE = 16  # calls for vectors that one bridge has under way
+MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens there may be sent
+
+
+class Submitter:
+    """Submits the prompts of one bridge to the routers, whatever their partition."""
+
+    def __init__(self, gateway: Gateway, backend: LogBackend, cluster: str) -> None:
+        """`cluster` tells deployments apart that read the same topics."""
+        self.gateway, self.backend = gateway, backend
+        self._cluster = cluster
+        self.partitions: Mapping[str, int] = {}  # how many each topic has
+        self.lines = BatchLines(cluster + "batch.prompts", lambda: backend.objects.table)
+        self._sending: set[asyncio.Future[None]] = set()
+        self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
+
+    def begin(self, prompt: PendingPrompt, read_apart: Container[int] = ()) -> Call:
+        """The next try: from now on its tokens are listened to. Raises BrokerUnavailable.
+
+        `read_apart` are partitions of `tokens` that the caller reads for it. Where this bridge's
+        own is one of them, it hears that one from the caller alone: two readers of a partition are
+        at two places, and what its rows mean depends on their order.
+        """
+        question, gateway = prompt.question, self.gateway
+        assert question is not None and not isinstance(question.body, EmbeddingsBody)
+        partition, offset = self.backend.tokens_position()
+        prompt.starts.setdefault(partition, offset)
+        prompt.asked_ms = prompt.asked_ms or wall_ms()
+        prompt.tries += 1
+        is_chat = isinstance(question.body, ChatBody)
+        request_id, _ = self._ids(prompt.record, prompt.tries)
+        key = StreamKey(
+            parent_id=request_id,
+            session_id=question.session_id or self._ids(prompt.record, 1)[1],
+            model=gateway.served.name,
+            endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETION,
+            partition=partition,
+            offset=offset,
+            created_s=prompt.asked_ms // 1000,
+            deadline_ms=prompt.asked_ms + question.deadline_ms,
+            choices=1,
+            tenant=self.lines.tenant(prompt.record),
+        )
+        prompt.call = call = Call(
+            key,
+            deadline_ms=key.deadline_ms,
+            arrived_s=asyncio.get_running_loop().time(),
+            waits_for_end=True,
+            tolerates_difference=gateway.tolerates_difference,
+        )
+        call.add(request_id, 0)
+        gateway.hold(call, in_hub=partition not in read_apart)
+        return call
+
+    def _ids(self, record: PromptRecord, tries: int) -> tuple[str, str]:
+        place = f"{self._cluster}\0{record.topic}\0{record.partition}\0{record.offset}\0{tries}"
+        rest = hashlib.blake2b(place.encode(), digest_size=10).digest()
+        return derive_ids(max(0, record.timestamp_ms), rest)
+
+    def has_output(self, prompt: PendingPrompt) -> bool:
+        """Return whether the present try has produced any output."""
+        return prompt.call is not None and prompt.call.streams[0].has_frames
+
+    def release(self, prompt: PendingPrompt) -> None:
+        """Stop listening to the tokens of the present try."""
+        if prompt.call is not None:
+            self.gateway.release(prompt.call)
+            prompt.call = None
+
+    async def outcome(self, prompt: PendingPrompt) -> Answer | TriviumError | None:
+        """Return the outcome of the present try; None while it is running."""
+        call, question = prompt.call, prompt.question
+        assert call is not None and question is not None
+        if (error := call_error(call)) is not None:
+            return error
+        if call.open_streams:
+            return None
+        began_s = asyncio.get_running_loop().time() - call.first_token_s
+        now_ms = wall_ms()
+        try:
+            answer = await prompt.pair_io.answers.answer(
+                prompt.record,
+                question,
+                call.key,
+                call.streams[0],
+                asked_ms=prompt.asked_ms,
+                first_token_ms=now_ms - round(1000 * began_s) if call.first_token_s else 0,
+                ended_ms=now_ms,
+                tries=prompt.tries,
+            )
+            if question.response is None:
+                return answer
+            return replace(answer, body=await self._response(prompt, question.response, call))
+        except TriviumError as error:
+            return error
+
+    async def _response(self, prompt: PendingPrompt, response: ResponseCall, call: Call) -> str:
+        """Return the answer's body as /v1/responses would return it."""
+        record = response.record(await self._intake(prompt), call.key)
+        name = self.gateway.response_ids.name(record.request_id, record.tenant, None)
+        return whole_of(Form(name, record), call).decode()
+
+    async def _intake(self, prompt: PendingPrompt) -> CallIntake:
+        """Return the prompt's call, checked and tokenised."""
+        gateway, question = self.gateway, prompt.question
+        assert question is not None and not isinstance(question.body, EmbeddingsBody)
+        if prompt.intake is not None:
+            return prompt.intake
+        pauses, until_ms = Backoff(), prompt.asked_ms + question.deadline_ms
+        while True:
+            try:
+                owner, served = self.lines.owner(prompt.record), gateway.served
+                if question.response is not None:
+                    intake = await question.response.take_in(served, gateway.settings, owner)
+                else:
+                    intake = await take_in_body(question.body, served, gateway.settings, owner)
+                break
+            except TooManyRequests:  # others are being checked in this process; that is no try
+                if wall_ms() >= until_ms:
+                    raise
+            await asyncio.sleep(pauses.after(0))
+        if question.response is not None:
+            prompt.intake = intake
+        return intake
+
+    async def check(self, prompt: PendingPrompt) -> None:
+        """Check and tokenise the prompt, only to see that this is possible."""
+        if prompt.question is not None and not prompt.wants_vectors:
+            with suppress(TriviumError):
+                await self._intake(prompt)
+
+    def should_retry(self, prompt: PendingPrompt, error: TriviumError) -> bool:
+        """Return whether another try may succeed, and there is time for it."""
+        question, pair = prompt.question, prompt.pair_io.pair
+        if question is None or not (error.retriable or isinstance(error, Cancelled)):
+            return False
+        is_late = prompt.asked_ms and wall_ms() >= prompt.asked_ms + question.deadline_ms
+        return prompt.tries < pair.tries_max and not is_late
+
+    async def settle(self, prompt: PendingPrompt, may_send: MaySend) -> list[OutgoingRecord]:
+        """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
+        pauses = Backoff()
+        while True:
+            if self.lines.is_given_up(prompt.record):
+                return self.error_records(prompt, Cancelled("its batch was given up"))[:1]
+            error = await self._try(prompt, may_send)
+            if isinstance(error, list):
+                return error
+            if not self.should_retry(prompt, error):
+                if prompt.pair_io.pair.parts and prompt.call is not None:
+                    await self._write_part(prompt, prompt.call, 0, 0, "error")
+                return self.error_records(prompt, error)
+            log.info("%s@%d: %s; asked again", prompt.record.topic, prompt.record.offset, error)
+            self.release(prompt)
+            await asyncio.sleep(pauses.after(0))
+
+    async def _try(
+        self, prompt: PendingPrompt, may_send: MaySend
+    ) -> list[OutgoingRecord] | TriviumError:
+        question = prompt.question
+        try:
+            if question is not None and isinstance(question.body, EmbeddingsBody):
+                return [await self._embed(prompt, question, question.body)]
+            call = prompt.call or self.begin(prompt)
+            if (outcome := await self.outcome(prompt)) is None:
+                await self._send(prompt, call, may_send)
+                await (
+                    self._write_parts(prompt, call)
+                    if prompt.pair_io.pair.parts
+                    else call.wait_for_end()
+                )
+                outcome = await self.outcome(prompt)
+                if call.failure is not None:  # nobody else knows that it is given up
+                    self.gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+            assert outcome is not None
+            if isinstance(outcome, TriviumError):
+                return outcome
+            return [await self._fitting_answer(prompt, outcome)]
+        except LeaseError:
+            raise
+        except TriviumError as error:
+            return error
+        except Exception as error:  # of one prompt: the others are to be answered
+            log.exception("%s@%d", prompt.record.topic, prompt.record.offset)
+            return SystemFault(f"not answered: {type(error).__name__}: {error}")
+
+    async def _fitting_answer(self, prompt: PendingPrompt, answer: Answer) -> OutgoingRecord:
+        """Raises RecordTooLarge, when its topic was asked whether it takes more by now."""
+        pair_io = prompt.pair_io
+        try:
+            return pair_io.answers.sending(prompt.record, answer)
+        except RecordTooLarge:
+            await pair_io.limits.refresh(LOOK_S)
+            return pair_io.answers.sending(prompt.record, answer)
+
+    async def _embed(
+        self, prompt: PendingPrompt, question: PromptQuestion, body: EmbeddingsBody
+    ) -> OutgoingRecord:
+        """Nobody but the pool knows of it, so nothing is done twice but work."""
+        prompt.asked_ms = prompt.asked_ms or wall_ms()
+        try:
+            deadline_ms = prompt.asked_ms + question.deadline_ms
+            tenant = self.lines.owner(prompt.record)
+            embeddings = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
+        except (BrokerUnavailable, NotReady):
+            raise  # it is waited for; that is no try
+        except TriviumError:
+            prompt.tries += 1
+            raise
+        prompt.tries += 1
+        whole = vectors_body(embeddings, body)
+        answers, times = (
+            prompt.pair_io.answers,
+            {"asked_ms": prompt.asked_ms, "tries": prompt.tries},
+        )
+        answer = answers.embeddings_answer(prompt.record, question, embeddings, whole, **times)
+        return await self._fitting_answer(prompt, answer)
+
+    async def _send(self, prompt: PendingPrompt, call: Call, may_send: MaySend) -> None:
+        question, gateway, key = prompt.question, self.gateway, call.key
+        assert question is not None
+        intake = await self._intake(prompt)
+        turn = sum(message["role"] == "assistant" for message in intake.chat.messages)
+        options = CallOptions(
+            priority=question.priority,
+            deadline_ms=key.deadline_ms,
+            w_ttft=-1.0,
+            w_tpot=-1.0,
+            policy=intake.policy or "",
+            orchestration=intake.orchestration or "",
+            keeps_running=True,
+        )
+        conversation = Conversation(session_id=key.session_id, turn=turn)
+        inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
+        (request,) = requests_of(gateway, inquiry, key, wall_ms())
+        pauses = Backoff()
+        while True:
+            try:
+                await may_send(key.partition)
+                headers = trace_of(prompt.record.headers)
+                sending = asyncio.ensure_future(self.backend.send(request, headers))
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
+                await sending
+                return
+            except (BrokerUnavailable, NotReady) as error:
+                if wall_ms() >= key.deadline_ms:
+                    raise DeadlineExceeded(f"not asked in time: {error.message}") from error
+            await asyncio.sleep(pauses.after(0))
+
+    async def _write_parts(self, prompt: PendingPrompt, call: Call) -> None:
+        """Write its text as it comes, until its end; an attempt that begins anew is told anew."""
+        stream, seq, start, restarts = call.streams[0], 0, 0, 0
+        call.waits_for_end = False
+        while call_error(call) is None:
+            if stream.restart_count != restarts:
+                seq, start, restarts = 0, 0, stream.restart_count
+            # Before the part is sent: more may come meanwhile.
+            end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
+            if end is not None or next_seq > seq:
+                reason = "" if end is None else end.finish_reason or "stop"
+                await self._write_part(prompt, call, seq, start, reason)
+                seq, start = next_seq, next_char
+            if end is not None:
+                return
+            await call.next_change()
+
+    async def _write_part(
+        self, prompt: PendingPrompt, call: Call, seq: int, start: int, reason: str
+    ) -> None:
+        record, stream = prompt.record, call.streams[0]
+        is_error = reason == "error"
+        part = AnswerPart(
+            prompt_topic=record.topic,
+            prompt_partition=record.partition,
+            prompt_offset=record.offset,
+            request_id=stream.request_id,
+            seq=stream.next_seq if is_error else seq,
+            tokens=0 if is_error else stream.next_seq - seq,
+            start=stream.next_char if is_error else start,
+            text="" if is_error else "".join(stream.texts)[start:],
+            finish_reason=reason,
+        )
+        try:
+            sending = self.fitting(prompt.pair_io.answers.part(record, part))
+            ack = await self.backend.producer.send_raw(
+                sending.topic,
+                sending.value,
+                key=sending.key,
+                partition=sending.partition,
+                headers=sending.headers,
+            )
+            ack.add_done_callback(lambda future: future.cancelled() or future.exception())
+        except TriviumError as error:  # the answer comes whole
+            log.warning("%s@%d: a part is not told: %s", record.topic, record.offset, error)
+
+    def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
+        """On a partition that its topic has: of answers there may be fewer than of prompts."""
+        count = self.partitions.get(sending.topic, 1)
+        return replace(sending, partition=sending.partition % count)
+
+    async def wait_until_sent(self) -> None:
+        """Wait until all requests being sent are acknowledged or given up."""
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+    def error_records(
+        self, prompt: PendingPrompt, error: TriviumError, *, steps: int = 0
+    ) -> list[OutgoingRecord]:
+        """The answer that tells of an error, and the dead letter; both smaller by `steps`
+        where topics have refused more.
+        """
+        call, prompt.error = prompt.call, error
+        end = call.failed_end if call is not None else None
+        request_id = call.key.parent_id if call is not None else ""
+        answer = prompt.pair_io.answers.error_answer(
+            prompt.record,
+            error,
+            question=prompt.question,
+            request_id=request_id,
+            asked_ms=prompt.asked_ms,
+            ended_ms=wall_ms(),
+            tries=prompt.tries,
+        )
+        letter = dead_letter(
+            prompt.record,
+            error,
+            attempts=prompt.tries,
+            worker=(end.decode_worker or end.prefill_worker) if end is not None else "",
+            reason=end.kind.value if end is not None else "",
+            request_id=request_id,
+            bytes_max=0
+            if steps
+            else prompt.pair_io.limits.of(prompt.record.topic + DEAD_LETTER_SUFFIX),
+        )
+        return [prompt.pair_io.answers.sending(prompt.record, answer, steps=steps), letter]

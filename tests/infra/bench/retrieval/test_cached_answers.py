@@ -1,0 +1,33 @@
+"""The retrieval benchmark's figures of answers that are kept."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from infra.bench.retrieval.cached_answers import EditedPages, TimedAnswer, bars, figures, tables
+
+ROW = {"threshold": 0.8, "guard": True, "false_share": 0.0, "interval": (0.0, 0.001)}
+
+
+def test_an_answer_is_stale_that_cites_what_its_page_said() -> None:
+    stack: Any = SimpleNamespace(settings=SimpleNamespace(model=SimpleNamespace(served_name="m")))
+    books: Any = None
+    shelf = EditedPages(stack, books, books)
+    before = TimedAnswer(1.0, is_cached=True, cited={"kettle-amber": shelf.pages["amber"].text})
+    assert not shelf.is_stale(before)
+    shelf.pages["amber"] = EditedPages._page("amber", 7)
+    assert shelf.is_stale(before)
+    assert not shelf.is_stale(TimedAnswer(1.0, is_cached=True, cited={}))
+
+
+def test_times_are_of_kept_and_of_made_answers() -> None:
+    found = figures(
+        [TimedAnswer(2.0, True, {}), TimedAnswer(40.0, False, {}), TimedAnswer(60.0, False, {})]
+    )
+    assert (found["kept"], found["made"]) == (1, 2)
+    row = {**found, "turns": 4, "stale": 1, "pairs": {"rows": [ROW]}}
+    assert {bar.name: bar.met for bar in bars(row)} == {
+        "stale answers in 4 edits and questions": False, "answers that were kept": True,
+        "a kept answer beside one that is made, p50": True,
+        "false hits among different questions": True,
+    }  # fmt: skip
+    assert tables({}) == [] and len(tables({"kept": row})) == 1

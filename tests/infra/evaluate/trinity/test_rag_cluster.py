@@ -1,0 +1,75 @@
+"""Small runs of a placement on the real router and search scheduler, to the last token."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from infra.evaluate.trinity import rag_cluster, study
+from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, POOL, WITH_PREFILL, PlacementKind
+from infra.evaluate.trinity.probing import ProbeSettings
+from infra.evaluate.trinity.rag_cluster import TrinityCase, TrinityResult
+
+
+def case(
+    kind: PlacementKind, probing: ProbeSettings | None = None, *, per_s: float = 20.0
+) -> TrinityCase:
+    """Six GPUs, half a second of arrivals."""
+    base = study.base(gpus=6, duration_ms=500.0)
+    traffic = replace(base.traffic, per_s=per_s, probing=probing or ProbeSettings())
+    return replace(base, kind=kind, traffic=traffic)
+
+
+def run(kind: PlacementKind, probing: ProbeSettings | None = None) -> TrinityResult:
+    return rag_cluster.run(case(kind, probing))
+
+
+@pytest.mark.parametrize("kind", [COUPLED, IN_PLACE, WITH_PREFILL, POOL], ids=lambda k: k.name)
+def test_every_request_is_answered_with_what_it_searched_for(kind: PlacementKind) -> None:
+    """(issue 12, 4)"""
+    found = run(kind)
+    assert found.requests > 5
+    assert (found.failed, found.without) == (0, 0)
+    assert found.ttft_p50 > 58, "the passages are part of the prompt that is computed"
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    assert asdict(run(POOL)) == asdict(run(POOL))
+
+
+def test_being_near_saves_two_hops_of_the_log() -> None:
+    near, far = run(WITH_PREFILL), run(POOL)
+    saved = far.ttft_p50 - near.ttft_p50
+    assert saved == pytest.approx(2 * (3.0 - 0.05), abs=1.01), "the log's stamps are whole ms"
+
+
+def test_probes_stall_where_nobody_asks_ahead_and_not_where_they_do() -> None:
+    ahead, behind = run(POOL, ProbeSettings(lookahead=8)), run(POOL, ProbeSettings(lookahead=0))
+    assert ahead.stalled_share == 0
+    assert behind.stalled_share > 0.005
+    assert behind.tpot_p50 > ahead.tpot_p50
+    assert behind.probe_p50 == pytest.approx(ahead.probe_p50, abs=0.1)
+
+
+def test_a_probe_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
+    slow = replace(case(POOL, ProbeSettings(lookahead=0, stall_ms=5.0)), hop_ms=40.0)
+    found = rag_cluster.run(slow)
+    assert found.failed == 0
+    assert 0 < found.stalled_share < 0.02
+
+
+def test_answers_have_all_their_tokens_however_often_they_are_probed() -> None:
+    """What probes put in is computed beside the batch, so decoding is slower, and nothing else."""
+    plain, probed = (
+        run(POOL, ProbeSettings(every=0)),
+        run(POOL, ProbeSettings(every=16, new_share=1.0)),
+    )
+    assert plain.requests == probed.requests
+    assert probed.tpot_p50 > plain.tpot_p50
+    assert probed.probe_p50 > 0 == plain.probe_p50
+
+
+def test_an_index_in_the_workers_memory_slows_them_only_as_far_as_it_is_searched() -> None:
+    idle = rag_cluster.run(replace(case(IN_PLACE, ProbeSettings(every=0)), hop_ms=0.0))
+    pool = rag_cluster.run(replace(case(POOL, ProbeSettings(every=0)), hop_ms=0.0))
+    assert idle.tpot_p50 == pytest.approx(pool.tpot_p50, rel=0.2)
+    assert idle.index_gb == 6 * pool.index_gb

@@ -1,0 +1,150 @@
+"""What a deployment would have done, predicted from what it did: a simulated one, all known."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.prediction.figures import errors, figures
+from infra.prediction.machine import MeasuredGpu
+from infra.prediction.predictor import predict, shape_of
+from infra.prediction.speeds import LinearFit, MeasuredSpeeds, measure_speeds
+from infra.prediction.traffic import RecordedTraffic, script
+from infra.replay.redeciding import with_overrides
+from infra.simulator.cluster import Checker, Cluster
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import ClusterShape
+from infra.simulator.traffic.poisson import Profile
+from infra.simulator.traffic.poisson import TurnShape as TurnShape
+from schemas.errors import RecordError
+from schemas.fleet import Member
+from schemas.records import Decision, DecisionKind, Outcome, Phase, Request, Role
+from streams.config import RouterSettings
+from tests.infra.simulator.serving import serve_all
+from tests.streams import builders
+
+TRUE = MeasuredSpeeds(
+    prompt=LinearFit(30.0, 0.05),
+    append=LinearFit(12.0, 0.05),
+    step=LinearFit(10.0, 0.5),
+    beside=4.0,
+    transfer=LinearFit(2.0, 1e-6),
+    requests_ms=(3.0,),
+    hops_ms=(3.0,),
+    kv_bytes_per_token=1_024,
+)
+PROFILE = Profile(
+    first=TurnShape(input_tokens=400, output_tokens=30),
+    later=TurnShape(input_tokens=60, output_tokens=40),
+    turns=3,
+    think_ms=500.0,
+)
+
+
+class Seen(Checker):
+    """Keeps what was written."""
+
+    def __init__(self) -> None:
+        self.records: list[object] = []
+
+    def on_record(self, topic: str, record: object, now_ms: float) -> None:
+        self.records.append(record)
+
+
+class TrueCluster(Cluster):
+    """The deployment that is recorded."""
+
+    def gpu_of(self, worker_id: str) -> Any:
+        return lambda *given: MeasuredGpu(TRUE, *given)
+
+
+def recorded(local_share: float, seed: int = 1) -> RecordedTraffic:
+    """Twenty seconds of it, and what follows."""
+    settings, seen = RouterSettings(policy="static", local_share=local_share), Seen()
+    cluster = TrueCluster(
+        ClusterShape(prefill=1, decode=2),
+        Setup(),
+        settings,
+        gateways=1,
+        checkers=[seen],
+        timeout_ms=60_000,
+    )
+    serve_all(cluster, PROFILE, per_s=2.0, duration_ms=20_000.0, seed=seed)
+    members = cluster.router.core.tables.fleet.view.members.values()
+    traffic = RecordedTraffic(settings, [each for each in members if each.registration.capability])
+    for record in seen.records:
+        match record:
+            case Request():
+                traffic.requests[record.request_id] = record
+            case Phase():
+                traffic.phases.append(record)
+            case Decision(kind=DecisionKind.PLACE):
+                traffic.placements[record.request_id] = record
+            case Outcome():
+                traffic.outcomes[record.request_id] = record
+    return traffic
+
+
+@pytest.fixture(scope="module")
+def half() -> RecordedTraffic:
+    return recorded(0.5)
+
+
+def test_speeds_are_read_off_phases_and_outcomes(half: RecordedTraffic) -> None:
+    found = measure_speeds(half)
+    assert found.prompt.at(400) == pytest.approx(TRUE.prompt.at(400), rel=0.05)
+    assert found.append.at(90) == pytest.approx(TRUE.append.at(90), rel=0.1)
+    assert found.step.at(3) == pytest.approx(TRUE.step.at(3), rel=0.1)
+    assert found.beside == pytest.approx(TRUE.beside, rel=0.5)
+    assert found.kv_bytes_per_token == Setup().model.kv_bytes_per_token
+    assert set(found.requests_ms) == set(found.hops_ms) == {Setup().bus_ms}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_other_shares_are_predicted_as_they_turn_out(half: RecordedTraffic, share: float) -> None:
+    """(issue 14, 2)"""
+    settings = with_overrides(half.settings, {"local_share": str(share)})
+    predicted = predict(half, measure_speeds(half), settings)
+    assert predicted.unserved == 0
+    assert predicted.outcomes.keys() == half.requests.keys()
+    found = figures(predicted.outcomes.values())
+    true = figures(recorded(share).outcomes.values())
+    assert found["local_share"] == pytest.approx(true["local_share"], abs=0.02)
+    assert found["kv_bytes"] == pytest.approx(true["kv_bytes"], rel=0.05)
+    wrong = errors(found, true)
+    assert all(abs(wrong[name]["p50"]) < 0.08 for name in wrong), wrong
+    assert all(abs(wrong[name]["p99"]) < 0.15 for name in wrong), wrong
+
+
+def test_a_placement_that_was_never_seen_is_thought_to_slow_nobody() -> None:
+    """What it lacks, a prediction does not invent."""
+    assert measure_speeds(recorded(0.0)).beside == 0.0
+
+
+def test_turns_follow_answers_and_what_overlaps_stands_alone(half: RecordedTraffic) -> None:
+    conversations, names = script(half, begin_ms=0.0, block_tokens=64)
+    assert sorted(names.values()) == sorted(half.requests)
+    assert {len(each.turns) for each in conversations} == {3}
+    other = RecordedTraffic(
+        half.settings, half.workers, dict(half.requests), outcomes=dict(half.outcomes)
+    )
+    session = [each for each in half.requests.values() if each.session_id == "c-0"]
+    late, early = session[1], session[0]
+    other.outcomes[early.request_id] = replace(
+        half.outcomes[early.request_id], ended_ms=late.arrived_ms + 1
+    )
+    conversations, names = script(other, begin_ms=0.0, block_tokens=64)
+    of_session = [each for each in conversations if each.session_id == "c-0"]
+    assert [len(each.turns) for each in of_session] == [1, 2]
+    assert [each.turns_before for each in of_session] == [0, 1]
+    assert of_session[1].at_ms - of_session[0].at_ms == late.arrived_ms - early.arrived_ms
+
+
+def test_pools_are_as_they_were_recorded() -> None:
+    def member(name: str, *roles: Role) -> Member:
+        return Member(builders.registration(name, *roles), 0)
+
+    pool = [member("p", Role.PREFILL), member("d", Role.DECODE), member("r", Role.REPLICA)]
+    assert shape_of([*pool, member("b", Role.DECODE, Role.PREFILL)]).name == "1P1D1B1R"
+    with pytest.raises(RecordError, match="x: a worker with roles decode, replica is not simul"):
+        shape_of([member("x", Role.DECODE, Role.REPLICA)])

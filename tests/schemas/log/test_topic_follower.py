@@ -1,0 +1,128 @@
+"""Copies of a topic, and whether they have what was written before they are asked."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from schemas.errors import BrokerUnavailable
+from schemas.log.clients import AssignedReader
+from schemas.log.topic_follower import TopicFollower
+from schemas.log.transactions import OutgoingRecord, Transactions
+from schemas.settings import LogSettings
+from tests.waiting import meanwhile, until
+
+pytestmark = pytest.mark.kafka
+
+
+class Copy:
+    """What a follower has read; nothing new is put in while it may not."""
+
+    def __init__(self, log: LogSettings) -> None:
+        self.values: list[bytes] = []
+        self.may_apply = asyncio.Event()
+        self.may_apply.set()
+        self.follower = TopicFollower("objects", wait_ms=60_000)
+        self.reader = AssignedReader(log, "objects", [0], client_id="copy", committed_only=True)
+        self.reads = 0
+
+    async def follow(self) -> None:
+        async with (
+            self.reader.reading("earliest"),
+            aclosing(self.follower.follow(self.reader)) as batches,
+        ):
+            async for records in batches:
+                self.reads += 1
+                await self.may_apply.wait()
+                self.values += [record.value for record in records]
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncIterator["Copy"]:
+        async with meanwhile(self.follow()):
+            yield self
+
+
+@contextlib.asynccontextmanager
+async def writer(kafka: LogSettings) -> AsyncIterator[Transactions]:
+    transactions = Transactions(kafka, uuid4().hex)
+    await transactions.start()
+    try:
+        yield transactions
+    finally:
+        await transactions.stop()
+
+
+def sending(kafka: LogSettings, value: bytes) -> OutgoingRecord:
+    return OutgoingRecord(topic=f"{kafka.topic_prefix}objects", partition=0, key=b"k", value=value)
+
+
+async def write(kafka: LogSettings, *values: bytes) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=0) as producer:
+        for value in values:
+            each = sending(kafka, value)
+            await producer.send_and_wait(each.topic, value, key=each.key, partition=0)
+
+
+async def test_a_copy_has_what_was_written_before_it_is_asked(kafka: LogSettings) -> None:
+    """Also when it has read, and not put in yet, what is asked for (issue 28, section 4)."""
+    async with Copy(kafka).following() as copy:
+        await copy.follower.catch_up()
+        assert copy.values == []
+        for value in (b"1", b"2", b"3"):
+            await write(kafka, value)
+            await copy.follower.catch_up()
+            assert copy.values[-1] == value
+        copy.may_apply.clear()
+        before = copy.reads
+        await write(kafka, b"4")
+        await until(lambda: copy.reads > before)
+        asked = asyncio.gather(*(copy.follower.catch_up() for _ in range(9)))
+        assert await copy.reader.has_reached({0: 4}) and not asked.done()
+        copy.may_apply.set()
+        await asked
+        assert copy.values == [b"1", b"2", b"3", b"4"]
+
+
+async def test_nothing_is_waited_for_that_is_not_decided(kafka: LogSettings) -> None:
+    """Nor for a mark of a transaction, which is no record, to be read."""
+    async with Copy(kafka).following() as copy, writer(kafka) as transactions:
+        await transactions.commit([sending(kafka, b"1")])
+        await until(lambda: copy.values == [b"1"])  # seen a moment after its commit
+        await copy.follower.catch_up()
+        open_one = AIOKafkaProducer(
+            bootstrap_servers=kafka.bootstrap, transactional_id=uuid4().hex, linger_ms=0
+        )
+        async with open_one:
+            await open_one.begin_transaction()
+            each = sending(kafka, b"2")
+            await open_one.send_and_wait(each.topic, each.value, key=each.key, partition=0)
+            await copy.follower.catch_up()
+            assert copy.values == [b"1"]
+            await open_one.abort_transaction()
+        await write(kafka, b"3")
+        await until(lambda: copy.values == [b"1", b"3"])
+
+
+async def test_a_copy_goes_on_with_another_reader(kafka: LogSettings) -> None:
+    """Who asks meanwhile waits for that, instead of hearing what it had."""
+    copy = Copy(kafka)
+    async with copy.following():
+        await write(kafka, b"1")
+        await copy.follower.catch_up()
+    await write(kafka, b"2")
+    copy.values.clear()
+    asked = asyncio.gather(copy.follower.catch_up(), copy.follower.reach({0: 2}))
+    async with copy.following():
+        await asked
+        assert copy.values == [b"1", b"2"]
+
+
+async def test_who_does_not_follow_yet_is_not_waited_for_long(kafka: LogSettings) -> None:
+    follower = TopicFollower("objects", wait_ms=1)
+    for wait in (follower.catch_up(), follower.reach({0: 1})):
+        with pytest.raises(BrokerUnavailable, match="objects: not read in 0.001 s"):
+            await wait

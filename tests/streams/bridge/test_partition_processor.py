@@ -1,0 +1,445 @@
+"""One partition of prompts from its beginning to its end, over a log in memory and on virtual time.
+
+That each prompt gets one answer over a broker, whatever is killed, tests/e2e/bridge shows.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from schemas.codec import unreadable_value
+from schemas.errors import (
+    BrokerUnavailable,
+    Fenced,
+    LeaseError,
+    QueueFull,
+    RecordTooLarge,
+    WorkerLost,
+)
+from streams.bridge import partition_processor, progress
+from streams.bridge.progress import WINDOW
+from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, at, memory_log, take
+from tests.streams.bridge.samples import pair
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+__all__ = ["memory_log"]  # a fixture
+
+
+@virtual
+async def test_answers_and_position_are_committed_together(memory_log: MemoryLog) -> None:
+    """The position is the first prompt without an answer (issue 13, 1)."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        assert memory_log.note.tokens == TOKENS, "before anything is asked"
+        await take(life, memory_log, 0, 1, 2)
+        for offset, position, behind in ((1, 0, {1}), (2, 0, {1, 2}), (0, 3, set())):
+            bridge.asking.answer(offset)
+            await until(lambda offset=offset: offset in memory_log.answers())
+            assert at(memory_log) == (position, behind)
+        await until(lambda: len(life._tasks) == 1)  # that commits; of prompts nothing is kept
+    assert bridge.asking.asked == [0, 1, 2] and not bridge.troubles
+
+
+@virtual
+async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
+    """What was under way is listened to before it is asked again, and from where its tokens may
+    lie; what is answered is not asked (issue 13, 1)."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await take(slept, memory_log, 0, 1, 2)
+    first.asking.answer(1)
+    await until(lambda: 1 in memory_log.answers())
+    second.asking.backend.tokens_read = {5: 7}
+    async with second.living() as life:
+        await until(lambda: second.asking.asked == [0, 2])
+        assert second.asking.begun[:2] == [0, 2]
+        assert set(memory_log.replayed) == set(TOKENS.items())
+        assert memory_log.note.tokens == {5: 7, **TOKENS}
+        first.asking.answer(0, "late")
+        await until(lambda: bool(first.troubles))
+        assert isinstance(first.troubles[0], Fenced) and 0 not in memory_log.answers()
+        await take(life, memory_log, 3)
+        for offset in (0, 2, 3):
+            second.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 4)
+        assert at(memory_log) == (4, set())
+        await take(life, memory_log, 4)
+        second.asking.answer(4)
+        await until(lambda: 4 in memory_log.answers())
+        assert memory_log.note.tokens == {5: 7}, "all that others asked is answered"
+        assert not second.troubles
+    await slept.stop()
+
+
+@virtual
+async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
+    memory_log: MemoryLog,
+) -> None:
+    """Else bridges that are killed often read all of the past, and get no further (issue 13, 2)."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await take(slept, memory_log, 0, 1, 2)
+    await until(lambda: first.asking.asked == [0, 1, 2])
+    memory_log.tokens_end = 400
+    second.asking.begins = {1}
+    second.asking.backend.tokens_read = {5: 390}
+    async with second.living():
+        await until(lambda: second.asking.asked == [0, 1, 2])
+        second.asking.backend.tokens_read = {5: 450}  # where answers lie that began before
+        for offset, since in ((0, 100), (1, 400)):
+            second.asking.answer(offset)
+            await until(lambda offset=offset: offset in memory_log.answers())
+            assert memory_log.note.tokens == {3: since, 5: 390}
+    await slept.stop()
+
+
+@virtual
+async def test_tries_that_failed_before_are_read_again(memory_log: MemoryLog) -> None:
+    """The try after them may have an answer already."""
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    async with first.living() as life:
+        await take(life, memory_log, 0)
+        await until(lambda: first.asking.asked == [0])
+    second.asking.told[0] = WorkerLost("of the first try")
+    async with second.living():
+        await until(lambda: second.asking.asked == [0])
+        assert second.asking.begun == [0, 0]
+        assert memory_log.replayed[:2] == [*TOKENS.items(), *TOKENS.items()]
+
+
+@virtual
+async def test_calls_for_vectors_need_no_slot_and_no_tokens(memory_log: MemoryLog) -> None:
+    """A successor begins them anew: only the embedding pool knew of them."""
+    call = {"body": {"model": "m", "input": "a"}, "endpoint": "/v1/embeddings"}
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        for offset in range(8):
+            await take(life, memory_log, offset)
+        await take(life, memory_log, 8, value=call)
+        await until(lambda: 8 in bridge.asking.asked)
+    second = Bridge(memory_log)
+    for _ in range(8):
+        await second.shared.slots.acquire()
+    async with second.living():
+        await pass_time(1)
+        assert second.asking.begun == list(range(8))
+
+
+@virtual
+async def test_what_ends_is_flushed(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    life = bridge.life()
+    await take(life, memory_log, 0, 1)
+    bridge.asking.answer(0)
+    await until(lambda: 0 in memory_log.answers())
+    bridge.asking.answer(1)
+    await pass_time(0)
+    await pass_time(0)
+    await life.flush()
+    await life.stop()
+    assert sorted(memory_log.answers()) == [0, 1]
+    await life.take(memory_log.put(2))
+    assert 2 not in bridge.asking.asked
+
+
+@pytest.mark.parametrize("topic", ["rows.answers", "rows.dlq"])
+@virtual
+async def test_an_answer_that_its_topic_refuses_is_an_error(
+    memory_log: MemoryLog, topic: str
+) -> None:
+    """Whatever it was told of its size; what is committed with it comes through, and where even the
+    prompt is too large for the dead letters its origin is told (issue 13, What it must show)."""
+    memory_log.bytes_max[topic] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        value = {"text": "x" * (3_000 if topic == "rows.dlq" else 1), "metadata": {"a": 1}}
+        await take(life, memory_log, 0, 1, 2, 3, value=value)
+        await until(lambda: len(bridge.asking.asked) == 4)
+        for offset in range(4):
+            if topic == "rows.answers":
+                bridge.asking.answer(offset, "x" * (3_000 if offset == 1 else 1))
+            elif offset == 1:
+                bridge.asking.fail(offset, QueueFull("no room"))
+            else:
+                bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 4)
+        await take(life, memory_log, 4)
+        bridge.asking.answer(4)
+        await until(lambda: 4 in memory_log.answers())
+    codes = [memory_log.answers()[offset].error_code for offset in range(5)]
+    assert [code is None for code in codes] == [True, False, True, True, True]
+    assert codes[1] == ("record_too_large" if topic == "rows.answers" else "queue_full")
+    (letter,) = memory_log.letters
+    assert letter["x-dlq-offset"] == b"1" and letter["x-dlq-error-code"].decode() == codes[1]
+    assert {sent.key for sent in memory_log.sent if sent.topic == "rows.answers"} == {b"k"}
+    assert not bridge.troubles and at(memory_log) == (5, set())
+
+
+@virtual
+async def test_an_empty_prompt_empties_its_answer(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, value=b"")
+        await until(lambda: at(memory_log)[0] == 1)
+    (sent,) = memory_log.sent
+    assert (sent.topic, sent.key, sent.value) == ("rows.answers", b"k", None)
+    assert dict(sent.headers)["trivium-prompt-offset"] == b"0" and not bridge.asking.asked
+
+
+@virtual
+async def test_an_error_that_is_refused_for_its_metadata_goes_without(
+    memory_log: MemoryLog,
+) -> None:
+    memory_log.bytes_max["rows.answers"] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await life.take(memory_log.put(0, {"text": "a", "metadata": {"a": "x" * 4_000}}))
+        bridge.asking.answer(0, metadata=json.dumps({"a": "x" * 4_000}))
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "record_too_large"
+    assert memory_log.answers()[0].metadata is None and not bridge.troubles
+
+
+@virtual
+async def test_an_error_that_is_refused_for_its_key_goes_without(memory_log: MemoryLog) -> None:
+    memory_log.bytes_max["rows.answers"] = 2_000
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, key=b"k" * 3_000)
+        bridge.asking.fail(0, QueueFull("no room"))
+        await until(lambda: 0 in memory_log.answers())
+    assert memory_log.answers()[0].error_code == "queue_full" and not bridge.troubles
+    assert [sent.key for sent in memory_log.sent if sent.topic == "rows.answers"] == [b""]
+
+
+@virtual
+async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog) -> None:
+    """Its topics take not even the smallest; the next one tries again."""
+    memory_log.bytes_max["rows.answers"] = 10
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        bridge.asking.answer(0)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.sent
+
+
+@virtual
+async def test_slow_commits_take_a_quarter_of_the_time(memory_log: MemoryLog) -> None:
+    """Under load more is committed at once, and less often."""
+    memory_log.commit_s = 1.0
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, 1, 2)
+        await until(lambda: len(bridge.asking.asked) == 3)
+        bridge.asking.answer(0)
+        await until(lambda: 0 in memory_log.answers())
+        for offset in (1, 2):
+            bridge.asking.answer(offset)
+        await pass_time(3.9)
+        assert len(memory_log.answers()) == 1
+        await pass_time(0.2)
+        assert len(memory_log.answers()) == 3
+
+
+@virtual
+async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        memory_log.trouble = BrokerUnavailable("nobody says whether it is done")
+        bridge.asking.answer(0)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], BrokerUnavailable) and not memory_log.answers()
+
+
+@virtual
+async def test_a_batch_that_nobody_can_read_is_one_error_at_its_last_offset(
+    memory_log: MemoryLog,
+) -> None:
+    """Behind it prompts go on (issue 28, 5)."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        why = "offsets 1 to 3 cannot be read: zstd: no frame"
+        await life.take(memory_log.put(3, unreadable_value(why), key=b""))
+        await take(life, memory_log, 4)
+        for offset in (0, 4):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 3)
+    answer = memory_log.answers()[3]
+    assert (answer.error_code, answer.error_message) == ("undecodable_record", why)
+    (letter,) = memory_log.letters
+    assert letter["x-dlq-error-message"].decode() == why
+    assert [sent.value for sent in memory_log.sent if sent.topic == "rows.dlq"] == [None]
+    assert at(memory_log) == (5, set())
+
+
+@virtual
+async def test_a_prompt_that_we_cannot_read_is_one_error(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours about one prompt ended its bridge, and the next one's, for ever."""
+    bridge = Bridge(memory_log)
+    read = bridge.ends.prompts.question
+
+    async def question(record: Any) -> Any:
+        if record.offset == 0:
+            raise TypeError("ours")
+        return await read(record)
+
+    monkeypatch.setattr(bridge.ends.prompts, "question", question)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0, 1)
+        bridge.asking.answer(1)
+        await until(lambda: len(memory_log.answers()) == 2)
+    assert memory_log.answers()[0].error_message == "not read: TypeError: ours"
+    assert len(memory_log.letters) == 1 and not bridge.troubles
+
+
+@virtual
+async def test_order_by_key(memory_log: MemoryLog) -> None:
+    """The next is asked when the answer before it is committed, an error too (issue 13, 1)."""
+    bridge = Bridge(memory_log, pair(ordered=True))
+    async with bridge.living() as life:
+        await life.take(memory_log.put(0, key=b"a"))
+        await life.take(memory_log.put(1, key=b"a"))
+        await life.take(memory_log.put(2, {}, key=b"a"))
+        await life.take(memory_log.put(3, key=b"a"))
+        await life.take(memory_log.put(4, key=b"b"))
+        await until(lambda: bridge.asking.asked == [0, 4])
+        bridge.asking.answer(0)
+        await until(lambda: bridge.asking.asked == [0, 4, 1])
+        assert sorted(memory_log.answers()) == [0]
+        bridge.asking.answer(1)
+        await until(lambda: bridge.asking.asked == [0, 4, 1, 3])
+        assert sorted(memory_log.answers()) == [0, 1, 2], "its error stands before it is asked"
+
+
+@virtual
+async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
+    memory_log: MemoryLog,
+) -> None:
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        taking = asyncio.ensure_future(life.take(memory_log.put(WINDOW)))
+        await pass_time(1)
+        assert not taking.done()
+        for _ in range(3):
+            await life.check_for_stall(WINDOW + 1, 0.5)  # one that waits for room is no stall
+            await pass_time(1)
+        bridge.asking.answer(0)
+        await taking
+        assert not bridge.troubles
+
+
+@virtual
+async def test_large_prompts_are_not_held_by_the_thousand(
+    memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read ahead is bounded in bytes, too; a successor reads as far as others could."""
+    monkeypatch.setattr(partition_processor, "WINDOW_BYTES", 4_000)
+    monkeypatch.setattr(progress, "WINDOW_BYTES", 4_000)
+    first, second = Bridge(memory_log), Bridge(memory_log)
+    slept = first.life()
+    await until(lambda: memory_log.commits == 1)
+    for offset in range(3):
+        await slept.take(memory_log.put(offset, value={"text": "a" * 1_200}))
+    taking = asyncio.ensure_future(slept.take(memory_log.put(3, value={"text": "a" * 1_200})))
+    await until(lambda: first.asking.asked == [0, 1, 2])
+    await pass_time(1)
+    assert not taking.done()
+    first.asking.answer(0)
+    await taking
+    assert memory_log.note.window_bytes == 4_000
+    memory_log.put(4, value={"text": "a" * 1_200})
+    async with second.living():
+        await until(lambda: second.asking.asked == [1, 2, 3])
+        await pass_time(1)
+        assert second.asking.asked == [1, 2, 3], "others had no room for what comes next, either"
+    assert not first.troubles
+    await slept.stop()
+
+
+@virtual
+async def test_what_was_given_up_is_answered_unread_and_takes_no_slot(
+    memory_log: MemoryLog,
+) -> None:
+    """A cancelled batch of a thousand lines held all others up (found 28)."""
+    bridge = Bridge(memory_log)
+    bridge.asking.given_up = set(range(20))
+    async with bridge.living() as life:
+        await take(life, memory_log, *range(20), value=b"no prompt at all")
+        await take(life, memory_log, 20)
+        await until(lambda: bridge.asking.asked == [20])
+        await until(lambda: len(memory_log.answers()) == 20)
+        told = {(each.error_code, each.error_message) for each in memory_log.answers().values()}
+    assert told == {("cancelled", "its batch was given up")} and not memory_log.letters
+
+
+@virtual
+async def test_whoever_has_few_slots_is_next(memory_log: MemoryLog) -> None:
+    """One tenant's prompts are in front of all partitions, and another's one is asked at once."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        for offset in range(100):
+            await life.take(memory_log.put(offset, key=b"many"))
+        await life.take(memory_log.put(100, key=b"one"))
+        await until(lambda: len(bridge.asking.asked) == 8)
+        bridge.asking.answer(3)
+        await until(lambda: 100 in bridge.asking.asked)
+        assert len(bridge.asking.asked) == 9
+
+
+@virtual
+async def test_a_slot_that_is_free_again_counts_for_nobody(memory_log: MemoryLog) -> None:
+    """Who was answered before is not behind who asks at the moment."""
+    bridge = Bridge(memory_log)
+    async with bridge.living() as life:
+        await take(life, memory_log, *range(8), key=b"a")
+        await until(lambda: len(bridge.asking.asked) == 8)
+        for offset in range(8):
+            bridge.asking.answer(offset)
+        await until(lambda: len(memory_log.answers()) == 8)
+        await take(life, memory_log, *range(8, 17), key=b"b")
+        await take(life, memory_log, 17, key=b"a")
+        await until(lambda: len(bridge.asking.asked) == 16)
+        bridge.asking.answer(8)
+        await until(lambda: len(bridge.asking.asked) == 17)
+        assert bridge.asking.asked[-1] == 17
+
+
+@virtual
+async def test_who_may_ask(memory_log: MemoryLog) -> None:
+    """Nobody between two assignments, nor after an absence (issue 13, 1)."""
+    bridge = Bridge(memory_log)
+    bridge.shared.may_ask.clear()
+    async with bridge.living() as life:
+        await take(life, memory_log, 0)
+        await pass_time(1)
+        assert bridge.asking.asked == []
+        bridge.shared.may_ask.set()
+        await until(lambda: bridge.asking.asked == [0])
+        bridge.asking.backend.epoch = 2
+        await take(life, memory_log, 1)
+        await until(lambda: bool(bridge.troubles))
+    assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.asked == [0]
+    assert "bridge-0: was away" in str(bridge.troubles[0])
+
+
+@virtual
+async def test_tokens_that_are_read_anew_are_noted_before_anything_is_asked(
+    memory_log: MemoryLog,
+) -> None:
+    bridge = Bridge(memory_log)
+    bridge.asking.backend.tokens_read = {9: 1}
+    async with bridge.living() as life:
+        await until(lambda: memory_log.commits == 1)
+        await take(life, memory_log, 0)
+        await until(lambda: bridge.asking.asked == [0])
+        assert memory_log.note.tokens == {9: 1, **TOKENS} and memory_log.commits == 2

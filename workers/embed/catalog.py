@@ -1,0 +1,160 @@
+"""What an embedding worker knows from the log: passages of its own partitions, and declarations.
+
+Of passages a hash and an offset are kept, some 300 bytes per document. They are read anew when a
+partition comes, since others may have written it meanwhile. What operators say of collections
+stands on partition 0 of `documents` and is followed by every worker.
+"""
+
+import logging
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader
+from schemas.log.slices import in_slices
+from schemas.records import CollectionDeclared, DocumentPassages
+from schemas.settings import LogSettings
+from schemas.topics import declaration_key
+from workers.embed.content import Cutting, PassagesRef, passages_ref
+from workers.embed.settings import EmbeddingSettings
+
+log = logging.getLogger("trivium.embedding")
+
+
+class PassageCatalog:
+    """References to passages by partition and key; `load` a partition before its use."""
+
+    def __init__(self, settings: LogSettings, codec: Codec, client_id: str) -> None:
+        self._settings, self._codec = settings, codec
+        self._client_id = f"{client_id}-passages"
+        self._refs: dict[int, dict[bytes, PassagesRef]] = {}
+
+    def get(self, partition: int, key: bytes) -> PassagesRef | None:
+        """Return the reference to a document's passages, if the log has some."""
+        return self._refs[partition].get(key)
+
+    def count(self) -> int:
+        """Return the number of documents with known passages."""
+        return sum(map(len, self._refs.values()))
+
+    def put(self, partition: int, key: bytes, ref: PassagesRef | None) -> None:
+        """Record what this worker has written of a document; None if its passages are gone."""
+        refs = self._refs.get(partition)
+        if refs is None:
+            return
+        refs.pop(key, None)
+        if ref is not None:
+            refs[key] = ref
+
+    async def load(self, partitions: set[int]) -> None:
+        """Forget all others, and read these to their present end, those that are new."""
+        self._refs = {
+            partition: refs for partition, refs in self._refs.items() if partition in partitions
+        }
+        new = sorted(partitions - self._refs.keys())
+        if not new:
+            return
+        loaded_refs: dict[int, dict[bytes, PassagesRef]] = {partition: {} for partition in new}
+        reader = AssignedReader(self._settings, "passages", new, client_id=self._client_id)
+        async with reader.reading("earliest"):
+            async for batch in reader.until(await reader.end_offsets()):
+                async for record in in_slices(batch):
+                    self._fold(loaded_refs[record.partition], record)
+        self._refs |= loaded_refs
+        log.info("partitions %s: %d documents have passages", new, self.count())
+
+    def _fold(self, refs: dict[bytes, PassagesRef], record: ConsumerRecord) -> None:
+        key = record.key or b""
+        refs.pop(key, None)
+        if not record.value:
+            return
+        try:
+            passages = self._codec.decode(record.value)
+        except RecordError as error:
+            log.warning("passages[%d] %d: %s", record.partition, record.offset, error)
+            return
+        if isinstance(passages, DocumentPassages):
+            refs[key] = passages_ref(passages, record.offset)
+
+    async def read(self, partition: int, key: bytes) -> DocumentPassages | None:
+        """The passages themselves; None where the log does not have that record any more."""
+        ref = self.get(partition, key)
+        if ref is None:
+            return None
+        reader = AssignedReader(self._settings, "passages", [partition], client_id=self._client_id)
+        async with reader.reading({partition: ref.offset}):
+            batch = await reader.batch(max_records=1, timeout_ms=self._settings.request_timeout_ms)
+        for record in batch:
+            if record.offset == ref.offset and record.key == key and record.value:
+                passages = self._codec.decode(record.value)
+                return passages if isinstance(passages, DocumentPassages) else None
+        return None
+
+
+class ChunkingDeclarations:
+    """Follows what is declared of collections; `start` reads it, `run` until cancelled."""
+
+    def __init__(
+        self, settings: LogSettings, codec: Codec, client_id: str, default: Cutting, tokens_max: int
+    ) -> None:
+        """`tokens_max` are the most of a passage that the embedder sees."""
+        self._codec = codec
+        self._default, self._tokens_max = default, tokens_max
+        self._declarations: dict[str, CollectionDeclared] = {}
+        self._reader = AssignedReader(settings, "documents", [0], client_id=f"{client_id}-declared")
+
+    async def start(self) -> None:
+        """Raises BrokerUnavailable, as readers do."""
+        await self._reader.start("earliest")
+        async for batch in self._reader.until(await self._reader.end_offsets()):
+            await self._fold(batch)
+
+    async def run(self) -> None:
+        """Follow new declarations until cancelled; other workers bury what cannot be read."""
+        while True:
+            await self._fold(await self._reader.batch(max_records=2_000))
+
+    async def stop(self) -> None:
+        """Close the reader of the declarations."""
+        await self._reader.stop()
+
+    def cutting(self, collection: str) -> Cutting:
+        """How this collection's texts are cut."""
+        declaration, default = self._declarations.get(collection), self._default
+        tokens, overlap = default.chunk_tokens, default.chunk_overlap
+        if declaration is not None:
+            tokens = declaration.chunk_tokens if declaration.chunk_tokens > 0 else tokens
+            overlap = declaration.chunk_overlap if declaration.chunk_overlap >= 0 else overlap
+        tokens = min(tokens, self._tokens_max)
+        return Cutting(tokens, min(overlap, tokens // 2), default.embedder, default.tokenizer)
+
+    def check(self, collection: str) -> None:
+        """Raise RecordError for a collection that is bound to another embedder."""
+        declaration = self._declarations.get(collection)
+        if declaration is not None and declaration.embedder not in ("", self._default.embedder):
+            raise RecordError(
+                f"collection {collection}: it is bound to the embedder {declaration.embedder}, "
+                f"found {self._default.embedder} here; embed it with the former, or declare another"
+            )
+
+    async def _fold(self, batch: list[ConsumerRecord]) -> None:
+        async for record in in_slices(batch):
+            key = (record.key or b"").decode(errors="replace")
+            if not key.startswith(declaration_key("")):
+                continue
+            name = key.removeprefix(declaration_key(""))
+            if not record.value:
+                self._declarations.pop(name, None)
+                continue
+            try:
+                declaration = self._codec.decode(record.value)
+            except RecordError:
+                continue
+            if isinstance(declaration, CollectionDeclared) and declaration.collection == name:
+                self._declarations[name] = declaration
+
+
+def default_cutting(settings: EmbeddingSettings, embedder: str, tokenizer: str) -> Cutting:
+    """Return how collections are cut of which nothing is declared."""
+    return Cutting(settings.chunk_tokens, settings.chunk_overlap, embedder, tokenizer)
