@@ -122,7 +122,7 @@ def the_way_of_a_request_is_short() -> Found:
 
 
 def experiments_have_verdicts() -> Found:
-    """On the page of its month each has a title, then its verdict in a line; `LOG.md` lists both."""
+    """Each has a title and a verdict in one line on the page of its month; `LOG.md` lists both."""
     listed = " ".join(pages()["LOG.md"].split())
     for name in sorted(name for name in pages() if name.startswith("infra/docs/log/")):
         lines = [line for _, line in without_code(pages()[name]) if line]

@@ -128,7 +128,7 @@ async def stack(
     **plan: int,
 ) -> AsyncIterator[Stack]:
     """Start the plan's processes, and stop them whatever happens. What routers decided meanwhile
-    is then replayed, unless `replays` is false (issue 14, 2).
+    is then replayed, unless `replays` is false.
 
     Where workers are to be lost by their silence, leases are brief ones. Those of the test's own
     process, which looks whether the others are ready, are as long.

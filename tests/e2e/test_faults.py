@@ -97,8 +97,8 @@ def tokens_written(found: LogAudit, names: Iterable[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.Signals) -> None:
-    """Greedy or drawn, each is the same that nobody interrupts, and only the rest of it is computed
-    (issue 14, 1)."""
+    """Greedy or drawn, each is the same that nobody interrupts, and only the rest of it is
+    computed."""
     running, log = await ready(pools), pools.settings.log
     async with client_of(running) as client:
         seen = [Answer() for _ in range(8)]

@@ -77,7 +77,7 @@ async def test_a_lost_gateways_work_ends_unless_somebody_reads_it(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     """Its workers are free, what was resumed elsewhere or is to go on does, whether it comes back
-    or not (issue 10, 13). Two are lost here: gateway-0 for good, gateway-1 starts again.
+    or not. Two are lost here: gateway-0 for good, gateway-1 starts again.
     """
     log, router = await kafka_with(gateway_partitions=4), {"gateway_grace_ms": GRACE_MS}
     settings = sim_settings(log, router=router, decode_step_ms=STEP_MS)
@@ -137,9 +137,7 @@ def responses_client(url: str) -> openai.AsyncOpenAI:
 async def test_a_response_outlives_its_gateway(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """Streamed on without repeat or gap, polled, continued and deleted elsewhere (issue 12,
-    responses).
-    """
+    """Streamed on without repeat or gap, polled, continued and deleted elsewhere."""
     log = await kafka_with(gateway_partitions=4)
     settings = sim_settings(log, decode_step_ms=RESPONSE_STEP_MS)
     wanted: Any = {

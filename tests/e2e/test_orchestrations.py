@@ -54,7 +54,7 @@ async def conversation(client: Client, opening: str) -> list[Answer]:
 
 
 async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
-    """KV is transposed on its way, both ways (issue 10, 27)."""
+    """KV is transposed on its way, both ways."""
     async with client_of(unlike) as client:
         turns = await asyncio.gather(*(conversation(client, each) for each in openings("degrees")))
     found = await audit(unlike.settings.log)
@@ -110,7 +110,7 @@ async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
 
 
 async def test_a_wish_is_met_or_refused(pair: Stack) -> None:
-    """By the workers that the gateway knows from the log (issue 30, 1)."""
+    """By the workers that the gateway knows from the log."""
     async with client_of(pair) as client:
         refused = await client.chat("a", trivium={"policy": "replica"})
         assert refused.error is not None and refused.status == 400

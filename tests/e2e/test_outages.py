@@ -29,7 +29,7 @@ PLAN = StackPlan(prefill=1, decode=2, retrieval=1)
 async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_process(
     tmp_path: Path,
 ) -> None:
-    """Every answer is right and whole, and every process is the one it was (issue 10, 4)."""
+    """Every answer is right and whole, and every process is the one it was."""
     log = LogSettings(session_partitions=1, worker_partitions=4, gateway_partitions=2)
     own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)

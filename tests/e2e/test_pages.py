@@ -114,7 +114,7 @@ async def run(block: Block, running: Stack, request_id: str) -> None:
 async def test_what_the_pages_say_works(
     running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 11, 4): each page has commands that run."""
+    """Each page has commands that run."""
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name, value in environ(running).items():

@@ -299,7 +299,7 @@ async def test_a_trace_is_sent_and_comes_back_from_the_log(
     remote: Stack, log: LogSettings, tmp_path: Path
 ) -> None:
     """Lengths and what begins alike are as they were, after a file of Dynamo's, too; one turn comes
-    after the other (issue 14, 2)."""
+    after the other."""
     rows = [(40, 3, (0, 1, 2)), (44, 5, (0, 1, 3)), (30, 2, (4, 5))]
     arrivals = [
         Arrival(

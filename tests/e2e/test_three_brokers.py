@@ -63,7 +63,7 @@ async def leader(log: LogSettings, topic: str) -> int:
 async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
     cluster: BrokerCluster, tmp_path: Path
 ) -> None:
-    """Tokens' leader first, then requests', each back before the next goes (issue 10, 13)."""
+    """Tokens' leader first, then requests', each back before the next goes."""
     log = LogSettings(
         bootstrap=cluster.bootstrap,
         topic_prefix="three.",

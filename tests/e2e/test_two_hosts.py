@@ -27,7 +27,7 @@ FAR, TOKENS, STREAMS = "far", 400, 4
 
 
 async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Path) -> None:
-    """The same process in a higher epoch, and KV crosses the cable again (issue 10, 4)."""
+    """The same process in a higher epoch, and KV crosses the cable again."""
     pytest.importorskip("nixl", reason="the NIXL library is missing")
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
     own = BrokerSettings(host=HERE, port=0, heap_mb=384, quick=True, start_timeout_s=180.0)

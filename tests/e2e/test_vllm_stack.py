@@ -218,7 +218,7 @@ async def test_every_way_to_place_turns_gives_the_same_answers(
 async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_that_is_away(
     pair: Pair,
 ) -> None:
-    """Process, engine and prefix cache stay, and what ran ends well (issue 10, 4)."""
+    """Process, engine and prefix cache stay, and what ran ends well."""
     running, usual = pair.replica, os.getpriority(os.PRIO_PROCESS, 0)
     before = {name: process.pid for name, process in running.processes.items()}
     worker, *engine = family(before["replica-0"])

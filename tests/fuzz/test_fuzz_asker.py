@@ -1,5 +1,5 @@
 """What askers of the retrieval pool read, as nobody means it: hits, and what the fleet says. Only
-what could be true is believed, and nobody is held up (issue 10, 24)."""
+what could be true is believed, and nobody is held up."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
 """What gateways read from the log, with fields as nobody means them: frames, turns, the fleet.
-Calls end, and nothing ends a gateway (issue 10, 24)."""
+Calls end, and nothing ends a gateway."""
 
 import asyncio
 import dataclasses

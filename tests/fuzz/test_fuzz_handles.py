@@ -1,5 +1,5 @@
 """KV handles as nobody means them: each passes whole, or is refused with its layer's errors and
-leaves no trace (issue 10, 24)."""
+leaves no trace."""
 
 import dataclasses
 import json
@@ -129,7 +129,7 @@ def test_the_simulated_engine_uses_no_forged_handle(found: list[KvHandle], kind:
 
 
 async def test_only_blocks_that_a_handle_holds_are_copied() -> None:
-    """An engine takes its own blocks' numbers from nobody (issue 10, 24)."""
+    """An engine takes its own blocks' numbers from nobody."""
     engine = await start_sim()
     try:
         other = prompt(40, salt=1)

@@ -1,4 +1,4 @@
-"""HTTP as nobody means it: no 500, no crash, no stall of the event loop (issue 10, 24)."""
+"""HTTP as nobody means it: no 500, no crash, no stall of the event loop."""
 
 import json
 from typing import Any

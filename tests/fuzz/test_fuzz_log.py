@@ -1,5 +1,5 @@
-"""Every topic's bytes as somebody else writes them: buried or ignored, never the end of a reader
-(issue 10, 24)."""
+"""Every topic's bytes as somebody else writes them: buried or ignored, never the end of a
+reader."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
 """Calls that schemathesis makes of the gateway's OpenAPI page: what is allowed by it, and what is
-not. Each is answered as the page says, never with 500 (issue 10, 24)."""
+not. Each is answered as the page says, never with 500."""
 
 from functools import cache
 from typing import Any

@@ -1,5 +1,5 @@
 """What anybody may write on a topic of prompts: each record is a question, or an error that has an
-answer and a dead letter in every format; nothing ends a bridge or holds it up (issue 13, 1)."""
+answer and a dead letter in every format; nothing ends a bridge or holds it up."""
 
 import io
 import json

@@ -1,7 +1,6 @@
 """What retrieval workers read, as nobody means it: retrievals, documents, dead letters.
 
-All that is wrong is buried or answered with its error, and the good ones between are served
-(issue 10, 24).
+All that is wrong is buried or answered with its error, and the good ones between are served.
 """
 
 import dataclasses
@@ -226,7 +225,7 @@ async def test_documents_are_applied_or_refused(drawn: list[tuple[bytes, bytes]]
 
 
 async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
-    """It was taken for a document, by an assertion (issue 10, 24)."""
+    """It was taken for a document, by an assertion."""
     made = CollectionMade(collection="books", dim=3, shard=0, shards=1, at_ms=0)
     member: Any = SimpleNamespace(member_id="r")
     feed = DocumentFollower(LOG, CODEC, None, library(), PLACE, member)  # type: ignore[arg-type]  # unused
@@ -273,7 +272,7 @@ def test_what_is_said_of_collections_without_documents_is_forgotten() -> None:
 
 
 async def test_dead_letters_that_somebody_else_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers without a value ended the worker that looked for its own (issue 10, 24)."""
+    """Headers without a value ended the worker that looked for its own."""
     names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
     forged = [
         SimpleNamespace(timestamp=1, headers=headers)

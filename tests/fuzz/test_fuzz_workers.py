@@ -1,5 +1,5 @@
 """What workers read from their topics, with fields as nobody means them: work, cancellations,
-orders of roles. What is held ends, and all that is said of it fits on the log (issue 10, 24)."""
+orders of roles. What is held ends, and all that is said of it fits on the log."""
 
 import dataclasses
 from typing import Any
@@ -131,7 +131,7 @@ def test_a_worker_ends_whatever_it_was_given(values: list[bytes], end: str) -> N
 
 @pytest.mark.parametrize("field", ["kv", "kv_target"])
 def test_names_in_a_handle_have_a_bound_too(field: str) -> None:
-    """The outcome would repeat them, and nobody could write it (issue 10, 24)."""
+    """The outcome would repeat them, and nobody could write it."""
     named: dict[str, Any] = {field: handle(NOW_MS + 99, "x" * 2_000)}
     order = work(now_ms=NOW_MS, **named)
     with pytest.raises(RecordTooLarge, match="names of at most"):

@@ -54,7 +54,7 @@ def outcome(folder: Path, source: str, *options: str) -> str:
 
 
 def test_what_a_failed_test_leaves_open_is_not_blamed_on_the_next(tmp_path: Path) -> None:
-    """Eight sockets of a test that had been ended were the fault of the next (issue 27)."""
+    """Eight sockets of a test that had been ended were the fault of the next."""
     assert "1 failed, 1 passed in" in outcome(tmp_path, LEAKS)
 
 

@@ -199,7 +199,6 @@ def walked(schema: Any, plain: Any) -> bytes:
 @given(st.data())
 @settings(max_examples=500)
 def test_bodies_are_those_of_a_writer_that_walks_the_schema(data: st.DataObject) -> None:
-    """(issue 27, 3.1)"""
     name = data.draw(st.sampled_from(RECORDS))
     record = data.draw(instances(f"trivium.{name}"))
     assert ENCODERS[name](record) == walked(schema_of(name), to_dict(record))

@@ -1,4 +1,4 @@
-"""What a change of a schema must keep (issue 13, 2): each break is named, and there is none."""
+"""What a change of a schema must keep: each break is named, and there is none."""
 
 import json
 from pathlib import Path

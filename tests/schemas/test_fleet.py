@@ -170,7 +170,7 @@ def others_beat(view: FleetView, from_ms: int, to_ms: int) -> None:
 @pytest.mark.parametrize("late", [registration("w1", claims=(0,)), beat("w1", 1)])
 def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration | Heartbeat) -> None:
     """By the broker's clock, whenever it is read: not a heartbeat, and not a registration with
-    which a fenced worker changes its roles (issue 10, 9)."""
+    which a fenced worker changes its roles."""
     view = FleetView()
     assert view.apply(registration("w1", claims=(0,)), 0, 0, 10)
     assert view.apply(beat("w1", 0), 1, 0, 20)
@@ -186,7 +186,7 @@ def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration |
 @pytest.mark.parametrize("silent_ms", [4 * LEASE_MS, SILENCE_MAX_MS, SILENCE_MAX_MS + 1])
 def test_no_lease_runs_while_nobody_can_write(silent_ms: int) -> None:
     """The leader of the topic has gone, and all are heard again when there is another. Whoever
-    joins first then takes nothing away (issue 14, 5)."""
+    joins first then takes nothing away."""
     view = FleetView()
     view.apply(registration("w1", claims=(0,)), 0, 0, 10)
     view.apply(beat("w1", 0), 1, 0, 20)
@@ -198,7 +198,6 @@ def test_no_lease_runs_while_nobody_can_write(silent_ms: int) -> None:
 
 
 def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it() -> None:
-    """(issue 14, 5)"""
     view = FleetView()
     for name in ("w1", "w2"):
         view.apply(registration(name), 0, 0, 0)
@@ -215,7 +214,6 @@ def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it(
 
 
 def test_a_life_may_change_its_roles_within_its_lease() -> None:
-    """(issue 10, 9)"""
     view = FleetView()
     view.apply(registration("w1"), 0, 0, 10)
     view.apply(beat("w1", 0), 1, 0, 20)
@@ -224,7 +222,6 @@ def test_a_life_may_change_its_roles_within_its_lease() -> None:
 
 
 def test_clocks_are_measured_by_the_heartbeat_that_came_fastest() -> None:
-    """(issue 10, 10)"""
     view = FleetView()
     for member_id, ahead_ms in (("w1", 150), ("w2", -150)):
         view.apply(registration(member_id), 0, 0, 0)
@@ -286,7 +283,6 @@ def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
 
 
 def test_how_many_are_wanted_is_known_until_that_was_long_ago() -> None:
-    """(issue 14, 3)"""
     view = FleetView()
     assert view.scaling_target_at(0) is None
     view.scaling_target = Wanted(written_by="up", at_ms=1_000, pools=())

@@ -33,7 +33,6 @@ def test_order_and_repetition_matter() -> None:
 
 
 def test_prompts_of_another_scope_share_no_hash() -> None:
-    """(issue 28, 12)"""
     scopes = ["", "a", "b", "ab"]
     chains = [prefix.chain(range(64), 16, prefix.salt_of(scope)).tolist() for scope in scopes]
     assert len({value for values in chains for value in values}) == 4 * len(scopes)

@@ -190,7 +190,7 @@ def test_where_no_shard_searched_the_reason_is_raised(
 
 
 def test_quoted_documents_that_changed_are_those_that_their_own_shards_name() -> None:
-    """Issue 12, 3: what cannot be checked is not trusted."""
+    """What cannot be checked is not trusted."""
     names = [f"d{number}" for number in range(20)]
     quoted = [Quoted(document_id=each, content="1") for each in names]
     of_shard = [[each for each in names if shard_of(each, 2) == shard] for shard in range(2)]

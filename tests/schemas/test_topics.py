@@ -100,7 +100,7 @@ PINNED = [0, 10, 0, 6, 5, 11]
 
 
 def test_dead_letters_are_kept_as_long_as_the_topic_keeps_what_they_hold() -> None:
-    """A prompt that somebody could not read stayed for two weeks (issue 10, 23)."""
+    """A prompt that somebody could not read stayed for two weeks."""
     wanted = expected_topics(LogSettings())
     for name, topic in TOPICS.items():
         kept_ms = wanted[name + DEAD_LETTER_SUFFIX].topic_configs["retention.ms"]

@@ -63,7 +63,7 @@ STARTS: dict[str, Callable[[LogSettings], Awaitable[None]]] = {"router": route, 
 async def test_nothing_starts_where_the_broker_keeps_less_than_a_request_lives(
     kafka: LogSettings, process: str
 ) -> None:
-    """The topic table was checked, the topics were not (issue 10, 6)."""
+    """The topic table was checked, the topics were not."""
     await keep(kafka, "phases", HOUR_MS // 2)
     expected = r"phases: expected retention\.ms of at least .*found 1800000.*raise the topic's"
     async with asyncio.timeout(LIMIT_S):
@@ -72,7 +72,7 @@ async def test_nothing_starts_where_the_broker_keeps_less_than_a_request_lives(
 
 
 async def test_what_is_kept_an_hour_longer_than_it_lives_is_enough(kafka: LogSettings) -> None:
-    """So is what is kept for ever (issue 10, 6)."""
+    """So is what is kept for ever."""
     await check_retention(kafka, needs_of_requests(23 * HOUR_MS))
     await keep(kafka, "tokens", 3 * HOUR_MS)
     await keep(kafka, "requests", -1)
@@ -84,8 +84,6 @@ async def test_what_is_kept_an_hour_longer_than_it_lives_is_enough(kafka: LogSet
 async def test_a_broker_that_may_not_be_asked_is_told_in_the_log(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """(issue 10, 6)"""
-
     async def refused(
         _: AIOKafkaAdminClient, asked: list[ConfigResource]
     ) -> list[DescribeConfigsResponse_v2]:

@@ -233,7 +233,7 @@ def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
 
 @pytest.mark.parametrize("kind", KINDS.values())
 async def test_no_text_becomes_a_control_token(kind: str) -> None:
-    """Documents were encoded by another rule than messages (issue 28, 3.13)."""
+    """Documents were encoded by another rule than messages."""
     model = steered(kind)
     gateway = gateway_of(model)
     steering = steering_ids(gateway, model)

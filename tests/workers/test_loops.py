@@ -85,7 +85,7 @@ async def test_a_record_that_cannot_be_read_is_buried_and_work_goes_on() -> None
 
 
 async def test_work_that_breaks_the_size_rule_is_buried() -> None:
-    """Its outcome would repeat the name, and could not be written (issue 10, 15 and 24)."""
+    """Its outcome would repeat the name, and could not be written."""
     async with running_worker() as worker:
         foreign = replace(handle(wall_ms() + 5_000), worker_id="x" * 2_000)
         worker.decode.put(work("large", kv=foreign))
@@ -127,7 +127,7 @@ async def test_an_outcome_waits_for_its_frame() -> None:
 
 
 async def test_a_frame_with_an_end_waits_for_every_replica() -> None:
-    """It must not vanish with a broker, for nobody would say it again (issue 10, 13)."""
+    """It must not vanish with a broker, for nobody would say it again."""
     async with running_worker() as worker:
         await worker.held(work())
         worker.engine.say(out(ids=[5], text="a"))
@@ -275,7 +275,7 @@ async def test_no_work_is_taken_while_too_many_reports_are_pending() -> None:
 
 
 async def test_doubt_pauses_a_worker_and_does_not_end_it() -> None:
-    """Tokens and work wait for the acknowledgement; then all goes on (issue 10, 4)."""
+    """Tokens and work wait for the acknowledgement; then all goes on."""
     async with running_worker() as worker:
         await worker.held(work())
         worker.membership.valid = False

@@ -40,7 +40,7 @@ async def sent(*records: Phase | Outcome) -> list[Any]:
 
 
 async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
-    """A fenced worker's outcome was written beside the next attempt's (issue 10, 9)."""
+    """A fenced worker's outcome was written beside the next attempt's."""
     log, asked, leased = FakeLog(), asyncio.Event(), asyncio.Event()
     producer = FakeProducer(log)
     await producer.start()
@@ -65,7 +65,7 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
 
 @virtual
 async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
-    """Each for itself cost its writer, the log and a router a request more (issue 27, 3.1)."""
+    """Each for itself cost its writer, the log and a router a request more."""
     log, loop = FakeLog(), asyncio.get_running_loop()
     producer = FakeProducer(log)
     await producer.start()
@@ -93,7 +93,7 @@ async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
 
 
 async def test_a_handle_that_is_too_large_costs_its_request_and_not_the_worker() -> None:
-    """Reports are bounded, because their handles travel on with work (issue 10, 15)."""
+    """Reports are bounded, because their handles travel on with work."""
     phase = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, error=None, kv=HUGE)
     outcome = replace(example("trivium.Outcome"), kind=OutcomeKind.COMPLETED, error=None, kv=HUGE)
     failed, completed = await sent(phase, outcome)

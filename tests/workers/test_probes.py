@@ -1,4 +1,4 @@
-"""A worker whose answers search while they are generated, with a log in memory (issue 12, 3)."""
+"""A worker whose answers search while they are generated, with a log in memory."""
 
 from typing import Any
 

@@ -80,7 +80,7 @@ async def test_it_can_be_stopped_while_its_engine_starts() -> None:
 
 @virtual
 async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
-    """The cause lies outside the worker, so it never gives up (issue 10, 4)."""
+    """The cause lies outside the worker, so it never gives up."""
     worker = RunningWorker()
     worker.log.full.add("decode")
     await worker.start()
@@ -95,7 +95,7 @@ async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
 
 @virtual
 async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> None:
-    """A start before the broker is there waits (issue 10, 4)."""
+    """A start before the broker is there waits."""
     worker, started = RunningWorker(), list[int]()
 
     async def start(epoch: int) -> Engine:
@@ -112,7 +112,7 @@ async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> No
 
 @virtual
 async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
-    """It drops what it held, says nothing of it, and serves in a higher epoch (issue 10, 4)."""
+    """It drops what it held, says nothing of it, and serves in a higher epoch."""
     async with running_worker(exchanges_kv=True) as worker:
         first, engine = worker.membership, worker.engine
         assert isinstance(engine, FakeKvEngine)
@@ -135,7 +135,7 @@ async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
 
 @virtual
 async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
-    """It was flushed when the link healed; a drained life has nothing to hide (issue 10, 9)."""
+    """It was flushed when the link healed; a drained life has nothing to hide."""
     async with running_worker() as worker:
         worker.membership.lost.set()
         await worker.lives(2)
@@ -148,7 +148,7 @@ async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
 
 @virtual
 async def test_a_broker_that_is_away_ends_no_worker() -> None:
-    """Each try fails at another place, and the engine stays (issue 10, 4)."""
+    """Each try fails at another place, and the engine stays."""
     async with running_worker() as worker:
         troubles = (BrokerUnavailable("away"), TimeoutError(), LeaseError("no partition is free"))
         for number, trouble in enumerate(troubles, start=2):

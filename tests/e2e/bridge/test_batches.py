@@ -1,4 +1,4 @@
-"""/v1/batches over real bridges, whatever dies (issue 13, 1)."""
+"""/v1/batches over real bridges, whatever dies."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Prompts in, answers out, exactly one each, whatever dies (issue 13, 1)."""
+"""Prompts in, answers out, exactly one each, whatever dies."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ async def test_each_prompt_gets_its_answer(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     """In its own key, on the partition of the same number; errors are answers, too; the group's
-    offset is committed with them (issue 13, 1)."""
+    offset is committed with them."""
     log = await kafka_with(gateway_partitions=4)
     sent = Sent()
     topic = log.topic_prefix + "prompts"
@@ -60,8 +60,8 @@ async def test_each_prompt_gets_its_answer(
 async def test_an_answer_is_told_while_it_comes(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """On a topic of parts, whose numbers have no gap; answers fit on a topic of fewer partitions
-    (issue 13, 1)."""
+    """On a topic of parts, whose numbers have no gap; answers fit on a topic of fewer
+    partitions."""
     log = await kafka_with(gateway_partitions=4)
     prompts, answers, parts = (log.topic_prefix + name for name in ("asks", "says", "pieces"))
     narrow = dataclasses.replace(log, prompt_partitions=1)
@@ -103,7 +103,7 @@ async def test_an_answer_is_told_while_it_comes(
 async def test_prompts_of_transactions_count_when_they_are_committed(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """What was aborted is not answered, and marks between them hold nothing up (issue 13, 1)."""
+    """What was aborted is not answered, and marks between them hold nothing up."""
     log = await kafka_with(gateway_partitions=4)
     topic = log.topic_prefix + "prompts"
     producer = AIOKafkaProducer(bootstrap_servers=log.bootstrap, transactional_id=topic)

@@ -1,5 +1,5 @@
 """Prompts in every form, right and wrong, over a broker: each has its answer in the form that is
-due, and what is wrong a dead letter besides (issue 13, 1)."""
+due, and what is wrong a dead letter besides."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -141,7 +141,7 @@ async def take_at_most(log: LogSettings, topic: str, size: int, *, is_new: bool 
 
 
 async def compress_all(log: LogSettings) -> None:
-    """Every topic by one of the codecs, as clusters do by a setting of theirs (issue 28, 5)."""
+    """Every topic by one of the codecs, as clusters do by a setting of theirs."""
     wanted = zip(expected_topics(log).items(), cycle(CODECS[1:]), strict=False)
     resources = [
         ConfigResource(
@@ -155,7 +155,7 @@ async def compress_all(log: LogSettings) -> None:
 
 async def check_large(log: LogSettings, pair: TopicPair) -> None:
     """An answer larger than its topic takes is an error, known before it is sent or by the broker's
-    refusal; those beside it come through (issue 13, What it must show)."""
+    refusal; those beside it come through."""
     count = log.prompt_partitions
     long = b'{"text": "Why?", "max_tokens": 500, "priority": "interactive"}'
     short = b'{"text": "Why?", "max_tokens": 3, "priority": "interactive"}'

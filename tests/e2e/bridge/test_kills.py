@@ -1,4 +1,4 @@
-"""Exactly one answer for each prompt, in the order of their keys, whatever dies (issue 13, 1)."""
+"""Exactly one answer for each prompt, in the order of their keys, whatever dies."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""A prompt without an answer is a dead letter, and is asked again from there (issue 13, 1)."""
+"""A prompt without an answer is a dead letter, and is asked again from there."""
 
 import asyncio
 import json

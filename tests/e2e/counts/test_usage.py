@@ -103,7 +103,6 @@ async def disturb(running: Stack, counted: Counted, broker_pid: int) -> None:
 
 
 async def test_sums_are_what_clients_have_counted_whoever_dies(tmp_path: Path) -> None:
-    """(issue 13, 1; what it must show, 5)"""
     log = LogSettings(session_partitions=PARTITIONS, worker_partitions=2, gateway_partitions=2)
     own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(sim_settings(log), broker=own)

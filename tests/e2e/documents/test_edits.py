@@ -110,7 +110,7 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
 
 
 async def is_scraped(url: str) -> bool:
-    """What the retrieval worker's heartbeats tell of its searches (issue 15, 2.4)."""
+    """What the retrieval worker's heartbeats tell of its searches."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
     ended = [each for each in lines if each.startswith(_SEARCHES) and "completed" in each]

@@ -1,4 +1,4 @@
-"""Answers that search while they are generated, on a whole stack and a broker (issue 12, 3)."""
+"""Answers that search while they are generated, on a whole stack and a broker."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -107,7 +107,7 @@ async def test_a_trigger_of_ones_own_is_found_by_every_decode_worker(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     """The page's ten lines, installed for all but the last worker; while that one is there, the
-    name is refused (issue 30, 3)."""
+    name is refused."""
     site = {"PYTHONPATH": f"{own_triggers.install(tmp_path)}:{LONG_LEASES['PYTHONPATH']}"}
     settings = sim_settings(await kafka_with(asker_partitions=4))
     model = settings.model.served_name

@@ -1,4 +1,4 @@
-"""Rows on a topic are found, edited and gone, over a bridge of a whole stack (issue 13, 3)."""
+"""Rows on a topic are found, edited and gone, over a bridge of a whole stack."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The model that is served by default, asked with the real OpenAI client (issue 12, 1)."""
+"""The model that is served by default, asked with the real OpenAI client."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -42,7 +42,7 @@ async def ask(client: AsyncOpenAI, *turns: str, **fields: Any) -> Any:
 
 
 async def test_a_conversation_is_answered_and_each_answer_ends(client: AsyncOpenAI) -> None:
-    """Issue 12, 1): the newcomer's model, by name, with its own chat template and end."""
+    """The newcomer's model, by name, with its own chat template and end."""
     assert [model.id for model in (await client.models.list()).data] == [SMOLLM2]
     first = await ask(client, CAPITAL)
     assert "Paris" in first.message.content
@@ -73,7 +73,7 @@ async def test_a_streamed_answer_is_the_same_and_crosses_the_pools(client: Async
 
 
 async def test_what_is_too_long_is_cut_or_refused(client: AsyncOpenAI) -> None:
-    """Issue 12, 1): prompt and answer have 2048 tokens together."""
+    """Prompt and answer have 2048 tokens together."""
     cut = await ask(client, CAPITAL, max_tokens=3)
     assert cut.finish_reason == "length"
     with pytest.raises(BadRequestError, match="at most 2047") as refused:

@@ -45,7 +45,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     """Also where a router was killed, from snapshots, without what was said, and when compaction
-    has taken what it may (issue 14, 2; point 4)."""
+    has taken what it may."""
     begin_ms = wall_ms()
     settings = sim_settings(kafka, decode_step_ms=5.0, router={"snapshot_ms": 2_000})
     async with (
@@ -133,7 +133,7 @@ async def shadow(log: LogSettings) -> AsyncIterator[None]:
 
 async def _shadowed(log: LogSettings) -> None:
     """Wait until each placement has the shadow's beside it. It has written nothing else, and is in
-    no fleet and no group: live records are what they are without it (issue 14, 2)."""
+    no fleet and no group: live records are what they are without it."""
 
     async def placed(topic: str) -> dict[tuple[str, int], str]:
         codec, found = Codec(), {}

@@ -1,6 +1,4 @@
-"""A stack that follows what waits: workers start, move and leave under load, and nothing is lost
-(issue 14, 3).
-"""
+"""A stack that follows what waits: workers start, move and leave under load; nothing is lost."""
 
 from dataclasses import replace
 from pathlib import Path

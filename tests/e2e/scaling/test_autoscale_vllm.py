@@ -1,6 +1,4 @@
-"""Real vLLM follows what waits: a worker starts under load, moves with its engine, and leaves
-(issue 14, 3).
-"""
+"""Real vLLM follows what waits: a worker starts under load, moves with its engine, and leaves."""
 
 from pathlib import Path
 from typing import Any

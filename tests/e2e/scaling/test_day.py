@@ -1,4 +1,4 @@
-"""Some seconds of the day and night of `trivium evaluate scaling --live` (issue 14, 3)."""
+"""Some seconds of the day and night of `trivium evaluate scaling --live`."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The retrieval pool follows its load: a copy starts under searches, takes its share, and leaves
-(issue 14, 3).
-"""
+"""The retrieval pool follows its load: a copy starts under searches, takes its share, leaves."""
 
 import asyncio
 from collections.abc import Callable

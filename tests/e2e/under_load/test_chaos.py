@@ -1,4 +1,4 @@
-"""issue 14, 1) what `make chaos ARGS=--quick` does: whatever dies, clients get what was accepted,
+"""What `make chaos ARGS=--quick` does: whatever dies, clients get what was accepted,
 once, whole and right. How long they wait is not judged here, where other tests take the cores;
 nor how long processes take to be back. Leases are those of a deployment, but for this process,
 which looks whether they are.

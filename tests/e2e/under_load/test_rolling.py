@@ -1,4 +1,4 @@
-"""issue 14, 5) every process is restarted under load, and no request fails."""
+"""Every process is restarted under load, and no request fails."""
 
 import asyncio
 import random

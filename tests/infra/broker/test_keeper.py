@@ -40,7 +40,7 @@ class StubbornBroker:
 
 @virtual
 async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() -> None:
-    """A port that is taken for a while ends nothing (issue 10, 4)."""
+    """A port that is taken for a while ends nothing."""
     broker = StubbornBroker()
     kept = BrokerKeeper(broker, 10.0)  # type: ignore[arg-type]  # as much of one as is asked
     assert await kept.start() == "127.0.0.1:9092"

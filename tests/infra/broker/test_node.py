@@ -129,8 +129,7 @@ def test_a_taken_port_is_told_with_what_to_do(
 
 
 def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Broker) -> None:
-    """Both found the port free, and the processes of both joined whichever broker got it
-    (issue 28, 19)."""
+    """Both found the port free, and the processes of both joined whichever broker got it."""
     bootstrap = broker.spawn()
     port = int(bootstrap.rpartition(":")[2])
     late = Broker(replace(QUICK, port=port), broker.folder.with_name("late"))
@@ -146,7 +145,7 @@ def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Bro
 def test_another_clusters_broker_is_not_taken_for_ones_own(
     tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else got the port between the look and the start (issue 28, 19)."""
+    """Somebody else got the port between the look and the start."""
     monkeypatch.setattr(node, "port_is_taken", lambda *_: False)
     port = int(bootstrap.rpartition(":")[2])
     mine = Broker(replace(QUICK, port=port), tmp_path / "broker", tethered=True)

@@ -78,7 +78,7 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
 
 
 def test_what_kafka_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that read the log meet errors that only its client knows (issue 28, 5)."""
+    """Commands that read the log meet errors that only its client knows."""
 
     def refused() -> None:
         raise TopicAuthorizationFailedError("prompts")

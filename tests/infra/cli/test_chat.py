@@ -13,7 +13,6 @@ async def chatting(gateway: InProcessGateway, *words: str) -> Ran:
 
 
 async def test_probes_look_up_more_in_the_collection() -> None:
-    """(issue 12, probes)"""
     gateway = InProcessGateway(max_model_len=4_000)
     gateway.answer_with("a", probes=2, stalled_ms=3.0)
     code, output, errors = await chatting(gateway, "-c", "books", "--probes", "--json")

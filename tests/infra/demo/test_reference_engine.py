@@ -39,7 +39,7 @@ def test_an_answer_without_probes_is_one_part() -> None:
 
 
 def test_a_part_begins_where_a_probe_has_put_tokens_in() -> None:
-    """(issue 12, 3) The first record of each probe counts; one that found nothing cuts nothing."""
+    """The first record of each probe counts; one that found nothing cuts nothing."""
     story = answered(probe(2, 4, 91), probe(1, 3, 90), probe(1, 3, 99), probe(3, 5))
     assert asked(story) == [
         ([0, 1], 3, 3),

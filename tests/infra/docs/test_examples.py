@@ -21,7 +21,6 @@ def test_an_example_is_taken(file: Path) -> None:
 
 
 async def test_answers_of_the_first_pair_are_prompts_of_the_second() -> None:
-    """issue 13, 1)."""
     first, second = load(FOLDER / "reviews.toml", environ={}).bridge.pairs
     review = {"id": 7, "text": "Fine, but late."}
     question = await asked(review, first)

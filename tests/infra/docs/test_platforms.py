@@ -1,5 +1,5 @@
 """Recipes for stream platforms, as far as they can be checked without them: they parse, and the
-fields, topics and groups that they name are real (issue 13, 3)."""
+fields, topics and groups that they name are real."""
 
 import ast
 import re

@@ -74,7 +74,7 @@ def every(config: Config, **figures: float) -> Iterator[Point]:
 
 def test_the_grid_is_the_papers() -> None:
     assert (len(WORKLOADS), len(LOADS_PER_S), len(CONFIGS), len(set(CONFIGS))) == (18, 10, 17, 17)
-    """A load of 10 belongs to no class (issue 10, 25)."""
+    """A load of 10 belongs to no class."""
     levelled = [load for loads in LEVELS.values() for load in loads]
     assert levelled == [load for load in LOADS_PER_S if load != 10.0]
     for config in CONFIGS:
@@ -84,7 +84,7 @@ def test_the_grid_is_the_papers() -> None:
 
 
 def test_table_1_takes_medians_and_explains_what_is_off() -> None:
-    """Over all workloads, as published; those with long contexts beside it (issue 10, 25)."""
+    """Over all workloads, as published; those with long contexts beside it."""
     made: list[Point] = []
     for pools in RATIOS:
         made += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
@@ -178,7 +178,7 @@ def test_a_table_is_made_of_its_half_and_the_halves_share_nothing() -> None:
 
 def test_interference_in_each_way_of_measuring_it() -> None:
     """With as many tokens full and append cost about the same; few new tokens cost little. Only
-    where a batch reads one context once does a full prompt cost much (issue 10, 25; 30, 4)."""
+    where a batch reads one context once does a full prompt cost much."""
     found = {(row.prompts, row.kind): row for row in interference.slow_downs(Setup())}
     for count, published in ((1, ppd_paper.FIGURE_2), (4, ppd_paper.FIGURE_6)):
         full, append = found[count, "full"], found[count, "append"]
@@ -276,7 +276,7 @@ def test_shared_conversations_are_like_the_published_ones() -> None:
 
 
 def test_prefill_heavy_conversations_ask_more_than_they_answer() -> None:
-    """Those of figure 5 (issue 10, 25)."""
+    """Those of figure 5."""
     for held in conversations.conversations(
         conversations.SYNTHETIC, 8.0, 40, 64, 1, prefill_heavy=True
     ):
@@ -322,14 +322,14 @@ def test_what_table_4_shows_is_put_in_words() -> None:
         decode_ttft_by_turn=[],
     )
     found, why = failures.trends(rows, [], [length, replace(length, failed=0)])
-    assert not found["plain 2P2D loses requests"]  # not in the table's own set-up (issue 30, 4)
+    assert not found["plain 2P2D loses requests"]  # not in the table's own set-up
     assert "30 of 100 at 16 turns" in why[2]
     rows[1] = replace(rows[1], percent={"low": 1.0})
     assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
 
 
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bars are written like those of every benchmark (issue 10, 26)."""
+    """Its bars are written like those of every benchmark."""
     tiny = evaluation.GridSize(
         workloads=WORKLOADS[15:16],
         loads_per_s=(0.5, 2.0),

@@ -1,4 +1,4 @@
-"""What files of each kind become (issue 12, 2)."""
+"""What files of each kind become."""
 
 import json
 import os
@@ -37,7 +37,7 @@ WRONG: list[tuple[str, bytes, str]] = [
 async def test_what_cannot_be_read_is_named_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 12: unreadable, empty, oversized and unknown files."""
+    """Unreadable, empty, oversized and unknown files."""
     for name, data, said in WRONG:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(Unreadable, match=said):
@@ -108,7 +108,7 @@ FACTS: list[tuple[str, str]] = [
 
 
 async def test_metadata_that_no_index_holds_are_named_before_they_are_sent(tmp_path: Path) -> None:
-    """(issue 28, 7) They were buried behind the caller's back, or ended the whole call."""
+    """They were buried behind the caller's back, or ended the whole call."""
     file = tmp_path / "m.jsonl"
     lines = [f'{{"id": "{n}", "text": "x", "metadata": {f}}}' for n, (f, _) in enumerate(FACTS)]
     first = '{"id": "a", "text": "one", "metadata": {"v": "x", "none": null, "tags": []}}'

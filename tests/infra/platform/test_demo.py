@@ -1,5 +1,5 @@
-"""`trivium demo --platform` with simulated engines: the whole loop, and what is left of it
-(issue 13, 3 and bar 1). `make test-platform` runs it: it needs PostgreSQL and Kafka Connect."""
+"""`trivium demo --platform` with simulated engines: the whole loop, and what is left of it. `make
+test-platform` runs it: it needs PostgreSQL and Kafka Connect."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""kcat, as Debian has it, reads every topic and writes prompts (issue 13, 3)."""
+"""kcat, as Debian has it, reads every topic and writes prompts."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Where a server is looked for, and that one of our own is gone with its folder (issue 13, 3)."""
+"""Where a server is looked for, and that one of our own is gone with its folder."""
 
 from pathlib import Path
 

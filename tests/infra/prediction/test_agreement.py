@@ -33,7 +33,6 @@ def as_local(decision: Decision) -> Decision:
 def test_where_both_agree_outcomes_count_and_elsewhere_the_simulator(
     traffic: RecordedTraffic,
 ) -> None:
-    """(issue 14, 2)"""
     later = [each for each in traffic.placements.values() if traffic.requests[each.request_id].turn]
     remote = {each.request_id for each in later if each.mode is Mode.REMOTE}
     assert remote

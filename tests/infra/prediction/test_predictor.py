@@ -102,7 +102,6 @@ def test_speeds_are_read_off_phases_and_outcomes(half: RecordedTraffic) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_other_shares_are_predicted_as_they_turn_out(half: RecordedTraffic, share: float) -> None:
-    """(issue 14, 2)"""
     settings = with_overrides(half.settings, {"local_share": str(share)})
     predicted = predict(half, measure_speeds(half), settings)
     assert predicted.unserved == 0

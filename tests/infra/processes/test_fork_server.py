@@ -256,7 +256,7 @@ async def answered_by(listener: socket.socket) -> int:
 async def test_who_calls_between_two_lives_is_answered_by_the_next_one(
     tmp_path: Path, forks: ForkServer, is_forked: bool
 ) -> None:
-    """As systemd has it, the socket is kept by who starts the process (issue 28, 21)."""
+    """As systemd has it, the socket is kept by who starts the process."""
     keeper = Supervisor()
     with listen("127.0.0.1", 0) as listener:
         asked = spec(tmp_path, forks, LISTENS, env=ENVIRON, listener=listener)

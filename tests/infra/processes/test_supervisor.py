@@ -115,7 +115,7 @@ async def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> 
 async def test_who_is_asked_twice_to_stop_is_told_once_and_has_the_shorter_grace(
     tmp_path: Path,
 ) -> None:
-    """A worker that drains takes a second signal for an order to end at once (issue 14, 3)."""
+    """A worker that drains takes a second signal for an order to end at once."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, COUNTING))
     await is_up(process)
@@ -192,7 +192,7 @@ def test_a_tethered_command_does_not_start_for_another_parent() -> None:
 
 
 async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
-    """Settings that were right stay right, so the cause lies outside (issue 10, 4)."""
+    """Settings that were right stay right, so the cause lies outside."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, "print('up', flush=True); raise SystemExit(2)"))
     process.has_served = True

@@ -27,7 +27,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_tells_what_its_values_are(tmp_path: Path) -> None:
-    """Other programs read it, without this one's schemas (issue 14, 2)."""
+    """Other programs read it, without this one's schemas."""
     request = builders.request("r1")
     write(tmp_path / "a.avro", {}, [RecordingRow(LINE, value=Codec().encode(request))])
     with (tmp_path / "a.avro").open("rb") as file:

@@ -43,7 +43,7 @@ def in_state(text: str) -> bytes:
 def test_a_recording_without_bodies_decides_the_same(
     tmp_path: Path, seed: int, searching: bool, probing: bool
 ) -> None:
-    """With prefix caches, searches, answers that go on, and routers that die (issue 14, 2)."""
+    """With prefix caches, searches, answers that go on, and routers that die."""
     recorder = Recorder()
     weathered(seed, more=[recorder], searching=searching, probing=probing)
     before = recorder.all_rows
@@ -94,7 +94,7 @@ def rows_of(played: Played) -> list[RecordingRow]:
 
 @pytest.mark.parametrize("names", [False, True])
 def test_texts_and_names_are_left_out(names: bool) -> None:
-    """Those of requests, passages and states (issue 14, 2)."""
+    """Those of requests, passages and states."""
     before = rows_of(spoken())
     assert TEXT.encode() in bytes_in(before)
     told = bytes_in(list(redact(before, names=names)))
@@ -106,7 +106,7 @@ def test_texts_and_names_are_left_out(names: bool) -> None:
 
 
 def test_what_is_decided_otherwise_is_not_made() -> None:
-    """Its stand-ins could not be checked (issue 14, 2)."""
+    """Its stand-ins could not be checked."""
     rows = rows_of(answered(Played(), ["r1"]))
     rows[-1] = rows[-1]._replace(effects=7)
     with pytest.raises(RecordError, match="router-a life 5, line .*decided otherwise here"):
@@ -114,7 +114,7 @@ def test_what_is_decided_otherwise_is_not_made() -> None:
 
 
 def test_what_would_be_decided_otherwise_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where workers' caches are not told of by the blocks of stand-ins (issue 14, 2)."""
+    """As where workers' caches are not told of by the blocks of stand-ins."""
     recorder = Recorder()
     weathered(0, more=[recorder])
     monkeypatch.setattr(PrefixIndex, "map_hashes", lambda index, names: index)

@@ -53,7 +53,7 @@ SETTINGS = RouterSettings(
     ],
 )
 def test_only_what_is_decided_otherwise_is_a_change(given: dict[str, str], changes: bool) -> None:
-    """A router that is asked about goes on as it did (issue 14, 2)."""
+    """A router that is asked about goes on as it did."""
     asked = Asked(Router("router-0", SETTINGS), **given)
     weathered(0, count=0, more=[asked])
     found = asked.redeciding.changes
@@ -64,7 +64,7 @@ def test_only_what_is_decided_otherwise_is_a_change(given: dict[str, str], chang
 
 @pytest.mark.parametrize("policy", ["pairs", "round_robin"])
 def test_workers_in_turn_can_be_asked_about(policy: str) -> None:
-    """They compute nothing where it is decoded (issue 30, 1)."""
+    """They compute nothing where it is decoded."""
     asked = Asked(Router("router-0", SETTINGS), policy=policy)
     weathered(0, count=0, more=[asked])
     modes = asked.redeciding.changes.modes

@@ -34,7 +34,6 @@ def altered(path: Path, name: str, **changes: Any) -> Path:
 
 
 def test_a_replay_is_equal(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     played = answered(Played(), NAMES)
     played.journal.stop(played.now_ms)
     report = replay(played.recorded(tmp_path / "a.avro"))
@@ -45,7 +44,7 @@ def test_a_replay_is_equal(tmp_path: Path) -> None:
 
 
 def test_a_replay_begins_at_a_snapshot(tmp_path: Path) -> None:
-    """Lives last for weeks, the journal for a day (issue 14, 2)."""
+    """Lives last for weeks, the journal for a day."""
     played = answered(Played(), NAMES[:3])
     played.snapshot()
     since_ms = played.now_ms + 1
@@ -58,7 +57,6 @@ def test_a_replay_begins_at_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_the_first_difference_is_told_with_its_input(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = answered(Played(), NAMES).recorded(tmp_path / "a.avro")
     report = replay(altered(path, "r2", tokens=4_000))
     (life,) = report.lives
@@ -86,7 +84,7 @@ def test_a_core_that_raises_where_it_did_not_is_a_difference(
 
 
 def test_a_core_that_raised_does_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom it failed over is an effect like others (issue 14, 2)."""
+    """Whom it failed over is an effect like others."""
     played, place = answered(Played(), NAMES[:2]), Dispatcher._place
 
     def broken(dispatcher: Dispatcher, live: LiveRequest, now_ms: int) -> bool:
@@ -102,7 +100,7 @@ def test_a_core_that_raised_does_so_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_life_that_was_cut_is_replayed_up_to_there(tmp_path: Path) -> None:
-    """Its last lines were lost with it, and what it did behind them is counted (issue 14, 2)."""
+    """Its last lines were lost with it, and what it did behind them is counted."""
     played = answered(Played(), NAMES[:2])
     last_ms, life = played.now_ms, played.life()
     played.happens("requests", builders.request("r9", session_id="r9"))  # in no batch yet

@@ -45,7 +45,6 @@ def told(
 
 
 def test_a_shadow_says_where_another_policy_would_have_placed_requests() -> None:
-    """(issue 14, 2)"""
     played = served(Played(STATIC), "r1", "r2", "r3")
     shadow = Shadow("shadow-a", {"policy": "replica"}, 0)
     decisions = told(shadow, played)
@@ -80,7 +79,7 @@ def test_what_would_wait_has_no_mode_and_no_worker() -> None:
 
 
 def test_nothing_but_decisions_comes_of_what_a_followed_router_does() -> None:
-    """Orders, ends, usage and sessions follow there, too, and go nowhere (issue 14, 2)."""
+    """Orders, ends, usage and sessions follow there, too, and go nowhere."""
     played = served(Played(RouterSettings(policy="replica")), "r1")
     (order,) = [each for each in played.effects if isinstance(each, Dispatch)]
     assert isinstance(order.record, Work)

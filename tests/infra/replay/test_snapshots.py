@@ -50,7 +50,6 @@ class Shadow(Checker):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_read_from_a_snapshot_decides_alike(seed: int) -> None:
-    """(issue 14, 2)"""
     shadow = Shadow()
     weathered(seed, more=[shadow], searching=seed == 1)
     assert shadow.snapshots > 3
@@ -58,7 +57,7 @@ def test_what_is_read_from_a_snapshot_decides_alike(seed: int) -> None:
 
 
 def test_what_is_decided_does_not_depend_on_the_order_of_sets() -> None:
-    """Another process, in which strings have other hashes, decides the same (issue 14, 2)."""
+    """Another process, in which strings have other hashes, decides the same."""
     program = (
         "from tests.infra.replay.test_snapshots import Sums\n"
         "from tests.infra.simulator.storms import weathered\n"
@@ -87,7 +86,7 @@ class Sums(Checker):
 
 
 def test_no_foreign_code_is_run() -> None:
-    """A recording may come from anywhere (issue 14, 2)."""
+    """A recording may come from anywhere."""
 
     class Foreign:
         def __reduce__(self) -> tuple[object, ...]:
@@ -101,7 +100,7 @@ def test_no_foreign_code_is_run() -> None:
 
 @pytest.mark.parametrize("kind", [CheckProcess, LogProducer])
 def test_nothing_is_made_that_does_more_than_hold_values(kind: type) -> None:
-    """Classes of the project's own start processes and connect (issue 14, 2)."""
+    """Classes of the project's own start processes and connect."""
     with pytest.raises(RecordError, match="is no part of a router"):
         unpack_router(zlib.compress(pickle.dumps(kind)))
 

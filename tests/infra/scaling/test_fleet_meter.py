@@ -1,4 +1,4 @@
-"""What the fleet says, as the law wants it (issue 14, 3)."""
+"""What the fleet says, as the law wants it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""When a pool follows what it wants (issue 14, 3)."""
+"""When a pool follows what it wants."""
 
 from infra.scaling.hysteresis import PoolHysteresis
 from infra.scaling.settings import ScalingSettings
@@ -52,7 +52,7 @@ def test_a_pool_that_comes_later_waits_as_long() -> None:
 
 
 def test_it_follows_after_the_clock_was_set_back() -> None:
-    """It stood still for as long: what was seen "later" never went (issue 28, 15)."""
+    """It stood still for as long: what was seen "later" never went."""
     steady = PoolHysteresis(SETTINGS)
     for second in range(20):
         steady.settle({DECODE: 4}, {DECODE: 4}, 3_600_000 + 1_000 * second)

@@ -1,4 +1,4 @@
-"""How many workers each pool wants (issue 14, 3)."""
+"""How many workers each pool wants."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""From the fleet to how many workers each pool gets (issue 14, 3)."""
+"""From the fleet to how many workers each pool gets."""
 
 from infra.scaling.scaler import Scaler, ScalingPlan
 from infra.scaling.settings import ScalingSettings

@@ -1,4 +1,4 @@
-"""What the shards of the retrieval pool have to do (issue 14, 3)."""
+"""What the shards of the retrieval pool have to do."""
 
 from dataclasses import replace
 

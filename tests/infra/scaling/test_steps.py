@@ -1,4 +1,4 @@
-"""From the workers that are there to those that are to be there (issue 14, 3)."""
+"""From the workers that are there to those that are to be there."""
 
 from collections.abc import Sequence
 

@@ -232,7 +232,7 @@ def test_an_answer_that_is_not_found_again_is_computed_again() -> None:
 
 
 def test_one_prompt_at_a_time_answers_the_first_sooner() -> None:
-    """In steps of its own instead of one that holds both (issue 10, 27)."""
+    """In steps of its own instead of one that holds both."""
     first_ms: dict[int, list[float]] = {}
     for most in (0, 1):
         setup = replace(SETUP, prefill_running_max=most)

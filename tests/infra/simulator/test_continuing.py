@@ -54,7 +54,6 @@ def gone_on(seed: int) -> Counter[str]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_readers_stop_where_the_next_attempt_begins(seed: int) -> None:
-    """(issue 14, 1)"""
     seen = gone_on(seed)
     assert seen["gone on"] and seen["tokens behind a mark"]
 

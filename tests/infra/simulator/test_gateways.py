@@ -52,7 +52,7 @@ def ends(cluster: Cluster) -> dict[str, OutcomeKind]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
-    """Gateways die, return and are cut off at drawn times (issue 10, 13)."""
+    """Gateways die, return and are cut off at drawn times."""
     readers = Readers(GRACE_MS)
     faults = gateway_losses(
         seed, gateways=3, count=8, begin_ms=READY_MS, end_ms=READY_MS + DURATION_MS
@@ -74,7 +74,7 @@ def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
 
 @pytest.mark.parametrize("resumes", [True, False])
 def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
-    """All of a gateway's, or none but those that are to go on anyway (issue 10, 13)."""
+    """All of a gateway's, or none but those that are to go on anyway."""
     readers = Readers(GRACE_MS)
     fault = lose_gateway(READY_MS + 6_000, "gateway-1", (500.0,) if resumes else (None,))
     cluster = serve(1, (fault,), readers)
@@ -83,7 +83,7 @@ def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
 
 
 def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
-    """It joins again within the grace, as the same process (issue 10, 13)."""
+    """It joins again within the grace, as the same process."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
     assert not readers.lost_ids
@@ -96,7 +96,7 @@ def frozen() -> SimFault:
 
 
 def test_a_gateway_that_wakes_gives_nothing_up_that_is_read_elsewhere() -> None:
-    """It finds its clients gone, who have resumed at another long ago (issue 14, 1)."""
+    """It finds its clients gone, who have resumed at another long ago."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (frozen(),), readers)
     assert not readers.lost_ids
@@ -104,14 +104,14 @@ def test_a_gateway_that_wakes_gives_nothing_up_that_is_read_elsewhere() -> None:
 
 
 def test_a_seed_finds_what_is_given_up_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mend every word of a gateway counts (issue 14, 1)."""
+    """Without the mend every word of a gateway counts."""
     monkeypatch.setattr(live, "is_outdated", lambda *_, **__: False)
     with pytest.raises(AssertionError, match="given up while its client reads"):
         serve(2, (frozen(),), Readers(GRACE_MS))
 
 
 def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mend it runs to its end (issue 10, 13)."""
+    """Without the mend it runs to its end."""
     monkeypatch.setattr(ReaderWatch, "lost_gateways", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
         serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))

@@ -87,7 +87,7 @@ def test_what_lived_on_a_dead_worker_is_dealt_among_the_living() -> None:
 
 
 def test_pairs_keep_to_each_other_and_get_conversations_in_turn() -> None:
-    """Static 1P1D (issue 10, 27)."""
+    """Static 1P1D."""
     told = workers(serve("3P2D", 0.0, in_turn="pairs"))
     places = [set(turns) for turns in told.values()]
     assert all(len(place) == 1 for place in places)
@@ -96,7 +96,7 @@ def test_pairs_keep_to_each_other_and_get_conversations_in_turn() -> None:
 
 
 def test_round_robin_gives_each_request_the_next_prefill_worker() -> None:
-    """And each conversation the next decode worker, which keeps it (issue 10, 27)."""
+    """And each conversation the next decode worker, which keeps it."""
     cluster = serve("3P2D", 0.0, in_turn="round_robin")
     told = workers(cluster)
     assert all(len({turn[1] for turn in turns}) == 1 for turns in told.values())

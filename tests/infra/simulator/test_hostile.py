@@ -50,7 +50,7 @@ def serve(seed: int, *, count: int = 200) -> OpenCluster:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
-    """Each accepted request ends once, all others as usual (issue 10, 24)."""
+    """Each accepted request ends once, all others as usual."""
     cluster = serve(seed)
     kinds: dict[str, set[str]] = {"c": set(), "large": set()}
     for each in cluster.clients.requests:
@@ -78,14 +78,14 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
 def test_a_seed_finds_what_is_not_mended(
     mend: str, without: Any, crash: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The router stops over one record (issue 10, 15 and 24)."""
+    """The router stops over one record."""
     monkeypatch.setattr(mend, without)
     with pytest.raises(crash):
         serve(seed)
 
 
 def test_what_the_size_rule_lets_in_is_served() -> None:
-    """At the log's own limit: what follows from an accepted request fits (issue 10, 15 and 17)."""
+    """At the log's own limit: what follows from an accepted request fits."""
     fits = REQUEST_BYTES_MAX - 1_000
     sizes = (fits, fits, REQUEST_BYTES_MAX, RECORD_BYTES_MAX)
     cluster = Cluster(

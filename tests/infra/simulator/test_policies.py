@@ -48,7 +48,7 @@ def means(cluster: Cluster) -> tuple[float, float]:
 @pytest.mark.parametrize("pools", ["1P3D", "2P2D", "3P1D"])
 def test_learned_finds_where_single_turns_belong(pools: str) -> None:
     """With one prefill worker most are better off without it, with three hardly any: within 3 % of
-    the best policy, and first turns tell enough of themselves to learn that (issue 10, 29)."""
+    the best policy, and first turns tell enough of themselves to learn that."""
     found = {
         policy: [means(serve(pools, policy, seed)) for seed in (11, 12)] for policy in POLICIES
     }
@@ -61,7 +61,7 @@ def test_learned_finds_where_single_turns_belong(pools: str) -> None:
 
 @pytest.mark.parametrize("seed", [11, 12])
 def test_workers_in_both_roles_answer_first_turns_alone(seed: int) -> None:
-    """Remote means another worker and a transfer, and spares nobody (issue 10, 29)."""
+    """Remote means another worker and a transfer, and spares nobody."""
     alone, split = serve("2B", "learned", seed, 6.0), serve("2B", "static", seed, 6.0)
     modes = [each.mode for each in alone.clients.requests]
     assert set(modes) == {Mode.LOCAL} and not alone.links.moved_bytes
@@ -104,7 +104,7 @@ def lost(pools: str, policy: str, seed: int, per_burst: float) -> set[str]:
 
 @pytest.mark.parametrize(("seed", "per_burst"), [(1, 4.0), (2, 4.0), (1, 5.0)])
 def test_no_policy_loses_a_request_that_another_would_not(seed: int, per_burst: float) -> None:
-    """Formerly `learned` lost one of each, where x=0 and replicas lost none (issue 28, 4.20). With
+    """Formerly `learned` lost one of each, where x=0 and replicas lost none. With
     other seeds it still does (LOG.md)."""
     policies = (("2P2D", "static"), ("2P2D", "learned"), ("2P2D", "conditional"), ("4R", "replica"))
     found = {policy: lost(pools, policy, seed, per_burst) for pools, policy in policies}

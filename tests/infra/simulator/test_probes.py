@@ -1,4 +1,4 @@
-"""Invariant 8: answers that search while they are generated, in storms (issue 12, 3)."""
+"""Invariant 8: answers that search while they are generated, in storms."""
 
 from collections import Counter
 

@@ -26,7 +26,7 @@ def searched(seed: int) -> Contexts:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_invariant_holds_while_routers_die_over_searches(seed: int) -> None:
-    """Answers come soon, late, never and twice; and all else of a storm (issue 12, 3)."""
+    """Answers come soon, late, never and twice; and all else of a storm."""
     books = searched(seed)
     assert books.counts["works with passages"] and books.counts["second answers"]
 
@@ -81,7 +81,6 @@ NAMES = {router: "Router", recovery: "Rebuild", retrievals: "Retrievals", attemp
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_seed_finds_a_bug_in_searches(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 12, 3)"""
     module, right, wrong, seed, message = BUGS[bug]
     source = Path(str(module.__file__)).read_text()
     assert source.count(right) == 1

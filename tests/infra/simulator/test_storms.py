@@ -14,7 +14,7 @@ from workers.llm import active_requests
 @pytest.mark.parametrize("seed", range(12))
 def test_every_invariant_holds_in_a_storm(seed: int) -> None:
     """Workers, routers and gateways die, drain and are cut off, clients leave, the log is slow, and
-    records come twice (issue 11, 1)."""
+    records come twice."""
     cluster = weathered(seed)
     kinds = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
     assert OutcomeKind.COMPLETED in kinds
@@ -23,7 +23,7 @@ def test_every_invariant_holds_in_a_storm(seed: int) -> None:
 @pytest.mark.parametrize("policy", ["pairs", "round_robin"])
 @pytest.mark.parametrize("seed", range(4))
 def test_workers_in_turn_keep_every_invariant(policy: str, seed: int) -> None:
-    """On pools of one and of unlike size, in every order (issue 30, 1)."""
+    """On pools of one and of unlike size, in every order."""
     cluster = weathered(seed, policy=policy)
     placed = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
     assert OutcomeKind.COMPLETED in placed
@@ -81,7 +81,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator serves by the rules of workers/llm/active_requests.py: what is wrong there
-    shows (issue 11, 1)."""
+    shows."""
     right, wrong, seed, message = BUGS[bug]
     source = Path(active_requests.__file__).read_text()
     assert source.count(right) == 1

@@ -39,7 +39,7 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
 
 def test_a_shared_opening_belongs_to_nobody() -> None:
     """Block 0 begins every prompt, and some prompts are hardly more than that; only those that
-    extend another one as a whole go on with it (issue 10, 28)."""
+    extend another one as a whole go on with it."""
     prompts = (
         (600, [0, 90]),  # the opening and some words
         (1_200, [0, 1, 91]),
@@ -57,7 +57,7 @@ def test_a_shared_opening_belongs_to_nobody() -> None:
 
 def test_prompts_that_part_are_no_turns_of_each_other() -> None:
     """Three questions about one document, the last asked again, and a longer one that has no
-    room for the answer before it (issue 10, 28)."""
+    room for the answer before it."""
     prompts = (
         (1_600, [5, 6, 7, 80]),
         (1_600, [5, 6, 8, 81]),

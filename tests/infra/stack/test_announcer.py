@@ -1,4 +1,4 @@
-"""When it is written how many workers are wanted (issue 14, 3)."""
+"""When it is written how many workers are wanted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the autoscaler has a stack do, without processes (issue 14, 3)."""
+"""What the autoscaler has a stack do, without processes."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How far bridges are, from Kafka alone (issue 13, 4): records, time, owner and rate."""
+"""How far bridges are, from Kafka alone: records, time, owner and rate."""
 
 import asyncio
 import json

@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S, until
 def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And gives up no process that was ready once (issue 10, 4)."""
+    """And gives up no process that was ready once."""
     stack = Stack(Settings(), StackPlan(), folder=tmp_path)
     process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, has_served=False)
     stack.processes["decode-0"] = process
@@ -69,7 +69,7 @@ def test_a_gateway_that_drains_gets_no_listener(tmp_path: Path) -> None:
 
 @virtual
 async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> None:
-    """It ended with the first error (issue 10, 4)."""
+    """It ended with the first error."""
     fleet, codec = FleetWatch(Settings().log), Codec()
     answers: list[Any] = [KafkaConnectionError("away"), KafkaTimeoutError("away")]
     value = codec.encode(registration("decode-0", Role.DECODE))
@@ -93,7 +93,7 @@ async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> No
 async def test_a_start_tells_what_it_unpacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 12, 1): with a progress line, and before anything else is started."""
+    """With a progress line, and before anything else is started."""
     unpacked = threading.Event()
 
     def slow(model: ModelSettings, engine: str, *, report: Callable[[str], None]) -> ModelSettings:

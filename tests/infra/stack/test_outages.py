@@ -36,7 +36,7 @@ def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
 async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All processes are ready, and still a call would be refused (issue 10, 14)."""
+    """All processes are ready, and still a call would be refused."""
     answers, asked = [False, True, True, True], list[str]()
 
     async def is_served(url: str) -> bool:
@@ -56,7 +56,7 @@ async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
 
 
 def test_status_answers_without_a_broker(tmp_path: Path) -> None:
-    """What the launcher knows is told (issue 10, 4)."""
+    """What the launcher knows is told."""
     row = ProcessRow(
         name="decode-0", kind="worker", pid=7, state=NO_BROKER, restarts=0, url="", log_file="x.log"
     )
@@ -78,7 +78,7 @@ def test_status_answers_without_a_broker(tmp_path: Path) -> None:
 
 
 async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path) -> None:
-    """A busy machine's broker does not say in time where the fleet's records are (issue 10, 4)."""
+    """A busy machine's broker does not say in time where the fleet's records are."""
     asked: list[str] = []
 
     class Consumer:
@@ -125,7 +125,7 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
 
 @virtual
 async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> None:
-    """And says so meanwhile; one that does not come ends it (issue 10, 4)."""
+    """And says so meanwhile; one that does not come ends it."""
     stack = Stack(Settings(), StackPlan(broker=False), folder=tmp_path)
     asked, seen = 0, set[str]()
 
@@ -148,7 +148,7 @@ async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_up_says_that_it_waits_for_a_cluster(tmp_path: Path, detached: bool) -> None:
-    """The line is there while the start goes on trying (issue 10, 4)."""
+    """The line is there while the start goes on trying."""
     command = [sys.executable, "-m", "infra.cli.app", "up", "--engine", "sim"]
     command += ["--bootstrap", "127.0.0.1:1", *["-d"] * detached]
     env = os.environ | {"TRIVIUM_HOME": str(tmp_path)}

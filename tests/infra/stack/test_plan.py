@@ -65,7 +65,7 @@ def deployment(engine: str, policy: str, orchestration: str, push: bool = False)
 def test_a_wish_that_no_workers_can_meet_stops_the_start(
     engine: str, policy: str, orchestration: str, push: bool, counts: dict[str, Any], error: str
 ) -> None:
-    """Instead of becoming something else in silence (issue 10, 2)."""
+    """Instead of becoming something else in silence."""
     settings, plan = deployment(engine, policy, orchestration, push), StackPlan(**counts)
     if not error:
         Stack(settings, plan)
@@ -86,7 +86,6 @@ def test_a_moved_worker_is_started_anew_with_its_roles() -> None:
 
 
 def test_workers_come_and_go_under_the_first_name_that_is_free() -> None:
-    """(issue 14, 3)"""
     plan = StackPlan(prefill=2, decode=2).without("decode-0")
     assert [name for name in plan.names() if "code" in name] == ["decode-1"]
     plan, name = plan.with_worker("decode")
@@ -119,7 +118,7 @@ def test_vllm_workers_are_dealt_the_cores() -> None:
 def test_a_vllm_worker_that_comes_later_gets_cores_that_no_other_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever was there keeps theirs (issue 14, 3)."""
+    """Whoever was there keeps theirs."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
     bound = "VLLM_CPU_OMP_THREADS_BIND"
     plan = StackPlan(prefill=1, decode=1, seats=3)

@@ -1,4 +1,4 @@
-"""issue 14, 5) a rolling restart: one process at a time, and only when all are there."""
+"""A rolling restart: one process at a time, and only when all are there."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a deployment leaves on disk and in messages, for its owner alone (issue 10, 20)."""
+"""What a deployment leaves on disk and in messages, for its owner alone."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def exposed(folder: Path) -> list[str]:
 
 
 def test_secrets_are_neither_written_nor_shown(settings: Settings, tmp_path: Path) -> None:
-    """Processes get them by their environment (issue 10, 20)."""
+    """Processes get them by their environment."""
     written, shown = dump(settings), repr(settings)
     assert not [each for each in SECRETS if each in written or each in shown]
     specs = process_specs(

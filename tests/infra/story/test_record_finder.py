@@ -134,7 +134,7 @@ async def test_only_what_belongs_to_the_request_is_read() -> None:
 
 
 def test_a_prompts_request_is_looked_for_from_its_prompt_on() -> None:
-    """It may have waited for hours until it was asked (issue 13, 1)."""
+    """It may have waited for hours until it was asked."""
     name, _ = derive_ids(NOW_MS - 3_600_000, b"0123456789")
     window = window_of(name, DAY_MS, NOW_MS)
     assert window.since_ms == NOW_MS - 3_600_000 - CLOCKS_MS

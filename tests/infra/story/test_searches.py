@@ -41,7 +41,6 @@ def found(*passages: Any, **changes: Any) -> Retrieved:
 
 
 def test_a_search_is_a_step_with_its_times_passages_and_tokens() -> None:
-    """(issue 12, 3)"""
     history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
     answer = found(passage(1), passage(2, 60), passage(3, title=""), history=history)
     story = told(answer, room_tokens=90)
@@ -62,7 +61,6 @@ def test_a_search_is_a_step_with_its_times_passages_and_tokens() -> None:
 
 
 def test_what_is_late_or_failed_says_so() -> None:
-    """(issue 12, 3)"""
     error = DeadlineExceeded("r1: nothing was found in time").to_wire()
     late = retrieved("r1", error=error, asked_ms=T0, at_ms=T0 + 505, shards=0)
     step = search_of(told(late, found(passage(1))))
@@ -92,7 +90,6 @@ def test_a_request_without_a_search_has_no_such_step() -> None:
 
 
 def test_the_story_as_json_counts_tokens() -> None:
-    """(issue 12, 3)"""
     history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
     value = json.loads(json.dumps(as_json_value(told(found(passage(1), history=history)))))
     assert value["retrieved"][0]["passages"][0]["tokens"] == 3

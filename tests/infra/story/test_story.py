@@ -25,7 +25,6 @@ def test_tokens_are_counted_once_whatever_repeats_them() -> None:
 
 
 def test_an_attempt_that_says_something_else_is_told_by_the_gateways_rule() -> None:
-    """(issue 10, 8)"""
     frames = [
         frame("decode-0", 20, 0, 3),
         frame("decode-1", 60, 0, 4, attempts=[1, 2], token_ids=[7, 7, 0, 9, 9, 9]),

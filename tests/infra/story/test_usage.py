@@ -22,7 +22,6 @@ ONE = Usage(
 
 
 def test_sums_are_grouped_as_wished_and_of_all() -> None:
-    """(issue 13, 1)"""
     sums = Sums(["tenant", "class"])
     for usage in (
         ONE,
@@ -52,7 +51,6 @@ def test_an_hour_is_that_of_the_end() -> None:
 
 
 def test_a_check_tells_gaps_and_repeats_and_takes_any_first_number() -> None:
-    """(issue 13, 1)"""
     check = Check()
     check.add(0, ONE)
     check.add(1, replace(ONE, number=0, request_id="r2"))

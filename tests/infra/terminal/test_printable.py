@@ -12,7 +12,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\r\n"
 
 
 def test_a_terminal_obeys_nothing_of_a_record() -> None:
-    """`trivium tail` printed escapes of ids, keys and headers as they were (issue 10, 23)."""
+    """`trivium tail` printed escapes of ids, keys and headers as they were."""
     record = replace(example("trivium.Cancellation"), request_id=EVIL)
     value = Codec().encode(record)
     for found in (value, b"garbage"):

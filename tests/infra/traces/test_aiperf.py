@@ -10,7 +10,7 @@ from tests.infra.traces.samples import MOONCAKE, SESSIONS, written
 
 
 def test_sessions_have_a_body_per_turn(tmp_path: Path) -> None:
-    """What `trivium trace send` sends, under `data`, `session_id` and `payloads` (issue 14, 2)."""
+    """What `trivium trace send` sends, under `data`, `session_id` and `payloads`."""
     trace = read(written(tmp_path, [*SESSIONS, *MOONCAKE[1:]]))
     out = tmp_path / "inputs.json"
     write(trace, out, "aiperf", "m")

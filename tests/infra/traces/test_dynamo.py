@@ -13,7 +13,6 @@ from tests.infra.traces.samples import AGENTIC, AZURE, SESSIONS, request_end, wr
 
 
 def test_rows_become_requests_and_come_back(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     trace = read(written(tmp_path, [request_end(0), request_end(9)]))
     assert (trace.format, trace.block_tokens) == ("dynamo", 64)
     assert trace.began_unix_ms == 1_777_312_800_000

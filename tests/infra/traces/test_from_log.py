@@ -40,7 +40,7 @@ def ended(name: str, at_ms: int, tokens: int, attempt: int = 1) -> Outcome:
 
 
 def test_requests_and_their_outcomes_are_a_trace() -> None:
-    """Blocks are equal as far as prompts are, a part at the end too (issue 14, 2)."""
+    """Blocks are equal as far as prompts are, a part at the end too."""
     trace = trace_of(
         [
             asked("r2", 500, [1, 2, 3, 4, 5, 6, 7]),

@@ -14,7 +14,6 @@ from tests.infra.traces.samples import AGENTIC, MOONCAKE, SESSIONS, written
 
 
 def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = written(tmp_path, MOONCAKE)
     trace = read(path)
     assert (trace.format, trace.block_tokens) == ("mooncake", 512)
@@ -25,7 +24,6 @@ def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_turn_waits_its_delay_after_the_one_before(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     trace = read(written(tmp_path, SESSIONS))
     one, two = trace.arrivals
     assert (one.priority, two.priority) == ("interactive", "")
@@ -51,7 +49,6 @@ def test_a_row_may_wait_for_others(tmp_path: Path) -> None:
 
 
 def test_version_2_has_typed_dependencies_and_ids_of_its_plays(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     trace = read(written(tmp_path, AGENTIC))
     assert (trace.format, trace.block_tokens) == ("agentic", 64)
     root, sub, other = trace.arrivals

@@ -30,7 +30,6 @@ def order(*arrivals: Arrival) -> list[tuple[str, float, list[str]]]:
 
 
 def test_a_turn_waits_for_the_one_before_it() -> None:
-    """(issue 14, 2)"""
     found = order(
         arrival("a1", 0, session_id="a"),
         arrival("x", 5),

@@ -26,7 +26,6 @@ OLD = {
 
 
 def test_calls_are_requests_and_the_rest_is_counted(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     found = spans(
         span("later", START_NS + 1_500_000_000, **OLD),
         span("first", START_NS, **CHAT),

@@ -21,7 +21,6 @@ def arrival(prompt_tokens: int, *blocks: int, session_id: str = "", at_ms: float
 
 
 def test_prompts_are_equal_as_far_as_their_blocks_are() -> None:
-    """(issue 14, 2)"""
     one, two = arrival(40, 1, 2, 3), arrival(48, 1, 2, 4)
     found = trace(one, two)
     first, second = token_ids(found, one), token_ids(found, two)

@@ -12,7 +12,6 @@ from tests.infra.traces.samples import AZURE, BURSTGPT
 
 
 def test_azures_requests_stand_alone_and_count_from_the_first(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = tmp_path / "a.csv"
     path.write_text(AZURE)
     trace = read(path)
@@ -34,7 +33,6 @@ def test_azures_files_of_2024_tell_a_time_zone(tmp_path: Path) -> None:
 
 
 def test_burstgpts_conversations_have_sessions(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = tmp_path / "b.csv"
     path.write_text(BURSTGPT)
     alone, turn = read(path).arrivals

@@ -21,8 +21,7 @@ def sent(sent_s: float, *chunks_s: float, **changes: object) -> SentRequest:
 
 
 def test_latencies_are_defined_as_aiperf_does() -> None:
-    """TTFT to the first chunk, latency to the last, ITL their difference by tokens less one
-    (issue 14, 2)."""
+    """TTFT to the first chunk, latency to the last, ITL their difference by tokens less one."""
     found = report([sent(0.0, 0.1, 0.15, 0.5), sent(1.0, 1.3, 1.4, 2.1)])
     assert (found["time_to_first_token"]["p50"], found["time_to_first_token"]["unit"]) == (
         200,

@@ -59,7 +59,7 @@ def heard(again: Resend, **changes: Any) -> list[SentRequest]:
     ],
 )
 def test_the_same_is_asked(tmp_path: Path, form: Structured | None, asked: dict[str, Any]) -> None:
-    """Token by token, with the seed that was drawn (issue 14, 2)."""
+    """Token by token, with the seed that was drawn."""
     sampling = Sampling(max_tokens=40, temperature=0.7, seed=5, stop=("x",), structured=form)
     request = builders.request("r1", sampling=sampling)
     again = recorded(tmp_path, [request], [ended("r1")])
@@ -81,7 +81,6 @@ def test_what_was_cancelled_is_as_long_as_it_was(tmp_path: Path) -> None:
 
 
 def test_ends_are_compared(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
     found = again.compare(heard(again))
     assert (found.same, found.differences, found.failed) == (1, [], 0)
@@ -98,7 +97,7 @@ def test_ends_are_compared(tmp_path: Path) -> None:
 
 
 def test_without_bodies_lengths_are_asked_for(tmp_path: Path) -> None:
-    """Stand-ins are no tokens of any model (issue 14, 2)."""
+    """Stand-ins are no tokens of any model."""
     request = builders.request("r1", tokens=20)
     again = recorded(tmp_path, [request], [ended("r1")], leaves_out=["bodies"])
     body = again.make_body(again.trace.arrivals[0], "tiny")

@@ -69,7 +69,7 @@ def times(gateway: Gateway) -> list[float]:
 
 @virtual
 async def test_requests_come_at_the_traces_times_or_so_many_times_faster() -> None:
-    """The first one goes at once (issue 14, 2)."""
+    """The first one goes at once."""
     gateway = Gateway()
     sent = await sent_by(gateway, Pace(), *(arrival(at_ms) for at_ms in (9_000, 9_400, 12_000)))
     assert times(gateway) == [0.0, 0.4, 3.0]
@@ -81,7 +81,6 @@ async def test_requests_come_at_the_traces_times_or_so_many_times_faster() -> No
 
 @virtual
 async def test_a_turn_waits_for_the_end_of_the_one_before() -> None:
-    """(issue 14, 2)"""
     gateway = Gateway()
     turns = arrival(0, "a"), arrival(100, "a"), arrival(200, "b"), arrival(5_000, "a")
     sent = await sent_by(gateway, Pace(), *turns)
@@ -106,7 +105,6 @@ async def test_delays_and_dispatches_are_kept() -> None:
 
 @virtual
 async def test_max_keeps_only_the_order_of_turns() -> None:
-    """(issue 14, 2)"""
     gateway = Gateway()
     turns = arrival(0, "a"), arrival(60_000, "b"), arrival(90_000, "a")
     await sent_by(gateway, Pace(speed=math.inf), *turns)
@@ -115,7 +113,7 @@ async def test_max_keeps_only_the_order_of_turns() -> None:
 
 @virtual
 async def test_a_closed_loop_has_so_many_under_way() -> None:
-    """A turn that waits takes no place (issue 14, 2)."""
+    """A turn that waits takes no place."""
     gateway = Gateway()
     first = [arrival(0, "a"), arrival(1, "a"), arrival(2, "a")]
     others = [arrival(3 + number) for number in range(4)]

@@ -12,7 +12,6 @@ def arrival(at_ms: float, tokens: int, *blocks: int, session_id: str = "") -> Ar
 
 
 def test_counts_rates_and_what_begins_alike() -> None:
-    """(issue 14, 2)"""
     trace = Trace(
         format="test",
         block_tokens=10,

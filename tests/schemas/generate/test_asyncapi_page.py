@@ -1,4 +1,4 @@
-"""The AsyncAPI document as a page (issue 13, 2): whole, escaped, and from nowhere else."""
+"""The AsyncAPI document as a page: whole, escaped, and from nowhere else."""
 
 import re
 from html import unescape

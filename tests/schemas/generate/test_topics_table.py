@@ -1,4 +1,4 @@
-"""What topics are for (issue 13, 4): in the page as in the table, and for programs."""
+"""What topics are for: in the page as in the table, and for programs."""
 
 from schemas.generate.topics_table import PAGE, about_topics, page_with_table
 from schemas.settings import LogSettings

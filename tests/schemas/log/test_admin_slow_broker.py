@@ -49,7 +49,7 @@ class SlowBroker:
 
     async def _send_request(self, question: Any) -> Any:
         """Of metadata; where that may make topics, a broker's own settings say how many partitions
-        they get (issue 13, 4)."""
+        they get."""
         await self._fail("describe")
         if question._allow_auto_topic_creation is not False:
             self.topics |= {name: 1 for name in question._topics if name not in self.topics}
@@ -112,7 +112,7 @@ SLOW: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
 @pytest.mark.parametrize("case", SLOW)
 @virtual
 async def test_a_slow_broker_is_told_and_asked_again(case: str) -> None:
-    """Each of these ended a start with a bare error (issue 10, 4)."""
+    """Each of these ended a start with a bare error."""
     failing, message = SLOW[case]
     broker = SlowBroker(**failing)
     told: list[str] = []
@@ -125,7 +125,7 @@ async def test_a_slow_broker_is_told_and_asked_again(case: str) -> None:
 
 @virtual
 async def test_topics_without_leaders_are_named_in_the_end() -> None:
-    """What is still missing, however long it was asked for (issue 10, 4)."""
+    """What is still missing, however long it was asked for."""
     broker = SlowBroker()
     with answering(broker):
         await create_topics(SETTINGS)

@@ -229,7 +229,7 @@ async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
     ("copies", "named", "least"), [(1, 0, None), (2, 0, "2"), (3, 0, "2"), (3, 3, "3"), (5, 0, "3")]
 )
 def test_acknowledged_means_on_most_replicas(copies: int, named: int, least: str | None) -> None:
-    """Not on the leader alone, with which it would go (issue 10, 13)."""
+    """Not on the leader alone, with which it would go."""
     settings = LogSettings(replication_factor=copies, min_insync_replicas=named)
     for topic in expected_topics(settings).values():
         assert topic.replication_factor == copies
@@ -297,7 +297,7 @@ async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
     kafka: LogSettings,
 ) -> None:
     """No record stops its reader, not even one that fits its topic but no dead letter; what the
-    client takes, the broker takes (issue 10, 15).
+    client takes, the broker takes.
     """
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "requests", [0], client_id="reader")

@@ -28,7 +28,7 @@ class Host:
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000, SLEWED_MS + 1])
 def test_a_jump_for_a_second_moves_nothing(jump_ms: int) -> None:
-    """Else router time would stand until the wall clock has caught up (issue 10, 10)."""
+    """Else router time would stand until the wall clock has caught up."""
     host = Host()
     host.pass_ms(1_000)
     host.off_ms = jump_ms
@@ -40,7 +40,6 @@ def test_a_jump_for_a_second_moves_nothing(jump_ms: int) -> None:
 
 @pytest.mark.parametrize("off_ms", [3_600_000, -3_600_000])
 def test_a_new_time_is_followed_once_it_has_lasted(off_ms: int) -> None:
-    """(issue 10, 10)"""
     host = Host()
     host.off_ms = off_ms
     told = host.pass_ms(LASTING_MS)
@@ -51,7 +50,6 @@ def test_a_new_time_is_followed_once_it_has_lasted(off_ms: int) -> None:
 
 @pytest.mark.parametrize("off_ms", [SLEWED_MS, -SLEWED_MS])
 def test_small_differences_are_followed_slowly_and_never_backwards(off_ms: int) -> None:
-    """(issue 10, 10)"""
     host = Host()
     host.off_ms = off_ms
     told = host.pass_ms(LASTING_MS + 1_000)

@@ -1,4 +1,4 @@
-"""Dead letters are read whole, and each is sent again once, wherever that ends (issue 13, 1)."""
+"""Dead letters are read whole, and each is sent again once, wherever that ends."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -288,15 +288,14 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
         finally:
             await dead.stop()
         assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
-        assert "w9" not in watcher.view.members, "nobody could send work to it (issue 10, 24)"
+        assert "w9" not in watcher.view.members, "nobody could send work to it"
         assert watcher.view.scaling_target == wanted
 
 
 async def test_a_member_whose_clock_is_ahead_takes_no_lease_that_is_held(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took the others' last heartbeats, by the broker's clock, for older than a lease
-    (issue 28, 15)."""
+    """It took the others' last heartbeats, by the broker's clock, for older than a lease."""
     monkeypatch.setattr(membership, "wall_ms", lambda: wall_ms() + _AHEAD_MS.get())
     async with fleet_of(replace(kafka, worker_partitions=1)) as fleet:
         holder, late = fleet.member("w1", "decode"), fleet.member("w2", "decode")

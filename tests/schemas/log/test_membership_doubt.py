@@ -73,7 +73,7 @@ async def in_doubt() -> tuple[Membership, Log, Heartbeat]:
 
 @virtual
 async def test_doubt_ends_when_the_log_shows_that_the_lease_stood() -> None:
-    """Whoever waited goes on (issue 10, 4)."""
+    """Whoever waited goes on."""
     found, _, beat = await in_doubt()
     waiting = asyncio.create_task(found.wait_until_valid())
     await pass_time(0.1)
@@ -85,7 +85,7 @@ async def test_doubt_ends_when_the_log_shows_that_the_lease_stood() -> None:
 
 @virtual
 async def test_doubt_ends_the_life_when_the_log_shows_a_gap() -> None:
-    """The beat came, and too late (issue 10, 4)."""
+    """The beat came, and too late."""
     found, _, beat = await in_doubt()
     for seq in range(1, 3):  # others could write
         await read(found, replace(beat, member_id="other", seq=seq), 1_000 + seq * DEAF_MS)
@@ -108,7 +108,7 @@ class Fleet:
 
 @virtual
 async def test_a_member_waits_for_another_leader_while_it_hears_nobody() -> None:
-    """Where the log has copies; and when others are heard, for a lease more (issue 14, 5)."""
+    """Where the log has copies; and when others are heard, for a lease more."""
     log, fleet = Log(), Fleet()
     found = member(log, copies=3)
     found._reader = cast(AssignedReader, fleet)
@@ -131,8 +131,6 @@ async def test_a_member_waits_for_another_leader_while_it_hears_nobody() -> None
 
 
 def test_a_silence_that_lasts_is_no_change_of_leaders() -> None:
-    """(issue 14, 5)"""
-
     async def main() -> None:
         log = Log()
         found = member(log, copies=3)
@@ -155,12 +153,12 @@ async def test_without_any_word_the_lease_is_given_up_after_two_lengths() -> Non
         await found._beat_forever()
     lasted_ms = (asyncio.get_running_loop().time() - began_s) * 1000
     assert LEASES_MAX * LEASE_MS < lasted_ms <= (LEASES_MAX + 1) * LEASE_MS
-    assert LEASES_MAX >= 2, "doubt begins after one (issue 10, 4)"
+    assert LEASES_MAX >= 2, "doubt begins after one"
 
 
 @virtual
 async def test_lives_follow_each_other_until_one_is_drained_or_the_name_is_taken() -> None:
-    """Whatever the trouble is, if it lies outside (issue 10, 4)."""
+    """Whatever the trouble is, if it lies outside."""
     troubles: list[BaseException | None] = [
         BrokerUnavailable("x"),
         OSError(),
@@ -222,7 +220,7 @@ def _nobody() -> set[str]:
 async def test_silence_is_not_taken_for_a_missing_topic(
     topics: Callable[[], set[str]], error: type[Exception]
 ) -> None:
-    """The one passes by itself, the other ends a start (issue 10, 4)."""
+    """The one passes by itself, the other ends a start."""
     reader = AssignedReader(LogSettings(), "fleet", [0], client_id="test")
     reader._consumer = Silent(topics)  # as much of one as is asked
     with pytest.raises(error, match="fleet: cannot be read"):
@@ -231,7 +229,7 @@ async def test_silence_is_not_taken_for_a_missing_topic(
 
 @virtual
 async def test_members_of_a_host_beat_together_and_never_later() -> None:
-    """Whenever they have begun, and after a stall at once; routers in between (issue 27, 3.3)."""
+    """Whenever they have begun, and after a stall at once; routers in between."""
     loop, beat_s = asyncio.get_running_loop(), HEARTBEAT_MS / 1000
     tasks: list[asyncio.Task[None]] = []
 

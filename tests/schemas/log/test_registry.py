@@ -30,7 +30,7 @@ def stub() -> Iterator[StubRegistry]:
 
 
 def test_subjects_follow_the_topic_or_topic_and_record() -> None:
-    """Kafka's default name where a topic has one kind of record (issue 13, 2)."""
+    """Kafka's default name where a topic has one kind of record."""
     found = subjects("dev.")
     assert found["dev.requests-value"] == "Request" and found["dev.prompts-value"] == "Prompt"
     assert found["dev.prefill-trivium.Work"] == found["dev.decode-trivium.Work"] == "Work"
@@ -62,7 +62,7 @@ def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
 
 
 def test_only_schemas_of_avro_are_read(stub: StubRegistry) -> None:
-    """Of JSON there is none to read with; others are refused (issue 13, 2)."""
+    """Of JSON there is none to read with; others are refused."""
     registry = Registry(stub.url, **PATIENT)
     stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
     assert registry.fetch(1) is None
@@ -79,7 +79,7 @@ def test_what_is_not_registered_has_no_versions(stub: StubRegistry) -> None:
 def test_the_codec_writes_registered_ids_and_reads_older_versions(
     subject: str, stub: StubRegistry
 ) -> None:
-    """Also where they were registered when all subjects had the record's name (issue 13, 2)."""
+    """Also where they were registered when all subjects had the record's name."""
     current = full_schema("Decision")
     older = {**current, "fields": current["fields"][:-1]}  # before policies' reasons were told
     old_id = Registry(stub.url, **PATIENT).register(subject, older)

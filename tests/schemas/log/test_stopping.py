@@ -70,7 +70,7 @@ async def closing_of(task: "asyncio.Task[None]") -> None:
 @virtual
 async def test_a_reader_closes_soon_however_long_requests_may_take() -> None:
     """With 30 s for a request, workers were away for 30 s after a leader change: each waited for
-    its last positions before it joined again (issue 14, 5)."""
+    its last positions before it joined again."""
     settings = LogSettings(request_timeout_ms=30_000)
     reader = AssignedReader(settings, "decode", [0], client_id="r", committed_group="decode")
     away: Any = Away()

@@ -68,7 +68,7 @@ async def write(kafka: LogSettings, *values: bytes) -> None:
 
 
 async def test_a_copy_has_what_was_written_before_it_is_asked(kafka: LogSettings) -> None:
-    """Also when it has read, and not put in yet, what is asked for (issue 28, section 4)."""
+    """Also when it has read, and not put in yet, what is asked for."""
     async with Copy(kafka).following() as copy:
         await copy.follower.catch_up()
         assert copy.values == []

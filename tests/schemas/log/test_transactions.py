@@ -202,7 +202,7 @@ async def test_what_a_killed_broker_left_open_is_void(kafka: LogSettings) -> Non
 
 @virtual
 async def test_a_log_with_copies_may_take_longer_to_commit() -> None:
-    """Its leaders change meanwhile (issue 14, 5)."""
+    """Its leaders change meanwhile."""
     settings = LogSettings(request_timeout_ms=3 * TRANSACTION_MS)
     writer = Transactions(settings, "w")
     writer._producer = SlowProducer(settings.request_timeout_ms - 5_000)

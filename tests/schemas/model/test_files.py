@@ -56,4 +56,4 @@ def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a folder or a Hugging Face name"):
         model_folder(ModelSettings(path="no/such/model", revision="0" * 40))
     with pytest.raises(ConfigError, match="model.revision: expected the commit of 'no/such/model'"):
-        model_folder(ModelSettings(path="no/such/model"))  # (issue 10, 23)
+        model_folder(ModelSettings(path="no/such/model"))

@@ -29,7 +29,6 @@ def so_far(tokens: bytes, chars: int = 0) -> Continued:
 
 
 def test_an_answer_goes_on_behind_its_tokens() -> None:
-    """(issue 14, 1)"""
     continued = so_far(pack_tokens([5, 6]), 7)
     assert prior_answer(asked(), continued) == (continued.tokens, 7)
     assert prior_answer(asked(), None) == (b"", 0)
@@ -52,7 +51,7 @@ def test_sampling_goes_on_and_what_is_kept_beside_the_tokens_does_not() -> None:
 
 
 def test_what_searches_during_its_answer_waits_for_word_and_begins_anew() -> None:
-    """What was put in before a token that somebody reads is known then (issue 14, 4)."""
+    """What was put in before a token that somebody reads is known then."""
     plain, whole = asked(), example("trivium.Request")
     assert isinstance(whole, Request) and whole.retrieval and whole.retrieval.probing
     searching = replace(plain, retrieval=whole.retrieval)

@@ -1,4 +1,4 @@
-"""The grammar of filters: dates, and what a gateway refuses already (issue 15, 2.4)."""
+"""The grammar of filters: dates, and what a gateway refuses already."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -106,7 +106,7 @@ def test_what_means_nothing_is_refused_with_the_reason(text: str, said: str) -> 
 
 
 def test_a_number_with_more_digits_than_a_float_has_is_refused() -> None:
-    """Else what is found has another number (issue 28, 6)."""
+    """Else what is found has another number."""
     assert parse('{"x": 1.2345678901234567}') == FieldIn("x", (1.2345678901234567,))
     assert parse('{"x": 12.50}') == FieldIn("x", (12.5,))
     with pytest.raises(InvalidRequest, match="0.1234567890123456789 has more digits than a float"):

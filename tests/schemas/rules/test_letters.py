@@ -1,4 +1,4 @@
-"""One spelling for characters that mean the same (issue 28, 8)."""
+"""One spelling for characters that mean the same."""
 
 import pytest
 from hypothesis import given

@@ -54,7 +54,7 @@ def with_handle(phase: Phase, size: int) -> Phase:
 
 
 def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
-    """Whatever a gateway lets in can be sent to a worker (issue 10, 15)."""
+    """Whatever a gateway lets in can be sent to a worker."""
     one = replace(
         example("trivium.Request"), request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME
     )
@@ -77,7 +77,6 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
 
 @pytest.mark.parametrize("wish", [{"tokens_max": 99, "room_tokens": 500}, {"tokens_max": 500}])
 def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[str, int]) -> None:
-    """(issue 12, 3)"""
     found = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0, "probing": None}
     retrieval = replace(example("trivium.Retrieval"), **{"room_tokens": 0, **found})
     record = replace(example("trivium.Request"), retrieval=retrieval)
@@ -128,7 +127,7 @@ def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
     ],
 )
 def test_what_takes_long_to_read_is_refused_by_its_bytes(kind: str, field: str, most: int) -> None:
-    """Many small items take 0.2 to 0.6 s per MB, and all members read the fleet (issue 10, 24)."""
+    """Many small items take 0.2 to 0.6 s per MB, and all members read the fleet."""
     record = example(f"trivium.{kind}")
     items = getattr(record, field)
     value = CODEC.encode(replace(record, **{field: [items[0]] * most}))

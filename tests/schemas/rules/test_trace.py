@@ -31,5 +31,5 @@ def test_a_trace_is_handed_on_alone() -> None:
     ],
 )
 def test_what_is_of_another_form_stays_behind(value: bytes | None) -> None:
-    """A header of eight megabytes would fit a request, and not its work (issue 10, 15)."""
+    """A header of eight megabytes would fit a request, and not its work."""
     assert trace_of([("traceparent", value)]) == []

@@ -14,7 +14,7 @@ from tests.virtual import virtual
 
 @virtual
 async def test_a_router_whose_lease_is_lost_leaves_without_a_word() -> None:
-    """It waited for what would never leave, and then flushed what it had buffered (issue 10, 9)."""
+    """It waited for what would never leave, and then flushed what it had buffered."""
     for lost, expected in ((True, "discarded"), (False, "sent")):
         partitions, producer = await router_with_partition()
         assert await wound_up(partitions, producer, lost=lost) == [expected]
@@ -24,7 +24,7 @@ async def test_a_router_whose_lease_is_lost_leaves_without_a_word() -> None:
 
 @virtual
 async def test_a_router_joins_again_though_libraries_lose_cancellations() -> None:
-    """After an outage one waited for ever: its consumer's stop had lost the bound (issue 10, 4)."""
+    """After an outage one waited for ever: its consumer's stop had lost the bound."""
 
     async def deaf() -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -32,7 +32,6 @@ MINUTE_MS = 60_000
 
 
 def test_a_mark_is_the_oldest_live_request() -> None:
-    """(issue 10, 6)"""
     live = {"r0", "r2", "r3"}
     marks = Marks(lambda request_id: request_id in live)
     for number in range(4):
@@ -57,7 +56,7 @@ def test_marks_keep_nothing_of_what_has_ended() -> None:
 
 
 def test_a_request_lives_until_its_end_is_in_the_log() -> None:
-    """A mark that went ahead of an outcome would lose it with the router (issue 10, 6)."""
+    """A mark that went ahead of an outcome would lose it with the router."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
@@ -78,14 +77,13 @@ def test_a_request_lives_until_its_end_is_in_the_log() -> None:
 
 
 def test_what_is_rebuilt_from_is_kept_for_longer_than_anything_lives() -> None:
-    """(issue 10, 6)"""
     assert all(TOPICS[name].retention_ms > live_ms_max() for name in REBUILT_FROM)
     with pytest.raises(ConfigError, match=r"router\.session_ttl_ms: expected at most 82800000"):
         RouterSettings(session_ttl_ms=24 * HOUR_MS)
 
 
 def test_conversations_are_compacted_in_time() -> None:
-    """A rebuild reads them, and not the hour's worth of their changes (issue 10, 5)."""
+    """A rebuild reads them, and not the hour's worth of their changes."""
     config = TOPICS["sessions"].config
     assert int(config["segment.ms"]) <= 600_000 and int(config["delete.retention.ms"]) <= 600_000
     assert TOPICS["sessions"].cleanup == "compact,delete"
@@ -129,7 +127,7 @@ async def names(log: LogSettings) -> list[str]:
 def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
     kafka: LogSettings,
 ) -> None:
-    """Half an hour old, and committed by Faust since it was placed (issue 10, 6)."""
+    """Half an hour old, and committed by Faust since it was placed."""
     on = replicas(1, window=9)
     now_ms, times = wall_ms(), {"ended": 50, "old": 30, "young": 1}
     for request_id in times:
@@ -174,8 +172,6 @@ def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
 
 @pytest.mark.kafka
 def test_marks_follow_what_ends(kafka: LogSettings) -> None:
-    """(issue 10, 6)"""
-
     class Process:
         at = {0: 7, 1: 3}
 

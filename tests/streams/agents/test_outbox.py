@@ -183,7 +183,7 @@ def test_receipts_that_were_dropped_acknowledge_nothing() -> None:
 
 
 def test_a_first_attempt_waits_for_nothing_and_a_later_one_for_its_decision() -> None:
-    """The usual way costs no round trip; what no number can tell apart is ordered (issue 10, 7)."""
+    """The usual way costs no round trip; what no number can tell apart is ordered."""
     on = replicas(2)
     first = on.request("r1")
     again = on.phase(on.works[0], PhaseKind.FAILED)
@@ -194,7 +194,7 @@ def test_a_first_attempt_waits_for_nothing_and_a_later_one_for_its_decision() ->
 
 
 def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
-    """Else the next router would wait for a worker that has dropped the attempt (issue 10, 7)."""
+    """Else the next router would wait for a worker that has dropped the attempt."""
     on = replicas(1, deadline_grace_ms=100)
     on.request("r1", deadline_ms=on.now_ms + 100)
     on.now_ms += 300
@@ -205,7 +205,7 @@ def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
 
 
 def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
-    """Not what it decided before it slept, and not while it winds up (issue 10, 9)."""
+    """Not what it decided before it slept, and not while it winds up."""
     on = replicas(2)
     on.request("r1")
     effects = on.phase(on.works[0], PhaseKind.FAILED)
@@ -281,7 +281,7 @@ def test_work_carries_the_trace_of_its_request() -> None:
 
 
 async def test_a_trace_is_forgotten_with_its_request_whoever_ended_it() -> None:
-    """issue 14, 6) It was kept until 100 000 others had come, where a worker ended the request."""
+    """It was kept until 100 000 others had come, where a worker ended the request."""
     box, usage = outbox(FakeProducer()), example("trivium.Usage")
     box.remember_trace(usage.request_id, (("traceparent", TRACEPARENT),))
     task = asyncio.create_task(box.run())
@@ -321,7 +321,7 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
 
 
 def test_a_trace_of_another_form_goes_no_further() -> None:
-    """Whoever wrote the request (issue 10, 15)."""
+    """Whoever wrote the request."""
     box = outbox(FakeProducer())
     box.remember_trace("r1", [("traceparent", b"f" * 4_000)])
     assert not box.traces
@@ -333,7 +333,7 @@ def test_a_trace_of_another_form_goes_no_further() -> None:
 async def test_work_that_cannot_be_sent_fails_its_request_and_not_the_router(
     by_broker: bool,
 ) -> None:
-    """One oversized request took routers down, and kept them down (issue 10, 15)."""
+    """One oversized request took routers down, and kept them down."""
     producer = SmallProducer(by_broker=by_broker)
     box, receipts, acked = outbox(producer), Receipts(), list[str]()
     task = asyncio.create_task(box.run())
@@ -375,7 +375,7 @@ def test_records_of_the_core_encode() -> None:
 
 
 def test_a_search_is_begun_in_its_turn_and_counts_as_done() -> None:
-    """What it finds comes as a record of its own (issue 12, 3)."""
+    """What it finds comes as a record of its own."""
 
     async def main() -> None:
         producer, acked = FakeProducer(), list[str]()
@@ -392,8 +392,6 @@ def test_a_search_is_begun_in_its_turn_and_counts_as_done() -> None:
 
 
 def test_what_goes_without_is_written_where_answers_are() -> None:
-    """(issue 12, 3)"""
-
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -429,7 +427,7 @@ def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
 
 
 def test_work_with_passages_waits_until_its_reader_was_told() -> None:
-    """A worker's first token may else be there before (issue 12, 3)."""
+    """A worker's first token may else be there before."""
 
     async def main() -> None:
         _, found = with_passages()
@@ -443,8 +441,6 @@ def test_work_with_passages_waits_until_its_reader_was_told() -> None:
 
 
 def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
-    """(issue 12, 3)"""
-
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box = outbox(producer)

@@ -106,7 +106,7 @@ async def test_a_request_that_leaves_no_room_is_buried_and_the_router_goes_on() 
 
 
 async def test_a_report_whose_numbers_mean_nothing_is_buried_and_the_router_goes_on() -> None:
-    """A transfer of NaN ms stopped it: the simulator's seeds found that (issue 10, 24)."""
+    """A transfer of NaN ms stopped it: the simulator's seeds found that."""
     partitions, producer = await router_with_partition()
     scene = replicas(window=1)
     (work,) = [e.record for e in scene.request("r1") if isinstance(e, Dispatch)]
@@ -149,7 +149,7 @@ def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
 
 
 def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the watchdog would take a long one for a stuck consumer (issue 10, 5)."""
+    """Else the watchdog would take a long one for a stuck consumer."""
 
     async def past(*_: object, **__: object) -> AsyncIterator[Any]:
         for offset in range(3):
@@ -176,7 +176,7 @@ def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_rebuild_takes_the_last_word_of_each_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An hour has many records of each, and one that was forgotten stays so (issue 14, 6)."""
+    """An hour has many records of each, and one that was forgotten stays so."""
 
     def said(session_id: str, turns: int) -> FakeEvent:
         session = Session(

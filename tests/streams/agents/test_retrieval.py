@@ -121,7 +121,7 @@ class Searching:
 
 
 def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its text, tenant and deadline; what was found is told with its times (issue 12, 3)."""
+    """By its text, tenant and deadline; what was found is told with its times."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
@@ -165,8 +165,6 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
 def test_a_search_that_fails_is_answered_with_its_error(
     error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 12, 3)"""
-
     def fail() -> RetrievalResult:
         raise error
 
@@ -185,7 +183,7 @@ def test_a_search_that_fails_is_answered_with_its_error(
 def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It serves on (issue 12, 3)."""
+    """It serves on."""
 
     async def main() -> None:
         on, loop = Searching(monkeypatch), asyncio.get_running_loop()
@@ -209,8 +207,6 @@ def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
 def test_what_ends_an_asker_does_not_end_its_router(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 12, 3)"""
-
     async def main() -> None:
         on = Searching(monkeypatch)
         FakeAsker.breaks.append(error)
@@ -224,8 +220,6 @@ def test_what_ends_an_asker_does_not_end_its_router(
 
 
 def test_one_search_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 12, 3)"""
-
     async def main() -> None:
         on = await Searching(monkeypatch, asks_max=2).leased()
         for number in range(3):
@@ -358,8 +352,7 @@ def test_stopping_gives_up_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the passages are, with the most that earlier turns may have put in
-    (issue 12, 3)."""
+    """However long the passages are, with the most that earlier turns may have put in."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
@@ -389,7 +382,7 @@ def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_found_is_written_to_the_sessions_partition_while_somebody_waits() -> None:
-    """Durably, by the outbox; nothing where the request has ended (issue 12, 3)."""
+    """Durably, by the outbox; nothing where the request has ended."""
 
     async def main() -> None:
         partitions, producer = await router_with_partition()

@@ -95,7 +95,7 @@ async def leased(on: Stage) -> None:
 
 
 def test_what_was_found_is_in_the_prompt_before_and_after_a_takeover(kafka: LogSettings) -> None:
-    """It is searched for once, and the reader is told by both routers alike (issue 12, 3)."""
+    """It is searched for once, and the reader is told by both routers alike."""
 
     async def main() -> None:
         async with stage(kafka) as on, shard(on) as asked:
@@ -120,7 +120,7 @@ def test_what_was_found_is_in_the_prompt_before_and_after_a_takeover(kafka: LogS
 
 
 def test_without_a_retrieval_pool_requests_go_on_at_once(kafka: LogSettings) -> None:
-    """And say so; their time for a search is not waited for (issue 12, 3)."""
+    """And say so; their time for a search is not waited for."""
 
     async def main() -> None:
         async with (

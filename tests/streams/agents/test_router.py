@@ -101,7 +101,7 @@ def test_time_never_runs_backwards() -> None:
 
 
 def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time would stand until then, and every request expire (issue 10, 10)."""
+    """Its time would stand until then, and every request expire."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
@@ -115,7 +115,7 @@ def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.M
 
 @virtual
 async def test_a_router_without_requests_ticks_and_tells_less() -> None:
-    """From its first request on as often as its settings say (issue 27, 3.3)."""
+    """From its first request on as often as its settings say."""
     partitions, producer = await router_with_partition()
     process = partitions.process
     sending = asyncio.create_task(process.outbox.run())
@@ -144,7 +144,7 @@ async def test_a_router_without_requests_ticks_and_tells_less() -> None:
 
 
 def test_measured_clocks_reach_placement() -> None:
-    """What heartbeats tell of a member's clock, and not of its next life's (issue 10, 10)."""
+    """What heartbeats tell of a member's clock, and not of its next life's."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()

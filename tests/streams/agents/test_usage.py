@@ -61,7 +61,7 @@ def expired() -> list[Effect]:
 
 
 async def test_usage_waits_for_its_outcome_and_holds_up_nothing() -> None:
-    """Marks and receipts wait until it is committed, orders do not (issue 13, 1)."""
+    """Marks and receipts wait until it is committed, orders do not."""
     effects = expired()
     assert {type(each) for each in effects} == {Decide, Dispatch, End, RecordUsage}
     producer, uses = FakeProducer(at_once=False), Uses()
@@ -87,7 +87,6 @@ async def test_usage_waits_for_its_outcome_and_holds_up_nothing() -> None:
 
 
 async def test_usage_that_cannot_be_written_ends_the_outbox() -> None:
-    """(issue 13, 1)"""
     on, uses = replicas(1), Uses()
     on.request("r1")
     box = outbox(FakeProducer(), uses)
@@ -128,7 +127,7 @@ async def told(log: LogSettings) -> list[tuple[int, int, str]]:
 
 @pytest.mark.kafka
 async def test_numbers_go_on_without_a_gap_from_one_owner_to_the_next(kafka: LogSettings) -> None:
-    """What the last one had not committed is void (issue 13, 1)."""
+    """What the last one had not committed is void."""
     async with owner(kafka) as former:
         await asyncio.gather(*(former.write(used(f"a{n}"), None) for n in range(3)))
         await former.write(used("b0", 1), None)
@@ -147,7 +146,6 @@ async def test_numbers_go_on_without_a_gap_from_one_owner_to_the_next(kafka: Log
 
 @pytest.mark.kafka
 async def test_nothing_is_told_of_an_outcome_that_is_not_in_the_log(kafka: LogSettings) -> None:
-    """(issue 13, 1)"""
     loop = asyncio.get_running_loop()
     async with owner(kafka) as writer:
         coming, failing = loop.create_future(), loop.create_future()
@@ -166,7 +164,7 @@ async def test_nothing_is_told_of_an_outcome_that_is_not_in_the_log(kafka: LogSe
 async def test_what_ends_meanwhile_is_one_transaction_and_whoever_waits_has_it_at_once(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transaction costs the log about as much as a request (issue 27, 3.1)."""
+    """A transaction costs the log about as much as a request."""
     monkeypatch.setattr(usage_module, "COMMIT_S", 3_600.0)
     async with owner(kafka) as writer:
         first = [writer.write(used(f"a{n}"), None) for n in range(3)]
@@ -198,7 +196,6 @@ async def aborted(log: LogSettings, count: int) -> None:
 async def test_the_last_number_is_found_behind_whatever_was_never_committed(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 13, 1)"""
     monkeypatch.setattr(usage_module, "_LOOK_BACK", 2)
     async with owner(kafka) as writer:
         await asyncio.gather(*(writer.write(used(f"a{n}"), None) for n in range(2)))
@@ -210,7 +207,7 @@ async def test_the_last_number_is_found_behind_whatever_was_never_committed(
 
 @pytest.mark.kafka
 async def test_numbers_go_on_behind_what_nobody_can_read(kafka: LogSettings) -> None:
-    """A record of somebody else's kept every router from its partition (issue 28, 5)."""
+    """A record of somebody else's kept every router from its partition."""
     async with owner(kafka) as writer:
         await writer.write(used("a0"), None)
     await produce_batch(kafka, "usage", batch([b"somebody else's", b""]))
@@ -221,7 +218,6 @@ async def test_numbers_go_on_behind_what_nobody_can_read(kafka: LogSettings) -> 
 
 @pytest.mark.kafka
 async def test_no_number_comes_twice_where_the_log_has_dropped_them(kafka: LogSettings) -> None:
-    """(issue 13, 1)"""
     async with owner(kafka) as writer:
         await asyncio.gather(*(writer.write(used(f"a{n}"), None) for n in range(5)))
     place = TopicPartition(f"{kafka.topic_prefix}usage", 0)
@@ -238,7 +234,7 @@ async def test_no_number_comes_twice_where_the_log_has_dropped_them(kafka: LogSe
 
 @pytest.mark.kafka
 async def test_what_ended_before_usage_was_told_is_not(kafka: LogSettings) -> None:
-    """Whoever comes first notes where it begins, and that stays (issue 13, 1)."""
+    """Whoever comes first notes where it begins, and that stays."""
     for read_to in (7, 9):
         writer = UsageWriter(kafka, Codec(), "router-a")
         await writer.take([0])
@@ -253,7 +249,6 @@ async def test_what_ended_before_usage_was_told_is_not(kafka: LogSettings) -> No
 
 @pytest.mark.kafka
 async def test_what_was_given_up_is_left_to_whoever_has_it(kafka: LogSettings) -> None:
-    """(issue 13, 1)"""
     async with owner(kafka) as writer:
         waiting = writer.write(used("r0"), asyncio.get_running_loop().create_future())
         await writer.keep([1])

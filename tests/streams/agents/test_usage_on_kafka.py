@@ -75,8 +75,6 @@ async def used_before(log: LogSettings, *names: str) -> None:
 
 
 def test_a_takeover_tells_what_is_not_written_and_nothing_else(kafka: LogSettings) -> None:
-    """(issue 13, 1)"""
-
     async def main() -> None:
         async with stage(kafka) as on:
             await ended_before(on, "r0", "r1", "r2")
@@ -96,7 +94,7 @@ def test_a_takeover_tells_what_is_not_written_and_nothing_else(kafka: LogSetting
 def test_a_router_that_leaves_tells_at_once_what_it_gathers(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the time after which it would have done so (issue 27, 3.1)."""
+    """Nobody waits for the time after which it would have done so."""
     monkeypatch.setattr(usage_module, "COMMIT_S", 3_600.0)
 
     async def main() -> None:
@@ -110,7 +108,7 @@ def test_a_router_that_leaves_tells_at_once_what_it_gathers(
 
 
 def test_what_ended_before_an_upgrade_is_not_told(kafka: LogSettings) -> None:
-    """Nor is it by any router after the first (issue 13, 1)."""
+    """Nor is it by any router after the first."""
 
     async def main() -> None:
         async with stage(kafka) as on:

@@ -85,7 +85,6 @@ async def test_the_whole_answer_of_the_api_where_that_is_asked_for() -> None:
 
 
 async def test_json_in_every_format() -> None:
-    """issue 13, 1)."""
     of = pair(schema=SCHEMA)
     answer = await answered('{"stars"', ": 5}", of=of)
     prompt = record({"text": "hi"})
@@ -129,7 +128,6 @@ def test_a_part_is_written_likewise() -> None:
 
 @pytest.mark.parametrize("text", ["Sure! {", '{"star": 5}', "[]", '{"stars": NaN}', "[" * 9_000])
 async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
-    """issue 13, 6)."""
     with pytest.raises(InvalidAnswer, match="expected JSON that keeps to the schema") as caught:
         await answered(text, of=pair(schema=SCHEMA))
     assert caught.value.retriable
@@ -158,7 +156,7 @@ async def test_a_prompts_own_form_is_parsed_but_not_held_to_the_pairs_schema() -
 
 @pytest.mark.parametrize("form", ["text", "body"])
 async def test_an_answer_is_held_to_its_prompts_own_schema(form: str) -> None:
-    """And to no other (issue 13, 6)."""
+    """And to no other."""
     value, of = own({"type": "array", "items": {"type": "integer"}}), pair(schema=SCHEMA)
     if form == "body":
         messages = [{"role": "user", "content": value.pop("text")}]
@@ -172,7 +170,7 @@ async def test_an_answer_is_held_to_its_prompts_own_schema(form: str) -> None:
 
 
 async def test_a_schema_that_takes_for_ever_is_the_prompts_fault_and_stalls_nobody() -> None:
-    """A few lines of a schema keep a validator busy for years (issue 13, 6)."""
+    """A few lines of a schema keep a validator busy for years."""
     doubled = {
         f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 1}"}]}
         for i in range(40)
@@ -198,7 +196,7 @@ async def test_a_schema_leads_nowhere_else() -> None:
 
 
 async def test_an_error_is_an_answer() -> None:
-    """With the pair's fallback (issue 13, 1)."""
+    """With the pair's fallback."""
     question = await asked({"text": "hi", "metadata": {"id": 7}})
     of = pair(schema=SCHEMA, fallback='{"stars": 0}')
     error = WorkerLost("worker w1 fell silent \ud800" + "x" * 5_000)
@@ -223,7 +221,6 @@ async def test_an_error_is_an_answer() -> None:
 
 
 async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
-    """issue 13, What it must show)."""
     answers = AnswerBuilder(pair(), CODEC, limits(4_000))
     answer = await answered("x" * 5_000)
     prompt = record({"text": "hi"})

@@ -37,7 +37,6 @@ def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> 
 
 
 def test_a_pair_is_a_table_of_the_file(tmp_path: Path) -> None:
-    """issue 13, 1)."""
     settings = loaded(tmp_path, FILE)
     (pair,) = settings.pairs
     assert (settings.share, pair.title, pair.temperature) == (0.5, "reviews", 0.0)
@@ -72,7 +71,7 @@ def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
 
 
 def searching(filter: object) -> dict[str, Any]:
-    """What every prompt of a pair looks up (issue 15, 2.4)."""
+    """What every prompt of a pair looks up."""
     return {"retrieval": {"collection": "c", "filter": filter}}
 
 

@@ -11,7 +11,6 @@ from tests.streams.bridge.samples import record
 
 
 def test_a_dead_letter_tells_what_went_wrong() -> None:
-    """issue 13, 1)."""
     prompt = record({"text": "hi"}, headers=[("mine", b"x"), ("none", None)])
     error = WorkerLost("worker w1 fell silent")
     sent = dead_letter(prompt, error, attempts=5, worker="w1", reason="queued", request_id="q")
@@ -45,7 +44,6 @@ def test_a_dead_letter_tells_what_went_wrong() -> None:
     ids=["value", "key", "headers"],
 )
 def test_of_one_that_leaves_no_room_only_the_origin_is_told(fields: dict[str, Any]) -> None:
-    """issue 13, What it must show)."""
     value = fields.pop("value", b"{}")
     sent = dead_letter(record(value, **fields), InvalidRequest("m \ud800" + "x" * 9_000))
     assert (sent.key, sent.value) == (b"", None)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.kafka
 async def test_gaps_of_transactions_are_looked_into_by_one_consumer(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who writes prompts in transactions leaves one behind each (issue 13, 1)."""
+    """Who writes prompts in transactions leaves one behind each."""
     started = []
     start = AssignedReader.start
 

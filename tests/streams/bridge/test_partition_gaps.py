@@ -14,7 +14,7 @@ STALL_S = 3.0
 
 @virtual
 async def test_what_faust_leaves_out_is_read(memory_log: MemoryLog) -> None:
-    """In a gap may lie marks, or records (issue 13, 1)."""
+    """In a gap may lie marks, or records."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)

@@ -30,7 +30,7 @@ __all__ = ["memory_log"]  # a fixture
 
 @virtual
 async def test_answers_and_position_are_committed_together(memory_log: MemoryLog) -> None:
-    """The position is the first prompt without an answer (issue 13, 1)."""
+    """The position is the first prompt without an answer."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await until(lambda: memory_log.commits == 1)
@@ -47,7 +47,7 @@ async def test_answers_and_position_are_committed_together(memory_log: MemoryLog
 @virtual
 async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
     """What was under way is listened to before it is asked again, and from where its tokens may
-    lie; what is answered is not asked (issue 13, 1)."""
+    lie; what is answered is not asked."""
     first, second = Bridge(memory_log), Bridge(memory_log)
     slept = first.life()
     await take(slept, memory_log, 0, 1, 2)
@@ -79,7 +79,7 @@ async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
 async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
     memory_log: MemoryLog,
 ) -> None:
-    """Else bridges that are killed often read all of the past, and get no further (issue 13, 2)."""
+    """Else bridges that are killed often read all of the past, and get no further."""
     first, second = Bridge(memory_log), Bridge(memory_log)
     slept = first.life()
     await take(slept, memory_log, 0, 1, 2)
@@ -152,7 +152,7 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
     memory_log: MemoryLog, topic: str
 ) -> None:
     """Whatever it was told of its size; what is committed with it comes through, and where even the
-    prompt is too large for the dead letters its origin is told (issue 13, What it must show)."""
+    prompt is too large for the dead letters its origin is told."""
     memory_log.bytes_max[topic] = 2_000
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
@@ -261,7 +261,7 @@ async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) ->
 async def test_a_batch_that_nobody_can_read_is_one_error_at_its_last_offset(
     memory_log: MemoryLog,
 ) -> None:
-    """Behind it prompts go on (issue 28, 5)."""
+    """Behind it prompts go on."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
@@ -303,7 +303,7 @@ async def test_a_prompt_that_we_cannot_read_is_one_error(
 
 @virtual
 async def test_order_by_key(memory_log: MemoryLog) -> None:
-    """The next is asked when the answer before it is committed, an error too (issue 13, 1)."""
+    """The next is asked when the answer before it is committed, an error too."""
     bridge = Bridge(memory_log, pair(ordered=True))
     async with bridge.living() as life:
         await life.take(memory_log.put(0, key=b"a"))
@@ -416,7 +416,7 @@ async def test_a_slot_that_is_free_again_counts_for_nobody(memory_log: MemoryLog
 
 @virtual
 async def test_who_may_ask(memory_log: MemoryLog) -> None:
-    """Nobody between two assignments, nor after an absence (issue 13, 1)."""
+    """Nobody between two assignments, nor after an absence."""
     bridge = Bridge(memory_log)
     bridge.shared.may_ask.clear()
     async with bridge.living() as life:

@@ -51,7 +51,7 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
     memory_log: MemoryLog,
 ) -> None:
     """The old life took the new one's call out of the hub, which then heard nothing, not even its
-    deadline (issue 28, 15)."""
+    deadline."""
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     group = Group()
@@ -225,8 +225,7 @@ class Consumer:
 @virtual
 async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: MemoryLog) -> None:
     """Agents waited for room, and Faust hands over records of all topics in turn: a partition full
-    of prompts of 33 kB kept those of all pairs waiting, and each life ended after 15 s of it
-    (issue 28)."""
+    of prompts of 33 kB kept those of all pairs waiting, and each life ended after 15 s of it."""
     asker, consumer, group = AskingBridge(), Consumer(), Group()
     bridge = bridge_of(memory_log, asker)
     partitions = BridgePartitions(group, lambda _: bridge.new_life(), asker.asking.wait_until_sent)
@@ -298,7 +297,7 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
     memory_log: MemoryLog,
 ) -> None:
     """The bridge's own reader, or another of its lives: the second attempt was heard first, then
-    the first one's tokens no more, and the prompt was asked again (issue 28, 15)."""
+    the first one's tokens no more, and the prompt was asked again."""
     asker, bridge, frames = await asked_by_a_life_before(memory_log)
     memory_log.frames += frames
     memory_log.before_replay = lambda: asker.log.hub.apply(frames[2], 0.0)

@@ -26,7 +26,7 @@ def histories(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 def test_a_successor_answers_the_rest_and_nothing_twice(
     history: tuple[list[int], list[int]], read: int
 ) -> None:
-    """Whatever was read and answered when the life ended (issue 13, 1)."""
+    """Whatever was read and answered when the life ended."""
     offsets, answered = history
     first = OffsetTracker(offsets[0])
     for offset in offsets:
@@ -61,7 +61,7 @@ def test_what_is_about_to_be_committed_counts_as_answered(
 
 
 def test_a_whole_window_fits_into_a_commit() -> None:
-    """With the tokens of many gateways (issue 13, 1)."""
+    """With the tokens of many gateways."""
     position = 1 << 40
     note = CommitNote(
         dict.fromkeys(range(100), 1 << 40),

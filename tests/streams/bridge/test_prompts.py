@@ -50,7 +50,6 @@ def as_record(fields: dict[str, Any]) -> Prompt:
 
 @pytest.mark.parametrize("value", [FULL, CODEC.encode(as_record(FULL))], ids=["json", "avro"])
 async def test_json_and_avro_ask_the_same(value: Any) -> None:
-    """issue 13, 1)."""
     found = await asked(value)
     assert body_of(found) == {name: FULL[name] for name in BODY_FIELDS}
     assert (found.session_id, found.priority, found.deadline_ms) == ("s9", Priority.STANDARD, 1_000)
@@ -191,7 +190,6 @@ WRONG: list[tuple[Any, type[TriviumError], str]] = [
 
 @pytest.mark.parametrize(("value", "kind", "message"), WRONG, ids=range(len(WRONG)))
 async def test_what_is_wrong_is_told(value: Any, kind: type[Exception], message: str) -> None:
-    """issue 13, What it must show)."""
     with pytest.raises(kind, match=message) as caught:
         await asked(value, pair(system="Be brief."))
     assert isinstance(caught.value, TriviumError) and not caught.value.retriable

@@ -49,7 +49,7 @@ async def test_a_prompt_is_asked_as_a_call_is() -> None:
 
 @virtual
 async def test_ids_follow_from_where_the_prompt_lies() -> None:
-    """So that whoever asks again asks the same (issue 13, 1)."""
+    """So that whoever asks again asks the same."""
     ids = {}
     for name, cluster, offset in (("a", "", 7), ("b", "", 7), ("c", "x.", 7), ("d", "", 8)):
         bridge = AskingBridge(cluster=cluster)
@@ -73,7 +73,6 @@ async def test_what_may_pass_is_asked_again_until_it_has_its_answer() -> None:
 
 @virtual
 async def test_an_answer_that_breaks_its_schema_is_asked_for_again() -> None:
-    """issue 13, 6)."""
     bridge = AskingBridge()
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
     bridge.each(bridge.answer('"7"'), bridge.answer("7"))
@@ -83,7 +82,7 @@ async def test_an_answer_that_breaks_its_schema_is_asked_for_again() -> None:
 
 @virtual
 async def test_the_last_try_stands() -> None:
-    """As an answer and a dead letter, with who had it (issue 13, 1)."""
+    """As an answer and a dead letter, with who had it."""
     bridge = AskingBridge(pair(format="avro", tries_max=2, fallback="none"))
     bridge.each(bridge.fail(WorkerLost("worker w fell silent")))
     began_ms = wall_ms()
@@ -221,7 +220,7 @@ async def test_a_broker_that_is_away_is_waited_for() -> None:
 async def test_prompts_beside_it_that_are_being_checked_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bridge that has just started checks many at once (issue 13, 1)."""
+    """A bridge that has just started checks many at once."""
     bridge = AskingBridge(pair(format="avro", tries_max=2))
     bridge.each(bridge.answer("7"))
     checked, refusals = CHECK_PROCESS.check, iter(range(6))
@@ -269,7 +268,7 @@ async def test_a_mistake_of_ours_is_the_error_of_one_prompt(
 
 @virtual
 async def test_an_answer_larger_than_its_topic_takes_is_an_error() -> None:
-    """And its dead letter fits into theirs (issue 13, What it must show)."""
+    """And its dead letter fits into theirs."""
     bridge = AskingBridge()
     of = limits(2_000, letters=1_500)
     answers = AnswerBuilder(bridge.ends.pair, CODEC, of)
@@ -312,7 +311,7 @@ def line(endpoint: str, **body: Any) -> PromptRecord:
 
 @virtual
 async def test_a_call_of_responses_is_answered_by_a_response() -> None:
-    """As the `openai` package reads it; one that a predecessor has asked, too (issue 13, 1)."""
+    """As the `openai` package reads it; one that a predecessor has asked, too."""
     bridge = AskingBridge()
     bridge.each(bridge.answer("Hel", "lo"))
     made = line("/v1/responses", input="hi", instructions="Greet", metadata={"a": "b"})
@@ -332,7 +331,7 @@ async def test_a_call_of_responses_is_answered_by_a_response() -> None:
 
 @virtual
 async def test_a_call_for_vectors_is_answered_by_the_embedding_pool() -> None:
-    """No router is asked (issue 13, 1)."""
+    """No router is asked."""
     bridge = AskingBridge()
     call = {"body": {"input": ["a", "bb"], "model": "letters"}, "endpoint": "/v1/embeddings"}
     answer = told(await bridge.settle(record({**call, "metadata": {"row": 3}})))
@@ -435,7 +434,7 @@ async def test_answers_lie_where_their_topic_has_a_partition(count: int, found: 
 
 @virtual
 async def test_an_answer_that_its_topic_takes_by_now_is_one() -> None:
-    """Operators raise `max.message.bytes` while bridges run (issue 28, 6)."""
+    """Operators raise `max.message.bytes` while bridges run."""
     bridge = AskingBridge()
     takes = {"rows.answers": 2_000}
     asked = 0

@@ -157,7 +157,7 @@ async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
 
 @virtual
 async def test_a_placement_that_nobody_can_meet_is_an_error_and_nothing_is_asked() -> None:
-    """As over HTTP (issue 30, 1)."""
+    """As over HTTP."""
     bridge = AskingBridge()
     worker = builders.registration("w", Role.REPLICA, capability=builders.capability("w"))
     bridge.log.members.append(Member(worker, 0))

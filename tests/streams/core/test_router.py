@@ -46,7 +46,6 @@ BLOCKS = prefix.pack(prefix.chain(range(64), 16)[:3])
 
 
 def test_a_router_is_idle_without_requests_and_with_nothing_to_sweep() -> None:
-    """(issue 27, 3.3)"""
     on = split()
     assert on.router.is_idle
     on.request("r1")
@@ -194,7 +193,6 @@ def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> No
 
 
 def test_of_two_engines_that_start_a_decode_worker_serves_until_the_other_is_there() -> None:
-    """(issue 27, 2.1)"""
     on = RouterHarness(local_after_ms=60_000)
     on.worker("d0", Role.DECODE)
     on.request("r1")
@@ -205,7 +203,6 @@ def test_of_two_engines_that_start_a_decode_worker_serves_until_the_other_is_the
 
 
 def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> None:
-    """(issue 10, 14)"""
     on = split(local_after_ms=60_000)
     on.fleet(builders.registration("p0", Role.DECODE, partition=7))
     on.request("r1")
@@ -448,7 +445,7 @@ def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> N
 
 
 def test_whoever_shares_no_cache_is_not_placed_by_what_others_have_there() -> None:
-    """And workers are told which scope it is (issue 28, 12)."""
+    """And workers are told which scope it is."""
     on = split(2)
     salt = prefix.salt_of("ada")
     chain = prefix.pack(prefix.chain(range(640), 16, salt))

@@ -180,7 +180,7 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
 
 
 async def test_calls_wait_until_a_gateway_that_starts_can_answer(kafka: LogSettings) -> None:
-    """It refused them with 503 (issue 28, 21)."""
+    """It refused them with 503."""
     async with cluster(kafka) as running:
         running.start("gateway-1", kafka, wait_ms=600_000)
         router = await running.join("router", MemberKind.ROUTER)
@@ -201,7 +201,7 @@ def ours(router: Membership, name: str) -> bool:
 
 
 async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings) -> None:
-    """Routers would take what it accepts for a lost process's (issue 10, 13)."""
+    """Routers would take what it accepts for a lost process's."""
     async with cluster(kafka) as running:
         await running.gateway("gateway-1")
         _, first = running.gateways.pop("gateway-1")
@@ -257,7 +257,7 @@ async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSetti
 async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It tries again and again (issue 10, 4)."""
+    """It tries again and again."""
     log = LogSettings(bootstrap="127.0.0.1:1")
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]

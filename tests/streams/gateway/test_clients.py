@@ -141,7 +141,7 @@ async def pausing() -> AsyncIterator[str]:
 
 
 async def test_openai_reads_over_silences() -> None:
-    """Keep-alive comments before, between and after tokens end no event (issue 10, 1)."""
+    """Keep-alive comments before, between and after tokens end no event."""
     async with (
         pausing() as url,
         openai.AsyncOpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai,
@@ -154,7 +154,7 @@ async def test_openai_reads_over_silences() -> None:
 
 
 async def test_openai_sync_reads_over_silences() -> None:
-    """As above, in the client without asyncio, with the older endpoint (issue 10, 1)."""
+    """As above, in the client without asyncio, with the older endpoint."""
 
     def talk(url: str) -> str:
         with openai.OpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai:
@@ -168,7 +168,7 @@ async def test_openai_sync_reads_over_silences() -> None:
 
 
 async def test_langchain_reads_over_silences() -> None:
-    """As above, through LangChain (issue 10, 1)."""
+    """As above, through LangChain."""
     from langchain_openai import ChatOpenAI  # slow to import
 
     async with pausing() as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:

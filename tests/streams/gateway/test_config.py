@@ -9,7 +9,7 @@ from streams.gateway.config import GatewaySettings
 
 
 def test_the_default_class_is_within_the_cap() -> None:
-    """Checked at start (issue 10, 18)."""
+    """Checked at start."""
     with pytest.raises(ConfigError, match="priority: expected at most priority_max=batch"):
         GatewaySettings(priority_max="batch")
 

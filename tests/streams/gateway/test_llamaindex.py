@@ -1,4 +1,4 @@
-"""LlamaIndex's own packages, unchanged, over a real socket (issue 12, 3)."""
+"""LlamaIndex's own packages, unchanged, over a real socket."""
 
 import asyncio
 from typing import Any

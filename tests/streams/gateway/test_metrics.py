@@ -27,7 +27,6 @@ async def test_metrics() -> None:
 
 
 def test_metrics_tell_how_many_workers_are_wanted_where_somebody_says_so() -> None:
-    """(issue 14, 3)"""
     metrics = Metrics()
     assert "trivium_workers" not in metrics.render().decode()
     pool = WantedPool(role=Role.DECODE, present=2, workers=3, work=2.4, why="")

@@ -1,4 +1,4 @@
-"""What /metrics shows of the retrieval pool (issue 15, 2.4)."""
+"""What /metrics shows of the retrieval pool."""
 
 import re
 from dataclasses import replace

@@ -19,7 +19,7 @@ from tests.waiting import until
 
 
 async def test_a_cancellation_says_whose_it_is() -> None:
-    """Only the tenant's own request is given up by it (issue 10, 13)."""
+    """Only the tenant's own request is given up by it."""
     gateway = InProcessGateway(api_keys=("alice", "bob"))
 
     def headers(name: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ async def test_a_cancellation_says_whose_it_is() -> None:
 
 
 async def test_a_salt_divides_what_a_tenant_caches() -> None:
-    """As in vLLM, in each call that has a prompt (issue 28, F13)."""
+    """As in vLLM, in each call that has a prompt."""
     gateway = InProcessGateway(api_keys=("alice",))
     gateway.answer_with("a")
     calls = {

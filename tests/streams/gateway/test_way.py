@@ -48,7 +48,6 @@ async def files_run() -> list[str]:
 
 
 async def test_the_way_that_the_page_names_is_the_one_that_runs() -> None:
-    """(issue 11)"""
     run, named = await files_run(), [name for name in files_named() if name != REPLACED]
     assert named == [name for name in run if name in named]
     assert set(run) - set(named) <= BESIDE

@@ -30,7 +30,7 @@ def test_the_journal_numbers_its_lines() -> None:
 
 
 def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
-    """So they may be told later (issue 27, 3.3)."""
+    """So they may be told later."""
     journal = Journal("router-a")
     journal.add(Tick(), TICK, 0, 0, T0, [])
     journal.add(FleetRecordArrived(builders.beat("d0", 1), 3), "fleet", 0, 3, T0, [])
@@ -44,7 +44,7 @@ def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
 
 
 def test_a_journal_of_any_length_fits_the_log() -> None:
-    """What a router applies when it joins a large fleet leaves in batches (issue 10, 12)."""
+    """What a router applies when it joins a large fleet leaves in batches."""
     journal = Journal("router-a")
     for offset in range(2 * JOURNAL_LINES_MAX + 1):
         journal.add(Tick(), "x" * 249, 2**31 - 1, 2**62 + offset, 2**62, [])
@@ -55,7 +55,6 @@ def test_a_journal_of_any_length_fits_the_log() -> None:
 
 
 def test_records_in_the_journal_leave_in_batches_that_fit() -> None:
-    """(issue 14, 2)"""
     journal = Journal("router-a")
     beat = builders.registration("d" * 100_000, Role.DECODE)
     for offset in range(25):
@@ -67,7 +66,7 @@ def test_records_in_the_journal_leave_in_batches_that_fit() -> None:
 
 
 def test_lines_carry_what_a_replay_cannot_read_back() -> None:
-    """Compaction takes a heartbeat after minutes, a request stays for a day (issue 14, 2)."""
+    """Compaction takes a heartbeat after minutes, a request stays for a day."""
     journal, beat = Journal("router-a"), builders.beat("d0", 1)
     journal.add(FleetRecordArrived(beat, 3, ahead_ms=-40), "fleet", 0, 3, T0, [])
     journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
@@ -95,7 +94,6 @@ def test_the_checksum_of_effects_tells_any_difference() -> None:
 
 
 def test_a_snapshot_tells_what_decides() -> None:
-    """(issue 14, 2)"""
     state = pack_router(Router("router-a", SETTINGS))
     (snapshot,) = Journal("router-a").snapshot(SETTINGS, state, 7, 9, T0)
     assert (snapshot.seq, snapshot.router_epoch, snapshot.at_ms) == (7, 9, T0)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def test_a_fork_has_the_state_of_its_moment() -> None:
-    """Also one that is larger than a pipe (issue 14, 2)."""
+    """Also one that is larger than a pipe."""
 
     async def main() -> None:
         router = Router("router-a", RouterSettings())
@@ -49,7 +49,7 @@ def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fork_collects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that is garbage there is taken out of what both of them poll (issue 14, 2)."""
+    """A connection that is garbage there is taken out of what both of them poll."""
     monkeypatch.setattr(snapshot_fork, "pack_router", lambda _: str(gc.isenabled()).encode())
     assert run(snapshot_in_fork(Router("router-a", RouterSettings()))) == b"False"
     assert gc.isenabled()

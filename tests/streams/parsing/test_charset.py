@@ -1,4 +1,4 @@
-"""Character sets that files declare, or do not (issue 28, 8)."""
+"""Character sets that files declare, or do not."""
 
 import pytest
 

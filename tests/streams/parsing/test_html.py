@@ -1,4 +1,4 @@
-"""What pages say: tables, powers, lists, titles, XHTML (issue 28, 8)."""
+"""What pages say: tables, powers, lists, titles, XHTML."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""What files of each kind say, as text (issue 12, 2)."""
+"""What files of each kind say, as text."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_pdf_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_number_that_no_float_holds_is_named_with_its_line() -> None:
-    """Else another number would be found in its place (issue 28, 6)."""
+    """Else another number would be found in its place."""
     right = b'{"id": "a", "text": "a", "metadata": {"n": 12.50, "at": 1.2345678901234567}}'
     first, second = parse(
         ".jsonl", right + b"\n" + right.replace(b"12.50", b"0.1234567890123456789")

@@ -1,4 +1,4 @@
-"""What Markdown says (issue 28, 8)."""
+"""What Markdown says."""
 
 import pytest
 

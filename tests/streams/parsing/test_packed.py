@@ -1,4 +1,4 @@
-"""Word documents, slides, books and mails (issue 28, 8), made here."""
+"""Word documents, slides, books and mails, made here."""
 
 import io
 import zipfile

@@ -1,4 +1,4 @@
-"""What PDFs say (issue 28, 8)."""
+"""What PDFs say."""
 
 from streams.parsing.pdf import pdf
 from tests.streams.parsing.pdfs import pdf_bytes

@@ -1,4 +1,4 @@
-"""JSON, JSON lines and tables as text (issue 28, 8)."""
+"""JSON, JSON lines and tables as text."""
 
 import pytest
 

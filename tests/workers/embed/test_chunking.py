@@ -1,4 +1,4 @@
-"""How texts are cut: by structure, within bounds, always in the same way (issue 12, 2)."""
+"""How texts are cut: by structure, within bounds, always in the same way."""
 
 import re
 import unicodedata
@@ -103,7 +103,7 @@ def test_what_has_no_space_for_long_is_no_word() -> None:
 def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
     text: str, longest: int, seen: Callable[[str], Sequence[int]]
 ) -> None:
-    """(issue 28, 8) One token to its tokenizer, it was one passage, too long for any prompt."""
+    """One token to its tokenizer, it was one passage, too long for any prompt."""
     starts = split_long_tokens(text, seen(text))
     spans = cut(text, starts, tokens_max=100, overlap=20)
     assert spans[-1].end == len(text) and len(spans) > 1

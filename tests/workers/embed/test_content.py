@@ -47,7 +47,7 @@ def test_a_record_holds_all_passages_with_vectors_and_tokens() -> None:
 
 
 def test_the_same_content_embeds_nothing_and_other_facts_keep_the_vectors() -> None:
-    """Issue 12, 2: the same content again embeds nothing."""
+    """The same content again embeds nothing."""
     first = document(metadata='{"a": 1}')
     held = passages_ref(made(first), offset=7)
     assert held.offset == 7

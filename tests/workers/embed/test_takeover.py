@@ -13,7 +13,7 @@ COUNT = 300
 
 
 async def test_another_takes_over_where_a_worker_is_killed(kafka: LogSettings) -> None:
-    """Issue 12: a worker killed in the middle; each document has exactly one current record."""
+    """A worker killed in the middle; each document has exactly one current record."""
     with long_leases(), process(kafka, "victim") as victim:
         async with bookshelf(kafka) as books, worker(kafka, "heir") as heir:
             members = heir.membership.view.members

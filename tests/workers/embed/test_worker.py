@@ -37,7 +37,7 @@ async def calm_members() -> AsyncIterator[None]:
 
 
 async def test_documents_become_passages_as_they_come_and_go(kafka: LogSettings) -> None:
-    """Issue 12, 2: upsert and tombstone; the same content again embeds nothing."""
+    """Upsert and tombstone; the same content again embeds nothing."""
     async with bookshelf(kafka) as books, worker(kafka, "e") as running:
         await books.put("ferry", FERRY, metadata='{"title": "Ferries"}')
         await books.shows("ferry", *FERRY_CUT)
@@ -115,7 +115,7 @@ async def _written_often(books: Bookshelf, name: str) -> None:
 async def test_what_cannot_be_used_is_buried_with_its_reason_and_the_rest_goes_on(
     kafka: LogSettings,
 ) -> None:
-    """Issue 12: oversized, empty, wrong records; nothing is lost."""
+    """Oversized, empty, wrong records; nothing is lost."""
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         await books.put("long", "a " * (DOCUMENT_CHARS_MAX // 2 + 1))
         await books.put("blank", " \n ")

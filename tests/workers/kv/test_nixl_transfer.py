@@ -416,7 +416,7 @@ def test_process_that_died_is_an_error_and_the_next_one_is_read(
 def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
     monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
 ) -> None:
-    """NIXL's own count of descriptors is what `spans` says, in any order (issue 10, 27)."""
+    """NIXL's own count of descriptors is what `spans` says, in any order."""
     api = import_module("nixl._api")
     counting = partial(api.nixl_agent_config, capture_telemetry=True)
     monkeypatch.setattr(api, "nixl_agent_config", counting)
@@ -450,7 +450,7 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
 
 @needs_nixl
 def test_nobody_beyond_this_machine_reaches_an_agent() -> None:
-    """By the kernel's table of sockets; UCX alone takes every interface (issue 10, 19)."""
+    """By the kernel's table of sockets; UCX alone takes every interface."""
     arena = regions_of(1)
     transfer = NixlTransfer(f"engine-{next(_numbers)}", arena)
     try:

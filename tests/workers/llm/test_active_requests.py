@@ -217,7 +217,7 @@ def test_a_replica_runs_the_whole_answer() -> None:
 
 
 def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
-    """Rows count from there; what its reader is told of the prompt is without it (issue 14, 1)."""
+    """Rows count from there; what its reader is told of the prompt is without it."""
     worker = WorkerInMemory(4, 64, Role.REPLICA)
     worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), said=2, said_chars=5)
     assert worker.engine.jobs[0].prior_tokens == 2
@@ -275,7 +275,7 @@ def remote(**changes: Any) -> Work:
 
 
 def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv_once() -> None:
-    """It goes on behind its own first token, so the gateway has to see that (issue 10, 8)."""
+    """It goes on behind its own first token, so the gateway has to see that."""
     worker = WorkerInMemory()
     worker.take(remote())
     assert worker.engine.jobs[0].kv is not None
@@ -298,7 +298,6 @@ def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv
 
 
 def test_kv_that_was_not_had_is_told_once() -> None:
-    """(issue 30, 1.4)"""
     worker = WorkerInMemory()
     worker.take(remote())
     lost = KvUnavailable("r1.1: KV not read").to_wire()
@@ -310,7 +309,7 @@ def test_kv_that_was_not_had_is_told_once() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool) -> None:
-    """Prefill's was not the end, so decode's is another one (issue 10, 8)."""
+    """Prefill's was not the end, so decode's is another one."""
     worker = WorkerInMemory()
     worker.take(remote())
     worker.step(out(ids=[2], finish_reason="stop" * at_once))

@@ -59,7 +59,6 @@ def test_answer_depends_on_the_prompt(pair: Pair) -> None:
 
 @pytest.mark.parametrize("said", [1, 8, 15])
 def test_an_answer_goes_on_behind_its_beginning(pair: Pair, said: int) -> None:
-    """(issue 14, 1)"""
     whole = pair.answer(max_tokens=16, min_tokens=12)
     behind = [*make_prompt(40), *whole.token_ids[:said]]
     rest = pair.answer(prompt_tokens=behind, said=said, max_tokens=16, min_tokens=12)
@@ -234,7 +233,7 @@ def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
 
 
 def test_what_another_scope_has_computed_is_cached_for_nobody_else(pair: Pair) -> None:
-    """A tenant who guessed another's prompt saw it in `cached_tokens` (issue 28, 12)."""
+    """A tenant who guessed another's prompt saw it in `cached_tokens`."""
     guess = make_prompt(300, salt=96)
     found = {
         number: pair.answer(prompt_tokens=guess, cache_scope=scope).outputs[0].cached_tokens

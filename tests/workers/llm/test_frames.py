@@ -185,7 +185,7 @@ def test_what_is_cleared_is_never_sent() -> None:
 
 
 def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
-    """256 streams with the most log-probabilities: each stream whole, in order (issue 10, 12)."""
+    """256 streams with the most log-probabilities: each stream whole, in order."""
     frames = Frames("w1")
     columns = frames.columns(3)
     top = [TopLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5)] * 20

@@ -230,7 +230,7 @@ def test_a_stale_handle_is_computed_anew_by_decode() -> None:
 
 @pytest.mark.parametrize("apart_ms", [CLOCK_MARGIN_MS, CLOCK_MARGIN_MS + 1])
 def test_kv_of_a_worker_whose_clock_differs_is_computed_anew(apart_ms: int) -> None:
-    """When its handle ends cannot be told here (issue 10, 10)."""
+    """When its handle ends cannot be told here."""
     worker = WorkerInMemory()
     worker.epochs, worker.clocks_ms = {"p": 3}, {"p": apart_ms}
     worker.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))

@@ -53,7 +53,7 @@ def test_what_an_output_tells_besides_comes_once() -> None:
 
 def test_what_a_stream_of_tokenizers_repeats_of_a_prompt_is_known() -> None:
     """vLLM's texts come from such a stream. Behind half a character, as an answer may stop, it
-    begins with the whole prompt (issue 14, 1)."""
+    begins with the whole prompt."""
     tokenizer, answer = make_tokenizer(), "naïve 漢字, 🦊 and 👩\u200d🚀."
     prompt = tokenizer.encode("Tell me: ").ids
     ids = tokenizer.encode(answer).ids

@@ -17,7 +17,7 @@ def given(worker: WorkerInMemory) -> list[str]:
 
 
 def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
-    """Nothing but the engine bounded them; what is decoded never waits (issue 10, 27)."""
+    """Nothing but the engine bounded them; what is decoded never waits."""
     worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
         worker.work(name, PREFILL)
@@ -33,7 +33,6 @@ def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
 
 
 def test_what_waits_and_is_given_up_never_starts() -> None:
-    """(issue 10, 27)"""
     worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
         worker.work(name, PREFILL)
@@ -46,7 +45,7 @@ def test_what_waits_and_is_given_up_never_starts() -> None:
 
 
 async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
-    """Routers count on it (issue 10, 27)."""
+    """Routers count on it."""
     async with running_worker(prefill_running_max=1) as worker:
         for name in ("r1", "r2", "r3"):
             worker.log.readers["prefill"].put(work(name, PREFILL))
@@ -60,8 +59,6 @@ async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> 
 
 
 def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:
-    """(issue 10, 27)"""
-
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=10, prefill_running_max=8)
         gate, began_ms = PrefillGate(engine, 1), wall_ms()

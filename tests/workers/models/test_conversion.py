@@ -26,7 +26,7 @@ write_once(Path(sys.argv[1]), write)
 
 
 def test_several_at_once_write_once(tmp_path: Path) -> None:
-    """Issue 12, 1): two processes do it once, by a lock."""
+    """Two processes do it once, by a lock."""
     target = tmp_path / "models" / "a"
     written: list[Path] = []
 
@@ -45,7 +45,7 @@ def test_several_at_once_write_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
-    """Issue 12, 1): nor does it keep the next one from writing."""
+    """Nor does it keep the next one from writing."""
     target = tmp_path / "models" / "a"
     command = [sys.executable, "-c", _STUCK, str(target)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuck:
@@ -69,7 +69,7 @@ def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path) -> None:
-    """Issue 12, 1): the process's last words are told."""
+    """The process's last words are told."""
     source = tmp_path / "broken.gguf"
     source.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"broken\.gguf: not converted: "):

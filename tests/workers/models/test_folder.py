@@ -22,7 +22,7 @@ def test_only_our_own_names_are_made(
 
 
 def test_an_engine_has_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 12, 1): vLLM a real instruct model, the simulated engine words; a name says another."""
+    """VLLM a real instruct model, the simulated engine words; a name says another."""
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     kept = tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16"
     kept.mkdir(parents=True)

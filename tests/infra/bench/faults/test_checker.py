@@ -1,4 +1,4 @@
-"""issue 14, 1) the checker sees what is missing, double, out of place, wrong or late."""
+"""The checker sees what is missing, double, out of place, wrong or late."""
 
 import ast
 import json
@@ -57,7 +57,7 @@ def frame(first: int, last: int, attempt: int = 1, **more: Any) -> dict[str, Any
 
 
 def test_what_is_no_ones_to_judge_is_left_out() -> None:
-    """Another tenant's answers (issue 28)."""
+    """Another tenant's answers."""
     odd = frame(2, 5, token_ids=[7, 7, 7])
     assert check_frames([odd], {}, ENGINE)["wrong"]["count"] == 1
     found = check_frames([odd], {}, ENGINE, {"r1"})

@@ -1,4 +1,4 @@
-"""issue 14, 1) what is asked while processes die: in turns, with passages, hung up on."""
+"""What is asked while processes die: in turns, with passages, hung up on."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""issue 14, 1) 5) what clients make of streams that break, and of gateways that take nothing."""
+"""What clients make of streams that break, and of gateways that take nothing."""
 
 import json
 import random

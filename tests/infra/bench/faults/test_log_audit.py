@@ -12,7 +12,7 @@ from tests.streams.builders import continued, passage, phase, request, retrieved
 
 
 async def test_what_was_found_is_no_workers_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies among the phases (issue 12, 3)."""
+    """It lies among the phases."""
     received: Phase = phase(work(WorkPhase.DECODE, "d0", 5), PhaseKind.KV_RECEIVED, kv_bytes=7)
     records: dict[str, list[Any]] = {
         "requests": [request("r1")],

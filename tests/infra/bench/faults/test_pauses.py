@@ -11,7 +11,6 @@ def seen(*times_s: float, ended: str = WHOLE) -> ClientAnswer:
 
 
 def test_a_pause_is_the_longest_silence_of_an_answer_that_was_interrupted() -> None:
-    """(issue 14, 1)"""
     found = pauses([seen(0, 0.5, 3.5, 4), seen(0, 2.5), seen(0, 0.5, 2), seen(0, 4, ended="")])
     assert found == {"interrupted": 3, "not_whole": 1, "median_s": 3.0, "max_s": 4.0}
     assert pauses([seen(0, 0.1)])["median_s"] is None
@@ -23,8 +22,6 @@ def test_a_pause_is_the_longest_silence_of_an_answer_that_was_interrupted() -> N
 def test_answers_that_go_on_have_no_longer_pause_the_longer_they_are(
     last_s: float, lost: int, met: bool
 ) -> None:
-    """(issue 14, 1)"""
-
     def row(median_s: float) -> dict[str, dict[str, float]]:
         return {GOES_ON: {"median_s": median_s, "not_whole": lost}, ANEW: {"not_whole": 0}}
 

@@ -1,4 +1,4 @@
-"""issue 13, 2) 3) 5) 6) the checker sees what is missing, double, out of order, invalid or off."""
+"""The checker sees what is missing, double, out of order, invalid or off."""
 
 import ast
 import json

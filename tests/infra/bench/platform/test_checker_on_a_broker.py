@@ -1,4 +1,4 @@
-"""issue 13, 2) the checker reads raw topics as committed, whatever else lies in them."""
+"""The checker reads raw topics as committed, whatever else lies in them."""
 
 import json
 from pathlib import Path

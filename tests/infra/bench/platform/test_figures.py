@@ -1,4 +1,4 @@
-"""issue 13, 2) what the platform benchmark draws, and what its bars say of what was found."""
+"""What the platform benchmark draws, and what its bars say of what was found."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Rows of Flink are counted from the raw topics (issue 13, 4)."""
+"""Rows of Flink are counted from the raw topics."""
 
 from typing import Any
 

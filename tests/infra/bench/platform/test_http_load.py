@@ -1,4 +1,4 @@
-"""issue 13, 2) clients over HTTP ask until they are answered, and note what they were told."""
+"""Clients over HTTP ask until they are answered, and note what they were told."""
 
 import asyncio
 import json

@@ -10,7 +10,6 @@ from schemas.retrieval import Vector
 
 
 def test_pairs_are_drawn_the_same_again_and_are_what_they_say() -> None:
-    """(issue 12, cache)"""
     pairs = draw_pairs(60, 40)
     assert pairs == draw_pairs(60, 40) != draw_pairs(60, 40, seed=8)
     assert {(pair.kind, pair.is_same) for pair in pairs} == {

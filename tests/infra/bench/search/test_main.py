@@ -99,8 +99,8 @@ def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
 def test_a_peer_that_ends_its_process_is_left_out_with_its_last_word(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """SVS does so on processors that are not Intel's: the benchmark, and its test, ended with it
-    (issue 15, 4)."""
+    """SVS does so on processors that are not Intel's: the benchmark, and its test, ended with
+    it."""
     pytest.importorskip("hnswlib")
     monkeypatch.setattr(systems, "_MODULES", {name: "json"})
     monkeypatch.setattr(systems, "_MAY_END", (name,))
@@ -150,7 +150,7 @@ def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> 
 
 def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
     """Settings of workers, and below capacity fewer misses than first come first served and than
-    half of the places reserved (issue 10, 27 and 30)."""
+    half of the places reserved."""
     step = "surge below capacity"
     variants = scheduling.variants() | {USUAL: RetrievalSettings().scheduler()}
     assert scheduling.BASE in variants.values()

@@ -36,7 +36,7 @@ def test_one_that_lives_has_no_end_yet() -> None:
 
 
 def test_a_conversation_of_an_earlier_hour_has_its_own_name() -> None:
-    """issue 14, 6) A day's conversations are on the log when a router takes over."""
+    """A day's conversations are on the log when a router takes over."""
     source = RecordSource(prompt_tokens=3, turns=4)
     key, value = source.session(9)
     assert key.decode() == CODEC.decode(value).session_id == source.session_id(9)

@@ -19,7 +19,6 @@ def recovered(*per_bin: int) -> dict[str, Any]:
 
 
 def test_the_rate_is_back_with_the_first_bin_of_enough_answers() -> None:
-    """(issue 14, 2)"""
     found = recovered(1, 9, 10, 10, 10, 8)
     assert found["answers_per_s_before"] == 2
     assert found["share_by_bin"] == [0.1, 0.9, 1, 1, 1, 0.8]
@@ -28,7 +27,6 @@ def test_the_rate_is_back_with_the_first_bin_of_enough_answers() -> None:
 
 
 def test_a_rate_that_never_comes_back_is_told() -> None:
-    """(issue 14, 2)"""
     assert recovered(1, 2, 3, 3, 3, 3)["back_s"] is None
 
 
@@ -39,7 +37,6 @@ def test_a_rate_that_never_comes_back_is_told() -> None:
 def test_the_slowest_worker_counts(
     free_s: float | None, back_s: float | None, share: float, met: int
 ) -> None:
-    """(issue 14, 2)"""
     alone = {"free_s": {"prefill-0": 0.2, "decode-0": free_s}}
     judged = bars(alone, {"back_s": back_s, "share_later": share})
     assert sum(bar.met for bar in judged) == met

@@ -21,12 +21,10 @@ def seen(request_id: str, *times_s: float, ended: str = WHOLE) -> ClientAnswer:
 def test_answers_differ_from_their_first_other_token_on(
     left: list[int], right: list[int], place: int | None
 ) -> None:
-    """(issue 14, 2)"""
     assert first_difference(left, right) == place
 
 
 def test_pauses_are_those_of_interrupted_answers() -> None:
-    """(issue 14, 2)"""
     round_ = [seen("a", 0, 3, 4), seen("b", 0, 9), seen("c", 0, 1, ended="")]
     found = figures(round_, {"a": 7, "c": 5}, [{"gap": TIE / 2}, {"gap": 1.0}, {"gap": None}])
     assert found["interrupted"] == 2
@@ -37,7 +35,6 @@ def test_pauses_are_those_of_interrupted_answers() -> None:
 
 
 def test_a_round_without_an_interrupted_answer_proves_nothing() -> None:
-    """(issue 14, 2)"""
     row: dict[str, Any] = {"interrupted": 1, "not_whole": [], "different": []}
     assert all(bar.met for bar in bars(row, []))
     others: list[dict[str, Any]] = [

@@ -6,7 +6,6 @@ NOTHING = {"answers": 4, "wrong": 0, "wrong_from_cache": 0, "failed": 0, "read_b
 
 
 def test_only_answers_with_checks_are_judged() -> None:
-    """(issue 14, 2)"""
     bad = {**NOTHING, "wrong": 4}
     assert all(bar.met for bar in bars({name: {CHECKED: NOTHING, CONTROL: bad} for name in CASES}))
     for worse in (bad, {**NOTHING, "wrong_from_cache": 1}):

@@ -1,4 +1,4 @@
-"""`trivium dlq`: listed, shown and sent again (issue 13, 1)."""
+"""`trivium dlq`: listed, shown and sent again."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_letters_are_listed_shown_and_sent_again(kafka: LogSettings) -> None:
 
 
 def test_a_record_is_shown_as_one(kafka: LogSettings) -> None:
-    """Whatever had it when it failed is told (issue 13, 1)."""
+    """Whatever had it when it failed is told."""
     record, codec = example("trivium.Prompt"), Codec()
 
     async def write() -> None:

@@ -30,7 +30,6 @@ def test_a_span_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_replay_tells_how_it_went(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     code, out, _ = trivium_here("replay", str(played(tmp_path)))
     assert code == 0
     assert "router-a life 5: 9 events, 2 with effects, equal up to the last line" in out
@@ -41,7 +40,6 @@ def test_a_replay_tells_how_it_went(tmp_path: Path) -> None:
 
 
 def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = played(tmp_path)
     with open_recording(path) as found:
         rows = [row for row in found.rows() if row.topic != "requests"]
@@ -58,7 +56,6 @@ def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_asked(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     path = str(played(tmp_path))
     code, out, _ = trivium_here("replay", path, "--policy", "static")
     assert code == 0
@@ -68,7 +65,6 @@ def test_other_settings_are_asked(tmp_path: Path) -> None:
 
 
 def test_what_would_have_happened_is_told(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     trace = tmp_path / "azure.csv"
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:17:{second:02},800,400" for second in range(3, 9)]
@@ -94,7 +90,6 @@ def test_what_would_have_happened_is_told(tmp_path: Path) -> None:
 def test_what_came_of_the_same_requests_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 14, 2)"""
     again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
 
     def sent_to(*_: object) -> tuple[list[SentRequest], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`trivium schemas`: registered, checked and listed (issue 13, 2)."""
+"""`trivium schemas`: registered, checked and listed."""
 
 import json
 

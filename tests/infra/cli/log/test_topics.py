@@ -1,4 +1,4 @@
-"""`trivium topics`: what topics are for (issue 13, 4)."""
+"""`trivium topics`: what topics are for."""
 
 import json
 

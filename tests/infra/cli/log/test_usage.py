@@ -26,7 +26,6 @@ def runs(monkeypatch: pytest.MonkeyPatch, records: list[Usage], *options: str) -
 
 
 def test_sums_are_a_table_with_a_row_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 13, 1)"""
     records = [replace(ONE, number=n, request_id=f"r{n}", tenant="ab"[n % 2]) for n in range(3)]
     found = runs(monkeypatch, records, "--by", "tenant")
     rows = [line.split() for line in found.stdout.splitlines() if line.strip()]
@@ -39,7 +38,6 @@ def test_sums_are_a_table_with_a_row_for_all(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_check_that_finds_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 13, 1)"""
     records = [ONE, replace(ONE, number=9, request_id="r2")]
     found = runs(monkeypatch, records, "--check", "--json")
     told = json.loads(found.stdout)

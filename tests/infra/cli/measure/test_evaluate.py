@@ -12,7 +12,6 @@ from tests.infra.cli.running import trivium_here
 def test_it_prints_the_placements_or_all_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 12, 4)"""
     monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path)
     monkeypatch.setattr(study, "variations", lambda *, quick: [])
     monkeypatch.setattr(study, "LOADS", (0.1, 0.2))

@@ -12,7 +12,6 @@ from tests.infra.cli.running import trivium_here
 def test_it_tells_the_worker_hours_and_draws_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 14, 3)"""
     monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
     day = ("--minutes", "1", "--noon", "8", "--workers-max", "3", "--ttft", "5000")
     asked = ("evaluate", "scaling", *day, "--jobs", "1", "--out", str(tmp_path))
@@ -30,7 +29,6 @@ def test_it_tells_the_worker_hours_and_draws_the_day(
 
 
 def test_interruptions_are_counted_for_replicas_and_pairs() -> None:
-    """(issue 14, 3)"""
     code, output, errors = trivium_here("evaluate", "interruptions", "--answer", "100", "--json")
     assert code == 0, errors
     replica, pair = json.loads(output)

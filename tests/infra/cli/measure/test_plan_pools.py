@@ -18,7 +18,6 @@ def planned(*arguments: str) -> dict[str, dict[str, float]]:
 
 
 def test_it_says_how_many_workers_and_why() -> None:
-    """(issue 12, 4)"""
     code, output, _ = trivium_here("plan", "pools", *GIVEN)
     assert code == 0
     for words in ("prefill", "decode", "retrieval", "GPUs' time of prompts", "answers under way"):

@@ -10,7 +10,6 @@ from tests.infra.simulator.scenarios.bugs import BUGS
 
 
 def test_it_prints_what_was_reached_or_all_figures() -> None:
-    """(issue 14, 4)"""
     code, output, errors = trivium_here("simulate", "--seeds", "3", "--jobs", "1")
     assert code == 0, errors
     assert "3 seeds" in output and "violations: 0" in output
@@ -21,7 +20,6 @@ def test_it_prints_what_was_reached_or_all_figures() -> None:
 
 
 def test_a_violation_prints_the_command_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 14, 4)"""
     BUGS["a void order is answered"].put_in(monkeypatch)
     code, output, errors = trivium_here("simulate", "--until-fails", "--jobs", "1")
     assert code == 1 and "violations: 1" in output

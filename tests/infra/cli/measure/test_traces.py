@@ -61,7 +61,6 @@ def gateway() -> Iterator[str]:
 
 
 def test_a_trace_is_converted(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     source, target = tmp_path / "azure.csv", tmp_path / "trace.jsonl"
     source.write_text(AZURE)
     code, output, errors = trivium_here(
@@ -82,7 +81,6 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_shown(tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     source = written(tmp_path, MOONCAKE)
     code, output, errors = trivium_here("trace", "show", str(source))
     assert code == 0, errors
@@ -93,7 +91,6 @@ def test_a_trace_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_sent_and_errors_are_told(gateway: str, tmp_path: Path) -> None:
-    """(issue 14, 2)"""
     source = written(tmp_path, MOONCAKE)
     command = ("trace", "send", str(source), "--url", gateway, "--speed", "max")
     code, output, errors = trivium_here(*command, "--requests", "2", "--json")

@@ -1,4 +1,4 @@
-"""issue 14, 5) `trivium restart` says what came back when, and what is not there."""
+"""`trivium restart` says what came back when, and what is not there."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""What `trivium scale` prints, from a look at hand; `test_up_down.py` asks a fleet.
-
-(issue 14, 3)
-"""
+"""What `trivium scale` prints, from a look at hand; `test_up_down.py` asks a fleet."""
 
 import asyncio
 import io

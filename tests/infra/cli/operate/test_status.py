@@ -19,7 +19,6 @@ def test_status_tells_roles_and_what_engines_can_do() -> None:
 
 
 def test_status_tells_how_well_clocks_agree() -> None:
-    """(issue 10, 10)"""
     rows = members(fleet())
     rows[0]["clock_ms"] = -240
     assert "Clocks agree within 240 ms; KV moves within 250 ms." in shown(rows, 120)
@@ -53,7 +52,6 @@ def test_status_tells_what_embedding_workers_do() -> None:
 
 
 def test_status_names_what_a_member_cannot_do_and_could_not_read() -> None:
-    """(issue 28, 5)"""
     watched = fleet()
     watched.view.members["both-0"].faults = Faults(
         failing="prompts[1]: cannot be read: TopicAuthorizationFailedError",

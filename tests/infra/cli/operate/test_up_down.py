@@ -43,7 +43,7 @@ def check_pool(home: Path, env: dict[str, str]) -> None:
 
 
 def check_scale(home: Path, env: dict[str, str]) -> None:
-    """One replica has nothing to do (issue 14, 3)."""
+    """One replica has nothing to do."""
     code, output, errors = trivium_here("scale", "--json", home=home, env=env)
     assert code == 0, errors
     found = json.loads(output)

@@ -29,7 +29,7 @@ VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
 
 
 def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are whatever somebody wrote: no markup, nothing that a terminal obeys (issue 10, 23)."""
+    """They are whatever somebody wrote: no markup, nothing that a terminal obeys."""
     names = ("[/red]", "a\x1b[2Jb")
     found = RetrievalResult(
         retrieval_id="r", hits=tuple(Hit(name, 0.5) for name in names), shards=2,
@@ -245,7 +245,7 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
 async def check_options(
     kafka: LogSettings, run: Callable[..., Awaitable[Ran]], search: tuple[str, ...]
 ) -> None:
-    """What a search is told is in the retrieval that it asks (issue 10, 27)."""
+    """What a search is told is in the retrieval that it asks."""
     options = ("--class", "prefill", "--top-m", "64", "--patience", "9", "--seeds")
     done = await run(*search, *options, "--seed", "d7", "--seed", "d8")
     assert done[0] == 0, done[2]

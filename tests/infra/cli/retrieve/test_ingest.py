@@ -1,4 +1,4 @@
-"""`trivium ingest` on a real broker, with an embedding worker beside it (issue 12, 2)."""
+"""`trivium ingest` on a real broker, with an embedding worker beside it."""
 
 import asyncio
 import dataclasses
@@ -55,7 +55,7 @@ async def ingested(log: LogSettings, *arguments: str) -> tuple[int, dict[str, An
 
 
 async def test_a_folder_is_ingested_edited_and_cleared_away(kafka: LogSettings, docs: Path) -> None:
-    """Issue 12, 2: the same content again embeds nothing, and that is shown."""
+    """The same content again embeds nothing, and that is shown."""
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         code, told, err = await ingested(kafka, str(docs), "--metadata", '{"site": "port"}')
         assert code == 0, err
@@ -80,7 +80,7 @@ async def test_a_folder_is_ingested_edited_and_cleared_away(kafka: LogSettings, 
 async def test_what_cannot_be_ingested_is_named_and_the_rest_goes_on(
     kafka: LogSettings, docs: Path
 ) -> None:
-    """Issue 12: bad input; the rest is ingested, and the exit code says so."""
+    """Bad input; the rest is ingested, and the exit code says so."""
     (docs / "empty.txt").write_text(" ")
     (docs / "picture.png").write_bytes(b"\x89PNG")
     (docs / "bad.txt").write_bytes(b"\xff\xfe\xfa")
@@ -98,7 +98,7 @@ async def test_what_cannot_be_ingested_is_named_and_the_rest_goes_on(
 
 
 async def test_what_an_index_refuses_is_counted(kafka: LogSettings, tmp_path: Path) -> None:
-    """(issue 28, 7) Each call is right by itself; the collection holds another kind."""
+    """Each call is right by itself; the collection holds another kind."""
     old, new, more = (tmp_path / name for name in ("old.jsonl", "new.jsonl", "more.jsonl"))
     old.write_text('{"id": "a", "text": "One.", "metadata": {"v": "x"}}')
     new.write_text('{"id": "b", "text": "Two.", "metadata": {"v": 5}}\n{"id": "c", "text": "3."}')
@@ -153,7 +153,7 @@ def watching(log: LogSettings, *arguments: str) -> Iterator["subprocess.Popen[st
 
 
 async def test_watched_files_are_followed(kafka: LogSettings, docs: Path) -> None:
-    """Issue 12, 2: with --watch changed files are written again, deleted ones get a tombstone."""
+    """With --watch changed files are written again, deleted ones get a tombstone."""
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         with watching(kafka, str(docs)) as running:
             lines = await _said(running, "watching")

@@ -23,7 +23,7 @@ def test_what_searches_miss_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By workers to the fleet, by `trivium status` and by `trivium index verify`, which looks for
-    itself (issue 10, 31)."""
+    itself."""
     held = Collections(RetrievalSettings())
     held.indexes["books"] = index = Index.build(gaussian(100, 4), degree=8)
     snapshot.save(index, tmp_path / "index")
@@ -38,7 +38,7 @@ def test_what_searches_miss_is_told(
 
 
 def test_what_a_search_asks_for_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Class, top_m, patience and seeds (issue 10, 27)."""
+    """Class, top_m, patience and seeds."""
     sent: list[dict[str, Any]] = []
 
     async def asked(log: LogSettings, values: Any, deadline_ms: int, fields: Any) -> None:

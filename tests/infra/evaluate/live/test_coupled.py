@@ -26,7 +26,6 @@ ROWS = {
 
 
 def test_every_thread_of_a_process_is_pinned() -> None:
-    """(issue 12, 4)"""
     code = "import threading; e = threading.Event(); threading.Thread(target=e.wait).start()"
     program = [sys.executable, "-c", f"{code}; print(1, flush=True); e.wait()"]
     with subprocess.Popen(program, stdout=subprocess.PIPE) as child:

@@ -1,4 +1,4 @@
-"""A day and night on stacks, as far as it needs none (issue 14, 3)."""
+"""A day and night on stacks, as far as it needs none."""
 
 from dataclasses import replace
 

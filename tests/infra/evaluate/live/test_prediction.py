@@ -48,7 +48,6 @@ def found() -> PredictionResults:
 
 
 def test_what_is_within_its_aim_meets_its_bar() -> None:
-    """(issue 14, 2)"""
     bars = prediction.bars(found())
     assert len(bars) == 4 * len(prediction.PREDICTED)
     good, bad = bars[:4], bars[4:8]

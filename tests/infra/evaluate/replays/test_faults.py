@@ -23,7 +23,6 @@ WORKERS = ["decode-1", "prefill-0"]
     ],
 )
 def test_faults_strike_when_they_are_told_to(kind: str, text: str, at_ms: list[float]) -> None:
-    """(issue 14, 2)"""
     struck = faults_of(kind, text, WORKERS)
     assert [each.at_ms - READY_MS for each in struck] == at_ms
 

@@ -40,7 +40,7 @@ def recorded(path: Path, rows: list[RecordingRow]) -> Path:
 
 
 def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[RecordingRow]) -> None:
-    """Nothing is lost, its answers come later, and twice the same comes of it (issue 14, 2)."""
+    """Nothing is lost, its answers come later, and twice the same comes of it."""
     path = recorded(tmp_path / "a.avro", rows)
     trace = read_recording(path, SETUP.block_tokens)
     shape, settings = deployment(path)
@@ -66,7 +66,6 @@ def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Record
 def test_a_recording_without_bodies_is_the_same_traffic(
     tmp_path: Path, rows: list[RecordingRow]
 ) -> None:
-    """(issue 14, 2)"""
     whole = recorded(tmp_path / "a.avro", rows)
     less = recorded(tmp_path / "b.avro", list(redact(rows, names=True)))
     traces = [read_recording(path, SETUP.block_tokens) for path in (whole, less)]
@@ -126,7 +125,7 @@ def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Recor
 def test_recorded_workers_keep_to_the_orders_that_all_of_them_told(
     tmp_path: Path, rows: list[RecordingRow]
 ) -> None:
-    """A fleet of vLLM is not simulated in orders that only other engines have (issue 30, 4)."""
+    """A fleet of vLLM is not simulated in orders that only other engines have."""
     told = builders.capability("zoe", Orchestration.PREFILL_FIRST)
     late = builders.registration("zoe", Role.DECODE, capability=told)
     line = RecordingRow(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))

@@ -29,7 +29,7 @@ def on_part(config: Config, **figures: float) -> Iterator[Point]:
 
 
 def test_remote_turns_run_in_the_order_that_vllm_has_by_default() -> None:
-    """Others only where a configuration says so (issue 30, 4)."""
+    """Others only where a configuration says so."""
     assert ORDERS == (Orchestration.PREFILL_FIRST,)
     config = Config(pools="1P1D", policy="learned")
     for each, wanted in ((config, ORDERS), (replace(config, all_orders=True), ORCHESTRATIONS)):
@@ -138,7 +138,7 @@ def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
 
 
 def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path) -> None:
-    """An array or lines; none with a message that is empty or too long (issue 30, 4)."""
+    """An array or lines; none with a message that is empty or too long."""
     shared = [{"from": who, "value": "x" * 4 * n} for who, n in (("human", 50), ("gpt", 70)) * 2]
     wild = [{"role": who, "content": "x" * 4 * n} for who, n in (("user", 9), ("assistant", 2)) * 3]
     long = [{"from": "human", "value": "x" * 9_000}, *shared[1:]]
@@ -160,7 +160,7 @@ def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path)
 
 
 def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() -> None:
-    """Behind their proxy, at weights of a request (issue 30, 4)."""
+    """Behind their proxy, at weights of a request."""
     pools = "2P2D"
     made = list(on_part(static(pools, "0", plain=True), load_seen=0.2))
     made += on_part(

@@ -1,4 +1,4 @@
-"""Pools that follow a load, in the simulator (issue 14, 3)."""
+"""Pools that follow a load, in the simulator."""
 
 from dataclasses import replace
 

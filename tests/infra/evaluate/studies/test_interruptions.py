@@ -1,4 +1,4 @@
-"""How often other prompts interrupt an answer, at batch 8 (issue 14, 3)."""
+"""How often other prompts interrupt an answer, at batch 8."""
 
 from infra.evaluate.studies.interruptions import BATCH, measure_interruptions, runs
 

@@ -10,7 +10,7 @@ from streams.config import POLICIES
 
 @pytest.mark.parametrize("policy", ["pairs", "round_robin"])
 def test_workers_in_turn_are_policies_of_the_product(policy: str) -> None:
-    """Every turn is remote, and none is lost (issue 30, 1)."""
+    """Every turn is remote, and none is lost."""
     (config,) = (config for config in CONFIGS if config.policy == policy)
     assert policy in POLICIES and config.name == f"2P2D {policy}"
     (found,) = run(Spec(config=config, workload=WORKLOADS[0], loads_per_s=(2.0,), seed=1))

@@ -16,7 +16,6 @@ from schemas.errors import ConfigError
 
 
 def test_an_extend_has_a_floor_and_then_takes_as_long_as_its_bytes() -> None:
-    """(issue 12, 4)"""
     costs = SearchCosts()
     assert costs.extend_ms(1) == costs.extend_ms(64) == costs.floor_ms
     assert costs.extend_ms(2_048) == pytest.approx(2 * costs.extend_ms(1_024))

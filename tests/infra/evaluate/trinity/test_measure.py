@@ -16,8 +16,6 @@ STAGE = StageMeasurement(
 def test_what_is_measured_is_written_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 12, 4)"""
-
     async def stages(model: str, seed: int, told: measure.Reporter) -> list[StageMeasurement]:
         told(f"{model} {seed}")
         return [STAGE]

@@ -26,7 +26,6 @@ def rows(count: float) -> TrinityCase:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_no_placement_has_more_gpus_than_the_others(kind: object) -> None:
-    """(issue 12, 4)"""
     layout = case(kind=kind).layout()
     assert 14 <= layout.gpus <= 16
     assert layout.prefill >= 1

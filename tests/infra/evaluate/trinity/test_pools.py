@@ -25,7 +25,6 @@ SEARCH = SearchCosts()
 
 @pytest.mark.parametrize("per_s", [1, 10, 60, 240])
 def test_no_pool_is_busier_than_it_may_be_and_the_targets_hold(per_s: float) -> None:
-    """(issue 12, 4)"""
     targets = Targets()
     prefill, decode, retrieval = plan(Setup(), SEARCH, replace(TRAFFIC, per_s=per_s), targets)
     assert prefill.utilisation <= BUSY_MAX >= decode.utilisation

@@ -25,7 +25,6 @@ def run(kind: PlacementKind, probing: ProbeSettings | None = None) -> TrinityRes
 
 @pytest.mark.parametrize("kind", [COUPLED, IN_PLACE, WITH_PREFILL, POOL], ids=lambda k: k.name)
 def test_every_request_is_answered_with_what_it_searched_for(kind: PlacementKind) -> None:
-    """(issue 12, 4)"""
     found = run(kind)
     assert found.requests > 5
     assert (found.failed, found.without) == (0, 0)

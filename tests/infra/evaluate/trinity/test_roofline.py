@@ -8,7 +8,6 @@ from infra.simulator.machine.latency import Setup
 
 
 def test_a_fit_finds_the_numbers_that_points_were_made_from() -> None:
-    """(issue 12, 4)"""
     made = Saturation(roof=0.6, scale=64, exponent=0.8, slope=0.7)
     found = fit_saturation([(batch, made.at(batch)) for batch in BATCHES], scale=64)
     assert found.roof == pytest.approx(0.6)

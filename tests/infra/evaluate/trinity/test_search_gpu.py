@@ -33,7 +33,6 @@ class Asked:
 
 
 def test_a_lone_search_takes_its_extends() -> None:
-    """(issue 12, 4)"""
     asked = Asked()
     asked.ask("one", SearchKind.DECODE)
     asked.all_ended(1)

@@ -43,7 +43,6 @@ def by_ttft(*pairs: tuple[float, float, float]) -> study.BreakEven:
 
 
 def test_a_break_even_lies_between_the_values_where_the_lead_changes() -> None:
-    """(issue 12, 4)"""
     found = by_ttft((0, 90, 100), (10, 100, 100), (20, 100, 90))
     assert found.at == pytest.approx(10, abs=0.5)
     assert "(c) is better below 10, a, four share on the other side" in found.says

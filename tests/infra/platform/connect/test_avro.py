@@ -1,5 +1,5 @@
 """Debezium's rows in Avro, by schemas that Connect's converter registers, are documents and prompts
-as rows in JSON are (issue 13, 3)."""
+as rows in JSON are."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What connectors are told where the default would be wrong (issue 13, 3)."""
+"""What connectors are told where the default would be wrong."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Connect's own JSON converter reads what people write and read as JSON (issue 13, 3), and a
+"""Connect's own JSON converter reads what people write and read as JSON, and a
 connector that fails says why."""
 
 import json

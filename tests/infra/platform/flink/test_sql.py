@@ -1,4 +1,4 @@
-"""Flink SQL over the topics, in one JVM with its mini-cluster (issue 13, 3)."""
+"""Flink SQL over the topics, in one JVM with its mini-cluster."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""A plain Java consumer with Apache Avro's own decoder reads every topic (issue 13, 3)."""
+"""A plain Java consumer with Apache Avro's own decoder reads every topic."""
 
 import json
 import shutil

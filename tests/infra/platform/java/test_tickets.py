@@ -1,4 +1,4 @@
-"""Kafka Streams writes prompts and reads answers, exactly once (issue 13, 3)."""
+"""Kafka Streams writes prompts and reads answers, exactly once."""
 
 import json
 import shutil

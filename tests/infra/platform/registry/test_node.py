@@ -1,4 +1,4 @@
-"""A real schema registry (issue 13, 2): what it takes, refuses and gives, and stock serializers."""
+"""A real schema registry: what it takes, refuses and gives, and stock serializers."""
 
 import json
 from collections.abc import Iterator

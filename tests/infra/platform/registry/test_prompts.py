@@ -1,5 +1,5 @@
-"""Prompts by stock serializers and answers by stock deserializers, through a real registry (issue
-13, 1): who writes has a schema of its own or Trivium's, in Avro or as JSON Schema."""
+"""Prompts by stock serializers and answers by stock deserializers, through a real registry: who
+writes has a schema of its own or Trivium's, in Avro or as JSON Schema."""
 
 import json
 from collections.abc import Iterator

@@ -14,7 +14,6 @@ from infra.simulator.scenarios.scenario import RECORD_BYTES_MAX, draw_scenario
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_strikes_and_everybody_is_served(kind: str) -> None:
-    """(issue 14, 4)"""
     plan = [
         PlannedFault(number=number, kind=kind, at_ms=READY_MS + 700.0 * number, phase="decoding")
         for number in range(4)

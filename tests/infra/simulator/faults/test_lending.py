@@ -16,7 +16,6 @@ AWAY_MS = 20_000.0
 
 
 def test_no_request_waits_for_a_decode_worker_that_stays_away() -> None:
-    """(issue 14, 1)"""
     roles: list[tuple[Role, ...]] = []
 
     def die(cluster: Cluster) -> None:

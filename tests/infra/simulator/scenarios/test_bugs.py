@@ -17,7 +17,6 @@ FROM_0 = "BUGS_FROM_0" in os.environ
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_some_seed_finds_it(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 14, 4)"""
     BUGS[bug].put_in(monkeypatch)
     first = 0 if FROM_0 else BUGS[bug].first
     verdicts = map(run_seed, range(first, SEEDS_MAX))

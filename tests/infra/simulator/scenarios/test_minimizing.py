@@ -12,7 +12,6 @@ from tests.infra.simulator.scenarios.bugs import BUGS
 def test_what_is_left_fails_in_the_same_place_and_nothing_of_it_can_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """(issue 14, 4)"""
     BUGS["a void order is answered"].put_in(monkeypatch)
     found = next(each for each in map(run_seed, range(500)) if each.violation)
     whole = draw_scenario(found.seed)

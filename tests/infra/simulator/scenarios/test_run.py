@@ -15,7 +15,6 @@ FOUND = (  # beyond those, by `make simulate SEEDS=20000`
 
 
 def test_no_seed_breaks_an_invariant_and_every_fault_meets_every_phase() -> None:
-    """(issue 14, 4)"""
     found = Summary()
     for verdict in verdicts(range(SEEDS), jobs=1):
         found.add(verdict)
@@ -26,7 +25,6 @@ def test_no_seed_breaks_an_invariant_and_every_fault_meets_every_phase() -> None
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_a_seed_has_found_is_mended(seed: int) -> None:
-    """(issue 14, 4)"""
     assert not run_seed(seed).violation
 
 

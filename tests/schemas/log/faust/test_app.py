@@ -137,7 +137,6 @@ async def test_security_settings_reach_faust() -> None:
 
 @pytest.mark.kafka
 async def test_what_aiokafka_cannot_read_stops_no_member(kafka: LogSettings) -> None:
-    """(issue 28, 5)"""
     app, member = app_of(kafka), Member()
     add_agents(app, kafka.topic_prefix, "x", ["prompts"], member)
     values = [f"{codec} ".encode() * 50 for codec in CODECS]
@@ -171,8 +170,7 @@ class FullMember(Member):
 
 @pytest.mark.kafka
 async def test_a_full_agent_keeps_no_other_waiting(kafka: LogSettings) -> None:
-    """Documents that waited for room kept calls for vectors waiting, in each embedding worker
-    (issue 28)."""
+    """Documents that waited for room kept calls for vectors waiting, in each embedding worker."""
     values, member = [b"%d" % number for number in range(400)], FullMember()
     app = make_app(kafka, group="test.full", member_id="member-a", buffer_max=8)
     add_agents(app, kafka.topic_prefix, "x", TOPICS, member)

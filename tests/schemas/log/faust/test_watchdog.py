@@ -36,7 +36,7 @@ async def test_lag_without_progress_ends_the_life() -> None:
 
 
 async def test_whatever_is_read_is_progress() -> None:
-    """A rebuild too, whose end is far away (issue 10, 5)."""
+    """A rebuild too, whose end is far away."""
     group, progress = await group_at(0)
     for now_ms in range(0, 9_000, 900):
         group.records_read += 1
@@ -73,7 +73,7 @@ async def test_a_rebalance_begins_the_count_of_what_was_read_anew() -> None:
 
 @virtual
 async def test_a_broker_that_is_away_is_no_stuck_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it is; what stands still afterwards is one (issue 10, 4)."""
+    """However long it is; what stands still afterwards is one."""
 
     class Asking:
         away = True

@@ -76,7 +76,7 @@ def test_a_member_that_is_ready_and_fails_is_failing() -> None:
 async def test_members_tell_which_partition_their_broker_does_not_give(
     kafka: LogSettings, broker_folder: Path
 ) -> None:
-    """aiokafka only logs that, and tries again for ever (issue 28, 5)."""
+    """aiokafka only logs that, and tries again for ever."""
     place = f"{kafka.topic_prefix}prompts[0]"
     reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
     for value in (b"first", b"damaged", b"last"):

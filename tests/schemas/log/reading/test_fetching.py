@@ -1,4 +1,4 @@
-"""How long fetches wait, and that nothing waits for one that waits long (issue 27, 3.3).
+"""How long fetches wait, and that nothing waits for one that waits long.
 
 On the broker every fetch waits for longer than a test may take: what was not woken would hang.
 """

@@ -156,7 +156,7 @@ QUOTED = [Quoted(document_id="d", content="1"), Quoted(document_id="e", content=
 
 @virtual
 async def test_quoted_documents_are_asked_of_with_a_search_or_alone() -> None:
-    """Issue 12, 3: a check goes to the shards at once, and nothing is searched for."""
+    """A check goes to the shards at once, and nothing is searched for."""
 
     def shard(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         assert request.quoted == tuple(QUOTED)

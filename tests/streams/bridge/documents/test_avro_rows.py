@@ -1,5 +1,5 @@
 """Rows that change streams write in Avro, as Kafka Connect's Avro converters make them of keys and
-values, by schemas of a registry (issue 13, 3)."""
+values, by schemas of a registry."""
 
 from collections.abc import Iterator
 from datetime import date

@@ -1,5 +1,4 @@
-"""Rows of a topic become documents on a real broker: in order, once each, whoever does it
-(issue 13, 3)."""
+"""Rows of a topic become documents on a real broker: in order, once each, whoever does it."""
 
 import asyncio
 import json
@@ -117,7 +116,7 @@ async def test_documents_follow_their_rows_in_order(kafka: LogSettings) -> None:
 
 
 async def test_a_row_that_its_topic_refuses_is_a_dead_letter(kafka: LogSettings) -> None:
-    """And those beside it are kept; it ended the bridge, and the next one (issue 28, 5)."""
+    """And those beside it are kept; it ended the bridge, and the next one."""
     await write(kafka, ("a", body("one")), ("b", body("x" * 5_000)), ("a", body("two")))
     for topic in ("documents", "rows.dlq"):
         full, config = kafka.topic_prefix + topic, {"max.message.bytes": "3000"}

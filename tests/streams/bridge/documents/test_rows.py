@@ -1,5 +1,5 @@
 """What rows are as documents: keys, envelopes, the ways to say that a row is gone, and what is no
-row at all (issue 13, 3)."""
+row at all."""
 
 import asyncio
 import json

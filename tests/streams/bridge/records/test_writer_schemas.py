@@ -57,7 +57,6 @@ def registered(stub: StubRegistry, schema: Any, subject: str = "rows-value") -> 
 
 
 async def test_any_record_fills_a_template(stub: StubRegistry) -> None:
-    """issue 13, 1)."""
     value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
     found = await asked(value, pair(template="{name} on {day}{note?}"), stub.url)
     assert body_of(found)["messages"][0]["content"] == "Ada on 1970-01-02"
@@ -178,7 +177,7 @@ NULLS = {"type": "record", "name": "N", "fields": [{"name": "a", "type": "null"}
 )
 def test_schemas_that_must_not_be_read_by(schema: Any, message: str) -> None:
     """One that nests in itself ends a process with a record of a few megabytes, and values of no
-    bytes keep it for ever with one of ten bytes (issue 13, 2)."""
+    bytes keep it for ever with one of ten bytes."""
     with pytest.raises(RecordError, match=message):
         readable(schema)
 
@@ -218,7 +217,7 @@ LONGS: dict[str, Any] = {
 async def test_a_record_of_very_many_values_is_refused_and_stalls_nobody(
     stub: StubRegistry,
 ) -> None:
-    """4 MiB of numbers took 0.5 s and 100 MB (issue 13, 2)."""
+    """4 MiB of numbers took 0.5 s and 100 MB."""
     schema_id, of = registered(stub, LONGS), pair(template="{text}")
     many = written(LONGS, {"text": "hi", "n": [1] * 4_000_000}, schema_id)
     with pytest.raises(RecordError, match="expected fewer values"):
@@ -236,7 +235,7 @@ GUIDED = b"\x01" + GUID.bytes
     [(b"\x00\x00\x00\x00\x01", "/schemas/ids/1"), (GUIDED, f"/schemas/guids/{GUID}")],
 )
 async def test_ids_in_headers(stub: StubRegistry, said: bytes, path: str) -> None:
-    """As stock serializers write them where they are told to (issue 13, 1)."""
+    """As stock serializers write them where they are told to."""
     registered(stub, ROW)
     headers = [("__value_schema_id", said)]
     value = written(ROW, {"name": "Ada", "note": None, "day": 1})[5:]
@@ -283,7 +282,7 @@ async def test_what_is_no_record(stub: StubRegistry) -> None:
 
 
 async def test_floats_of_32_bits_keep_their_digits(stub: StubRegistry) -> None:
-    """As Java writes them; as floats of 64 bits they would have more (issue 28, 6)."""
+    """As Java writes them; as floats of 64 bits they would have more."""
     some = {"type": "array", "items": ["null", {"type": "float"}]}
     by_name = {"type": "map", "values": "float"}
     schema = {

@@ -17,7 +17,7 @@ def worker(name: str, role: Role, **credits: int) -> Member:
 
 
 def test_bridges_fill_a_share_of_the_slots_together() -> None:
-    """The rest of what workers grant is for others (issue 13, 1)."""
+    """The rest of what workers grant is for others."""
     workers = [
         worker("decode-0", Role.DECODE, r0=30, r1=30),
         worker("replica-0", Role.REPLICA, r0=40),

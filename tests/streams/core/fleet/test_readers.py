@@ -58,7 +58,7 @@ def ended_as_lost(on: RouterHarness, *request_ids: str) -> None:
 
 @pytest.mark.parametrize("how", ["silence", "goodbye", "another process"])
 def test_the_work_of_a_lost_gateway_ends_after_a_grace(how: str) -> None:
-    """It ran to its end for nobody (issue 10, 13)."""
+    """It ran to its end for nobody."""
     on = replicas(window=1, gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "runs")
@@ -81,8 +81,7 @@ def test_the_work_of_a_lost_gateway_ends_after_a_grace(how: str) -> None:
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.ENDED])
 def test_it_ends_in_every_state(state: State) -> None:
-    """Both sides of a pair are told; what a worker was told to end before, it ends
-    (issue 10, 13)."""
+    """Both sides of a pair are told; what a worker was told to end before, it ends."""
     orders = {State.ALLOCATING: "decode_first"}
     orders |= dict.fromkeys((State.PAIRED, State.RECEIVED), "concurrent")
     on = RouterHarness(
@@ -119,7 +118,7 @@ def test_it_ends_in_every_state(state: State) -> None:
 
 
 def test_a_gateway_that_joins_again_keeps_its_streams() -> None:
-    """Its broker was away, not itself: another epoch, the same process (issue 10, 13)."""
+    """Its broker was away, not itself: another epoch, the same process."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -134,7 +133,7 @@ def test_a_gateway_that_joins_again_keeps_its_streams() -> None:
 
 def test_while_nobody_is_heard_no_gateway_is_lost() -> None:
     """The broker is away for a minute: everybody is silent, and has a lease and the grace after
-    that (issue 10, 13)."""
+    that."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1", deadline_ms=on.now_ms + 300_000)
@@ -152,7 +151,7 @@ def test_while_nobody_is_heard_no_gateway_is_lost() -> None:
     "changes", [{"keeps_running": True}, {"gateway_started_ms": 0}], ids=["continue", "older"]
 )
 def test_what_depends_on_no_gateway_goes_on(changes: dict[str, Any]) -> None:
-    """The client asked for it, or nobody said which process accepted it (issue 10, 13)."""
+    """The client asked for it, or nobody said which process accepted it."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1", **changes)
@@ -164,7 +163,7 @@ def test_what_depends_on_no_gateway_goes_on(changes: dict[str, Any]) -> None:
 
 
 def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
-    """And ends with the last one (issue 10, 13)."""
+    """And ends with the last one."""
     on = replicas(window=4, gateway_grace_ms=GRACE_MS)
     first = with_gateway(on)
     second = on.gateway("gateway-b")
@@ -192,8 +191,8 @@ def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
 
 @pytest.mark.parametrize("reason", list(CancelReason))
 def test_a_gateway_gives_nothing_up_that_its_client_reads_elsewhere(reason: CancelReason) -> None:
-    """It was frozen, and finds its client gone when it wakes; what the client itself wants counts
-    (issue 14, 1)."""
+    """It was frozen, and finds its client gone when it wakes; what the client itself wants
+    counts."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -205,7 +204,7 @@ def test_a_gateway_gives_nothing_up_that_its_client_reads_elsewhere(reason: Canc
 
 
 def test_a_client_that_comes_back_after_its_gateway_has_given_it_up_is_late() -> None:
-    """The order on the log says which was first; so it does in a rebuild (issue 14, 1)."""
+    """The order on the log says which was first; so it does in a rebuild."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     on.asked_at(with_gateway(on), "r1")
     on.cancel("r1", reason=CancelReason.CLIENT_GONE)
@@ -227,7 +226,7 @@ def test_gateways_of_a_request_are_bounded() -> None:
 
 
 def test_a_takeover_knows_where_answers_are_read() -> None:
-    """It begins the grace anew, and reads what was resumed in the log (issue 10, 13)."""
+    """It begins the grace anew, and reads what was resumed in the log."""
     on = split(gateway_grace_ms=GRACE_MS)
     gateway, other = with_gateway(on), on.gateway("gateway-b")
     for request_id in ("resumed", "left"):
@@ -247,7 +246,7 @@ def test_a_takeover_knows_where_answers_are_read() -> None:
 
 
 def test_an_outcome_that_comes_too_late_changes_nothing() -> None:
-    """The router's has the higher attempt, for every reader (issue 10, 13)."""
+    """The router's has the higher attempt, for every reader."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -262,7 +261,7 @@ def test_an_outcome_that_comes_too_late_changes_nothing() -> None:
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("tenant", ["", "own", "another"])
 def test_a_cancellation_counts_for_the_tenants_own_requests(tenant: str, early: bool) -> None:
-    """DELETE at another gateway could not check whose request it was (issue 10, 13)."""
+    """DELETE at another gateway could not check whose request it was."""
     on = replicas()
     changes = {"tenant": tenant}
     if early:

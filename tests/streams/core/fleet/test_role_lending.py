@@ -72,7 +72,7 @@ def roles_of(orders: Sequence[AssignRoles]) -> list[tuple[str, tuple[Role, ...]]
 
 
 def test_a_prefill_worker_decodes_while_nobody_else_does() -> None:
-    """And gives the role back when another has stayed for a while (issue 14, 1)."""
+    """And gives the role back when another has stayed for a while."""
     on = pools()
     on.silent.add("d0")
     assert on.pass_ms(AFTER_MS) == [], "it may come back"
@@ -85,7 +85,7 @@ def test_a_prefill_worker_decodes_while_nobody_else_does() -> None:
 
 
 def test_who_does_not_follow_is_not_asked_again() -> None:
-    """No partition may be free, as an example; each worker is asked once (issue 14, 1)."""
+    """No partition may be free, as an example; each worker is asked once."""
     on = pools()
     on.silent.add("d0")
     orders = on.pass_ms(6 * AFTER_MS, followed=False)
@@ -93,7 +93,6 @@ def test_who_does_not_follow_is_not_asked_again() -> None:
 
 
 def test_a_worker_that_dies_with_a_lent_role_is_replaced_and_comes_back_without_it() -> None:
-    """(issue 14, 1)"""
     on = pools()
     on.silent.add("d0")
     on.pass_ms(AFTER_MS + LEASE_MS + 1_000)
@@ -106,7 +105,6 @@ def test_a_worker_that_dies_with_a_lent_role_is_replaced_and_comes_back_without_
 
 @pytest.mark.parametrize("case", ["never", "other router", "moved away", "cannot", "replica lives"])
 def test_nothing_is_lent_where_it_is_not_for_this_router_to_say(case: str) -> None:
-    """(issue 14, 1)"""
     on = pools(
         after_ms=0 if case == "never" else AFTER_MS,
         router="z-router" if case == "other router" else ROUTER,

@@ -40,7 +40,7 @@ def test_kv_that_expires_soon_is_computed_again_on_decode(life_ms: int) -> None:
 
 
 def test_a_worker_on_both_sides_frees_expired_kv_of_its_own_without_being_told() -> None:
-    """A second order, by its other topic, could drop the answer (issue 14, 4)."""
+    """A second order, by its other topic, could drop the answer."""
     on = split()
     on.request("r1", tokens=10)
     work = on.works[0]
@@ -114,7 +114,7 @@ def test_a_deaf_router_does_not_take_workers_for_lost() -> None:
     ],
 )
 def test_a_failed_phase_is_tried_so_often(kind: PhaseKind, more: dict[str, int]) -> None:
-    """A worker that has no room says nothing of the request (issue 14, 4)."""
+    """A worker that has no room says nothing of the request."""
     on = replicas(4, **more)
     on.request("r1")
     for attempt in (1, 2, 3):
@@ -128,7 +128,7 @@ def test_a_failed_phase_is_tried_so_often(kind: PhaseKind, more: dict[str, int])
 
 
 def test_workers_that_die_use_up_none_of_the_tries() -> None:
-    """Under kills every few seconds a request may outlive many workers (issue 10, 2 and 4)."""
+    """Under kills every few seconds a request may outlive many workers."""
     on = replicas(6, attempts_max=2, losses_max=4)
     on.request("r1")
     for attempt in (1, 2, 3):
@@ -236,7 +236,6 @@ def test_cancelling_in_decode_reaches_both_workers(received: bool, expected: lis
 
 
 def test_kv_that_was_missed_is_decided_about_and_kept_no_longer() -> None:
-    """(issue 30, 1.4)"""
     on = split()
     decode = to_decoding(on)
     lost = WireError(code="kv_unavailable", message="4 tries", retriable=True)

@@ -1,4 +1,4 @@
-"""What a router tells of what waits, and of what requests ask of workers (issue 14, 3)."""
+"""What a router tells of what waits, and of what requests ask of workers."""
 
 from schemas.records import Backlog, PhaseKind, WorkPhase
 from tests.streams import builders

@@ -46,7 +46,6 @@ def lose(on: RouterHarness) -> None:
 
 
 def test_its_readers_are_asked_and_the_next_attempt_goes_on_behind_what_they_have() -> None:
-    """(issue 14, 1)"""
     on = lost_while_decoding()
     assert state_of(on, "r1") is State.CONTINUING and len(on.works) == 1
     on.said("r1", 1, *SAID, chars=11)
@@ -84,8 +83,7 @@ def test_both_sides_of_a_hand_over_go_on_there() -> None:
 
 
 def test_who_has_one_token_left_needs_no_pair() -> None:
-    """Prefill says that token and writes no KV: decode would wait for it until the deadline.
-    (issue 14, 1)"""
+    """Prefill says that token and writes no KV: decode would wait for it until the deadline."""
     on = pairs(Orchestration.CONCURRENT, says_at_once=False)
     on.request("r1", sampling=replace(SAMPLING, max_tokens=4))
     assert on.works[-1].orchestration is Orchestration.CONCURRENT
@@ -174,7 +172,7 @@ def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sa
 @pytest.mark.parametrize("continues", [True, False])
 def test_so_does_an_answer_that_searches_once_it_is_known_where_it_stopped(continues: bool) -> None:
     """What was put in before what somebody reads is to be put in again: of that the router may hear
-    later than that its worker is lost, but before the word of a reader (issue 14, 4)."""
+    later than that its worker is lost, but before the word of a reader."""
     on = replicas(2, says_at_once=False, continues=continues)
     on.request("r1", retrieval=retrieval(probing=probing()))
     on.retrieved("r1")
@@ -232,7 +230,7 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     stage: str, takes_over: bool
 ) -> None:
     """An end that came between the mark and the next attempt was delivered, and usage told of that
-    attempt, which ran on for nobody (issue 28, 15)."""
+    attempt, which ran on for nobody."""
     on = lost_while_decoding()
     if stage == "placed":
         on.said("r1", 1, *SAID, chars=9)

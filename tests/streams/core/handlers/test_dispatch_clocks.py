@@ -17,7 +17,7 @@ def apart(on: RouterHarness, ahead_ms: int) -> RouterHarness:
 
 @pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS + 1, -CLOCK_MARGIN_MS - 1])
 def test_a_handle_is_not_given_to_whom_cannot_tell_when_it_ends(ahead_ms: int) -> None:
-    """Blocks that are read too late hold another prompt (issue 10, 10)."""
+    """Blocks that are read too late hold another prompt."""
     on = apart(split(), ahead_ms)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -30,7 +30,6 @@ def test_a_handle_is_not_given_to_whom_cannot_tell_when_it_ends(ahead_ms: int) -
 
 @pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS, -CLOCK_MARGIN_MS])
 def test_within_the_margin_kv_moves(ahead_ms: int) -> None:
-    """(issue 10, 10)"""
     on = apart(split(), ahead_ms)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -39,7 +38,6 @@ def test_within_the_margin_kv_moves(ahead_ms: int) -> None:
 
 @pytest.mark.parametrize("wish", [Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
 def test_workers_whose_clocks_differ_make_no_pair(wish: Orchestration) -> None:
-    """(issue 10, 10)"""
     on = apart(pairs(wish), CLOCK_MARGIN_MS + 1)
     on.request("r1")
     assert on.works[-1].orchestration is Orchestration.PREFILL_FIRST

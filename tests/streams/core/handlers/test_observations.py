@@ -105,7 +105,7 @@ def test_nothing_is_learned_of_what_a_router_before_this_one_has_placed(told: To
 
 @pytest.mark.parametrize("ahead_ms", [0, -150, 150, 3_600_000])
 def test_nothing_is_learned_from_clocks_that_differ(ahead_ms: int, told: Told) -> None:
-    """Workers 150 ms behind would make append-prefill free (issue 10, 11)."""
+    """Workers 150 ms behind would make append-prefill free."""
     on = replicas(1)
     on.request("r1")
     placed_ms, on.now_ms = on.now_ms, on.now_ms + 250
@@ -121,7 +121,7 @@ def test_nothing_is_learned_from_clocks_that_differ(ahead_ms: int, told: Told) -
 
 @pytest.mark.parametrize("ahead_ms", [-150, 150])
 def test_a_remote_answer_is_measured_by_the_router(ahead_ms: int, told: Told) -> None:
-    """Its first token and its end are on two clocks (issue 10, 11)."""
+    """Its first token and its end are on two clocks."""
     on = split()
     on.request("r1")
     placed_ms, on.now_ms = on.now_ms, on.now_ms + 100

@@ -45,8 +45,7 @@ def ask(on: RouterHarness, request_id: str, **changes: Any) -> list[Any]:
 
 
 def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
-    """The search is asked for at once, and the reader is told before any worker is
-    (issue 12, 3)."""
+    """The search is asked for at once, and the reader is told before any worker is."""
     on = split()
     (asked,) = ask(on, "r1")
     assert isinstance(asked, StartRetrieval) and asked.request == on.accepted["r1"]
@@ -64,7 +63,6 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
 
 
 def test_only_the_first_answer_counts() -> None:
-    """(issue 12, 3)"""
     on = asking()
     on.retrieved("r1", passage(1))
     assert on.retrieved("r1", passage(2)) == []
@@ -77,7 +75,6 @@ def test_only_the_first_answer_counts() -> None:
 
 
 def test_what_failed_goes_on_without_and_says_so() -> None:
-    """(issue 12, 3)"""
     on = asking()
     error = builders.phase(builders_work(on), PhaseKind.FAILED).error
     on.retrieved("r1", error=error, missing=(1,))
@@ -92,8 +89,7 @@ def builders_work(on: RouterHarness) -> Work:
 
 
 def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
-    """Not at the timer, but when the router's own word is read: so a rebuild sees the same
-    (issue 12, 3)."""
+    """Not at the timer, but when the router's own word is read: so a rebuild sees the same."""
     on = asking(retrieval_grace_ms=100)
     on.now_ms += BY_MS + 99
     assert on.apply(Tick()) == []
@@ -121,7 +117,6 @@ def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
 
 
 def test_an_answer_of_the_last_moment_counts_where_it_is_first_in_the_log() -> None:
-    """(issue 12, 3)"""
     on = asking()
     on.pass_ms(1_000)
     assert len(on.on_the_way) == 1
@@ -147,7 +142,7 @@ def test_going_without_says_what_earlier_turns_put_in() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1, 10_000])
 def test_no_search_is_begun_when_its_time_is_over(late_ms: int) -> None:
-    """As after an outage of the log (issue 12, 3)."""
+    """As after an outage of the log."""
     on = split()
     (written,) = on.request("r1", retrieval=retrieval(on.now_ms - late_ms))
     assert isinstance(written, SkipRetrieval) and not on.asks
@@ -156,7 +151,6 @@ def test_no_search_is_begun_when_its_time_is_over(late_ms: int) -> None:
 
 
 def test_more_searches_than_may_be_under_way_go_on_without() -> None:
-    """(issue 12, 3)"""
     on = split(retrievals_max=2)
     for number in range(4):
         ask(on, f"r{number}")
@@ -175,7 +169,6 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
 
 
 def test_a_cancellation_ends_it_while_it_waits() -> None:
-    """(issue 12, 3)"""
     on = asking()
     *_, end, used = on.cancel("r1")
     assert isinstance(used, RecordUsage)
@@ -195,7 +188,6 @@ def test_a_cancellation_before_it_leaves_nothing_to_search() -> None:
 
 
 def test_its_deadline_ends_it_while_it_waits() -> None:
-    """(issue 12, 3)"""
     on = split()
     on.request("r1", retrieval=retrieval(on.now_ms + 9_000), deadline_ms=on.now_ms + 1_000)
     on.pass_ms(1_500)
@@ -217,7 +209,7 @@ def test_a_worker_has_no_say_in_it() -> None:
 
 
 def test_what_waits_for_a_worker_by_then_has_its_whole_time() -> None:
-    """The time of the search is not that of the request (issue 12, 3)."""
+    """The time of the search is not that of the request."""
     on = replicas(1, window=0)
     ask(on, "r1")
     on.retrieved("r1", passage(1))
@@ -231,7 +223,7 @@ def test_what_waits_for_a_worker_by_then_has_its_whole_time() -> None:
 
 
 def test_the_next_router_asks_again_where_the_log_has_no_answer() -> None:
-    """The last one's may come all the same: the first counts (issue 12, 3)."""
+    """The last one's may come all the same: the first counts."""
     on = asking()
     on.taken_over()
     assert [ask.request.request_id for ask in on.asks] == ["r1", "r1"]
@@ -241,7 +233,7 @@ def test_the_next_router_asks_again_where_the_log_has_no_answer() -> None:
 
 
 def test_the_next_router_goes_on_without_where_the_time_is_over() -> None:
-    """Also where the last one had written so, unread (issue 12, 3)."""
+    """Also where the last one had written so, unread."""
     on = asking()
     on.pass_ms(BY_MS + 500)
     on.taken_over()
@@ -255,7 +247,7 @@ def test_the_next_router_goes_on_without_where_the_time_is_over() -> None:
 
 @pytest.mark.parametrize("placed", [True, False])
 def test_the_next_router_has_the_same_prompt_and_tells_it_again(placed: bool) -> None:
-    """The last one may have died before it told (issue 12, 3)."""
+    """The last one may have died before it told."""
     on = replicas(1, window=1 if placed else 0)
     ask(on, "r1")
     on.retrieved("r1", passage(1))
@@ -298,7 +290,6 @@ def test_a_request_of_an_older_router_that_searched_nothing_keeps_its_prompt() -
 
 
 def test_the_next_turn_begins_with_the_prompt_of_the_last() -> None:
-    """(issue 12, 3)"""
     on = replicas(1)
     first = list(range(10))
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))

@@ -141,7 +141,7 @@ def test_moved_kv_has_a_price_per_token() -> None:
 
 
 def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
-    """Instead of counting a first turn's local time twice (issue 10, 29)."""
+    """Instead of counting a first turn's local time twice."""
     scores = {}
     for busy in ("nobody", "d0", "p0"):
         scene = pair(policy="learned")
@@ -166,7 +166,7 @@ def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
 def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
     prompts_per_s: float,
 ) -> None:
-    """What a local prompt costs a batch in the long run (issue 10, 29).
+    """What a local prompt costs a batch in the long run.
 
     Computed anew: 10 requests per s have answers of 100 tokens. A token takes 8 ms, 0.1 ms for each
     stream, and 0.02 ms for each prompt token that is computed meanwhile.
@@ -195,7 +195,7 @@ def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
 
 
 def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
-    """Where streams seem to do nothing but wait for one another (issue 10, 29)."""
+    """Where streams seem to do nothing but wait for one another."""
     scene = pair(policy="learned")
     known, home = scene.placer.estimates, scene.worker("d0")
     home.others_running, known.answer_tokens = 10, 100.0
@@ -204,8 +204,8 @@ def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
 
 
 def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some_were() -> None:
-    """Nothing would ever be tried otherwise (issue 10, 29), and a later turn that could be told to
-    be long would be remote for long (issue 30, 4)."""
+    """Nothing would ever be tried otherwise, and a later turn that could be told to
+    be long would be remote for long."""
     scene = pair(policy="learned")
     known = scene.placer.estimates
     before = expected(known, scene)

@@ -52,7 +52,7 @@ def test_no_exploring_without_a_history() -> None:
 @pytest.mark.parametrize("samples", [0, 100])
 @pytest.mark.parametrize("has_home", [True, False])
 def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool) -> None:
-    """Whatever the score says: a transfer is saved, and nobody is spared (issue 10, 29)."""
+    """Whatever the score says: a transfer is saved, and nobody is spared."""
     known = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
     learned = LearnedPolicy(RouterSettings(explore_share=0.0))
     asked = turn(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
@@ -60,7 +60,7 @@ def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool)
 
 
 def test_first_turns_need_no_other_worker_where_all_are_in_both_roles() -> None:
-    """Each could answer alone, and all were placed on two (issue 10, 29)."""
+    """Each could answer alone, and all were placed on two."""
     scene = PlacerFixture(policy="learned")
     roles = Role.PREFILL, Role.DECODE
     for partition, name in enumerate(("w0", "w1")):

@@ -54,7 +54,7 @@ def test_depths_of_each_worker() -> None:
 
 
 def test_blocks_can_have_other_names() -> None:
-    """One or more each; what is known of them stays, and the index is as it was (issue 14, 2)."""
+    """One or more each; what is known of them stays, and the index is as it was."""
     index = two_workers()
     other = index.map_hashes(lambda value: (value + 1, value + 2))
     for more in (1, 2):

@@ -51,7 +51,7 @@ def test_without_news_nothing_grows() -> None:
 
 
 def test_short_prompts_do_not_undo_what_is_known_of_long_ones() -> None:
-    """Else a first turn's time is drawn from those of later turns (issue 10, 29)."""
+    """Else a first turn's time is drawn from those of later turns."""
     random, model = Random(7), Regression((100.0, 1.0, 1.0), (300.0, 10.0, 1.0))
 
     def learn(count: int, longest: float) -> None:

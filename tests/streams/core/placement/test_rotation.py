@@ -20,14 +20,14 @@ def took(scene: PlacerFixture, asked: RequestCase) -> tuple[str, str]:
 
 
 def test_pairs_are_fixed_and_come_in_turn() -> None:
-    """The first with the first; who has no partner gets nothing (issue 30, 1)."""
+    """The first with the first; who has no partner gets nothing."""
     scene = pair(3, 2, policy="pairs")
     found = [took(scene, case(100 * number + 1)) for number in range(4)]
     assert found == [("p0", "d0"), ("p1", "d1")] * 2
 
 
 def test_round_robin_deals_both_pools_each_for_itself() -> None:
-    """However much work a worker has (issue 30, 1)."""
+    """However much work a worker has."""
     scene = pair(3, 2, policy="round_robin")
     found = [took(scene, case(100 * number + 1)) for number in range(6)]
     assert found == [(f"p{n % 3}", f"d{n % 2}") for n in range(6)]
@@ -37,7 +37,7 @@ def test_round_robin_deals_both_pools_each_for_itself() -> None:
     ("policy", "prefills"), [("pairs", ["p1", "p1"]), ("round_robin", ["p0", "p1"])]
 )
 def test_a_conversation_keeps_its_decode_worker(policy: str, prefills: list[str]) -> None:
-    """Every turn is remote, and takes nobody's turn (issue 30, 1)."""
+    """Every turn is remote, and takes nobody's turn."""
     scene = pair(2, 2, policy=policy)
     later = [scene.take(case(1_100, session("d1"))) for _ in range(2)]
     assert [each.mode for each in later] == [Mode.REMOTE] * 2
@@ -49,7 +49,7 @@ def test_a_conversation_keeps_its_decode_worker(policy: str, prefills: list[str]
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_who_has_no_room_is_passed_over(policy: str) -> None:
-    """And nothing waits while somebody has (issue 30, 1)."""
+    """And nothing waits while somebody has."""
     scene = pair(2, 2, policy=policy)
     scene.beat(p0=0, d0=8)
     found = scene.take(case(1_100, session("d0")))
@@ -61,7 +61,7 @@ def test_who_has_no_room_is_passed_over(policy: str) -> None:
 
 
 def test_a_pair_whose_decode_worker_is_full_computes_the_prompt_ahead() -> None:
-    """Where no pair has room on both sides (issue 30, 1)."""
+    """Where no pair has room on both sides."""
     scene = pair(2, 2, policy="pairs")
     scene.beat(d0=0, d1=0)
     assert [took(scene, case(n)) for n in (1, 2)] == [("p0", ""), ("p1", "")]
@@ -72,7 +72,7 @@ def test_a_pair_whose_decode_worker_is_full_computes_the_prompt_ahead() -> None:
 
 
 def test_round_robin_hands_over_as_it_was_placed() -> None:
-    """Else to whoever is next (issue 30, 1)."""
+    """Else to whoever is next."""
     scene = pair(1, 3, policy="round_robin")
     assert [took(scene, case(n))[1] for n in (1, 2)] == ["d0", "d1"]
     assert scene.hand_over(case(), "p0", "d1")[0] == "d1"
@@ -81,8 +81,7 @@ def test_round_robin_hands_over_as_it_was_placed() -> None:
 
 
 def test_a_pair_without_its_other_half_serves_nothing() -> None:
-    """But where no whole pair lives, whoever lives does; who comes back finds its own partner
-    (issue 30, 1)."""
+    """But where no whole pair lives, whoever lives does; who comes back finds its own partner."""
     scene = pair(2, 2, policy="pairs")
     scene.beat(p0=-1)
     scene.pass_ms(3_000)
@@ -97,7 +96,7 @@ def test_a_pair_without_its_other_half_serves_nothing() -> None:
 
 @pytest.mark.parametrize(("policy", "lacks"), list(product(POLICIES, ("p0", "d0"))))
 def test_without_a_pool_somebody_serves(policy: str, lacks: str) -> None:
-    """As with any policy (issue 30, 1)."""
+    """As with any policy."""
     scene = pair(policy=policy)
     scene.workers(Role.REPLICA, "x0")
     scene.beat(**{lacks: -1})
@@ -107,7 +106,7 @@ def test_without_a_pool_somebody_serves(policy: str, lacks: str) -> None:
 
 
 def test_round_robin_deals_replicas_too() -> None:
-    """A conversation keeps its own (issue 30, 1)."""
+    """A conversation keeps its own."""
     scene = PlacerFixture(policy="round_robin")
     scene.workers(Role.REPLICA, "x0", "x1", "x2")
     assert [took(scene, case(n))[1] for n in range(1, 5)] == ["x0", "x1", "x2", "x0"]
@@ -116,7 +115,7 @@ def test_round_robin_deals_replicas_too() -> None:
 
 
 def test_one_request_may_wish_it() -> None:
-    """And what cannot be so is named (issue 30, 1)."""
+    """And what cannot be so is named."""
     scene = pair(2, 2)
     assert took(scene, case(policy="pairs")) == ("p0", "d0")
     assert took(scene, case(1, policy="pairs")) == ("p1", "d1")
@@ -128,7 +127,7 @@ def test_one_request_may_wish_it() -> None:
 
 
 def test_a_beginning_is_computed_where_it_is_the_turn() -> None:
-    """And nobody's turn is taken by that (issue 30, 1)."""
+    """And nobody's turn is taken by that."""
     scene = pair(2, 2, policy="round_robin")
     for _ in range(2):
         found = scene.placer.computes(case(), scene.fleet, scene.now_ms)

@@ -33,7 +33,7 @@ def both(*, replica_window: int = 8, **settings: Any) -> PlacerFixture:
     ("wish", "mode"), [("", Mode.LOCAL), ("replica", Mode.REPLICA), ("static", Mode.REMOTE)]
 )
 def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
-    """A wished policy places the request instead of the deployment's (issue 10, 2)."""
+    """A wished policy places the request instead of the deployment's."""
     scene = both(policy="conditional", local_share=0.0)
     found = scene.place(case(1_100, session(), policy=wish))
     assert found is not None
@@ -53,14 +53,14 @@ def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
 def test_a_policy_that_cannot_be_kept_is_named_and_makes_nobody_wait(
     scene: PlacerFixture, wish: str, policy: str, unmet: Unmet
 ) -> None:
-    """The deployment's policy places what the wished one cannot place now (issue 10, 2)."""
+    """The deployment's policy places what the wished one cannot place now."""
     found = scene.place(case(policy=wish))
     assert found is not None and found.policy == policy
     assert missed(found) == (wish, "", unmet)
 
 
 def test_with_replicas_alone_another_policy_is_named() -> None:
-    """Not even a fallback keeps the wish (issue 10, 2)."""
+    """Not even a fallback keeps the wish."""
     scene = PlacerFixture()
     scene.workers(Role.REPLICA, "r0")
     found = scene.place(case(policy="static"))
@@ -82,7 +82,7 @@ def test_with_replicas_alone_another_policy_is_named() -> None:
 def test_a_request_chooses_its_orchestration(
     deployment: str, wish: str, expected: Orchestration
 ) -> None:
-    """A wished orchestration runs instead of the deployment's (issue 10, 2)."""
+    """A wished orchestration runs instead of the deployment's."""
     found = pair(orchestration=deployment).place(case(orchestration=wish))
     assert found is not None and found.orchestration is expected
     assert missed(found) == MET
@@ -104,7 +104,7 @@ def test_an_orchestration_that_cannot_be_kept_is_named(
     expected: Orchestration,
     unmet: Unmet,
 ) -> None:
-    """Whoever wished it, request or deployment (issue 10, 2)."""
+    """Whoever wished it, request or deployment."""
     scene = PlacerFixture(orchestration="auto" if of_request else "decode_first")
     scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", **engines)
@@ -115,7 +115,7 @@ def test_an_orchestration_that_cannot_be_kept_is_named(
 
 
 def test_an_orchestration_without_room_or_transfer_is_named() -> None:
-    """A full decode pool, and a turn that is computed where it is (issue 10, 2)."""
+    """A full decode pool, and a turn that is computed where it is."""
     scene = pair(policy="static", local_share=1.0, orchestration="concurrent")
     scene.beat(d0=0)
     full = scene.place(case())
@@ -128,7 +128,7 @@ def test_an_orchestration_without_room_or_transfer_is_named() -> None:
 
 
 def test_the_decision_names_what_was_not_kept() -> None:
-    """It is on the log, for `trivium explain` and everybody else (issue 10, 2)."""
+    """It is on the log, for `trivium explain` and everybody else."""
     on = pairs(P)
     on.request(
         "r1", policy="replica", orchestration="decode_first", sampling=Sampling(max_tokens=1)

@@ -33,7 +33,6 @@ def prompt(context: PromptContext) -> list[int]:
 
 
 def test_passages_stand_at_their_place_and_the_tail_at_its_own() -> None:
-    """(issue 12, 3)"""
     context = with_context(asked(), retrieved("r1", passage(1), passage(2, 2)))
     found = [901, 1000, 1001, 1002, 902, 2000, 2001, 903]
     assert prompt(context) == [0, 1, 2, 3, *found, 4, 5, 6, 7, 904, 905, 8, 9]
@@ -56,7 +55,7 @@ def test_without_a_tail_nothing_stands_but_the_passages() -> None:
     [(34, [1, 2]), (33, [1, 3]), (7, [1, 3]), (6, [1]), (4, [1]), (3, [3]), (2, []), (-1, [])],
 )
 def test_whole_passages_are_taken_within_the_budget(tokens_max: int, cited: list[int]) -> None:
-    """What stands around them has room besides: 4 tokens, and 1 between two (issue 12, 3)."""
+    """What stands around them has room besides: 4 tokens, and 1 between two."""
     found = retrieved("r1", passage(1, 4), passage(2, 30), passage(3, 3))
     context = with_context(asked(tokens_max=tokens_max), found)
     assert [int(each.document_id[1:]) for each in context.notice.citations] == cited
@@ -67,14 +66,12 @@ def test_whole_passages_are_taken_within_the_budget(tokens_max: int, cited: list
 
 
 def test_no_more_than_k_and_none_without_tokens() -> None:
-    """(issue 12, 3)"""
     blank, torn = replace(passage(1), tokens=b""), replace(passage(2), tokens=b"123")
     context = with_context(asked(k=1), retrieved("r1", blank, torn, passage(3), passage(4)))
     assert [each.document_id for each in context.notice.citations] == ["d3"]
 
 
 def test_without_anything_found_the_prompt_is_the_plain_one() -> None:
-    """(issue 12, 3)"""
     error = DeadlineExceeded("too late").to_wire()
     for found in (retrieved("r1"), retrieved("r1", passage(1), error=error, missing=(0, 2))):
         context = with_context(asked(), found)
@@ -99,8 +96,7 @@ def test_places_that_no_prompt_has_lose_no_token(at: int, tail_at: int) -> None:
 def test_what_earlier_turns_had_comes_back_as_far_as_there_is_room(
     room_tokens: int, history: list[int]
 ) -> None:
-    """From the first on, so that what is left is a beginning; this turn's comes first
-    (issue 12, 3)."""
+    """From the first on, so that what is left is a beginning; this turn's comes first."""
     own = asked(tokens_max=10, room_tokens=room_tokens)
     found = retrieved("r1", passage(1), passage(2, 2), history=HISTORY)
     context = with_context(own, found)
@@ -207,14 +203,13 @@ def turns(histories: SessionHistories, *, edited: bool = False) -> tuple[list[in
 
 
 def test_a_sessions_prompts_are_beginnings_of_each_other() -> None:
-    """(issue 12, 3)"""
     first, second = turns(SessionHistories(sessions_max=9, bytes_max=1 << 20))
     assert len(first) > 10 and second[: len(first)] == first
     assert second[len(first) :][:6] == list(range(50, 56))
 
 
 def test_another_history_brings_nothing_back() -> None:
-    """A client may edit what was said, or the router may not have seen it (issue 12, 3)."""
+    """A client may edit what was said, or the router may not have seen it."""
     for histories, edited in (
         (SessionHistories(sessions_max=9, bytes_max=1 << 20), True),
         (SessionHistories(sessions_max=9, bytes_max=100), False),
@@ -241,7 +236,7 @@ def test_only_what_repeats_earlier_turns_is_compared() -> None:
 
 
 def test_one_tenant_never_gets_what_stood_in_the_prompts_of_another() -> None:
-    """Also where both name their sessions alike and ask the same (issue 12, 3)."""
+    """Also where both name their sessions alike and ask the same."""
     histories = SessionHistories(sessions_max=9, bytes_max=1 << 20)
     histories.remember(replace(asked(10), tenant="acme"), HISTORY, 0)
     again = request("r2", 20, session_id="s-r1", retrieval=retrieval(at=20, history_tokens=10))
@@ -250,7 +245,7 @@ def test_one_tenant_never_gets_what_stood_in_the_prompts_of_another() -> None:
 
 
 def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
-    """By number and by bytes, the least recently used first (issue 12, 3)."""
+    """By number and by bytes, the least recently used first."""
     few, small = (
         SessionHistories(sessions_max=2, bytes_max=1 << 20),
         SessionHistories(sessions_max=99, bytes_max=1_200),

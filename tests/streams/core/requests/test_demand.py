@@ -1,4 +1,4 @@
-"""How many requests come, and what each of them takes, on average (issue 14, 3)."""
+"""How many requests come, and what each of them takes, on average."""
 
 import pytest
 

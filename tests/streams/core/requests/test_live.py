@@ -10,7 +10,7 @@ from tests.streams.core.router_setups import replicas
 
 
 def test_a_request_of_which_several_times_have_passed_is_due_once() -> None:
-    """The search's and its own, while the router slept (issue 14, 4)."""
+    """The search's and its own, while the router slept."""
     on = replicas(1)
     on.request("r1", retrieval=retrieval(on.now_ms + 100), deadline_ms=on.now_ms + 500)
     on.now_ms += 1_000
@@ -19,7 +19,7 @@ def test_a_request_of_which_several_times_have_passed_is_due_once() -> None:
 
 
 def test_deadlines_of_ended_requests_are_forgotten() -> None:
-    """Not only an hour later, when they are over (issue 10, 14)."""
+    """Not only an hour later, when they are over."""
     table = LiveRequests()
     kept = new_live_request(builders.request("kept", deadline_ms=T0 + 5_000), 0)
     table.add(kept)

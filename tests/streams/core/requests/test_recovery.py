@@ -31,7 +31,7 @@ def forget(on: RouterHarness, kind: DecisionKind) -> Work:
 
 
 def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
-    """A second execution beside the first is told from it by its attempt (issue 10, 7)."""
+    """A second execution beside the first is told from it by its attempt."""
     on = replicas(2)
     on.request("r1")
     unheard = forget(on, DecisionKind.PLACE)
@@ -45,7 +45,6 @@ def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
 
 
 def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_placed() -> None:
-    """(issue 10, 7)"""
     on = replicas(1)
     on.request("r1")
     on.workers["x0"].window = 0
@@ -57,7 +56,7 @@ def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_pl
 
 
 def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> None:
-    """Two decode workers of one attempt could not be told apart (issue 10, 7)."""
+    """Two decode workers of one attempt could not be told apart."""
     on = split(decodes=2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -71,7 +70,7 @@ def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> N
 
 
 def test_whoever_may_have_a_handover_without_its_decision_drops_it() -> None:
-    """It computed an answer that was given up, to its end (issue 14: seed 669)."""
+    """It computed an answer that was given up, to its end."""
     on = split(decodes=1)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -84,7 +83,6 @@ def test_whoever_may_have_a_handover_without_its_decision_drops_it() -> None:
 
 
 def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
-    """(issue 10, 7)"""
     on = replicas(1, attempts_max=2)
     on.request("r1")
     forget(on, DecisionKind.PLACE)
@@ -97,7 +95,7 @@ def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
 
 
 def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
-    """Neither for the router that gives them up nor for the next one (issue 10, 7)."""
+    """Neither for the router that gives them up nor for the next one."""
     on = split(decodes=2, attempts_max=2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -112,7 +110,7 @@ def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
 
 
 def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() -> None:
-    """The same one for the router, a rebuild, an audit and a compacted topic (issue 10, 9)."""
+    """The same one for the router, a rebuild, an audit and a compacted topic."""
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED)
@@ -128,7 +126,6 @@ def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() 
 
 
 def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
-    """(issue 10, 9)"""
     on = replicas(1, deadline_grace_ms=100)
     on.request("r1", deadline_ms=on.now_ms + 100)
     on.now_ms += 300
@@ -143,7 +140,6 @@ def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
 
 
 def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
-    """(issue 10, 9)"""
     on = replicas(1)
     on.request("r1")
     end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
@@ -155,7 +151,6 @@ def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
 
 
 def test_of_several_requests_under_one_name_the_first_counts_for_the_next_router_too() -> None:
-    """(issue 14, 4)"""
     on = replicas(1)
     on.request("r1", tokens=10)
     on.request("r1", tokens=20)

@@ -23,7 +23,6 @@ def untold(on: RouterHarness) -> None:
 
 
 def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
-    """(issue 13, 1)"""
     on = split()
     changes: dict[str, Any] = {"tenant": "t", "priority": Priority.BATCH, "choice": 1}
     changes |= {"parent_id": "call", "endpoint": Endpoint.COMPLETION, "session_id": "talk"}
@@ -41,7 +40,6 @@ def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
 
 
 def test_what_failed_attempts_have_cost_counts_once_though_it_is_read_twice() -> None:
-    """(issue 13, 1)"""
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED, started_ms=on.now_ms - 30)
@@ -54,7 +52,6 @@ def test_what_failed_attempts_have_cost_counts_once_though_it_is_read_twice() ->
 
 
 def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
-    """(issue 13, 1)"""
     on = replicas()
     on.request("r1", retrieval=builders.retrieval(T0 + 5_000))
     on.retrieved("r1", builders.passage(1))
@@ -83,7 +80,6 @@ def test_of_several_ends_of_an_attempt_the_first_counts_for_the_next_router_too(
 
 @pytest.mark.parametrize("kind", ["shed", "expired", "cancelled", "failed"])
 def test_every_end_by_the_router_tells_what_was_used(kind: str) -> None:
-    """(issue 13, 1)"""
     on = replicas(1, queue_requests_max=1, window=1, deadline_grace_ms=100)
     on.request("busy")
     if kind == "shed":
@@ -106,7 +102,7 @@ def test_every_end_by_the_router_tells_what_was_used(kind: str) -> None:
 
 
 def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> None:
-    """However it ended, and of no other (issue 13, 1)."""
+    """However it ended, and of no other."""
     on = replicas(1, window=9)
     for name in ("whole", "given_up", "written", "living"):
         on.request(name)
@@ -125,7 +121,6 @@ def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> 
 
 
 def test_the_outcome_that_counts_is_told_whatever_comes_first() -> None:
-    """(issue 13, 1)"""
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED)
@@ -141,7 +136,7 @@ def test_the_outcome_that_counts_is_told_whatever_comes_first() -> None:
 
 
 def test_what_lives_though_its_usage_is_written_tells_nothing_again() -> None:
-    """No writer does that; should one, sums stay right (issue 13, 1)."""
+    """No writer does that; should one, sums stay right."""
     on = split()
     work = to_decoding(on)
     on.log.append(UsageLoaded("r1", PARTITION))
@@ -161,7 +156,7 @@ def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
 
 def test_a_worker_in_both_roles_tells_the_time_of_both() -> None:
     """The end of an answer took its writer's prefill for its own beginning, and a failed decode
-    wrote over it (issue 28, 16)."""
+    wrote over it."""
     on = replicas()
     on.request("r1")
     request = on.accepted["r1"]
@@ -183,7 +178,7 @@ def test_a_worker_in_both_roles_tells_the_time_of_both() -> None:
 def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
     is_replaced: bool, placed_again: bool
 ) -> None:
-    """The live router ignored them, and the next one counted them (issue 28, 16)."""
+    """The live router ignored them, and the next one counted them."""
     on = split(2, says_at_once=placed_again)
     on.request("r1")
     (first,) = on.works

@@ -93,7 +93,7 @@ def test_a_batch_ends_as_its_caller_or_the_clock_says() -> None:
 
 def test_a_cancelled_batch_is_not_completed_whoever_gave_its_lines_up() -> None:
     """A gateway that died between the last part and the end left a batch in which every line was
-    done (issue 28, 15)."""
+    done."""
     each = BatchRun(batch(cancelled_ms=5), underway().committed, 0)
     for line in range(5):
         each.take_answer(line, str(line), answer(line))

@@ -1,4 +1,4 @@
-"""Batches end to end on a real broker, with the `openai` package (issue 13, 1).
+"""Batches end to end on a real broker, with the `openai` package.
 
 A stand-in answers in place of the bridge: `tests/e2e/bridge/test_batches.py` has the real one.
 """
@@ -72,7 +72,7 @@ def calls(count: int) -> bytes:
 
 
 async def test_every_line_is_answered_once(kafka: LogSettings) -> None:
-    """Issue 13, 1) `/v1/batches`, files in and out."""
+    """`/v1/batches`, files in and out."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         if body["messages"][0]["content"] == "Of c3?":

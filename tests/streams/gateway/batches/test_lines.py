@@ -1,4 +1,4 @@
-"""What is wrong with a batch's file, and how its lines are answered (issue 13, 1)."""
+"""What is wrong with a batch's file, and how its lines are answered."""
 
 import json
 from typing import Any
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_line_is_told(wrong: Any, code: str, param: str | N
 
 
 def test_a_line_may_begin_with_a_byte_order_mark() -> None:
-    """As .NET and PowerShell write files (issue 28, 6)."""
+    """As.NET and PowerShell write files."""
     assert not checked(b"\xef\xbb\xbf" + json.dumps(line()).encode()).errors
 
 

@@ -44,7 +44,6 @@ def entry(*quoted: Quoted) -> CacheEntry:
 async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
     kafka: LogSettings,
 ) -> None:
-    """(issue 12, cache)"""
     async with (
         library.calm(),
         bookshelf.worker(kafka, "embeds"),

@@ -1,4 +1,4 @@
-"""/v1/batches: what callers may say, and what they see (issue 13, 1)."""
+"""/v1/batches: what callers may say, and what they see."""
 
 from typing import Any
 

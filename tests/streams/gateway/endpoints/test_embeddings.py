@@ -70,7 +70,7 @@ async def test_documents_are_ranked_by_similarity_and_equal_ones_by_place() -> N
 
 
 async def test_token_ids_are_texts_of_the_models_own_tokenizer() -> None:
-    """As vLLM has it; their worker knows which there are (issue 28, 1.3)."""
+    """As vLLM has it; their worker knows which there are."""
     _, texts_of_two = await call(InProcessGateway(), texts(["ab", "c"]), EMBED)
     ids: Any = [[97, 98.0], [99]]
     _, found = await call(InProcessGateway(), texts(ids), EMBED)
@@ -80,7 +80,7 @@ async def test_token_ids_are_texts_of_the_models_own_tokenizer() -> None:
 
 
 async def test_an_empty_or_a_very_long_text_fails_no_call() -> None:
-    """Models see the beginning; a job of thousands of texts stopped at one (issue 28, 1.3)."""
+    """Models see the beginning; a job of thousands of texts stopped at one."""
     long = "a" * (TEXT_CHARS_MAX + 1)
     status, found = await call(InProcessGateway(), texts(["", long + "b", "c"]), EMBED)
     assert status == 200 and len(found["data"]) == 3

@@ -1,4 +1,4 @@
-"""Files over HTTP: by hand, and by the real `openai` package (issue 12, 3)."""
+"""Files over HTTP: by hand, and by the real `openai` package."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ def keeping(**settings: Any) -> InProcessGateway:
 
 
 async def test_openai_keeps_lists_gets_and_deletes_files() -> None:
-    """Issue 12, 3) `/v1/files` as the `openai` package uses it."""
+    """`/v1/files` as the `openai` package uses it."""
     gateway = keeping()
     async with serving(gateway) as url:
         async with openai.AsyncOpenAI(

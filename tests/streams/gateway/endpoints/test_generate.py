@@ -47,7 +47,7 @@ async def test_without_a_broker_or_worker_calls_are_refused(trouble: Any, code: 
 
 @pytest.mark.parametrize("trouble", [BrokerUnavailable("no broker"), NotReady("no worker")])
 async def test_calls_wait_for_a_broker_that_comes_back(trouble: Any) -> None:
-    """Clients without a resume lost 14 calls in the seconds that it takes (issue 28, 21)."""
+    """Clients without a resume lost 14 calls in the seconds that it takes."""
     gateway = InProcessGateway(wait_ms=60_000)
     gateway.log.trouble, position, looks = trouble, gateway.log.reply_position, list[None]()
 
@@ -80,7 +80,7 @@ async def test_a_request_that_is_not_acknowledged_was_not_accepted() -> None:
 
 
 async def test_a_full_gateway_refuses_before_it_reads_the_body() -> None:
-    """A body is not even asked for (issue 10, 18)."""
+    """A body is not even asked for."""
     gateway = InProcessGateway(in_flight_max=1)
     async with serving(gateway) as url, raw_connection(url, WHOLE):
         await gateway.log.wait_sent(1)
@@ -93,7 +93,7 @@ async def test_a_full_gateway_refuses_before_it_reads_the_body() -> None:
     "value", [b"t", TRACEPARENT[:-1], b"f" * 4_000], ids=["t", "short", "long"]
 )
 async def test_only_traces_of_w3c_s_form_travel(value: bytes) -> None:
-    """Nothing that a client writes there reaches a record unread (issue 10, 15)."""
+    """Nothing that a client writes there reaches a record unread."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     for trace in (value, TRACEPARENT):
@@ -103,7 +103,7 @@ async def test_only_traces_of_w3c_s_form_travel(value: bytes) -> None:
 
 
 async def test_a_request_whose_work_would_be_too_large_is_the_callers_413() -> None:
-    """Too large is nobody else's trouble (issue 10, 15 and 17)."""
+    """Too large is nobody else's trouble."""
     gateway = InProcessGateway(max_model_len=4 << 20, body_bytes_max=64 << 20)
     gateway.answer_with("ok")
     prompt = [7] * (REQUEST_BYTES_MAX // 4)
@@ -128,7 +128,7 @@ async def test_an_error_has_the_id_only_if_the_request_is_on_the_log() -> None:
 
 @pytest.mark.parametrize("wish", ["cancel", "continue"])
 async def test_a_request_names_its_process_and_whether_it_outlives_it(wish: str) -> None:
-    """So that routers can tell a lost gateway's work (issue 10, 13)."""
+    """So that routers can tell a lost gateway's work."""
     gateway = InProcessGateway()
     async with streamed_call(
         gateway, chat(stream=True, n=2), X_Trivium_On_Disconnect=wish

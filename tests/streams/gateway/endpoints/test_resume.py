@@ -160,7 +160,7 @@ async def test_resumes_are_bounded() -> None:
 
 
 async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
-    """Of each choice, until they were told, and only at another gateway (issue 10, 13)."""
+    """Of each choice, until they were told, and only at another gateway."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     body = chat(stream=True, n=2)
@@ -189,7 +189,7 @@ async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
 async def test_a_resume_is_told_again_until_the_log_takes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes of the log is written meanwhile (issue 10, 13)."""
+    """What comes of the log is written meanwhile."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     monkeypatch.setattr(state, "RETRY_S", 0.0)

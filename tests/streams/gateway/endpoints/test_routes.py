@@ -51,7 +51,7 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
 
 
 async def test_what_probes_and_monitors_of_vllm_ask_for() -> None:
-    """guidellm, Helm charts and probes of others found none of these (issue 28, 2)."""
+    """guidellm, Helm charts and probes of others found none of these."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
@@ -103,7 +103,7 @@ async def test_token_ids_become_their_text() -> None:
     ],
 )
 async def test_calls_that_are_not_there(method: str, path: str, status: int) -> None:
-    """A name that stands where ids may is no id that lacks a method (issue 28, 3)."""
+    """A name that stands where ids may is no id that lacks a method."""
     async with InProcessGateway().client() as client:
         response = await client.request(method, path)
     assert response.status_code == status
@@ -129,9 +129,7 @@ def retrieval_worker(*names: str) -> Member:
 
 
 async def test_models_are_all_that_a_call_may_name() -> None:
-    """Models that embed, too, and the served one with a collection, where these have no owners
-    (issue 28, 1.3).
-    """
+    """Models that embed, too, and the served one with a collection, where these have no owners."""
     for keys in ((), ("key",)):
         gateway = InProcessGateway(api_keys=keys)
         gateway.log.members = [embedding_worker(), retrieval_worker("answers", "handbook", "vs_1")]
@@ -182,7 +180,7 @@ async def test_delete_of_a_request_that_another_gateway_answers() -> None:
 
 @pytest.mark.parametrize("request_id", ["a%0d%0ab", "%0d%0a%0d%0a", "%00", "%ff", "x" * 5_000, "é"])
 async def test_ids_in_paths_are_never_headers(request_id: str) -> None:
-    """A line break in the path of events was one in a header (issue 10, 23)."""
+    """A line break in the path of events was one in a header."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         for method, end in (("GET", "/events"), ("DELETE", "")):

@@ -1,5 +1,4 @@
-"""Vector stores over HTTP without a log: what is refused, who sees what, and what a search asks
-(issue 12, 3)."""
+"""Vector stores over HTTP without a log: what is refused, who sees what, and what a search asks."""
 
 import json
 from dataclasses import replace
@@ -119,7 +118,7 @@ async def test_lists_are_divided_into_pages_in_both_ways() -> None:
 
 
 async def test_another_tenant_sees_searches_and_changes_nothing() -> None:
-    """Issue 12, 3) tenants never see each other's objects."""
+    """Tenants never see each other's objects."""
     gateway = keeping()
     path, file_id = await made(gateway), await file_of(gateway)
     _, batch = await send(gateway, path + "/file_batches", {"file_ids": [file_id]})
@@ -214,7 +213,7 @@ async def test_unknown_ids_are_told() -> None:
 
 async def test_attributes_of_a_store_are_of_one_kind_each() -> None:
     """An index keeps numbers or labels of a field; it would drop the other file's passages, or
-    those of the same file that come first (issue 28, 7).
+    those of the same file that come first.
     """
     gateway = keeping()
     store = await made(gateway)

@@ -60,7 +60,7 @@ PAIR = [worker(PREFILL), worker(DECODE)]
 async def test_a_wish_that_nobody_can_meet_is_refused(
     workers: Fleet, header: str, wish: str, possible: str, why: str
 ) -> None:
-    """Nothing is silently something else, and nothing is sent (issue 30, 1)."""
+    """Nothing is silently something else, and nothing is sent."""
     gateway = gateway_of(*workers)
     field = header.removeprefix("x-trivium-")
     for headers, body, param in (
@@ -94,7 +94,7 @@ async def test_a_wish_that_nobody_can_meet_is_refused(
 async def test_a_wish_that_somebody_can_meet_is_sent(
     workers: Fleet, header: str, wish: str
 ) -> None:
-    """What is full or dead at the moment is the router's to say (issue 30, 1)."""
+    """What is full or dead at the moment is the router's to say."""
     gateway = gateway_of(*workers)
     assert (await call(gateway, chat(), **{header: wish}))[0] == 200
     (request,) = gateway.log.requests
@@ -102,7 +102,7 @@ async def test_a_wish_that_somebody_can_meet_is_sent(
 
 
 async def test_a_response_is_refused_likewise() -> None:
-    """All that generates (issue 30, 1)."""
+    """All that generates."""
     gateway = gateway_of(*VLLM)
     body = {"model": MODEL, "input": "Hi"}
     status, answer = await call(gateway, body, "/v1/responses", **{ORDER: "decode_first"})
@@ -113,7 +113,7 @@ async def test_a_response_is_refused_likewise() -> None:
 
 
 async def test_a_policy_that_routers_have_not_is_refused() -> None:
-    """`table` without a table; a router that does not tell is an older one (issue 30, 1)."""
+    """`table` without a table; a router that does not tell is an older one."""
     gateway = gateway_of(*PAIR)
     names = [("r0", ()), ("r1", ("learned", "static"))]
     for number, (name, policies) in enumerate(names):
@@ -143,7 +143,7 @@ BUILT_IN = ("every", "sentence", "uncertain")
 async def test_a_trigger_is_one_that_every_decode_worker_has(
     triggers: list[tuple[str, ...]], wish: str | None, status: int
 ) -> None:
-    """By what workers say that is installed there (issue 30, 3)."""
+    """By what workers say that is installed there."""
     roles = zip((DECODE, REPLICA), triggers, strict=True)
     decoders = [worker(role, triggers=found) for role, found in roles]
     gateway = gateway_of(worker(PREFILL, triggers=BUILT_IN), *decoders)

@@ -230,13 +230,13 @@ async def talk() -> None:
 
 async def test_real_clients_are_answered() -> None:
     """An offer of h2c lost the body, HTTP/1.0 got chunks, and who had sent all that it wanted to
-    got nothing (issue 28, 2).
+    got nothing.
     """
     await talk()
 
 
 async def test_it_does_not_matter_how_a_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into writes and packets: every byte comes by itself here (issue 28, 2)."""
+    """Into writes and packets: every byte comes by itself here."""
     whole = HttpConnection.data_received
 
     def byte_by_byte(protocol: HttpConnection, data: bytes) -> None:

@@ -38,7 +38,7 @@ async def answer_last(gateway: InProcessGateway, *texts: str) -> None:
 @LOOPS
 @pytest.mark.parametrize("sent", [WHOLE, ONE, GET + b"\r\n" + ONE, ONE + GET + b"\r\n"])
 def test_who_sends_no_more_gets_its_answer(make_loop: MakeLoop, sent: bytes) -> None:
-    """As `nc -N` and shells do; it got nothing at all (issue 28, 2)."""
+    """As `nc -N` and shells do; it got nothing at all."""
 
     async def run() -> bytes:
         gateway = InProcessGateway()
@@ -62,7 +62,7 @@ def test_who_sends_no_more_gets_its_answer(make_loop: MakeLoop, sent: bytes) -> 
 @LOOPS
 @pytest.mark.parametrize("sent", [WHOLE, ONE, WHOLE + GET + b"\r\n", ONE + WHOLE])
 def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
-    """Before a token of it came, and with more requests behind it too (issue 28, 2)."""
+    """Before a token of it came, and with more requests behind it too."""
 
     async def run() -> None:
         gateway = InProcessGateway()
@@ -83,7 +83,7 @@ def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
 @LOOPS
 @pytest.mark.parametrize("has_gone", [True, False])
 def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) -> None:
-    """In its middle, where nothing comes for long, the two look the same (issue 28, 2)."""
+    """In its middle, where nothing comes for long, the two look the same."""
 
     async def run() -> None:
         gateway = InProcessGateway()
@@ -143,7 +143,7 @@ async def test_what_is_whole_is_answered_before_half_a_request() -> None:
     ],
 )
 async def test_what_cannot_be_served_does_not_cut_a_stream(behind: bytes, status: bytes) -> None:
-    """It is answered behind it; it stood in the middle, or ended it (issue 28, 2)."""
+    """It is answered behind it; it stood in the middle, or ended it."""
     gateway = InProcessGateway(header_bytes_max=2_000, headers_max=8)
     async with serving(gateway) as url, raw_connection(url, WHOLE + behind) as reader:
         await gateway.log.wait_sent(1)
@@ -174,7 +174,7 @@ async def bounded(sent: bytes, **settings: int) -> AsyncIterator[tuple[InProcess
     ids=["fields", "value", "name", "extension", "spaces"],
 )
 async def test_what_stands_around_a_body_is_bounded(around: bytes) -> None:
-    """Trailers were kept, all of them, and took the loop for seconds (issue 28, 14)."""
+    """Trailers were kept, all of them, and took the loop for seconds."""
     async with bounded(CHUNKED + around) as (gateway, answer):
         assert not gateway.log.sent
     status = answer.removeprefix(b"HTTP/1.1 ")[:3]
@@ -183,7 +183,7 @@ async def test_what_stands_around_a_body_is_bounded(around: bytes) -> None:
 
 
 async def test_trailers_are_no_headers() -> None:
-    """What a proxy strips came in behind it, a key too (issue 28, 14)."""
+    """What a proxy strips came in behind it, a key too."""
     gateway = InProcessGateway(api_keys=("secret",))
     trailers = b"0\r\nAuthorization: Bearer secret\r\nX-Session-Id: mine\r\n\r\n"
     asked = (

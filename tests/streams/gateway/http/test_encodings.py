@@ -51,7 +51,7 @@ FORMS: dict[str, tuple[str, Compress]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_compressed_call_is_answered(form: str) -> None:
-    """It was told to be invalid JSON (issue 28, 2)."""
+    """It was told to be invalid JSON."""
     encoding, compress = FORMS[form]
     gateway = InProcessGateway()
     gateway.answer_with("ok")
@@ -81,7 +81,7 @@ async def test_a_compressed_form_is_stored() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_what_it_becomes_is_bounded(form: str) -> None:
-    """A few bytes that would be very many (issue 28, 2)."""
+    """A few bytes that would be very many."""
     encoding, compress = FORMS[form]
     gateway = InProcessGateway(body_bytes_max=300_000)
     headers = {"content-type": "application/json", "content-encoding": encoding}

@@ -23,7 +23,7 @@ async def status(name: str, path: str = "/v1/models", **settings: Any) -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1:PORT", "localhost", "LocalHost:1", "[::1]:PORT"])
 async def test_loopback_names_are_ours(host: str) -> None:
-    """Whatever the port; so tunnels work (issue 10, 21)."""
+    """Whatever the port; so tunnels work."""
     assert await status(host) == 200
 
 
@@ -33,12 +33,12 @@ async def test_loopback_names_are_ours(host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/docs"])
 async def test_a_name_that_leads_here_is_not_ours(host: str, path: str) -> None:
-    """So a page whose name was bound anew to this address reads nothing (issue 10, 21)."""
+    """So a page whose name was bound anew to this address reads nothing."""
     assert await status(host, path) == 403
 
 
 async def test_names_are_allowed_by_the_settings() -> None:
-    """One name, or all (issue 10, 21)."""
+    """One name, or all."""
     assert await status("LLM.example:80", allowed_hosts=("llm.example",)) == 200
     assert await status("other.example", allowed_hosts=("llm.example",)) == 403
     assert await status("other.example", allowed_hosts=("*",)) == 200
@@ -48,7 +48,7 @@ async def test_names_are_allowed_by_the_settings() -> None:
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 @pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/tokenize"])
 async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, path: str) -> None:
-    """Browsers send such bodies for any page, without asking first (issue 10, 21)."""
+    """Browsers send such bodies for any page, without asking first."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         headers = {} if kind is None else {"content-type": kind}
@@ -64,7 +64,7 @@ async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, p
     [("POST", CHATS), ("DELETE", "/v1/requests/r1"), ("GET", "/v1/models"), ("OPTIONS", CHATS)],
 )
 async def test_a_foreign_page_is_refused(origin: str, method: str, path: str) -> None:
-    """Also where it asks first, and where the answer would be an error (issue 10, 21)."""
+    """Also where it asks first, and where the answer would be an error."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         response = await client.request(method, path, json=chat(), headers={"origin": origin})
@@ -75,7 +75,7 @@ async def test_a_foreign_page_is_refused(origin: str, method: str, path: str) ->
 
 
 async def test_our_own_pages_may_call() -> None:
-    """The page `/docs` tries calls out (issue 10, 21)."""
+    """The page `/docs` tries calls out."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     async with gateway.client() as client:
@@ -85,7 +85,7 @@ async def test_our_own_pages_may_call() -> None:
 
 @pytest.mark.parametrize("allowed", [PAGE, "*"])
 async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> None:
-    """What a browser needs: the question before, and its own name in the answer (issue 10, 21)."""
+    """What a browser needs: the question before, and its own name in the answer."""
     gateway = InProcessGateway(allowed_origins=(allowed,))
     gateway.answer_with("ok")
     asking = {

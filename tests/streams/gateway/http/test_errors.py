@@ -11,7 +11,7 @@ from streams.gateway.request.responses_body import ResponsesBody
 
 
 def test_what_was_found_is_shown_whatever_it_is() -> None:
-    """Python writes no number of 4 301 digits, and raises instead (issue 10, 23)."""
+    """Python writes no number of 4 301 digits, and raises instead."""
     for value in (10**4_301, -(10**9_000), [10**4_301], {"n": 10**5_000}):
         assert "a number of very many digits" in shorten(value)
     assert len(shorten("x" * 10_000)) < 100
@@ -26,7 +26,7 @@ def test_what_was_found_is_shown_whatever_it_is() -> None:
     ],
 )
 def test_a_fault_is_that_of_the_kind_which_the_field_has(value: Any, said: str) -> None:
-    """Too many items were `expected a valid string` (issue 28)."""
+    """Too many items were `expected a valid string`."""
     with pytest.raises(ValidationError) as caught:
         ResponsesBody.model_validate({"input": value})
     assert str(from_validation(caught.value)).startswith(said)

@@ -36,7 +36,7 @@ async def test_bodies_that_are_too_large_with_and_without_their_length() -> None
 
 
 async def test_bodies_are_bounded_together_while_they_are_read() -> None:
-    """Not each alone, and before anything is admitted (issue 10, 18)."""
+    """Not each alone, and before anything is admitted."""
     gateway = InProcessGateway(bodies_bytes_max=1_000)
     half = asyncio.Event()
 
@@ -107,7 +107,7 @@ async def test_who_sends_too_much_sees_the_answer() -> None:
 def test_who_sends_too_much_and_closes_then_sees_the_answer(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Python's own client, which says `Connection: close`; it was reset (issue 28, 2)."""
+    """Python's own client, which says `Connection: close`; it was reset."""
 
     def post(url: str) -> int:
         call = urllib.request.Request(url + CHATS, b"x" * (8 << 20), JSON)

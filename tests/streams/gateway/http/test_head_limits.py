@@ -38,7 +38,7 @@ async def spoken(url: str, *parts: bytes) -> bytes:
     ids=["long", "many", "endless", "path"],
 )
 async def test_heads_of_requests_are_bounded(parts: tuple[bytes, ...]) -> None:
-    """A header of megabytes went to routers as it was (issue 10, 15)."""
+    """A header of megabytes went to routers as it was."""
     async with serving(InProcessGateway(header_bytes_max=2_000, headers_max=8)) as url:
         answer = await spoken(url, *parts)
         assert b"HTTP/1.1 431" in answer
@@ -59,7 +59,7 @@ async def test_bodies_do_not_count_as_heads() -> None:
 
 
 async def test_the_end_of_a_long_body_does_not_count_as_a_head() -> None:
-    """It comes in pieces of its own; the last one ended its connection (issue 10, 15)."""
+    """It comes in pieces of its own; the last one ended its connection."""
     async with serving(InProcessGateway(header_bytes_max=2_000)) as url, http_client(url) as client:
         for _ in range(6):
             response = await client.post("/v1/chat/completions", json=chat("x " * 150_000))

@@ -68,7 +68,7 @@ async def stopping(
 
 
 async def test_a_kept_connection_is_answered_once_more_while_its_gateway_stops() -> None:
-    """It was closed at the moment of a request, which had no answer at all (issue 14, 5)."""
+    """It was closed at the moment of a request, which had no answer at all."""
     async with stopping(InProcessGateway(linger_ms=600_000)) as ((reader, writer), life):
         writer.write(WHOLE)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # up to its end
@@ -79,7 +79,6 @@ async def test_a_kept_connection_is_answered_once_more_while_its_gateway_stops()
 
 
 async def test_connections_that_nobody_uses_do_not_hold_a_gateway_up() -> None:
-    """(issue 14, 5)"""
     async with stopping(InProcessGateway(linger_ms=1)) as ((reader, _), life):
         await life
         assert await reader.read() == b""
@@ -89,7 +88,7 @@ async def test_connections_that_nobody_uses_do_not_hold_a_gateway_up() -> None:
 def test_a_connection_that_waits_to_be_accepted_is_served(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """It was reset: its client could not know whether its call was read (issue 14, 5)."""
+    """It was reset: its client could not know whether its call was read."""
 
     async def run() -> None:
         gateway, sock = InProcessGateway(), listen("127.0.0.1", 0)
@@ -114,7 +113,7 @@ def test_a_connection_that_waits_to_be_accepted_is_served(
 
 
 async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
-    """A call on a connection made as it ended was reset (issue 14, 5)."""
+    """A call on a connection made as it ended was reset."""
     async with stopping(InProcessGateway(linger_ms=600_000)) as ((_, writer), life):
         address = writer.get_extra_info("peername")
 
@@ -131,7 +130,7 @@ async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
 
 
 async def test_a_stream_that_is_cut_off_is_not_given_up() -> None:
-    """Its client may go on at another gateway; it found the answer cancelled (issue 14, 5)."""
+    """Its client may go on at another gateway; it found the answer cancelled."""
     gateway = InProcessGateway(grace_ms=1, linger_ms=1)
     async with stopping(gateway, WHOLE) as ((reader, _), life):
         head = await reader.readuntil(b"id: ")  # the stream has begun, and can be resumed

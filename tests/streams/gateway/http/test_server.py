@@ -17,7 +17,7 @@ from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 
 async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
-    """What is unsent to a client that does not read kept its socket (issue 10, 18)."""
+    """What is unsent to a client that does not read kept its socket."""
     limits, ended = InProcessGateway(write_ms=1_000).state.settings, list[str]()
 
     class Transport:
@@ -48,8 +48,6 @@ async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
 async def test_a_gateway_allows_itself_the_files_before_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """(issue 10, 18)"""
-
     def allow(connections_max: int) -> None:
         raise ConfigError(f"asked for {connections_max}")
 
@@ -65,7 +63,7 @@ async def test_a_gateway_allows_itself_the_files_before_it_serves(
 
 
 def test_the_process_may_open_as_many_files_as_there_may_be_connections() -> None:
-    """Or as many as the system allows; a bound that the system undercuts is none (issue 10, 18)."""
+    """Or as many as the system allows; a bound that the system undercuts is none."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[0]), before[1]))

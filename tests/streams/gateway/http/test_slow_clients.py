@@ -44,7 +44,7 @@ async def unread(gateway: InProcessGateway, then: Callable[[InProcessGateway], N
 async def test_half_a_request_is_not_waited_for_without_end(
     sent: bytes, limits: dict[str, Any], part: bytes
 ) -> None:
-    """Nothing at all, half a head, half a body (issue 10, 18)."""
+    """Nothing at all, half a head, half a body."""
     gateway = InProcessGateway(**limits)
     answer = await answer_of(gateway, sent)
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -53,7 +53,7 @@ async def test_half_a_request_is_not_waited_for_without_end(
 
 
 async def test_a_second_head_that_never_comes_is_not_waited_for() -> None:
-    """On a connection that has had its answer (issue 10, 18)."""
+    """On a connection that has had its answer."""
     gateway = InProcessGateway(idle_ms=1)
     get = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     assert (await answer_of(gateway, get)).startswith(b"HTTP/1.1 200 ")
@@ -65,7 +65,7 @@ async def test_a_second_head_that_never_comes_is_not_waited_for() -> None:
 async def test_an_answer_that_takes_long_is_no_late_request(
     behind: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream goes on, whatever begins to arrive behind its request (issue 10, 18)."""
+    """A stream goes on, whatever begins to arrive behind its request."""
     checks, end_if_late = [], PatientProtocol.end_if_late
 
     def check_an_hour_later(connection: PatientProtocol, now_s: float) -> None:
@@ -85,12 +85,12 @@ async def test_an_answer_that_takes_long_is_no_late_request(
 
 
 async def test_a_client_that_does_not_read_loses_its_place() -> None:
-    """After `write_ms`, long before the deadline (issue 10, 18)."""
+    """After `write_ms`, long before the deadline."""
     await unread(InProcessGateway(write_ms=1), lambda gateway: None)
 
 
 async def test_a_deadline_holds_for_clients_that_do_not_read() -> None:
-    """Its place was kept an hour beyond (issue 10, 18)."""
+    """Its place was kept an hour beyond."""
 
     def pass_deadline(gateway: InProcessGateway) -> None:
         for _ in range(2):
@@ -100,7 +100,7 @@ async def test_a_deadline_holds_for_clients_that_do_not_read() -> None:
 
 
 async def test_connections_are_bounded() -> None:
-    """One too many is told so; when one ends, there is room again (issue 10, 18)."""
+    """One too many is told so; when one ends, there is room again."""
     gateway = InProcessGateway(connections_max=2)
     async with serving(gateway) as url, http_client(url) as client:
         async with raw_connection(url), raw_connection(url):

@@ -93,7 +93,7 @@ class ReadAtOnce:
 
 
 async def test_documents_of_a_file_do_not_wait_for_the_heartbeats_of_an_index() -> None:
-    """64 were written for each of them, so 20 000 took minutes (issue 28, M3)."""
+    """64 were written for each of them, so 20 000 took minutes."""
     ingester: Any = ReadAtOnce()
     document: Any = None
     dealt = indexer(ObjectTable())

@@ -1,4 +1,4 @@
-"""Vector stores end to end: real broker, real workers, the real `openai` package (issue 12, 3)."""
+"""Vector stores end to end: real broker, real workers, the real `openai` package."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ async def found(ai: openai.AsyncOpenAI, store: str, query: str, **wishes: Any) -
 
 
 async def test_files_become_searchable_and_go(kafka: LogSettings) -> None:
-    """Issue 12, 3) `/v1/vector_stores` with files and search on top of `documents`."""
+    """`/v1/vector_stores` with files and search on top of `documents`."""
     async with pools(kafka), gateway(kafka, "g1") as one, one.ai() as ai:
         store = await ai.vector_stores.create(name="harbour", metadata={"town": "Ondry"})
         assert (store.status, store.file_counts.total) == ("completed", 0)

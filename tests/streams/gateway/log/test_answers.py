@@ -66,7 +66,6 @@ async def told(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continue
 
 
 async def test_what_a_stream_has_is_told_when_its_attempt_is_void() -> None:
-    """(issue 14, 1)"""
     ((topic, record, partition),) = await told()
     assert (topic, partition) == ("phases", 2)
     assert (record.request_id, record.session_id, record.attempt) == ("r1", "s1", 1)
@@ -95,7 +94,7 @@ async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
 
 @pytest.mark.parametrize("order", ["mark, end", "end, mark", "mark, end, mark", "gap, mark, end"])
 async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> None:
-    """Whichever comes first in the log: the reader has it (issue 28, 15)."""
+    """Whichever comes first in the log: the reader has it."""
     hub, seen = Hub(), list[AnswerProgress]()
     hub.on_void = seen.append
     reading(hub)

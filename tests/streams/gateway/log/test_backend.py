@@ -53,7 +53,7 @@ async def test_a_decode_worker_is_enough_to_be_ready(
 
 
 async def test_a_worker_that_is_silent_may_be_back() -> None:
-    """Who has said goodbye is gone, and who serves another model never counts (issue 30, 1)."""
+    """Who has said goodbye is gone, and who serves another model never counts."""
     view, able = FleetView(), builders.capability("w")
     for number, name in enumerate(("lives", "silent", "gone", "other")):
         model = "huge" if name == "other" else able.model
@@ -95,7 +95,7 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
 async def test_calls_are_taken_while_the_leader_of_the_fleet_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No heartbeat is acknowledged, and nobody heard, for longer than a lease (issue 14, 5)."""
+    """No heartbeat is acknowledged, and nobody heard, for longer than a lease."""
     view = FleetView()
     capability = builders.capability("replica-a")
     view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
@@ -142,7 +142,7 @@ class RefusingProducer:
 async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
     monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type, away: bool, at_once: bool
 ) -> None:
-    """One oversized request answered everybody with 503 for a second (issue 10, 17)."""
+    """One oversized request answered everybody with 503 for a second."""
     view = FleetView()
     view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)

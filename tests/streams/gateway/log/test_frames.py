@@ -28,7 +28,7 @@ from tests.streams.gateway.samples import frame
     ],
 )
 def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> None:
-    """Text would be cut from the end of what a client has (issue 10, 24)."""
+    """Text would be cut from the end of what a client has."""
     codec = Codec()
     good = frame("r1", ["a", "b"])
     for record, fits in ((good, True), (replace(good, **changes), False)):
@@ -42,7 +42,7 @@ def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> 
 
 @pytest.mark.kafka
 async def test_frames_are_read_to_the_present_end_or_not_at_all(kafka: LogSettings) -> None:
-    """What the log has dropped is said to be gone, rather than waited for (issue 12, responses)."""
+    """What the log has dropped is said to be gone, rather than waited for."""
     codec = Codec()
 
     async def read(offset: int) -> list[str]:

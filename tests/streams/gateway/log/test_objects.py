@@ -61,7 +61,7 @@ async def gateway(log: LogSettings, name: str) -> AsyncIterator[ObjectLog]:
 async def test_what_one_gateway_has_kept_another_knows(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However late the other one is (issue 28, must show 3)."""
+    """However late the other one is."""
     may_read, fold = asyncio.Event(), ObjectLog._fold
 
     async def late_fold(self: ObjectLog, *args: object) -> None:

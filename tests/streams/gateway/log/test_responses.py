@@ -53,7 +53,7 @@ async def following(log: LogSettings, producer: LogProducer) -> AsyncIterator[Re
 
 @pytest.mark.kafka
 async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSettings) -> None:
-    """By every gateway, and by one that starts later never more (issue 12, responses)."""
+    """By every gateway, and by one that starts later never more."""
     async with (
         LogProducer(kafka, CODEC, durable=True, client_id="g") as producer,
         following(kafka, producer) as first,

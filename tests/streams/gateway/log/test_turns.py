@@ -31,7 +31,7 @@ async def session_of(
 
 
 async def test_a_conversation_keeps_its_session_at_another_gateway() -> None:
-    """Without a session header, streamed or whole, for its own API key alone (issue 10, 3)."""
+    """Without a session header, streamed or whole, for its own API key alone."""
     keys = ("alice", "bob")
     one, other = InProcessGateway(api_keys=keys), InProcessGateway(api_keys=keys)
     for gateway in (one, other):
@@ -50,7 +50,7 @@ async def test_a_conversation_keeps_its_session_at_another_gateway() -> None:
 
 
 async def test_what_a_header_names_or_what_has_choices_is_not_told() -> None:
-    """Nobody would look for it (issue 10, 3)."""
+    """Nobody would look for it."""
     gateway = InProcessGateway()
     gateway.answer_with("fine")
     assert await session_of(gateway, "hello", **dict[str, Any]({"x-session-id": "mine"})) == "mine"
@@ -60,7 +60,7 @@ async def test_what_a_header_names_or_what_has_choices_is_not_told() -> None:
 
 
 async def test_turns_reach_all_gateways_and_those_that_start_later(kafka: LogSettings) -> None:
-    """Over the log, whoever told them, as far back as is remembered (issue 10, 3)."""
+    """Over the log, whoever told them, as far back as is remembered."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
     await producer.start()
     buried: list[int] = []

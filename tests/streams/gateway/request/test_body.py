@@ -11,7 +11,7 @@ from tests.streams.gateway.samples import chat, completion
 
 
 async def test_token_ids_alone_make_a_body_of_many_values() -> None:
-    """A model of a long context let a chat have as many messages (issue 10, 16)."""
+    """A model of a long context let a chat have as many messages."""
     gateway = InProcessGateway(max_model_len=4_000, values_max=100)
     gateway.answer_with("ok")
     prompt = completion([7] * 1_000)
@@ -33,7 +33,7 @@ async def test_token_ids_alone_make_a_body_of_many_values() -> None:
     ],
 )
 def test_a_list_is_wrong_at_its_first_wrong_item(kind: Any, fields: dict[str, Any]) -> None:
-    """The errors of all items took ten seconds (issue 10, 16)."""
+    """The errors of all items took ten seconds."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate({**chat(), **fields})
     wrong = [error["loc"] for error in caught.value.errors() if error["input"] == 1]

@@ -47,7 +47,7 @@ SLOW_PATTERN = "(?i)" + "[a\x01-\U0010ffff]" * 1_000
 )
 async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
     """20 KB stalled the loop until leases were lost, and two megabytes for ten seconds more, by the
-    errors of every item (issue 10, 16)."""
+    errors of every item."""
     gateway = InProcessGateway(aside_ms=2_000)
     gateway.answer_with("ok")
     raw = json.dumps(body).encode()

@@ -82,7 +82,7 @@ def test_space_around_an_answer_does_not_matter() -> None:
 
 
 def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
-    """Whichever answers a turn, once the others have heard of the one before (issue 10, 3)."""
+    """Whichever answers a turn, once the others have heard of the one before."""
     gateways, history = [table(), table(), table()], [user("hello")]
     session_ids = []
     for n in range(6):
@@ -100,7 +100,7 @@ def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
 
 
 def test_gateways_that_share_words_keep_equal_openings_apart() -> None:
-    """Two users who say the same, on two gateways, until they differ (issue 10, 3 and 28)."""
+    """Two users who say the same, on two gateways, until they differ."""
     one, other = table(), table()
     alice, bob = one.find("", [user("hello")], 0), other.find("", [user("hello")], 0)
     assert alice.session_id != bob.session_id
@@ -115,7 +115,7 @@ def test_gateways_that_share_words_keep_equal_openings_apart() -> None:
 
 
 def test_gateways_without_memory_agree_on_a_turn_and_share_no_openings() -> None:
-    """The id then comes from all that was said, not from how it began (issue 10, 3 and 28)."""
+    """The id then comes from all that was said, not from how it began."""
     history = [user("hello"), assistant("hi"), user("more")]
     second = table().find("", history, 0)
     other = table()
@@ -175,7 +175,7 @@ def test_a_header_that_cannot_be_an_id_is_refused(value: bytes) -> None:
 
 
 def test_a_remembered_conversation_takes_so_many_bytes_as_the_page_says() -> None:
-    """issue 14, 6) A gateway's memory is bounded by its table, and entries are small."""
+    """A gateway's memory is bounded by its table, and entries are small."""
     count, sessions = 5_000, table(entries_max=5_000)
     turns = [
         ConversationTurn(number.to_bytes(16), f"s{number:026d}", number)

@@ -37,7 +37,7 @@ def annotated(tree: ast.AST) -> Iterator[tuple[str, int]]:
     ("part", "body"), [("chat_completion", ChatBody), ("completion", CompletionBody)]
 )
 def test_refused_sampling_parameters_are_listed(part: str, body: type[ChatBody]) -> None:
-    """Read from vLLM's source, which need not be imported (issue 10, 27)."""
+    """Read from vLLM's source, which need not be imported."""
     text = protocol(f"openai/{part}")
     lines = text.splitlines()
     first, last = (number for number, line in enumerate(lines, 1) if REGION in line)

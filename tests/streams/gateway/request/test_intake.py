@@ -305,7 +305,7 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
     ],
 )
 async def test_fields_as_other_servers_take_them(fields: Any, sampling: dict[str, Any]) -> None:
-    """`top_p: 0` is the most likely token, and a whole number may be a double (issue 28, 1.3)."""
+    """`top_p: 0` is the most likely token, and a whole number may be a double."""
     (request,) = await sent(chat(**{"seed": 1, "max_tokens": 9, **fields}))
     expected = {"seed": 1, "max_tokens": 9, **sampling}
     assert request.sampling == Sampling(**expected)
@@ -317,7 +317,7 @@ async def test_whole_numbers_may_be_doubles_in_a_prompt() -> None:
 
 
 async def test_a_byte_order_mark_before_a_body_is_left_out() -> None:
-    """Windows' tools write one (issue 28, 1.3)."""
+    """Windows' tools write one."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     body = b"\xef\xbb\xbf" + json.dumps(chat()).encode()
@@ -325,7 +325,7 @@ async def test_a_byte_order_mark_before_a_body_is_left_out() -> None:
 
 
 async def test_a_call_without_a_model_gets_the_one_that_is_served() -> None:
-    """As vLLM does (issue 28, 1.3)."""
+    """As vLLM does."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     for path, body in (("chat/completions", chat()), ("completions", completion())):
@@ -335,7 +335,7 @@ async def test_a_call_without_a_model_gets_the_one_that_is_served() -> None:
 
 
 async def test_a_session_may_be_named_in_the_body() -> None:
-    """As vLLM's `session_id`; the header counts (issue 28, 1.3)."""
+    """As vLLM's `session_id`; the header counts."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     await call(gateway, chat(session_id="one"))
@@ -353,7 +353,7 @@ async def test_a_session_may_be_named_in_the_body() -> None:
     ],
 )
 async def test_a_prompt_is_cut_where_that_is_wished(fields: Any, kept: list[int]) -> None:
-    """As vLLM does (issue 28, 1.3)."""
+    """As vLLM does."""
     (request,) = await sent(completion([5, 6, 7, 8, 9], **fields), "/v1/completions")
     assert unpack_tokens(request.prompt_tokens) == kept
 
@@ -425,7 +425,7 @@ async def test_prompts_that_do_not_fit() -> None:
 async def test_prompts_are_counted_before_they_are_tokenised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What cannot fit is refused by its length alone (issue 10, 16)."""
+    """What cannot fit is refused by its length alone."""
     gateway = InProcessGateway(max_model_len=64)
     encoded: list[str] = []
 
@@ -466,14 +466,13 @@ async def test_prompts_are_counted_before_they_are_tokenised(
     ids=lambda value: str(value)[:40],
 )
 async def test_what_was_a_500_or_had_no_limit_is_the_callers_400(fields: dict[str, Any]) -> None:
-    """(issue 10, 23)"""
     status, answer = await call(InProcessGateway(), chat(**fields))
     assert (status, answer["error"]["code"]) == (400, "invalid_request"), answer
 
 
 @pytest.mark.parametrize("field", ["n", "seed", "max_tokens", "priority", "model", "prompt"])
 async def test_numbers_of_very_many_digits(field: str) -> None:
-    """Python refuses to write them, and the error became a 500 (issue 10, 23)."""
+    """Python refuses to write them, and the error became a 500."""
     gateway = InProcessGateway()
     for value in ("9" * 4_301, "-" + "9" * 5_000, f"[{'9' * 4_301}]"):
         for body, path in ((completion(), "/v1/completions"), (chat(), "/v1/chat/completions")):

@@ -54,7 +54,7 @@ async def test_bad_weights_are_refused_with_what_was_expected(header: str) -> No
 async def test_wishes_reach_the_record(
     field: Any, headers: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    """A header or a field chooses policy and orchestration; the field counts (issue 10, 2)."""
+    """A header or a field chooses policy and orchestration; the field counts."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     assert (await call(gateway, chat(n=2, trivium=field), **headers))[0] == 200
@@ -73,7 +73,7 @@ async def test_wishes_reach_the_record(
     ],
 )
 async def test_unknown_wishes_are_refused(field: Any, headers: dict[str, str], param: str) -> None:
-    """Nothing misspelt is silently something else (issue 10, 2)."""
+    """Nothing misspelt is silently something else."""
     gateway = InProcessGateway()
     status, answer = await call(gateway, chat(trivium=field), **headers)
     assert (status, answer["error"]["param"]) == (400, param)
@@ -82,7 +82,7 @@ async def test_unknown_wishes_are_refused(field: Any, headers: dict[str, str], p
 
 @pytest.mark.parametrize("named", ["interactive", "standard"])
 async def test_a_class_is_capped_by_the_settings(named: str) -> None:
-    """By header or field; without either the default holds (issue 10, 18)."""
+    """By header or field; without either the default holds."""
     gateway = InProcessGateway(priority="batch", priority_max="standard")
     gateway.answer_with("ok")
     expected = 200 if named == "standard" else 400
@@ -93,7 +93,7 @@ async def test_a_class_is_capped_by_the_settings(named: str) -> None:
 
 
 async def test_a_deadline_is_capped_by_the_settings() -> None:
-    """Whatever the client asks for (issue 10, 18)."""
+    """Whatever the client asks for."""
     gateway = InProcessGateway(deadline_ms=1_000, deadline_ms_max=2_000)
     gateway.answer_with("ok")
     for asked_ms, expected in ((2_000, 200), (2_001, 400)):

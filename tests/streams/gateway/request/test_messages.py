@@ -1,4 +1,4 @@
-"""Histories with calls of tools, roles and parts: what models get of them (issue 28, 1.3)."""
+"""Histories with calls of tools, roles and parts: what models get of them."""
 
 import json
 from pathlib import Path

@@ -58,7 +58,6 @@ async def test_probes_want_passages_as_similar_as_the_search_does() -> None:
 
 
 async def test_what_is_found_stands_in_a_turn_in_which_the_question_is_put_again() -> None:
-    """(issue 12, 3)"""
     request = await sent(InProcessGateway(max_model_len=2_000), probed(True))
     probing, again = retrieval_of(request).probing, chat("x")["messages"]
     assert probing is not None

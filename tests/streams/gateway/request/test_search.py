@@ -78,7 +78,6 @@ async def test_a_filter_is_an_object_or_its_text(value: Any) -> None:
     ],
 )
 async def test_a_filter_that_means_nothing_is_refused_at_once(value: Any, said: str) -> None:
-    """(issue 15, 2.4)"""
     body = chat("x", retrieval={**BOOKS, "filter": value})
     async with InProcessGateway().client() as client:
         answer = await client.post("/v1/chat/completions", json=body)
@@ -140,7 +139,7 @@ async def test_passages_take_half_of_what_is_left_at_most() -> None:
 
 
 async def test_a_turns_prompt_is_a_beginning_of_the_next_ones_history() -> None:
-    """So that routers find what they had put in before (issue 12, 3)."""
+    """So that routers find what they had put in before."""
     gateway = InProcessGateway()
     turns = [
         {"role": "user", "content": "first thing"},

@@ -34,7 +34,7 @@ async def created(gateway: InProcessGateway, text: Any = "where?", **fields: Any
 
 
 async def test_a_whole_response_has_the_shape_of_openai() -> None:
-    """Of its types, with usage and what the call said (issue 12, responses)."""
+    """Of its types, with usage and what the call said."""
     gateway = answering()
     found = await created(gateway, instructions="be kind", metadata={"a": "b"}, temperature=0.5)
     assert found["status"] == "completed" and found["error"] is None
@@ -67,7 +67,7 @@ async def test_an_answer_that_was_cut_is_incomplete() -> None:
 
 
 async def test_a_stream_has_the_events_of_openai() -> None:
-    """Each as its types have it, numbered by the log (issue 12, responses)."""
+    """Each as its types have it, numbered by the log."""
     gateway = answering()
     async with gateway.client() as client:
         response = await client.post(PATH, json=body(stream=True))
@@ -160,7 +160,7 @@ CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "
 
 
 async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
-    """A history of another model's, as agents send it (issue 28, 1.3)."""
+    """A history of another model's, as agents send it."""
     gateway = answering()
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
@@ -194,7 +194,7 @@ async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
 
 
 async def test_items_may_be_named_by_their_ids() -> None:
-    """At any gateway of the deployment; reasoning is in no prompt (issue 28, 1.3)."""
+    """At any gateway of the deployment; reasoning is in no prompt."""
     first = answering()
     other = beside(first)
     other.log.on_request = lambda request: answer(other, request)
@@ -212,7 +212,7 @@ async def test_items_may_be_named_by_their_ids() -> None:
 
 
 async def test_what_was_said_first_is_left_out_where_that_is_wished() -> None:
-    """`truncation: auto`: as little as need be, and no instructions (issue 28, 1.3)."""
+    """`truncation: auto`: as little as need be, and no instructions."""
     gateway = answering(max_model_len=60)
     said = [{"role": "user", "content": f"{i} " + "hello " * 8} for i in range(6)]
     status, found = await call(gateway, body(said, instructions="brief"), PATH)

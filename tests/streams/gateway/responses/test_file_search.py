@@ -56,7 +56,7 @@ async def test_a_tool_becomes_a_search() -> None:
 
 
 async def test_an_answer_cites_what_was_found() -> None:
-    """Each document once, and the passages where they are asked for (issue 12, responses)."""
+    """Each document once, and the passages where they are asked for."""
     _, found = await asked(include=[RESULTS])
     search, message = found["output"]
     assert (search["type"], search["status"]) == ("file_search_call", "completed")
@@ -91,7 +91,7 @@ async def test_a_tool_that_is_not_chosen_is_not_used() -> None:
 
 
 async def test_a_search_has_its_events_and_a_stream_goes_on_after_each() -> None:
-    """At another gateway, from numbers that follow from the log (issue 12, responses)."""
+    """At another gateway, from numbers that follow from the log."""
     gateway = answering()
     wished = body(stream=True, tools=[TOOL], include=[RESULTS])
     async with gateway.client() as client:

@@ -46,7 +46,7 @@ async def begun(gateway: InProcessGateway, **fields: Any) -> str:
 
 
 async def test_another_gateway_tells_a_response_as_it_is_by_now() -> None:
-    """From the log alone, whoever took the call (issue 12, responses)."""
+    """From the log alone, whoever took the call."""
     first = InProcessGateway()
     name = await begun(first)
     (request,) = first.log.requests
@@ -126,7 +126,7 @@ async def test_what_nobody_reads_any_more_fails_for_no_difference() -> None:
 
 
 async def test_another_gateway_goes_on_after_any_event() -> None:
-    """No event twice, and none left out (issue 12, responses)."""
+    """No event twice, and none left out."""
     first = answering()
     async with first.client() as client:
         whole = checked((await client.post(PATH, json=body(stream=True))).text)
@@ -317,7 +317,7 @@ async def test_nothing_follows_a_response_that_has_no_answer_yet() -> None:
 
 
 async def test_a_response_belongs_to_its_key() -> None:
-    """Nobody else reads, goes on from, cancels or deletes it (issue 12, responses)."""
+    """Nobody else reads, goes on from, cancels or deletes it."""
     gateway = answering(api_keys=("one", "two"))
     _, found = await call(gateway, body(), PATH, authorization="Bearer one")
     name = found["id"]

@@ -128,7 +128,7 @@ async def test_logprobs_in_both_forms() -> None:
 
 
 async def test_the_drawn_token_is_among_the_likely_ones_of_a_completion() -> None:
-    """With none of them, too: `logprobs: 0` (issue 28, 1.3)."""
+    """With none of them, too: `logprobs: 0`."""
     gateway = InProcessGateway()
     drawn = TokenLogprob(token_id=1, token="a", logprob=-2.0, top=[])
     top = [TopLogprob(token_id=2, token="b", logprob=-0.5)]
@@ -148,7 +148,7 @@ async def test_the_drawn_token_is_among_the_likely_ones_of_a_completion() -> Non
 @pytest.mark.parametrize("stream", [False, True])
 async def test_token_ids_come_with_those_of_the_prompt(stream: bool) -> None:
     """Where vLLM has them: once, in each choice of a completion, and beside a chat's; the
-    prompt's log-probabilities are null (issue 28, 1.3).
+    prompt's log-probabilities are null.
     """
     gateway = InProcessGateway()
     gateway.answer_with("a", "b")
@@ -181,9 +181,7 @@ async def test_prompts_into_which_passages_go_are_not_told_of() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_every_event_counts_where_that_is_wished(path: str) -> None:
-    """vLLM's `continuous_usage_stats`, which benchmarks ask for; not without `include_usage`
-    (issue 28, 1.3).
-    """
+    """vLLM's `continuous_usage_stats`, which benchmarks ask for; not without `include_usage`."""
     for include in (True, False):
         gateway = InProcessGateway()
         body = chat("hello") if "chat" in path else completion([5, 6])

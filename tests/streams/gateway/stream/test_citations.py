@@ -136,7 +136,7 @@ def places(trivium: Any) -> list[tuple[str, int, int]]:
 
 
 async def test_an_answer_cites_what_its_probes_found_and_where_it_went() -> None:
-    """What a later attempt repeats of a probe is not told twice (issue 12, probes)."""
+    """What a later attempt repeats of a probe is not told twice."""
     gateway = InProcessGateway()
     probing(gateway)
     _, answer = await call(gateway, chat("where", **PROBED))

@@ -27,7 +27,7 @@ def other(one: TokenFrame, at: int) -> TokenFrame:
 
 
 async def test_a_stream_whose_next_attempt_differs_ends_with_an_error() -> None:
-    """And what runs of it is cancelled (issue 10, 8)."""
+    """And what runs of it is cancelled."""
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
@@ -75,7 +75,7 @@ async def test_a_whole_answer_is_that_of_the_last_attempt() -> None:
 
 @pytest.mark.parametrize("seen", [0, 1])
 async def test_another_gateway_refuses_to_go_on_behind_other_tokens(seen: int) -> None:
-    """What the client has is not what this log says (issue 10, 8)."""
+    """What the client has is not what this log says."""
     first = InProcessGateway()
     stream = await whole_stream(first, chat(stream=True), TEXTS)
     second = InProcessGateway(partition=1)
@@ -88,7 +88,7 @@ async def test_another_gateway_refuses_to_go_on_behind_other_tokens(seen: int) -
 
 
 def test_what_another_attempt_repeats_otherwise_breaks_the_stream() -> None:
-    """Nothing of it follows what was delivered, not even what both have (issue 10, 8)."""
+    """Nothing of it follows what was delivered, not even what both have."""
     stream = Stream("r1")
     said(stream, 1, 0, "41 bec")
     assert stream.drain() == "41 bec"
@@ -124,7 +124,7 @@ def test_a_stream_that_goes_on_tells_where_it_differs() -> None:
 
 
 def test_what_nobody_has_read_starts_again_with_another_attempt() -> None:
-    """A whole answer is of one attempt, whatever earlier ones said (issue 10, 8)."""
+    """A whole answer is of one attempt, whatever earlier ones said."""
     stream = Stream("r1", restarts=True)
     said(stream, 1, 0, "abcd")
     said(stream, 2, 0, "aX")
@@ -137,7 +137,7 @@ def test_what_nobody_has_read_starts_again_with_another_attempt() -> None:
 def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(
     tolerates: bool,
 ) -> None:
-    """What follows belongs to decode's own first token (issue 10, 8)."""
+    """What follows belongs to decode's own first token."""
     stream = Stream("r1", tolerates_difference=tolerates)
     said(stream, 1, 0, "a")
     said(stream, 1, 0, "Xbc")
@@ -146,7 +146,7 @@ def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(
 
 
 def test_a_whole_answer_is_decodes_where_its_first_token_is_another_one() -> None:
-    """Nobody has read prefill's (issue 10, 8)."""
+    """Nobody has read prefill's."""
     stream = Stream("r1", restarts=True)
     said(stream, 1, 0, "a")
     said(stream, 1, 0, "Xbc")
@@ -187,7 +187,7 @@ def test_what_waits_behind_a_token_that_is_taken_back_waits_on() -> None:
 def test_a_resume_after_something_else_than_the_log_has_is_noticed(
     delivery: tuple[list[Piece], list[Piece]], chars: int, tolerates: bool
 ) -> None:
-    """The digest in the event id says what its client has (issue 10, 8)."""
+    """The digest in the event id says what its client has."""
     rows, last = delivery
     client = Stream("r1")
     Piece(1, 0, chars).push(client)

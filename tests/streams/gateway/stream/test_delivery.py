@@ -149,7 +149,7 @@ async def test_a_client_that_hangs_up_cancels_its_work(stream_it: bool) -> None:
 
 @pytest.mark.parametrize("stream_it", [True, False])
 async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> None:
-    """What goes on without its client still counts, until it ends (issue 10, 18)."""
+    """What goes on without its client still counts, until it ends."""
     gateway = InProcessGateway(in_flight_max=1)
     async with streamed_call(
         gateway, chat(stream=stream_it), X_Trivium_On_Disconnect="continue"
@@ -172,7 +172,7 @@ async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> N
 
 
 async def test_work_that_goes_on_alone_ends_with_its_deadline() -> None:
-    """Nobody hears of it, but it frees its place (issue 10, 18)."""
+    """Nobody hears of it, but it frees its place."""
     gateway = InProcessGateway()
     async with streamed_call(
         gateway, chat(stream=True), X_Trivium_On_Disconnect="continue"

@@ -117,7 +117,7 @@ def test_a_key_of_another_version_is_refused() -> None:
 
 @given(st.integers(0, len(ID.partition(".")[0]) - 1), st.sampled_from("AQgw_-"))
 def test_a_changed_key_is_refused(at: int, char: str) -> None:
-    """Whichever character is forged (issue 10, 18)."""
+    """Whichever character is forged."""
     forged = ID[:at] + char + ID[at + 1 :]
     try:
         assert IDS.parse(forged, "alice")[0] == KEY, "only what base64 ignores may differ"
@@ -134,7 +134,7 @@ def test_a_changed_key_is_refused(at: int, char: str) -> None:
     ],
 )
 def test_an_id_is_worth_nothing_elsewhere_or_to_others(ids: EventIds, tenant: str) -> None:
-    """Another deployment, and another API key (issue 10, 18)."""
+    """Another deployment, and another API key."""
     with pytest.raises(InvalidRequest):
         ids.parse(ID, tenant)
 
@@ -149,7 +149,7 @@ async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]
 
 
 async def test_forged_ids_take_no_place_of_resumes() -> None:
-    """Each was a place for an hour and more, by a time that it named itself (issue 10, 18)."""
+    """Each was a place for an hour and more, by a time that it named itself."""
     gateway = InProcessGateway(resumes_max=1)
     path, event_id = await event_of(gateway)
     gateway.log.on_request = None
@@ -167,7 +167,7 @@ async def test_forged_ids_take_no_place_of_resumes() -> None:
 async def test_a_resume_ends_with_its_request(
     deadline_ms: int, more_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the deadline that was accepted, or once it has read what is there (issue 10, 18)."""
+    """At the deadline that was accepted, or once it has read what is there."""
     gateway = InProcessGateway()
     path, event_id = await event_of(gateway, **{"x-deadline-ms": str(deadline_ms)})
     (request,) = gateway.log.requests
@@ -185,7 +185,7 @@ async def test_a_resume_ends_with_its_request(
 
 
 async def test_one_request_is_resumed_a_few_times_at_once() -> None:
-    """So one caller's id does not take all places either (issue 10, 18)."""
+    """So one caller's id does not take all places either."""
     gateway = InProcessGateway(resumes_per_request_max=1)
     path, event_id = await event_of(gateway)
     async with gateway.client() as client:
@@ -198,7 +198,7 @@ async def test_one_request_is_resumed_a_few_times_at_once() -> None:
 
 
 async def test_another_key_neither_follows_nor_cancels() -> None:
-    """Who knows an id of somebody else's request is told nothing of it (issue 10, 18)."""
+    """Who knows an id of somebody else's request is told nothing of it."""
     gateway = InProcessGateway(api_keys=("alice", "bob"))
 
     def headers(name: str) -> dict[str, str]:
@@ -219,7 +219,7 @@ async def test_another_key_neither_follows_nor_cancels() -> None:
 
 
 def test_gateways_of_one_state_folder_share_a_key_that_nobody_else_reads(tmp_path: Path) -> None:
-    """Made by the first one (issue 10, 18)."""
+    """Made by the first one."""
     first = event_key("", tmp_path / "state")
     assert event_key("", tmp_path / "state") == first
     assert len(first) >= 32
@@ -234,7 +234,7 @@ def test_gateways_of_one_state_folder_share_a_key_that_nobody_else_reads(tmp_pat
 
 
 def test_a_key_in_the_settings_is_checked_and_not_shown() -> None:
-    """As every secret (issue 10, 18)."""
+    """As every secret."""
     with pytest.raises(ConfigError, match="event_key: expected at least 32 characters, found 4"):
         GatewaySettings(event_key="four")
     shown: Any = repr(GatewaySettings(event_key=EVENT_KEY))

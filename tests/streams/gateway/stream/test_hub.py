@@ -36,7 +36,7 @@ KEY = StreamKey(
     ],
 )
 def test_whatever_names_a_stream_tells_of_it(told: TokenFrame, is_told_of: bool) -> None:
-    """Bridges pass over tokens that told of nothing that is under way (issue 13, 2)."""
+    """Bridges pass over tokens that told of nothing that is under way."""
     hub = Hub()
     call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
     call.add("q1", 0)

@@ -73,7 +73,7 @@ def answering(*texts: str, **end: Any) -> InProcessGateway:
 async def test_benchmarks_read_every_event(
     read: Callable[[str], list[str]], path: str, body: dict[str, Any]
 ) -> None:
-    """Each began with an id, and a text could end a line (issue 28, 1)."""
+    """Each began with an id, and a text could end a line."""
     gateway = answering(*PIECES)
     async with serving(gateway) as url, http_client(url) as client:
         response = await client.post(path, json={**body, "stream": True})
@@ -125,7 +125,7 @@ async def test_lines_of_responses_are_whole_events() -> None:
     ],
 )
 async def test_ids_come_for_who_asks_for_them(headers: dict[str, str], has_ids: bool) -> None:
-    """Then each event has one (issue 28, 1)."""
+    """Then each event has one."""
     gateway = answering("a", "b")
     async with gateway.client() as client:
         response = await client.post(CHATS, json=chat(stream=True), headers=headers)

@@ -168,7 +168,7 @@ def test_rows_that_wait_are_bounded() -> None:
     assert stream.next_seq == EARLY_ROWS_MAX + 1
 
 
-# Attempts that were given up (issue 14, 1)
+# Attempts that were given up
 
 
 def test_nothing_of_a_void_attempt_is_taken_behind_its_mark() -> None:
@@ -224,7 +224,7 @@ def test_an_error_of_a_void_attempt_brings_nothing_that_came_behind_its_mark() -
 
 
 def test_what_came_late_of_the_attempt_before_is_no_part_of_it() -> None:
-    """It was told of what its readers had; sampled anew, the rest is another one. (issue 14, 1)"""
+    """It was told of what its readers had; sampled anew, the rest is another one."""
     stream = Stream("r1")
     said(stream, 1, 0, "ab")
     stream.void(1)

@@ -21,7 +21,7 @@ def test_simulated_deployments_get_the_light_one_unless_another_is_named() -> No
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
-    """Issue 12: a missing model is a clear error."""
+    """A missing model is a clear error."""
     with pytest.raises(ConfigError, match="expected hash, all-minilm-l6-v2 or the folder .*'no'"):
         make_embedder(EmbeddingSettings(model="no"), "vllm")
 

@@ -44,7 +44,7 @@ def test_texts_that_mean_the_same_are_near_each_other(embedder: Embedder) -> Non
 
 
 def test_a_vector_depends_on_its_text_but_for_float_noise(embedder: Embedder) -> None:
-    """Issue 12: batch mates and padding change the last bits and nothing else."""
+    """Batch mates and padding change the last bits and nothing else."""
     together = embedder.embed(TEXTS)
     for text, row in zip(TEXTS, together, strict=True):
         alone = embedder.embed([text])[0]
@@ -67,7 +67,6 @@ def test_tokens_are_the_models_own_and_long_texts_are_seen_to_their_bound(
 
 
 def test_tokens_mean_what_their_text_does(embedder: Any) -> None:
-    """(issue 28, 1.3)"""
     text = "The ferry leaves at noon."
     by_text, by_ids = embedder.embed([text, embedder._plain.encode(text).ids])
     assert np.allclose(by_text, by_ids, atol=1e-5)

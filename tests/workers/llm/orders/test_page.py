@@ -40,7 +40,6 @@ def page() -> str:
 
 
 def test_the_page_has_every_engine_order_and_feature() -> None:
-    """(issue 30, 1)"""
     names = [str(kind.values[0]) for kind in KINDS]
     whole = {(name, order.value, each) for name in names for order in ORDERS for each in FEATURES}
     assert table().keys() == whole
@@ -70,8 +69,7 @@ def engines(
 def test_an_order_does_what_the_page_says(
     engines: tuple[str, EnginePair], order: Orchestration, feature: str
 ) -> None:
-    """A feature of an order that works on one engine works on each that has the order
-    (issue 30, 1)."""
+    """A feature of an order that works on one engine works on each that has the order."""
     name, pair = engines
     can = all(order in each.capability.orchestrations for each in (pair.producer, pair.consumer))
     assert table()[name, order.value, feature] == ("yes" if can else "no")

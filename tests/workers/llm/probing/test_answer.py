@@ -1,4 +1,4 @@
-"""Answers that search while they are generated, by plain calls (issue 12, 3)."""
+"""Answers that search while they are generated, by plain calls."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Answers that search meanwhile, run on every engine (issue 12, 3)."""
+"""Answers that search meanwhile, run on every engine."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_an_answer_goes_on_with_what_its_searches_found(pair: Pair, is_remote: b
 
 
 def test_a_later_attempt_makes_the_same_answer_again(pair: Pair) -> None:
-    """Without asking for what is decided, on another engine (issue 12, 3)."""
+    """Without asking for what is decided, on another engine."""
     prompt = make_prompt(60, salt=410)
 
     def finds(ask: Any) -> Any:

@@ -35,7 +35,6 @@ def seen(tokens: int, text: str) -> TriggerInput:
 
 
 def test_the_built_in_ones_use_the_same_door() -> None:
-    """(issue 30, 3)"""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (
         [*installed_triggers()]
@@ -49,7 +48,7 @@ def test_the_built_in_ones_use_the_same_door() -> None:
 def test_what_the_page_shows_is_found_when_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a package, by its name (issue 30, 3)."""
+    """As a package, by its name."""
     monkeypatch.syspath_prepend(own_triggers.install(tmp_path))
     assert [*installed_triggers()] == ["every", "sentence", "uncertain", own_triggers.NAME]
     trigger = trigger_of(Probing(trigger=own_triggers.NAME, every=4))
@@ -75,7 +74,7 @@ def entry(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
 def test_what_cannot_be_loaded_is_left_out(
     value: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And nothing else with it (issue 30, 3)."""
+    """And nothing else with it."""
     entry(monkeypatch, broken=value, fine="workers.llm.probing.triggers:Every")
     assert [*installed_triggers()] == ["fine"]
     assert "trigger broken is left out: " in caplog.text and why in caplog.text
@@ -84,7 +83,7 @@ def test_what_cannot_be_loaded_is_left_out(
 def test_a_name_is_taken_once_and_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As many as a registration may name (issue 30, 3)."""
+    """As many as a registration may name."""
     kind = "workers.llm.probing.triggers:Every"
     entry(monkeypatch, **{f"t{n:02}": kind for n in range(65)}, **{"x" * 65: kind})
     assert [*installed_triggers()] == [f"t{n:02}" for n in range(64)]
@@ -124,7 +123,7 @@ def test_a_mistake_ends_the_probes_of_its_answer(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Never the worker's loop; a search under way comes to its end (issue 30, 3)."""
+    """Never the worker's loop; a search under way comes to its end."""
     kinds: dict[str, Callable[[Probing], Any]] = {"careless": Careless, "every": Every}
     monkeypatch.setattr(triggers, "installed_triggers", lambda: kinds)
     monkeypatch.setattr(Careless, "where", where)
@@ -137,7 +136,7 @@ def test_a_mistake_ends_the_probes_of_its_answer(
 
 
 def test_one_that_is_missing_is_every_so_many_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    """As on a worker that came after the gateway had looked (issue 30, 3)."""
+    """As on a worker that came after the gateway had looked."""
     trigger = trigger_of(Probing(trigger="mood", every=8, lookahead=0))
     assert [trigger.asks(seen(tokens, "")) for tokens in (7, 8)] == [False, True]
     assert "trigger mood is not installed here; every is used" in caplog.text

@@ -1,4 +1,4 @@
-"""The engine jobs of an answer that searches, one after the other (issue 12, 3)."""
+"""The engine jobs of an answer that searches, one after the other."""
 
 from collections.abc import Sequence
 from typing import Any

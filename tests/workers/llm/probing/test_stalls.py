@@ -1,4 +1,4 @@
-"""The share of decode time that searches cost, as heartbeats tell it (issue 12, 3)."""
+"""The share of decode time that searches cost, as heartbeats tell it."""
 
 from typing import cast
 

@@ -1,4 +1,4 @@
-"""When an answer searches again, by plain calls (issue 12, 3)."""
+"""When an answer searches again, by plain calls."""
 
 import pytest
 

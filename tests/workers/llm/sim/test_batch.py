@@ -53,7 +53,7 @@ def test_going_on_equals_starting_over() -> None:
 
 
 def test_so_it_does_with_a_seed_where_the_answer_has_that_beginning() -> None:
-    """What is drawn follows from the place in the answer, too (issue 14, 1)."""
+    """What is drawn follows from the place in the answer, too."""
     whole = drawn(TOKENS[:6], 12, seed=3)
     for n in range(1, 12):
         assert drawn(TOKENS[:6] + whole[:n], 12, seed=3, said=n) == whole[n:]

@@ -121,7 +121,7 @@ def descriptors(local: list[int], remote: list[int]) -> int:
 @pytest.mark.parametrize(("caches", "most"), [(False, 1.2), (True, 3.0)])
 def test_prompts_lie_in_few_pieces_after_churn(caches: bool, most: float) -> None:
     """36.7 descriptors a move of 36.8 blocks before neighbours were looked for, 1.1 and 2.4 now,
-    without a prefix cache and where all free blocks are cached ones (issue 30, 1.4)."""
+    without a prefix cache and where all free blocks are cached ones."""
     rng, prefill, decode = random.Random(1), block_manager(2_048), block_manager(2_048)
     computed: list[BlockTable] = []
     answering: list[BlockTable] = []

@@ -1,4 +1,4 @@
-"""issue 13, 6) answers of the simulated engine whose form is constrained."""
+"""Answers of the simulated engine whose form is constrained."""
 
 import json
 from typing import Any

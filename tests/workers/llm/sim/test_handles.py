@@ -15,7 +15,7 @@ TARGET = replace(handle(1_000), tokens=32, block_size=32, block_ids=(3, 4))
 
 @pytest.mark.parametrize("blocks", [(3, 4), ()])
 def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> None:
-    """Blocks, and a promise of them (issue 10, 24)."""
+    """Blocks, and a promise of them."""
     rules = HandleRules(32)
     for tokens in (-32, -1, 65):
         wrong = replace(TARGET, tokens=tokens, block_ids=blocks)
@@ -24,7 +24,7 @@ def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> 
 
 
 async def test_handles_are_of_the_present_life_and_those_before_keep_their_blocks() -> None:
-    """A peer may be reading them; freed, they would hold another prompt (issue 10, 4)."""
+    """A peer may be reading them; freed, they would hold another prompt."""
     engine = await start_sim()
     try:
         epochs = []
@@ -41,7 +41,7 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
 
 
 def test_an_engine_that_begins_another_life_is_news() -> None:
-    """What it was doing is over, though the engine is the same (issue 10, 4)."""
+    """What it was doing is over, though the engine is the same."""
     rules, worker = HandleRules(32), TARGET.worker_id
     assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") == ""
     assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") is None

@@ -38,7 +38,7 @@ def test_unknown_parameters_are_dropped() -> None:
     [
         *({"params": {name: None}} for name, value in PARAMS.items() if value is not None),
         *({"params": {name: None}} for name in MARK),
-        {"params": {"prefix_mark": prefix_mark([*PROMPT[:-1], 0], "p")}},  # (issue 14, 2)
+        {"params": {"prefix_mark": prefix_mark([*PROMPT[:-1], 0], "p")}},
         {"params": {"prefix_key": "another"}},
         {"params": {"remote_block_ids": []}},
         {"params": {"remote_block_ids": [[]]}},
@@ -47,7 +47,7 @@ def test_unknown_parameters_are_dropped() -> None:
         {"params": {"remote_block_ids": [[3, -4]]}},
         {"params": {"remote_block_ids": [[3, True]]}},
         {"params": {"remote_block_ids": [[3]]}},
-        {"params": {"remote_block_ids": [[3, 4], [5]]}},  # every group counts (issue 10, 24)
+        {"params": {"remote_block_ids": [[3, 4], [5]]}},  # every group counts
         {"params": {"remote_block_ids": [[3, 4], [5, 6]]}},
         {"params": {"remote_port": "5600"}},
         {"params": {"remote_port": True}},
@@ -56,7 +56,7 @@ def test_unknown_parameters_are_dropped() -> None:
         {"params": {"remote_host": ""}},
         {"params": {"tp_size": 0}},
         *({"params": {name: 4_097}} for name in ("tp_size", "dcp_size", "pp_size")),
-        {"params": {"remote_host": "\ud800"}},  # this and the numbers around: (issue 10, 24)
+        {"params": {"remote_host": "\ud800"}},  # this and the numbers around:
         {"params": {"remote_block_ids": [[3, 2**31]]}},
         {"params": b"[" * 100_000},
         {"params": {"do_remote_prefill": False}},
@@ -98,7 +98,7 @@ def test_kv_of_an_earlier_life_is_refused() -> None:
 
 
 def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
-    """Such tokens are found in seconds: a lattice's short vectors (issue 10, 22)."""
+    """Such tokens are found in seconds: a lattice's short vectors."""
     shifts = [13, 1, -27, -2, -14, -6, 15, -10, -12, -2, -17, 13]
     theirs = [1_000] * 60
     ours = [*(1_000 + shift for shift in shifts), *theirs[12:]]
@@ -202,7 +202,7 @@ def test_jobs(fields: dict[str, Any], code: str) -> None:
 
 
 def test_what_was_said_of_an_answer_counts_no_more() -> None:
-    """Its draws go on from the seed and the place, the same wherever that is (issue 14, 1)."""
+    """Its draws go on from the seed and the place, the same wherever that is."""
     one = job(range(9), said=4, max_tokens=12, min_tokens=6, seed=3)
     rest = rest_of(one)
     assert (rest.sampling.max_tokens, rest.sampling.min_tokens) == (8, 2)

@@ -150,7 +150,6 @@ def _out_of_range(kv: KvHandle) -> KvHandle:
 def test_references_of_vllms_issue_52234_give_no_other_answer(
     engines: Engines, salt: int, change: Any, refused: int
 ) -> None:
-    """(issue 14, 2)"""
     tokens = prompt(70, salt=salt)
     kv, before = handle(engines, tokens), engines.extra("kv_refused_total")
     answer = engines.run(answered(engines.consumer, job(tokens, kv=change(kv))))
@@ -163,7 +162,7 @@ def test_references_of_vllms_issue_52234_give_no_other_answer(
 
 @pytest.mark.parametrize("is_consumed", [True, False])
 def test_kv_of_another_prompt_is_not_read(engines: Engines, is_consumed: bool) -> None:
-    """vLLM alone gives the former prompt's answer (issue 14, 2)."""
+    """vLLM alone gives the former prompt's answer."""
     tokens, other = (prompt(70, salt=salt) for salt in ((253, 254), (255, 256))[is_consumed])
     kv, before = handle(engines, tokens), engines.extra("kv_refused_total")
     if is_consumed:

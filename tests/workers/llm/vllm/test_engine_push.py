@@ -72,7 +72,7 @@ def test_engines_share_no_metrics(engines: Engines) -> None:
 
 
 def test_nobody_beyond_this_machine_reaches_an_engine(engines: Engines) -> None:
-    """By the kernel's table of sockets: an engine's processes and who drives it (issue 10, 19)."""
+    """By the kernel's table of sockets: an engine's processes and who drives it."""
     pids = [os.getpid()]
     for engine in (engines.prefill, engines.decode):
         (core,) = engine._llm.engine_core.resources.engine_manager.processes
@@ -85,7 +85,6 @@ def test_nobody_beyond_this_machine_reaches_an_engine(engines: Engines) -> None:
 def test_where_an_engine_listens_is_told_unless_the_environment_says_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """(issue 10, 19)"""
     told = {
         "UCX_NET_DEVICES": "eth1",
         "VLLM_HOST_IP": "127.0.0.1",

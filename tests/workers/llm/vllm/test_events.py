@@ -77,7 +77,7 @@ def test_blocks_get_the_names_that_routers_compute() -> None:
 
 
 def test_blocks_of_a_scope_get_its_names() -> None:
-    """vLLM tells its salt beside a prompt's first block (issue 28, 12)."""
+    """vLLM tells its salt beside a prompt's first block."""
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens[:32], extra_keys=[("ada",), None]), stored(tokens, first=2))
     assert cache.log.snapshot() == chain(tokens, SIZE, salt_of("ada")).tolist()

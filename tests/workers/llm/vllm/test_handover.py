@@ -23,7 +23,7 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
     made = handover.handle("r1", PARAMS, PROMPT, now_ms=1_000)
     assert made.expires_at_ms == 26_000
     assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
-    with pytest.raises(KvUnavailable, match="prompt's own tokens"):  # (issue 14, 2)
+    with pytest.raises(KvUnavailable, match="prompt's own tokens"):
         gate().use(made, [*PROMPT[:-1], 0], now_ms=25_999)
     assert gate().use(made, PROMPT, now_ms=25_999)
     handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, PROMPT, now_ms=2_000)

@@ -45,8 +45,8 @@ def test_agents_that_chose_keep_their_choice() -> None:
 
 
 def test_who_has_no_token_of_a_step_draws_nothing_in_it() -> None:
-    """vLLM took the draw back by an offset that CPU generators do not have, and its engine ended
-    (issue 14, 2)."""
+    """vLLM took the draw back by an offset that CPU generators do not have, and its engine
+    ended."""
     seen: list[list[int]] = []
 
     def sample(self: Any, grammar: None) -> str:
@@ -90,7 +90,7 @@ def test_a_process_whose_owner_is_gone_ends_at_once() -> None:
 
 
 def test_an_engine_gives_way_to_who_keeps_leases() -> None:
-    """Threads that are there and those to come; the process that starts it stays (issue 10, 4)."""
+    """Threads that are there and those to come; the process that starts it stays."""
     told = (
         "import os, threading; from workers.llm.vllm.plugin import register;"
         "wait = threading.Event().wait;"

@@ -41,7 +41,7 @@ def test_more_arguments() -> None:
     ],
 )
 def test_a_step_on_the_cpu_is_short(fields: dict[str, Any], on_cpu: int, elsewhere: int) -> None:
-    """Nothing interrupts it: neither who hangs up, nor who comes (issue 14, 2)."""
+    """Nothing interrupts it: neither who hangs up, nor who comes."""
     settings = VllmSettings(**fields)
     assert settings.step_tokens_max(is_cpu=True) == on_cpu
     assert settings.step_tokens_max(is_cpu=False) == elsewhere

@@ -45,7 +45,7 @@ def test_searches_equal_the_cpus_and_the_reference(
 
 def test_walks_in_vain_are_told_alike(device: Device) -> None:
     """What is near the first query is deleted, so that its hits are a matter of chance: they are
-    dropped, and the rest is scanned (issue 10, 31)."""
+    dropped, and the rest is scanned."""
     index = clustered_index()
     queries = inputs.prepare(gaussian(6, 20, seed=2), 20, Metric.SQEUCLIDEAN)
     index.delete(nearest(index.view().vectors[:, :20], queries[:1, :20], 500)[0].tolist())

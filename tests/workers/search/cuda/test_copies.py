@@ -27,7 +27,7 @@ def test_a_device_holds_copies_of_what_lives_only(device: Device) -> None:
 
 
 def test_searches_that_go_one_way_share_a_row(device: Device) -> None:
-    """A lane makes it once, not for every search (issue 15, 4)."""
+    """A lane makes it once, not for every search."""
     index, batch = clustered_index(1_200), DeviceBatch(device, SIZES)
     one, two = searches(index.view(), EFFORTS[1], 2, scanned_rows_max=0)
     row = batch.copies.shared_row(one)

@@ -102,8 +102,7 @@ def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
 
 
 def test_copies_are_found_as_on_cores(device: Device) -> None:
-    """Those of deleted nodes, behind filters, and more of one vector than there are tasks
-    (issue 15, 1)."""
+    """Those of deleted nodes, behind filters, and more of one vector than there are tasks."""
     distinct = gaussian(700, 20)
     of = np.random.default_rng(0).integers(0, 700, 4_000)
     of[:900] = np.arange(900) % 3

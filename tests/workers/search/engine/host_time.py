@@ -105,7 +105,7 @@ async def _took_us(one: Callable[[Array], Awaitable[None]], vector: Array) -> fl
 
 
 def bars(figures: dict[str, Any]) -> list[Bar]:
-    """What a device is worth only if the host keeps up with it (issue 15, 4)."""
+    """What a device is worth only if the host keeps up with it."""
     singles = [row["per_cpu_s"] for name, row in figures.items() if name.endswith("callers")]
     bulk = figures["bulk feeds"]["per_cpu_s"]
     linked = figures["rows that are linked"]["per_cpu_s"]

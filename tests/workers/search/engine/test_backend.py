@@ -24,7 +24,6 @@ def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_is_chosen_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(issue 15, 2.4)"""
     cupy: Any = SimpleNamespace(
         cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 2))
     )

@@ -17,7 +17,7 @@ from workers.search.walk.slots import CpuSlots
 
 
 async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
-    """Three searches, one place: never two together, and all end unheard (issue 15, 3)."""
+    """Three searches, one place: never two together, and all end unheard."""
     view = clustered_index(1_500).view()
     slots = CpuSlots(4, top_m_max=64, k_max=10)
     lanes = CoreLanes(slots, 1, places=1, extends_max=64, name="test")
@@ -36,7 +36,7 @@ async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
 
 
 async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_parked() -> None:
-    """It waited for others to end with it, and what was to end was parked (issue 15, 3)."""
+    """It waited for others to end with it, and what was to end was parked."""
     lanes = CoreLanes(
         CpuSlots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
     )  # fmt: skip
@@ -78,7 +78,6 @@ def lane() -> Any:
 
 
 def test_the_owner_is_called_for_four_endings_or_after_50_us(lane: Any) -> None:
-    """(issue 15, 3)"""
     assert [lane(1, now, running=3) for now in (0, 10, 20, 30)] == [False, False, False, True]
     assert [lane(n, now, running=3) for n, now in ((1, 40), (0, 80), (0, 90), (0, 200))] == [
         False, False, True, False,
@@ -91,7 +90,7 @@ def test_the_owner_is_called_at_once_where_nothing_runs_any_more(lane: Any) -> N
 
 
 def test_the_owner_is_not_called_for_what_it_has_heard_meanwhile(lane: Any) -> None:
-    """Another lane called it, and it looked at all of them (issue 15, 3)."""
+    """Another lane called it, and it looked at all of them."""
     assert [lane(1, now, running=3) for now in (0, 10, 20)] == [False, False, False]
     assert not lane(1, 30, running=3, heard=3), "one is left, and not late"
     assert not lane(1, 70, running=3)

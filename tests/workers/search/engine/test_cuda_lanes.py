@@ -90,7 +90,7 @@ async def test_bulk_calls_equal_the_cpus(
     engine: SearchEngine, cpu: SearchEngine, index: Index, together: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Whether one slot takes all queries or several share them (issue 15, 4)."""
+    """Whether one slot takes all queries or several share them."""
     monkeypatch.setattr(CudaLanes, "feed_queries", together)
     effort = Effort(k=7, top_m=32)
     view, given = index.view(), inputs.prepare(QUERIES, 20, index.metric)
@@ -101,7 +101,7 @@ async def test_bulk_calls_equal_the_cpus(
 
 
 async def test_a_few_searches_take_long_turns(engine: SearchEngine, index: Index) -> None:
-    """Whose launches are what a lone search waits for (issue 15, 4)."""
+    """Whose launches are what a lone search waits for."""
     for vector in QUERIES[:4]:
         await engine.search(index, Query(vector=vector, k=3, top_m=30))
         assert engine.stats().extends % SIZES.steps[-1] == 0

@@ -215,7 +215,7 @@ async def test_each_search_in_a_slot_ends_at_its_own_deadline(
 
 
 async def test_the_clock_is_read_once_for_what_waits_for_one_tick(index: Index) -> None:
-    """The first arrival that has to wait tells the time for those behind it (issue 15, 3)."""
+    """The first arrival that has to wait tells the time for those behind it."""
     clock = Ticking()
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
     asked = [asyncio.create_task(engine.search(index, Query(vector=q))) for q in QUERIES[:9]]
@@ -346,7 +346,7 @@ async def test_nothing_leaks_over_many_searches() -> None:
 
 
 def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
-    """The first search of a new machine held its worker up for 0.7 s (issue 10, 24)."""
+    """The first search of a new machine held its worker up for 0.7 s."""
     program = (
         "from workers.search.engine import engine, lane_loop\n"
         "from workers.search.index import inputs\n"
@@ -363,7 +363,7 @@ def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
 async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
     engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of values is compared with every row (issue 10, 24)."""
+    """A list of values is compared with every row."""
     where = OneOfFilter("n", range(4)) & ~(EqualFilter("n", 2) | RangeFilter("n", low=3))
     assert where.values_count == 6
     threads, allowed = [], CompiledFilters.allowed

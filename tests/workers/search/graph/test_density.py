@@ -77,7 +77,7 @@ def test_edges_of_inner_products_stay() -> None:
 
 def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
     """Trees that split all alike left borders that no search passed: 4 635 of 50 000 rows became
-    entry points (issue 15, 1)."""
+    entry points."""
     vectors, _ = one_dimension(14_000, 0)
     index = Index.build(vectors)
     assert index.audit is not None and index.audit.missed_share <= 0.002

@@ -1,4 +1,4 @@
-"""Rows with equal vectors: which are nodes, and what leads to the others (issue 15, 1)."""
+"""Rows with equal vectors: which are nodes, and what leads to the others."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_chains_ascend_and_grow() -> None:
 
 
 def test_a_graph_is_made_of_distinct_vectors() -> None:
-    """Copies filled each other's lists of neighbours (issue 15, 1)."""
+    """Copies filled each other's lists of neighbours."""
     distinct = gaussian(100, 16)
     node_of = np.sort(np.random.default_rng(0).integers(0, 100, 1_000))
 

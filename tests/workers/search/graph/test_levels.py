@@ -1,4 +1,4 @@
-"""Edges among samples lead from one cluster to others (issue 15, 1)."""
+"""Edges among samples lead from one cluster to others."""
 
 import numpy as np
 
@@ -43,8 +43,7 @@ def test_seeds_choose_samples_and_threads_change_nothing() -> None:
 
 
 def test_rays_of_a_few_rows_each_are_found_by_short_lists() -> None:
-    """Lists of the nearest hold little but the own ray (issue 15, 1: hnswlib had 0.9 of drawn 14
-    with its shortest list, this 0.7)."""
+    """Lists of the nearest hold little but the own ray."""
     random = np.random.default_rng(2)
     ends = gaussian(800, 48, seed=3) * 10
     rows = np.repeat(ends, 12, axis=0) * random.normal(1, 0.1, (9_600, 1)).astype(np.float32)

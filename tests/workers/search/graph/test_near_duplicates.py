@@ -1,4 +1,4 @@
-"""Rows that rounding has moved apart are copies by inner product and cosine (issue 15, 1)."""
+"""Rows that rounding has moved apart are copies by inner product and cosine."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Versions of a graph: what a reader holds stays, the next is written beside it (issue 15, 2.3)."""
+"""Versions of a graph: what a reader holds stays, the next is written beside it."""
 
 import numpy as np
 import pytest

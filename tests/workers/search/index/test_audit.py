@@ -22,7 +22,7 @@ SOME = ("overlapping", "many_copies_of_few", "log_normal_norms", "heavy_tails", 
 
 @pytest.mark.parametrize("name", [*SOME, "drawn 1", "drawn 6", "drawn 9"])
 def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
-    """On rows that the index never saw, by what it measured with its own (issue 15, 1)."""
+    """On rows that the index never saw, by what it measured with its own."""
     kind = (
         random_kinds.random_kind(int(name[6:])) if name.startswith("drawn") else kinds.KINDS[name]
     )
@@ -39,7 +39,7 @@ def test_a_recall_that_is_aimed_at_is_met(name: str) -> None:
 @pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
 @pytest.mark.parametrize("dim", [5, 48, 72])
 def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(dim: int, metric: Metric) -> None:
-    """In panels, or among many rows by products, which read them once for many (issue 15, 2)."""
+    """In panels, or among many rows by products, which read them once for many."""
     index = Index.build(overlapping(3_000, 0, dim)[0], metric=metric, degree=16)
     view, rows = index.view(), np.arange(0, 3_000, 17)
     loose = replace(
@@ -53,7 +53,7 @@ def test_the_nearest_of_held_out_rows_are_chosen_as_by_a_scan(dim: int, metric: 
 
 
 def test_hard_data_get_longer_lists_than_easy_ones() -> None:
-    """Beyond 512 entries where 512 are not enough (issue 15, 1)."""
+    """Beyond 512 entries where 512 are not enough."""
     easy = Index.build(overlapping(3_000, 0, dim=8)[0], degree=16).view()
     hard = Index.build(gaussian(6_000, 400), degree=8).view()
     wanted = [plans.plan_search(Effort(recall=0.99), view).top_m for view in (easy, hard)]
@@ -62,7 +62,7 @@ def test_hard_data_get_longer_lists_than_easy_ones() -> None:
 
 
 def test_lists_are_measured_again_when_there_are_many_more_rows() -> None:
-    """Easy rows at first, hard ones later: the same recall wants a longer list (issue 15, 1)."""
+    """Easy rows at first, hard ones later: the same recall wants a longer list."""
     index = Index.build(overlapping(4_000, 0, dim=64)[0] * np.float32(0.01), degree=16)
     before = plans.plan_search(Effort(recall=0.95), index.view()).top_m
     index.upsert(range(10_000, 13_000), gaussian(3_000, 64))

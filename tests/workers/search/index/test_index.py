@@ -179,7 +179,7 @@ def test_filters() -> None:
 
 
 def test_a_field_takes_another_kind_once_no_row_has_the_former_one() -> None:
-    """(issue 28, 7) Else what replaces it is lost until the index is compacted."""
+    """Else what replaces it is lost until the index is compacted."""
     index = Index(3)
     index.upsert([1, 2, 3], gaussian(3, 3), [{"v": "x"}, {"v": "y"}, {"n": 1}])
     before = index.view()

@@ -1,4 +1,4 @@
-"""Rows with equal vectors share a node of the graph; all else is about rows (issue 15, 1)."""
+"""Rows with equal vectors share a node of the graph; all else is about rows."""
 
 from pathlib import Path
 from typing import Any

@@ -138,7 +138,7 @@ def lost_share(index: Index) -> float:
 
 def test_rows_that_are_near_to_no_other_are_found_in_an_index_that_grew() -> None:
     """Vectors without structure: the newest edges pushed out the only ones that led to a row, and
-    0.036 of 20 000 rows were not found, where hnswlib loses 0.024 (issue 28, 9)."""
+    0.036 of 20 000 rows were not found, where hnswlib loses 0.024."""
     vectors = gaussian(12_000, 64)
     index = Index(64)
     for first in range(0, 8_000, 500):
@@ -159,7 +159,7 @@ def test_rows_that_are_near_to_no_other_are_found_in_an_index_that_grew() -> Non
 @pytest.mark.parametrize("metric", Metric)
 @pytest.mark.parametrize("times", [1, 3])
 def test_edges_are_led_back_to_rows_that_searches_lose(metric: Metric, times: int) -> None:
-    """Copies, too, which no edge may lead to (issue 28, 9)."""
+    """Copies, too, which no edge may lead to."""
     vectors = np.repeat(gaussian(2_000, 64), times, axis=0)
     index = Index.build(vectors, metric=metric)
     assert not index.relink_lost(), "where little is missed nothing is done"
@@ -181,7 +181,7 @@ def test_edges_are_led_back_to_rows_that_searches_lose(metric: Metric, times: in
 
 def test_an_index_that_grew_finds_nearly_what_one_finds_that_was_built() -> None:
     """Rows that came early kept the long edges of a small index, and each 1 024 rows brought 32
-    entry points, which every search measures: 1 258 here, where a build has 198 (issue 15, 2)."""
+    entry points, which every search measures: 1 258 here, where a build has 198."""
     vectors, queries = overlapping(10_000, 300, dim=64)
     built, grown = Index.build(vectors, degree=16), Index.build(vectors[:1_500], degree=16)
     for first in range(1_500, len(vectors), 250):

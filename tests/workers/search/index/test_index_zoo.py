@@ -35,7 +35,7 @@ def measured(kind: zoo.DataKind, top_m: Sequence[int] = (64,)) -> list[float]:
 
 @pytest.mark.parametrize("name", zoo.KINDS)
 def test_recall_on_every_kind_of_the_zoo(name: str) -> None:
-    """Spread by distance alone, entry points found 0.16 to 0.95 (issue 10, 31; issue 15, 1)."""
+    """Spread by distance alone, entry points found 0.16 to 0.95."""
     assert measured(zoo.KINDS[name])[0] >= FLOOR
 
 
@@ -43,14 +43,14 @@ def test_recall_on_every_kind_of_the_zoo(name: str) -> None:
 def test_recall_of_graphs_that_are_built_as_large_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By NN-descent, whose lists are not exact (issue 15, 1)."""
+    """By NN-descent, whose lists are not exact."""
     monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 2_000)
     assert measured(zoo.KINDS[name])[0] >= FLOOR
 
 
 @pytest.mark.parametrize("seed", range(6, 18))
 def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
-    """With the usual effort, and with four times as much (issue 10, 31; issue 15, 1)."""
+    """With the usual effort, and with four times as much."""
     usual, more = measured(random_kinds.random_kind(seed), (64, 256))
     assert usual >= FLOOR
     assert more >= 0.98
@@ -58,7 +58,7 @@ def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
 
 def test_filters_that_exclude_what_is_near() -> None:
     """Hits that a walk met by chance, far from the query, were returned as if they were the
-    nearest (issue 10, 31)."""
+    nearest."""
     vectors, queries = overlapping(12_000, 200, dim=32)
     place = np.argsort(np.argsort(vectors @ vectors[0])) / len(vectors)
     index = Index.build(vectors, metadata=[{"place": float(each)} for each in place])
@@ -71,7 +71,7 @@ def test_filters_that_exclude_what_is_near() -> None:
 
 
 def test_deleted_neighbourhoods_do_not_hide_what_lies_beyond() -> None:
-    """A walk whose routing list is full of deleted rows is a scan in the end (issue 10, 31)."""
+    """A walk whose routing list is full of deleted rows is a scan in the end."""
     vectors, _ = overlapping(6_000, 0)
     index = Index.build(vectors)
     close = nearest(vectors, vectors[:1], 900)[0]
@@ -83,7 +83,7 @@ def test_deleted_neighbourhoods_do_not_hide_what_lies_beyond() -> None:
 
 
 def test_a_filter_is_scanned_or_walked_by_what_costs_less() -> None:
-    """Scanned are few rows, and those that no routing list would hold enough of (issue 10, 31)."""
+    """Scanned are few rows, and those that no routing list would hold enough of."""
     vectors, _ = overlapping(8_000, 0, dim=16)
     metadata = [{"place": i} for i in range(len(vectors))]
     view = Index.build(vectors, metadata=metadata, degree=16).view()
@@ -104,7 +104,7 @@ def islands(count: int, rows: int) -> np.ndarray:
 
 
 def test_what_is_added_is_audited_when_it_is_much() -> None:
-    """Rows that come later lie on islands of their own (issue 10, 31)."""
+    """Rows that come later lie on islands of their own."""
     index = Index.build(islands(30, 100), degree=16)
     first = index.audit
     assert first is not None
@@ -124,8 +124,7 @@ def test_what_is_added_is_audited_when_it_is_much() -> None:
 
 
 def test_an_audit_mends_what_it_finds_and_says_what_is_left() -> None:
-    """Entry points that lie in one corner: the others are found, and the share goes down
-    (issue 10, 31)."""
+    """Entry points that lie in one corner: the others are found, and the share goes down."""
     index = Index.build(islands(60, 50), degree=16)
     index.links.entries = np.arange(3)
     index._publish_view()
@@ -139,8 +138,7 @@ def test_an_audit_mends_what_it_finds_and_says_what_is_left() -> None:
 
 def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_helps() -> None:
     """Narrow clusters inside of wide ones: what a query of a wide one is nearest to lies at the rim
-    of a narrow one, where hardly any edge leads. In noise there are no better entry points
-    (issue 15, 1)."""
+    of a narrow one, where hardly any edge leads. In noise there are no better entry points."""
     for vectors, helps in ((zoo.close_scales(4_000, 0)[0], True), (gaussian(2_000, 200), False)):
         index = Index.build(vectors, degree=16)
         index.links.entries = np.arange(0, len(vectors), 50)
@@ -156,7 +154,7 @@ def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_hel
 
 
 def test_the_audit_is_kept_in_snapshots_and_shown(tmp_path: Path) -> None:
-    """`trivium index info` shows the header (issue 10, 31)."""
+    """`trivium index info` shows the header."""
     index = Index.build(islands(30, 70), degree=16, metric=Metric.COSINE)
     assert index.audit is not None and index.audit.efforts
     snapshot.save(index, tmp_path / "index")

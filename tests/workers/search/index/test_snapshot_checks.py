@@ -96,8 +96,7 @@ def is_refused(path: Path) -> None:
 def test_what_points_beyond_is_refused(
     path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Types, shapes and ranges are checked before use: some of these ended the process
-    (issue 10, 23)."""
+    """Types, shapes and ranges are checked before use: some of these ended the process."""
     index, arrays = snapshot.load(path), snapshot._arrays
 
     def changed(view: Any) -> dict[str, Array]:
@@ -111,7 +110,7 @@ def test_what_points_beyond_is_refused(
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers_that_do_not_fit_are_refused(path: Path, name: str) -> None:
-    """Also by `trivium index info` where that shows the number (issue 10, 23)."""
+    """Also by `trivium index info` where that shows the number."""
     header, begin = snapshot._header(path)
     with_header(path, path.read_bytes()[begin:], HEADERS[name](header))
     is_refused(path)
@@ -119,7 +118,7 @@ def test_headers_that_do_not_fit_are_refused(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_sections_that_do_not_fit_are_refused(path: Path, name: str) -> None:
-    """A section of Python objects was read as such (issue 10, 23)."""
+    """A section of Python objects was read as such."""
     header, begin = snapshot._header(path)
     data = path.read_bytes()[begin:]
     for number in range(len(header["sections"])):
@@ -131,7 +130,7 @@ def test_sections_that_do_not_fit_are_refused(path: Path, name: str) -> None:
 
 
 def test_bytes_changed_at_random_never_end_the_process(path: Path) -> None:
-    """Any byte may be another one: refused, or searched as ever (issue 10, 23)."""
+    """Any byte may be another one: refused, or searched as ever."""
     random, whole = np.random.default_rng(0), path.read_bytes()
     for _ in range(150):
         data = bytearray(whole)

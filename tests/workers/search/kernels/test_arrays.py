@@ -25,7 +25,7 @@ def test_bit_sets() -> None:
 
 
 def test_a_matrix_grows_in_its_own_memory_where_there_is_room() -> None:
-    """What shares it keeps its rows (issue 15, 2.3)."""
+    """What shares it keeps its rows."""
     first = aligned(10, 32, np.uint8)
     first[:] = 1
     second = grow(first, 13)

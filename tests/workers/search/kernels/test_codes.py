@@ -117,7 +117,7 @@ def test_a_code_is_beyond_the_limit_of_farther_rows_only(
 @pytest.mark.parametrize("metric", Metric)
 def test_one_wild_row_does_not_make_codes_coarse(metric: Metric) -> None:
     """A row a hundred times as long made the steps of all codes a hundred times as coarse, so that
-    they left nothing out (issue 15, 1)."""
+    they left nothing out."""
     usual = gaussian(3_000, 64, seed=1)
     wild = usual.copy()
     wild[1_500] *= 100

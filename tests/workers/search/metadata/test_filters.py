@@ -91,7 +91,7 @@ def test_rows_that_were_taken_keep_their_values_and_their_order() -> None:
 
 
 def test_labels_and_fields_that_no_row_has_any_more_are_forgotten() -> None:
-    """Documents that are replaced bring new ones all the time (issue 15, 2.1)."""
+    """Documents that are replaced bring new ones all the time."""
     taken = columns().take(np.array([1, 3]))
     assert taken.labels == {"language": {"en": 0}}
     assert set(taken.label_codes) == {"language"} and set(taken.numbers) == {"year"}
@@ -101,7 +101,6 @@ def test_labels_and_fields_that_no_row_has_any_more_are_forgotten() -> None:
 
 
 def test_lists_keep_all_of_their_values_where_rows_are_taken_and_labels_forgotten() -> None:
-    """(issue 15, 2.4)"""
     held = ColumnStore()
     rows: list[Metadata] = [
         {"tag": "gone"}, {"tag": ["a", "2024-05-31", "b"], "n": [1, 9]}, {}, {"tag": ["b", "c"]},
@@ -161,7 +160,7 @@ class Seen(EqualFilter):
 
 
 def test_only_rows_that_are_new_are_compared_with_a_filter_that_is_known() -> None:
-    """Whatever was deleted since, and for views of earlier moments (issue 15, 2.2)."""
+    """Whatever was deleted since, and for views of earlier moments."""
     held = ColumnStore()
     rows: list[Metadata] = [{"n": row % 3} for row in range(200)]
     held.append(0, rows, 200)

@@ -1,4 +1,4 @@
-"""Filters of every kind against a plain look at each document (issue 15, 2.4).
+"""Filters of every kind against a plain look at each document.
 
 Whatever came, was replaced, deleted, linked, compacted, or written to a file and read again.
 """

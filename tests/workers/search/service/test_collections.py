@@ -43,7 +43,6 @@ def test_one_wrong_document_of_many_is_left_out_alone() -> None:
 
 
 def test_a_collection_tells_its_rows_memory_and_effort() -> None:
-    """(issue 15, 2.4)"""
     held = Collections(RetrievalSettings(recalls=("c=0.9",), top_m=50))
     many = np.random.default_rng(1).normal(size=(600, 64)).astype(np.float32)
     held.apply([change(f"a{i}", row) for i, row in enumerate(many)])

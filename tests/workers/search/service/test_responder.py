@@ -138,7 +138,6 @@ async def test_what_cannot_be_answered_says_why(
 
 
 async def test_what_became_of_retrievals_is_counted_by_class(responder: Responder) -> None:
-    """(issue 15, 2.4)"""
     for k in (1, 2, 0):
         await responder.hits(request(k=k), SearchKind.PREFILL)
     await responder.hits(request(deadline_ms=1), SearchKind.DECODE)
@@ -185,7 +184,7 @@ async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> Non
 
 async def test_patience_of_a_retrieval_ends_its_search_early(responder: Responder) -> None:
     """The routing list unchanged for so many extends is the end; without, the worker's setting
-    counts (issue 10, 27)."""
+    counts."""
     patient = await responder.hits(request(top_m=256), SearchKind.DECODE)
     hasty = await responder.hits(request(top_m=256, patience=1), SearchKind.DECODE)
     assert hasty.error is None

@@ -79,14 +79,12 @@ def test_every_knob_of_the_scheduler_is_a_setting() -> None:
 
 
 def test_a_collection_may_aim_at_a_recall() -> None:
-    """(Issue 15, 1)"""
     settings = RetrievalSettings(recalls=("books=0.95", "news=0.9"))
     assert [settings.recall_of(name) for name in ("books", "news", "other")] == [0.95, 0.9, 0]
 
 
 def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places, slots and the scheduler's settings (issue 10, 27); lanes and devices
-    (issue 15, 2.4)."""
+    """Places, slots and the scheduler's settings; lanes and devices."""
     found: list[EngineSettings] = []
 
     def engine(settings: EngineSettings) -> None:
@@ -108,7 +106,7 @@ def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_not_set_is_what_an_engine_has_anyway() -> None:
-    """So benchmarks measure what workers run (issue 15, 2.4)."""
+    """So benchmarks measure what workers run."""
     settings, engine = RetrievalSettings(), EngineSettings()
     assert (settings.lanes, settings.places, settings.slots, settings.ahead) == (
         engine.lanes, engine.places, engine.slots, engine.ahead
@@ -120,7 +118,7 @@ def test_what_is_not_set_is_what_an_engine_has_anyway() -> None:
 
 def test_the_global_flush_ends_gathering() -> None:
     """With `gather_min`, a search waits for others to be admitted with, and at most
-    `global_flush_ms` (issue 10, 27)."""
+    `global_flush_ms`."""
     settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
     queues = SearchScheduler(settings.scheduler())
     queues.arrive(

@@ -19,7 +19,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
-    """Each kill left files of the index's size (issue 15, 2.2; 2.4)."""
+    """Each kill left files of the index's size."""
     folder = SnapshotFolder(tmp_path, "mine", 2)
     for writer in ("mine", "also.mine", "gone"):
         (tmp_path / f"1-0.{writer}.partial").mkdir()
@@ -35,7 +35,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
 
 
 def test_files_of_former_releases_go(tmp_path: Path) -> None:
-    """They had no folders (issue 15, 2.4)."""
+    """They had no folders."""
     for name in ("0123.index", "0123.index.17.partial"):
         (tmp_path / name).write_bytes(b"whole")
     folder = SnapshotFolder(tmp_path, "mine", 1)

@@ -84,7 +84,6 @@ def replicas(tmp_path: Path) -> Replicas:
 
 
 def test_vectors_are_kept_as_a_setting_says_and_other_files_are_not_used(tmp_path: Path) -> None:
-    """(issue 15, 2.4)"""
     private = Replicas(tmp_path, shares_snapshots=False, storages=("c=float16",))
     mine = Collections(private.settings)
     document = Document(
@@ -109,7 +108,6 @@ def test_vectors_are_kept_as_a_setting_says_and_other_files_are_not_used(tmp_pat
 
 
 async def test_the_first_replica_writes_and_the_others_read(replicas: Replicas) -> None:
-    """(issue 15, 2.4)"""
     await replicas.snapshots("b", held(c=9), is_first=False).save_if_wanted()
     assert not replicas.folder.exists()
     await replicas.snapshots("a", held(c=10, d=3), lambda: at(7)).save_if_wanted()
@@ -124,7 +122,7 @@ async def test_the_first_replica_writes_and_the_others_read(replicas: Replicas) 
 
 
 def test_replicas_of_shard_and_prefix_have_a_folder(replicas: Replicas) -> None:
-    """Who finds another shard's files there leaves them alone (issue 15, 2.4)."""
+    """Who finds another shard's files there leaves them alone."""
     replicas.write(1, c=10)
     found = Collections(replicas.settings)
     other = Snapshots(
@@ -138,7 +136,7 @@ def test_replicas_of_shard_and_prefix_have_a_folder(replicas: Replicas) -> None:
 def test_a_snapshot_that_is_half_written_is_no_snapshot(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new collection's documents were lost where its file was not written yet (issue 15, 2.4)."""
+    """A new collection's documents were lost where its file was not written yet."""
     replicas.write(1, c=10)
     save = snapshot.save
 
@@ -158,7 +156,6 @@ def test_a_snapshot_that_is_half_written_is_no_snapshot(
 def test_a_reader_whose_snapshot_is_removed_takes_the_next(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 15, 2.4)"""
     replicas.write(1, c=10, d=5)
     load, written = snapshot.load, [11, 12]
 
@@ -176,7 +173,6 @@ def test_a_reader_whose_snapshot_is_removed_takes_the_next(
 def test_two_writers_at_once_do_no_harm(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 15, 2.4)"""
     save, others = snapshot.save, [13, 12, 11]
 
     def interrupted(index: Index, path: Path, notes: Any) -> None:
@@ -193,7 +189,6 @@ def test_two_writers_at_once_do_no_harm(
 def test_what_a_writer_whose_clock_is_behind_writes_is_the_newest(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 15, 2.4)"""
     for number in (1, 2):
         replicas.write(number, c=10)
     monkeypatch.setattr("workers.search.service.snapshot_folder.wall_ms", lambda: 1)
@@ -204,8 +199,6 @@ def test_what_a_writer_whose_clock_is_behind_writes_is_the_newest(
 def test_a_damaged_snapshot_is_put_aside_and_the_one_before_it_taken(
     replicas: Replicas, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """(issue 15, 2.4)"""
-
     def damage(path: Path) -> None:
         for file in path.iterdir():
             file.write_bytes(file.read_bytes()[:-100])
@@ -229,7 +222,6 @@ def test_a_damaged_snapshot_is_put_aside_and_the_one_before_it_taken(
 def test_a_snapshot_of_another_release_is_left_alone(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """(issue 15, 2.4)"""
     with monkeypatch.context() as newer:
         newer.setattr(snapshot, "VERSION", 99)
         replicas.write(1, c=10)
@@ -240,7 +232,7 @@ def test_a_snapshot_of_another_release_is_left_alone(
 def test_what_changes_while_a_snapshot_is_begun_is_in_it_or_read_again(
     replicas: Replicas,
 ) -> None:
-    """Texts without passages and declarations of that moment were lost (issue 15, 2.4)."""
+    """Texts without passages and declarations of that moment were lost."""
     collections = held(c=10)
 
     def offsets() -> Any:

@@ -317,7 +317,6 @@ def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
 async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_where_it_fails() -> (
     None
 ):
-    """Issue 12, 3."""
     quoted = tuple(Quoted(document_id=name, content="1") for name in ("a", "b", "x"))
     async with pool_of(2) as pool:
         pool.put("a", "one", content_hash="1")
@@ -344,7 +343,7 @@ async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_wher
 
 
 async def test_a_text_that_comes_with_its_vector_is_found_by_that_alone(pool: Pool) -> None:
-    """As answers are, which stand under the vectors of their questions (issue 12, cache)."""
+    """As answers are, which stand under the vectors of their questions."""
     held = pool.of("a")
     own = document("a", 1, vector=vector_of("asked"), text="said", metadata='{"until": 9}')
     assert held.apply([own, document("b", 2, vector=vector_of("other"))]) == []

@@ -47,7 +47,7 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
 
 
 async def test_rows_that_searches_lose_are_found_again_without_a_compaction() -> None:
-    """What an audit told stayed as it was until the index grew (issue 28, 9)."""
+    """What an audit told stayed as it was until the index grew."""
     settings = RetrievalSettings(upkeep_interval_ms=1)
     held = Collections(settings)
     held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 64))])
@@ -85,8 +85,7 @@ async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
 
 
 async def test_rows_that_wait_are_linked_without_the_engine_and_the_feed_waits_for_that() -> None:
-    """Where all places are taken links would starve, and every search scan more rows
-    (issue 15, 2.3)."""
+    """Where all places are taken links would starve, and every search scan more rows."""
     settings = RetrievalSettings(upkeep_interval_ms=1, loose_max=1_024)
     held, asked, over = Collections(settings), 0, asyncio.Event()
     held.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])

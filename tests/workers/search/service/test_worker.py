@@ -58,7 +58,7 @@ async def calm_members() -> AsyncIterator[None]:
 async def test_documents_are_found_as_they_come_and_go(
     kafka: LogSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another replica reads the snapshot of one that left (issue 15, 2.4)."""
+    """Another replica reads the snapshot of one that left."""
     caplog.set_level("INFO", "trivium.retrieval")
     settings = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path), shares_snapshots=True)
     axes = {f"d{i}": row for i, row in enumerate(np.eye(DIM))}
@@ -188,7 +188,7 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
 async def test_a_worker_that_lost_its_lease_keeps_its_documents(
     kafka: LogSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It joins again in a higher epoch, and reads on where it stood (issue 10, 4)."""
+    """It joins again in a higher epoch, and reads on where it stood."""
     caplog.set_level("INFO", "trivium.retrieval")
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
     async with library(kafka) as books, worker(kafka, "r") as running:

@@ -9,7 +9,7 @@ THIRD = "0.333333333333333314829616256247390992939472198486328125"  # a float, w
 
 
 def test_numbers_are_floats_that_have_their_digits() -> None:
-    """Else another number would be found in its place (issue 28, 6)."""
+    """Else another number would be found in its place."""
     said = f'{{"n": 12.50, "e": 1e5, "at": 1.2345678901234567, "third": {THIRD}}}'
     assert metadata_of(said) == {"n": 12.5, "e": 1e5, "at": 1.2345678901234567, "third": 1 / 3}
     for number in ("0.1234567890123456789", "1234567890.12345678901", "1e999"):

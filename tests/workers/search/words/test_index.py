@@ -77,7 +77,7 @@ def test_what_is_changed_is_found_at_once_and_compacted_to_the_same() -> None:
     later = drawn(120, seed=8)
     index.change(gone, later)
     now = {each: text for each, text in texts.items() if each not in gone} | later
-    assert WordIndex().dead_share == 0, "upkeep looked through all ids all the time (issue 15, 2)"
+    assert WordIndex().dead_share == 0, "upkeep looked through all ids all the time"
     assert len(index) == len(now) and index.dead_share > 0.2
     found = {each for each, _ in index.search("w0 w1 w2", 500)}
     assert found == scores(now, "w0 w1 w2").keys(), "nothing that is gone, all that is there"

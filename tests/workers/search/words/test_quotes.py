@@ -28,7 +28,7 @@ def put(held: Collections, name: str, content: str, offset: int, tenant: str = "
 
 
 def test_what_was_edited_deleted_or_never_there_has_changed() -> None:
-    """Issue 12, 3: a stale passage is told to whoever quotes it."""
+    """A stale passage is told to whoever quotes it."""
     held = collections()
     assert ask(held, "a=1") == "a", "nothing is held at all"
     for name in "abcd":

@@ -48,7 +48,7 @@ def test_marks_stay_with_their_letters_and_unwritten_vowels_go() -> None:
     ],
 )
 def test_what_some_write_and_others_do_not_makes_no_other_term(asked: str, written: str) -> None:
-    """(issue 28, 8) As Lucene's analysers of these languages have it."""
+    """As Lucene's analysers of these languages have it."""
     assert terms_of(asked) == terms_of(written)
 
 

@@ -31,7 +31,7 @@ def test_a_title_that_is_a_list_reads_as_one() -> None:
 
 
 def test_passages_of_older_snapshots_are_still_read() -> None:
-    """Issue 12, 3: in place of the content they tell the offset, which changes with it."""
+    """In place of the content they tell the offset, which changes with it."""
     text = texts_of(record("d", "zwölf", offset=7))[0]
     found = unpack(packed_formerly(text))
     assert found.content == "offset 7"

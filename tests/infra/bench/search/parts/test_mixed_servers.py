@@ -10,7 +10,6 @@ QUERIES = gaussian(6 * BATCH, 20, seed=6)
 
 
 async def test_static_batches_find_what_the_engine_finds_batch_by_batch() -> None:
-    """(issue 15, 3)"""
     index = clustered_index(2_000)
     kinds = [SearchKind.PREFILL if i % 5 == 0 else SearchKind.DECODE for i in range(len(QUERIES))]
     found, orders = [], list[int]()

@@ -1,4 +1,4 @@
-"""The bars of mixed traffic (issue 15, 3)."""
+"""The bars of mixed traffic."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""issue 13, 6) texts of a form are valid; a seed gives the same again, another one another."""
+"""Texts of a form are valid; a seed gives the same again, another one another."""
 
 import json
 import re

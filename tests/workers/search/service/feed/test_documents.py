@@ -160,7 +160,7 @@ async def test_the_dimension_of_a_snapshot_stands(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_documents_wait_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that come faster than they are linked would slow every search (issue 15, 2.3)."""
+    """Rows that come faster than they are linked would slow every search."""
     held, documents = Collections(RetrievalSettings()), list[int]()
 
     async def room() -> None:
@@ -194,7 +194,7 @@ async def test_a_dimension_outlives_the_documents_that_fixed_it(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
-    has written the dimension down (issue 10, 23)."""
+    has written the dimension down."""
     monkeypatch.setattr(DocumentFollower, "history_batch", batch)
     held = Collections(RetrievalSettings())
     await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
@@ -220,7 +220,7 @@ async def test_a_dimension_outlives_the_documents_that_fixed_it(
 
 
 async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, in partition 0; a broker that does not take it is asked again (issue 10, 23)."""
+    """Once, in partition 0; a broker that does not take it is asked again."""
     sent: list[tuple[Any, str, int]] = []
 
     class Producer:

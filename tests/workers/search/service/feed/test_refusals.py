@@ -30,5 +30,5 @@ def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
     assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"
     view.members["c"].state = MemberState.READY
     ready = [n for n in "bc" if is_first(view, ShardPlace(0, 2), n, 5_000, of_ready=True)]
-    assert ready == ["b", "c"], "b still starts, and does not write snapshots (issue 15, 2.4)"
+    assert ready == ["b", "c"], "b still starts, and does not write snapshots"
     assert not is_first(view, ShardPlace(0, 2), "cc", 5_000, of_ready=True)
