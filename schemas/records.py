@@ -20,7 +20,7 @@ class CancelReason(StrEnum):
 
 
 class DecisionKind(StrEnum):
-    """What the router decided."""
+    """What the router decided about a request."""
 
     UNKNOWN = "unknown"
     PLACE = "place"
@@ -91,7 +91,7 @@ class OutcomeKind(StrEnum):
 
 
 class PhaseKind(StrEnum):
-    """What finished."""
+    """Which step of its work a worker finished or gave up."""
 
     UNKNOWN = "unknown"
     PREFILL_DONE = "prefill_done"

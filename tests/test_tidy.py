@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tidy_pages
+from tests import tidy_names, tidy_pages
 from tests.import_graph import circles, entries_of, folders_of, longest_chain, modules_of
 from tests.waiting import PATIENCE_S
 
@@ -391,6 +391,7 @@ RULES: tuple[Callable[[], Found], ...] = (
     nothing_is_unfinished,
     no_place_of_one_machine,
     nothing_built_is_kept,
+    *tidy_names.RULES,
     *tidy_pages.RULES,
 )
 

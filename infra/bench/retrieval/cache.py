@@ -33,8 +33,8 @@ _Z = 1.96  # of a 95 % interval
 class QuestionPair:
     """Two questions, and whether one answer is right for both."""
 
-    left: str
-    right: str
+    first: str
+    second: str
     is_same: bool
     kind: str
 
@@ -88,9 +88,9 @@ def _of_another(draw: random.Random, page: Page, by_noun: dict[str, list[Page]])
 
 
 def _other_fact(draw: random.Random, page: Page) -> tuple[str, str]:
-    left_fact, right_fact = draw.sample(range(len(page.questions)), 2)
+    first_fact, second_fact = draw.sample(range(len(page.questions)), 2)
     forms = draw.choice([page.questions, page.paraphrased])
-    return page.questions[left_fact].text, forms[right_fact].text
+    return page.questions[first_fact].text, forms[second_fact].text
 
 
 def measure(
@@ -100,14 +100,14 @@ def measure(
     the guard; `embed` gives vectors of length 1.
     """
     pairs = [*draw_pairs(pages, count, seed=seed), *by_hand()]
-    texts = sorted({text for pair in pairs for text in (pair.left, pair.right)})
+    texts = sorted({text for pair in pairs for text in (pair.first, pair.second)})
     row_of = {text: row for row, text in enumerate(texts)}
     vectors = embed(texts)
-    left_rows, right_rows = (
-        [row_of[getattr(p, side)] for p in pairs] for side in ("left", "right")
+    first_rows, second_rows = (
+        [row_of[getattr(pair, field)] for pair in pairs] for field in ("first", "second")
     )
-    similarities = np.sum(vectors[left_rows] * vectors[right_rows], axis=1)
-    guarded = np.array([asks_the_same(pair.left, pair.right) for pair in pairs])
+    similarities = np.sum(vectors[first_rows] * vectors[second_rows], axis=1)
+    guarded = np.array([asks_the_same(pair.first, pair.second) for pair in pairs])
     rows = [
         _row(pairs, hits, threshold, with_guard)
         for with_guard in (False, True)

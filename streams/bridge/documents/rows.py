@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentChange:
+class RowChange:
     """A document as it is from now on, or its end."""
 
     key: str
@@ -32,7 +32,7 @@ class DocumentChange:
 
 async def change_of(
     record: PromptRecord, source: DocumentSource, schemas: WriterSchemas
-) -> DocumentChange:
+) -> RowChange:
     """What a row's record says; raises RecordError for one that says nothing of a document, and
     BrokerUnavailable where the schema registry is away for long.
     """
@@ -45,7 +45,7 @@ async def change_of(
         raise RecordError(error.message) from error
     except RecursionError as error:
         raise RecordError("value: expected a row that is nested less deeply") from error
-    return DocumentChange(document_key(source.collection, document_id), document)
+    return RowChange(document_key(source.collection, document_id), document)
 
 
 async def _decode_key(record: PromptRecord, schemas: WriterSchemas) -> Any:

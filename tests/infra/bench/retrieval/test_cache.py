@@ -15,7 +15,7 @@ def test_pairs_are_drawn_the_same_again_and_are_what_they_say() -> None:
     assert {(pair.kind, pair.is_same) for pair in pairs} == {
         ("spelling", True), ("words", True), ("other thing", False), ("other fact", False)
     }  # fmt: skip
-    assert all(pair.left != pair.right for pair in [*pairs, *by_hand()])
+    assert all(pair.first != pair.second for pair in [*pairs, *by_hand()])
 
 
 def test_false_hits_are_counted_among_different_questions_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import RecordError
 from streams.bridge.config import DocumentSource
-from streams.bridge.documents.rows import DocumentChange, change_of
+from streams.bridge.documents.rows import RowChange, change_of
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
@@ -64,7 +64,7 @@ def known(stub: StubRegistry, schema: Any) -> int:
     return registered(stub, schema, f"subject-{schema}")
 
 
-async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> DocumentChange:
+async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> RowChange:
     """What a record says whose parts are given with their schemas, or as bytes."""
 
     def raw(part: Any) -> bytes | None:
@@ -107,7 +107,7 @@ async def test_a_row_is_a_document(stub: StubRegistry, value: Any) -> None:
     ids=["tombstone", "envelope", "rewritten"],
 )
 async def test_a_deleted_row_ends_its_document(stub: StubRegistry, value: Any) -> None:
-    assert await said(stub, (KEY, {"id": 7}), value) == DocumentChange("handbook/7", None)
+    assert await said(stub, (KEY, {"id": 7}), value) == RowChange("handbook/7", None)
 
 
 @pytest.mark.parametrize("key", [("string", "7"), ("long", 7), b"7", b'{"id": 7}'])

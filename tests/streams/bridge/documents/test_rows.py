@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import ConfigError, RecordError
 from schemas.records import Document
 from streams.bridge.config import BridgeSettings, DocumentSource
-from streams.bridge.documents.rows import UNAVAILABLE, DocumentChange, change_of
+from streams.bridge.documents.rows import UNAVAILABLE, RowChange, change_of
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 
@@ -29,11 +29,11 @@ def record(key: Any, value: Any) -> PromptRecord:
     )
 
 
-def said(key: Any, value: Any, source: DocumentSource = SOURCE) -> DocumentChange:
+def said(key: Any, value: Any, source: DocumentSource = SOURCE) -> RowChange:
     return asyncio.run(change_of(record(key, value), source, WriterSchemas("", 1)))
 
 
-FERRY = DocumentChange(
+FERRY = RowChange(
     "handbook/ferry",
     Document(
         document_id="ferry",
@@ -43,7 +43,7 @@ FERRY = DocumentChange(
         at_ms=3,
     ),
 )
-GONE = DocumentChange("handbook/ferry", None)
+GONE = RowChange("handbook/ferry", None)
 
 
 @pytest.mark.parametrize(
