@@ -299,7 +299,7 @@ class BatchProgress:
     # cancelling, cancelled
     status: str
     total: int = 0  # lines of its file
-    sent: int = 0  # of these, on batch.prompts
+    sent_lines: int = 0  # of these, on batch.prompts
     sent_bytes: int = 0  # of its file, up to the end of the last line that was sent
     completed: int = 0  # lines with an answer
     failed: int = 0  # lines with an error
@@ -883,7 +883,7 @@ class KvEvents:
     at_ms: int  # wall time
     block_size: int  # tokens a block
     snapshot: bool = False  # all that the worker holds begins here: what was known before is void
-    more: bool = False  # further batches of the same snapshot follow
+    has_more: bool = False  # further batches of the same snapshot follow
     # hashes of blocks that are held now (schemas/prefix.py), little-endian unsigned 64-bit
     stored: bytes = b""
     removed: bytes = b""  # hashes of blocks that were evicted; applied before stored
@@ -1026,10 +1026,10 @@ class Probes:
 
     retrieval: Retrieval  # the request's own: collection, query, mode, filter, and its probing
     tenant: str = ""  # for whom
-    known: Sequence[str] = ()  # passages that the prompt holds already
+    known_passages: Sequence[str] = ()  # passages that the prompt holds already
     # what earlier attempts have put in, one for each probe in their order, empty where nothing was;
     # at counts tokens of the answer
-    put_in: Sequence[Insert] = ()
+    inserts: Sequence[Insert] = ()
     decided: int = 0  # probes of earlier attempts: so many are not asked again
 
 
@@ -1282,7 +1282,7 @@ class StoreFile:
     tenant: str = ""  # whose they are
     attributes: str = ""  # a JSON object that filters look at, empty for none
     batch_id: str = ""  # of the file batch that it came with, empty for none
-    wanted: str  # present, cancelled or deleted
+    target_state: str  # present, cancelled or deleted
     revision: int  # from 1, one more with each change
     created_ms: int  # wall time
 
@@ -1569,8 +1569,8 @@ class Work:
     probes: Probes | None = None  # for decode: how to search again while the answer is generated
     # how many of prompt_tokens, the last ones, are the answer's that earlier attempts have sent;
     # this one goes on behind them
-    said: int = 0
-    said_chars: int = 0  # characters of the answer that they have sent
+    prior_tokens: int = 0
+    prior_chars: int = 0  # characters of the answer that they have sent
     # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
     # all that name none
     cache_scope: str = ""

@@ -96,7 +96,7 @@ class KvEventsPublisher:
             at_ms=wall_ms(),
             block_size=self._blocks.block_size,
             snapshot=snapshot,
-            more=has_more,
+            has_more=has_more,
             stored=prefix.pack(stored),
             removed=prefix.pack(removed),
         )

@@ -15,7 +15,14 @@ TEXTS = frozenset(
 )
 DIGESTS = frozenset({"content"})  # without a key: whoever has the text has them
 _SCOPES = frozenset({"session_id", "tenant", "cache_scope"})
-NAMES = _SCOPES | {"collection", "document_id", "passage_id", "changed", "known", "passage_ids"}
+NAMES = _SCOPES | {
+    "collection",
+    "document_id",
+    "passage_id",
+    "changed",
+    "known_passages",
+    "passage_ids",
+}
 _BIAS = "logit_bias"
 T = TypeVar("T")
 

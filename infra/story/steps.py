@@ -212,7 +212,7 @@ def _work_step(work: Work) -> StoryStep:
         count = work.kv_target.tokens
         details.append(f"KV goes to {work.kv_target.worker_id}, which holds {count} tokens of it")
     if work.probes is not None and work.probes.decided:
-        put_in = [insert for insert in work.probes.put_in if insert.tokens]
+        put_in = [insert for insert in work.probes.inserts if insert.tokens]
         counts = f"{len(put_in)} of {work.probes.decided} probes"
         details.append(f"what {counts} of earlier attempts put in goes in again")
     what = f"dispatched {where} to {work.worker_id}"

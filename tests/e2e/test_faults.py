@@ -127,12 +127,12 @@ async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.S
     assert {decision.request_id for decision in lost} <= again
     noticed_ms = min(decision.at_ms for decision in lost)
     assert await overlooked(log, "router-0", life, noticed_ms) == []
-    orders = [w for w in await read_topic(log, "decode") if isinstance(w, Work) and w.said]
+    orders = [w for w in await read_topic(log, "decode") if isinstance(w, Work) and w.prior_tokens]
     next_attempts = {(decision.request_id, decision.attempt + 1) for decision in lost}
     going_on = [order for order in orders if (order.request_id, order.attempt) in next_attempts]
     told = {r.request_id for r in await read_topic(log, "phases") if isinstance(r, Continued)}
     assert going_on and {order.request_id for order in going_on} <= told
-    assert all(order.said > AT_LEAST for order in going_on)
+    assert all(order.prior_tokens > AT_LEAST for order in going_on)
     written = tokens_written(found, answers)
     for order in going_on:  # decode draws prefill's token again, in either attempt
         assert written[order.request_id] < LONG + AT_LEAST / 2

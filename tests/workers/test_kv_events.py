@@ -36,8 +36,8 @@ class Known:
             self.snapshots += 1
         else:
             assert events.seq == self.next_seq
-            assert self.inside or not events.more
-        self.inside, self.next_seq = events.more, events.seq + 1
+            assert self.inside or not events.has_more
+        self.inside, self.next_seq = events.has_more, events.seq + 1
         self.blocks.difference_update(prefix.unpack(events.removed))
         self.blocks.update(prefix.unpack(events.stored))
 

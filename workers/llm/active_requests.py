@@ -181,7 +181,7 @@ class ActiveRequests:
             orchestration=work.orchestration,
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
-            prior_tokens=work.said,
+            prior_tokens=work.prior_tokens,
             cache_scope=work.cache_scope,
         )
 
@@ -238,10 +238,10 @@ class ActiveRequests:
             first_char=work.first_char,
             first_token_ms=work.first_token_ms,
             cached_tokens=work.cached_tokens,
-            prior_tokens=work.said,
-            seq=work.said,
-            chars=work.said_chars,
-            repeats=work.first_seq > work.said or work.first_char > work.said_chars,
+            prior_tokens=work.prior_tokens,
+            seq=work.prior_tokens,
+            chars=work.prior_chars,
+            repeats=work.first_seq > work.prior_tokens or work.first_char > work.prior_chars,
         )
 
     def _hold(self, stream: ActiveRequest) -> None:

@@ -147,7 +147,7 @@ class FleetTraffic:
                     at_ms=self.start_ms,
                     block_size=BLOCK,
                     snapshot=True,
-                    more=seq < len(parts) - 1,
+                    has_more=seq < len(parts) - 1,
                     stored=pack(blocks[part : part + EVENT_BLOCKS]),
                 )
 

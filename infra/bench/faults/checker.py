@@ -128,7 +128,7 @@ def expected_of(
         if (request := requests.get(request_id)) is None:
             odd.append(f"{request_id}: work of no request")
             continue
-        whole, prior_tokens = work["prompt_tokens"], work.get("said") or 0
+        whole, prior_tokens = work["prompt_tokens"], work.get("prior_tokens") or 0
         prompt = whole[: len(whole) - 4 * prior_tokens]
         if prompts.setdefault(request_id, prompt) != prompt:
             odd.append(f"{request_id}: attempt {work['attempt']} has another prompt")

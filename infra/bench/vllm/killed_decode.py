@@ -75,7 +75,7 @@ async def read_prior_tokens(stack: Stack) -> dict[str, int]:
     orders = [
         order for order in await read_topic(stack.settings.log, "decode") if type(order) is Work
     ]
-    return {work.request_id: work.said for work in orders if work.attempt > 1}
+    return {work.request_id: work.prior_tokens for work in orders if work.attempt > 1}
 
 
 def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int | None:

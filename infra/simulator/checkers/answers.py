@@ -48,7 +48,7 @@ class AnswerLogChecker(Checker):
             self._frame(record)
         elif isinstance(record, Work):
             stream = record.request_id, record.attempt
-            self._tokens[stream] = max(self._tokens[stream], record.said)
+            self._tokens[stream] = max(self._tokens[stream], record.prior_tokens)
             if record.phase is WorkPhase.PREFILL and record.orchestration in (
                 Orchestration.DECODE_FIRST,
                 Orchestration.CONCURRENT,

@@ -66,7 +66,7 @@ class Contexts(Checker):
         assert name in self.results, f"{name}: work before its search has an outcome"
         assert name in self.notices, f"{name}: work before its reader was told"
         expected_prompt = expected(self.requests[name], self.results[name])
-        prompt = work.prompt_tokens[: len(work.prompt_tokens) - work.said * _TOKEN]
+        prompt = work.prompt_tokens[: len(work.prompt_tokens) - work.prior_tokens * _TOKEN]
         assert prompt == expected_prompt, f"{name}: another prompt in attempt {work.attempt}"
         plain = self.requests[name].prompt_tokens
         assert self.notices[name].tokens == (len(expected_prompt) - len(plain)) // _TOKEN

@@ -93,9 +93,9 @@ class ContinuationChecker(Checker):
 
     def _work(self, work: Work) -> None:
         stream, before = (work.request_id, work.attempt), (work.request_id, work.attempt - 1)
-        self._prior_tokens[stream] = work.said
+        self._prior_tokens[stream] = work.prior_tokens
         self.counts["placed again"] += work.attempt > 1
-        if not work.said:
+        if not work.prior_tokens:
             continued = self._continued.get(before)
             may_go_on = (
                 continued is not None
@@ -105,10 +105,10 @@ class ContinuationChecker(Checker):
             assert not may_go_on, f"{stream}: begins anew, with an answer so far"
             return
         self.counts["gone on"] += 1
-        assert work.said == self._tokens_at_mark[before], (
-            f"{stream}: goes on behind {work.said} tokens"
+        assert work.prior_tokens == self._tokens_at_mark[before], (
+            f"{stream}: goes on behind {work.prior_tokens} tokens"
         )
-        tokens, _ = expected(work.request_id, 0, work.said)
+        tokens, _ = expected(work.request_id, 0, work.prior_tokens)
         packed = b"".join(token.to_bytes(_TOKEN_BYTES, "little") for token in tokens)
         assert work.prompt_tokens.endswith(packed), f"{stream}: behind another answer"
-        assert work.said_chars == work.said, f"{stream}: its text is behind its tokens"
+        assert work.prior_chars == work.prior_tokens, f"{stream}: its text is behind its tokens"

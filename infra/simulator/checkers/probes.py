@@ -65,9 +65,9 @@ class ProbeChecker(Checker):
         """A later attempt is told what an earlier one has written, as far as its router knew."""
         self._works[work.request_id, work.attempt] = work
         assert work.probes is not None
-        places = [insert.at for insert in work.probes.put_in]
+        places = [insert.at for insert in work.probes.inserts]
         assert places == sorted(places) and len(places) == work.probes.decided
-        for number, insert in enumerate(work.probes.put_in, start=1):
+        for number, insert in enumerate(work.probes.inserts, start=1):
             records = [
                 record
                 for (name, _, probe), record in self._written.items()
@@ -77,4 +77,4 @@ class ProbeChecker(Checker):
                 (record.seq, record.tokens) == (insert.at, insert.tokens) for record in records
             )
             assert same, f"{work.request_id}: probe {number} as nobody has written it"
-        self.counts["works that repeat"] += any(insert.tokens for insert in work.probes.put_in)
+        self.counts["works that repeat"] += any(insert.tokens for insert in work.probes.inserts)

@@ -37,7 +37,7 @@ class Repeats(Checker):
         """Record inserted passages, and check the tokens behind them."""
         if isinstance(record, Work) and record.probes is not None:
             inserts = (
-                (insert.at, insert.tokens) for insert in record.probes.put_in if insert.tokens
+                (insert.at, insert.tokens) for insert in record.probes.inserts if insert.tokens
             )
             self._router_inserts.setdefault((record.request_id, record.attempt), frozenset(inserts))
         elif isinstance(record, Retrieved) and record.tokens:

@@ -192,8 +192,8 @@ def work(
         probes=None
         if worker.role is Role.PREFILL
         else probes_of(request, live.passage_ids, live.probed),
-        said=live.prior_tokens,
-        said_chars=live.prior_chars,
+        prior_tokens=live.prior_tokens,
+        prior_chars=live.prior_chars,
         cache_scope=request.cache_scope,
     )
     return Dispatch(worker.topic, worker.partition, record)

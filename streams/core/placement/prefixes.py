@@ -116,7 +116,7 @@ class PrefixIndex:
             self._give_slot(holder)
         elif not follows:
             self._clear(holder)
-        holder.in_snapshot = record.snapshot and record.more
+        holder.in_snapshot = record.snapshot and record.has_more
         if holder.slot != NO_SLOT:
             self._fold(1 << holder.slot, unpack(record.removed), unpack(record.stored))
 

@@ -85,7 +85,7 @@ def probes_of(
     return Probes(
         retrieval=retrieval,
         tenant=request.tenant,
-        known=(*passage_ids, *put_in),
-        put_in=tuple(Insert(at=probe.seq, tokens=probe.tokens) for probe in probed),
+        known_passages=(*passage_ids, *put_in),
+        inserts=tuple(Insert(at=probe.seq, tokens=probe.tokens) for probe in probed),
         decided=len(probed),
     )

@@ -76,7 +76,7 @@ class BatchRun:
         )
         self._written_s = now_s
         self._sizes: dict[int, int] = {}  # bytes of lines that wait, of those sent from here
-        self.sent_before_slot = committed.sent  # lines that were sent before it got its place
+        self.sent_before_slot = committed.sent_lines  # lines that were sent before it got its place
 
     @property
     def has_ended(self) -> bool:
@@ -86,17 +86,17 @@ class BatchRun:
     @property
     def waiting(self) -> int:
         """Lines that were sent and have no answer."""
-        return self.committed.sent - self.done_lines
+        return self.committed.sent_lines - self.done_lines
 
     @property
     def waiting_bytes(self) -> float:
         """Estimate the bytes of these lines; a predecessor's count as the mean of all."""
-        mean = self.committed.sent_bytes / max(1, self.committed.sent)
+        mean = self.committed.sent_bytes / max(1, self.committed.sent_lines)
         return sum(self._sizes.values()) + (self.waiting - len(self._sizes)) * mean
 
     def mark_sent(self, committed: BatchProgress, sizes: Sequence[int]) -> None:
         """Note that more lines were sent, with the sizes of their texts in bytes."""
-        self._sizes.update(enumerate(sizes, self.committed.sent))
+        self._sizes.update(enumerate(sizes, self.committed.sent_lines))
         self.committed = committed
 
     def is_answered(self, line: int) -> bool:
@@ -114,7 +114,7 @@ class BatchRun:
 
     def take_answer(self, line: int, custom_id: str, answer: Answer) -> None:
         """The answer to a line; a second one changes nothing."""
-        if not 0 <= line < self.committed.sent or self.is_answered(line):
+        if not 0 <= line < self.committed.sent_lines or self.is_answered(line):
             return
         text, is_error = answer_line(self.line_id(line), custom_id, answer)
         (self.errors if is_error else self.output).pending.extend(text)

@@ -214,13 +214,13 @@ class BatchRunner:
         """Send the next lines of a batch as prompts."""
         if not run.buffered_lines:
             await self._read_ahead(run)
-        first_line, sends = run.committed.sent, list[OutgoingRecord]()
+        first_line, sends = run.committed.sent_lines, list[OutgoingRecord]()
         chunk = [run.buffered_lines.popleft() for _ in range(min(CHUNK, len(run.buffered_lines)))]
         async for number, line in in_slices(enumerate(chunk, first_line)):
             sends.append(self._prompt(run.batch, number, line.text))
         progress = replace(
             run.committed,
-            sent=first_line + len(chunk),
+            sent_lines=first_line + len(chunk),
             sent_bytes=chunk[-1].end,
             at_ms=wall_ms(),
         )
@@ -228,7 +228,7 @@ class BatchRunner:
         run.mark_sent(progress, [len(line.text) for line in chunk])
 
     async def _read_ahead(self, run: BatchRun) -> None:
-        size, lines_left = 0, run.committed.total - run.committed.sent
+        size, lines_left = 0, run.committed.total - run.committed.sent_lines
         lines = lines_of(self._objects, self._file(run), run.committed.sent_bytes)
         async with contextlib.aclosing(lines):
             async for line in lines:

@@ -89,7 +89,7 @@ class BatchRuns:
                 run = self._leaving.pop(key)
             else:
                 run = BatchRun(batch, table.progress(batch) or _initial_progress(batch), now_s)
-            run.sent_before_slot = run.committed.sent
+            run.sent_before_slot = run.committed.sent_lines
             self._running[key] = run
         return bool(tenants)
 
@@ -101,13 +101,16 @@ class BatchRuns:
 
     def _slots(self) -> list[turns.BatchSlot]:
         return [
-            turns.BatchSlot(key, run.batch.tenant, run.committed.sent - run.sent_before_slot)
+            turns.BatchSlot(key, run.batch.tenant, run.committed.sent_lines - run.sent_before_slot)
             for key, run in self._running.items()
         ]
 
     def may_send(self, run: BatchRun, new_lines: int) -> bool:
         """Whether a run has a slot and lines left, and its tenant may send more lines."""
-        if run.committed.sent >= run.committed.total or key_of(run.batch) not in self._running:
+        if (
+            run.committed.sent_lines >= run.committed.total
+            or key_of(run.batch) not in self._running
+        ):
             return False
         tenant_runs = self.of_tenant(run.batch.tenant)
         ahead, ahead_bytes = (

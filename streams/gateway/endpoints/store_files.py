@@ -73,7 +73,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
         """Take a file out of a vector store; the file itself stays."""
         store = require_store(gateway, request, vector_store_id)
         spec = _entry(gateway, store, file_id).spec
-        deleted_spec = replace(spec, wanted=DELETED, revision=spec.revision + 1)
+        deleted_spec = replace(spec, target_state=DELETED, revision=spec.revision + 1)
         await gateway.objects.put(deleted_spec)
         return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
@@ -125,7 +125,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
         files = table.contents(store)
         entries = [files.entry(file_id) async for file_id in in_slices(list(files.files))]
         given_up = [
-            replace(entry.spec, wanted=CANCELLED, revision=entry.spec.revision + 1)
+            replace(entry.spec, target_state=CANCELLED, revision=entry.spec.revision + 1)
             for entry in entries
             if entry is not None and entry.status == IN_PROGRESS and entry.spec.batch_id == batch_id
         ]

@@ -242,7 +242,7 @@ class Indexer:
         for number in range(result.documents if result is not None else 0):
             await ingester.delete(spec.store_id, document_id(spec.file_id, number))
         await ingester.flush()
-        if store is not None and spec.wanted == CANCELLED:
+        if store is not None and spec.target_state == CANCELLED:
             assert result is not None, "else nothing was to be done"
             result = replace(result, documents=0, usage_bytes=0, at_ms=wall_ms())
             await self._objects.put(result)
@@ -253,4 +253,4 @@ class Indexer:
 
 def _target(store: VectorStore | None, entry: StoreEntry) -> tuple[int, bool]:
     """Return the revision, and whether the file is to be present."""
-    return entry.spec.revision, store is not None and entry.spec.wanted == PRESENT
+    return entry.spec.revision, store is not None and entry.spec.target_state == PRESENT

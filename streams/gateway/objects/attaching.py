@@ -75,7 +75,7 @@ def _new_spec(
         tenant=store.tenant,
         attributes=attributes,
         batch_id=batch_id,
-        wanted=PRESENT,
+        target_state=PRESENT,
         revision=table.revision(store, body.file_id) + 1,
         created_ms=now_ms if entry is None else entry.spec.created_ms,
     )

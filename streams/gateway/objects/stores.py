@@ -27,7 +27,7 @@ class StoreEntry:
     @property
     def status(self) -> str:
         """Return the status that callers see."""
-        if self.spec.wanted == CANCELLED:
+        if self.spec.target_state == CANCELLED:
             return CANCELLED
         if self.result is None or self.result.revision != self.spec.revision:
             return IN_PROGRESS
@@ -36,9 +36,9 @@ class StoreEntry:
     @property
     def is_done(self) -> bool:
         """Whether what is on the log is what is wanted, as long as the store is there."""
-        if self.spec.wanted == CANCELLED:
+        if self.spec.target_state == CANCELLED:
             return self.result is None or not self.result.documents
-        return self.spec.wanted == PRESENT and self.status != IN_PROGRESS
+        return self.spec.target_state == PRESENT and self.status != IN_PROGRESS
 
 
 def kind_of(status: str, batch_id: str) -> str:
@@ -74,7 +74,7 @@ class Store:
     def entry(self, file_id: str) -> StoreEntry | None:
         """A file of it that is not deleted."""
         spec = self.files.get(file_id)
-        if spec is None or spec.wanted == DELETED:
+        if spec is None or spec.target_state == DELETED:
             return None
         return StoreEntry(spec, self.results.get(file_id))
 

@@ -124,7 +124,7 @@ class ObjectTable:
         spec = store.files.get(file_id)
         entry = StoreEntry(spec, store.results.get(file_id)) if spec is not None else None
         is_done = entry is None or (store.is_there and entry.is_done)
-        is_present = store.is_there and spec is not None and spec.wanted == PRESENT
+        is_present = store.is_there and spec is not None and spec.target_state == PRESENT
         for kind, pending in self._pending.items():
             if not is_done and kind is is_present:
                 pending.setdefault(tenant, {}).setdefault(place)
@@ -314,4 +314,4 @@ class ObjectTable:
 
 def mark_deleted(entry: StoreEntry) -> StoreFile:
     """What is to be written for a file to leave its store."""
-    return replace(entry.spec, wanted=DELETED, revision=entry.spec.revision + 1)
+    return replace(entry.spec, target_state=DELETED, revision=entry.spec.revision + 1)

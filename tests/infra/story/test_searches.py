@@ -172,7 +172,7 @@ def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_t
     assert asked.retrieval is not None
     again = replace(
         work(WorkPhase.DECODE, "w1", T0 + 100, attempt=2),
-        probes=Probes(retrieval=asked.retrieval, put_in=kept, decided=3),
+        probes=Probes(retrieval=asked.retrieval, inserts=kept, decided=3),
     )
     ended = replace(outcome(again, T0 + 900), probes=3, retrieved_tokens=2, stalled_ms=40.4)
     story = build_stories([asked], [again, ended])["r1"]
@@ -182,5 +182,5 @@ def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_t
     )
     assert told_of["outcome"].what.endswith(", 3 probes put in 2 more and stalled it for 40 ms")
     value = json.loads(json.dumps(as_json_value(story)))
-    assert value["work"][0]["probes"]["put_in"][0]["tokens"] == 2
+    assert value["work"][0]["probes"]["inserts"][0]["tokens"] == 2
     assert value["request"]["retrieval"]["probing"]["lead"] == 0

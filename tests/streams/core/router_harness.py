@@ -114,7 +114,7 @@ class RouterHarness:
             self._account(effect)
         while self.says_at_once and self.voids:
             void = self.voids.pop(0)
-            effects = effects + self.said(void.request_id, void.attempt)
+            effects = effects + self.report_progress(void.request_id, void.attempt)
         return effects
 
     def _check_place(self, effect: Effect) -> None:
@@ -185,7 +185,7 @@ class RouterHarness:
 
     def _check_prompt(self, work: Work) -> None:
         """A request has one prompt, and its reader knew of it before."""
-        plain = work.prompt_tokens[: len(work.prompt_tokens) - 4 * work.said]
+        plain = work.prompt_tokens[: len(work.prompt_tokens) - 4 * work.prior_tokens]
         prompt = self.prompts.setdefault(work.request_id, plain)
         assert plain == prompt, "another prompt in another attempt"
         if self.accepted[work.request_id].retrieval is not None:
@@ -351,7 +351,7 @@ class RouterHarness:
         said = {"attempt": work.attempt, "probe": probe, "seq": 8 * probe, "tokens": tokens}
         return self.retrieved(work.request_id, *passages, **{"history": (), **said, **changes})
 
-    def said(
+    def report_progress(
         self, request_id: str, attempt: int, *tokens: int, chars: int = 0, **changes: Any
     ) -> list[Effect]:
         """A gateway has written how much there is of an answer."""

@@ -36,8 +36,8 @@ def test_decode_gets_what_it_needs_to_search_and_prefill_does_not(fleet: Any) ->
     on: RouterHarness = fleet()
     probes = answering(on).probes
     assert probes is not None and probes.retrieval == on.accepted["r1"].retrieval
-    assert (probes.tenant, probes.known) == ("acme", ("d1#0", "d2#0"))
-    assert (probes.put_in, probes.decided) == ((), 0)
+    assert (probes.tenant, probes.known_passages) == ("acme", ("d1#0", "d2#0"))
+    assert (probes.inserts, probes.decided) == ((), 0)
     prefills = [work for work in on.works if work.phase is WorkPhase.PREFILL]
     assert all(work.probes is None for work in prefills)
 
@@ -70,8 +70,11 @@ def test_a_later_attempt_puts_in_what_the_client_has_and_asks_from_there() -> No
     on.probed(first, 2, passage(9))  # the first counts
     probes = fail(on, first).probes
     assert probes is not None and probes.decided == 2
-    assert [(each.at, each.tokens) for each in probes.put_in] == [(8, passage(3).tokens), (16, b"")]
-    assert probes.known == ("d1#0", "d2#0", "d3#0")
+    assert [(each.at, each.tokens) for each in probes.inserts] == [
+        (8, passage(3).tokens),
+        (16, b""),
+    ]
+    assert probes.known_passages == ("d1#0", "d2#0", "d3#0")
 
 
 def test_the_reader_hears_of_it_again_before_the_later_attempt() -> None:
@@ -111,7 +114,7 @@ def test_an_attempt_that_was_given_up_has_no_say_once_its_successor_has_probed()
     on.probed(first, 1, passage(3))
     on.probed(first, 2, passage(5))
     probes = fail(on, second).probes
-    assert probes is not None and [each.tokens for each in probes.put_in] == [passage(4).tokens]
+    assert probes is not None and [each.tokens for each in probes.inserts] == [passage(4).tokens]
 
 
 @pytest.mark.parametrize("fleet", [split, replicas])
@@ -128,7 +131,7 @@ def test_the_next_router_knows_the_same(fleet: Any) -> None:
     on.probed(work, 3, passage(4))
     probes = fail(on, work).probes
     assert probes is not None and probes.decided == 3
-    assert [each.at for each in probes.put_in] == [8, 16, 24]
+    assert [each.at for each in probes.inserts] == [8, 16, 24]
     assert on.router.view() == on.rebuilt().view()
 
 

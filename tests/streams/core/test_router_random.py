@@ -107,7 +107,7 @@ def say(on: RouterHarness, a: int, b: int) -> None:
     """A gateway says how much there is of an answer, in time or late, or says it twice."""
     if on.voids:
         void = on.voids[-1 - a % min(4, len(on.voids))]
-        on.said(void.request_id, void.attempt, *range(b % 20), chars=b)
+        on.report_progress(void.request_id, void.attempt, *range(b % 20), chars=b)
 
 
 def read(on: RouterHarness, a: int, b: int) -> None:
@@ -363,8 +363,8 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
     assert State.RETRIEVING in states and any(each.citations for each in on.told)
     assert any(ask.history for ask in on.asks), "some turn follows another with passages"
-    assert State.CONTINUING in states and any(work.said for work in on.works)
-    assert any(work.probes and work.probes.put_in for work in on.works), "some answer goes on"
+    assert State.CONTINUING in states and any(work.prior_tokens for work in on.works)
+    assert any(work.probes and work.probes.inserts for work in on.works), "some answer goes on"
 
 
 def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:

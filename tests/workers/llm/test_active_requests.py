@@ -219,7 +219,7 @@ def test_a_replica_runs_the_whole_answer() -> None:
 def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
     """Rows count from there; what its reader is told of the prompt is without it."""
     worker = WorkerInMemory(4, 64, Role.REPLICA)
-    worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), said=2, said_chars=5)
+    worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), prior_tokens=2, prior_chars=5)
     assert worker.engine.jobs[0].prior_tokens == 2
     worker.step(out(ids=[5], text="a", cached_tokens=4))
     worker.step(out(ids=[6], text="bc", finish_reason="stop"))
@@ -238,7 +238,7 @@ def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
 def test_an_answer_that_was_over_ends_with_what_was_said(phase: WorkPhase) -> None:
     """Its attempt drew its end, and could not tell."""
     worker = WorkerInMemory()
-    worker.work("r1", phase, said=2, said_chars=5)
+    worker.work("r1", phase, prior_tokens=2, prior_chars=5)
     worker.step(out("r1.1", ids=[], text="", finish_reason="stop", stop_reason="9"))
     (batch,) = worker.frames.take(NOW_MS)
     (end,), ((outcome, _),) = batch.frame.ends, batch.reports
@@ -250,12 +250,12 @@ def test_an_answer_that_was_over_ends_with_what_was_said(phase: WorkPhase) -> No
 def test_a_hand_over_goes_on_there_too() -> None:
     """Prefill counts its token from there, and decode repeats that alone."""
     worker = WorkerInMemory()
-    worker.work("r1", PREFILL, said=2, said_chars=5)
+    worker.work("r1", PREFILL, prior_tokens=2, prior_chars=5)
     worker.step(out(ids=[5], text="ab", finish_reason="handover", kv=handle(NOW_MS + 9_000)))
     assert list(worker.frame().first_seqs) == [2]
     assert (worker.phases[-1].sent_tokens, worker.phases[-1].sent_chars) == (3, 7)
     worker = WorkerInMemory()
-    worker.take(remote(said=2, said_chars=5, first_seq=3, first_char=7))
+    worker.take(remote(prior_tokens=2, prior_chars=5, first_seq=3, first_char=7))
     worker.step(out(ids=[5], text="ab"))
     assert not worker.frames.pending()
     worker.step(out(ids=[6], text="c"))

@@ -27,7 +27,7 @@ END, STOP = 7, 8
 def test_an_answer_is_over_behind_its_end(
     said: list[int], fields: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
-    one = job([1, END, *said], said=len(said), **{"ignore_eos": False, **fields})
+    one = job([1, END, *said], prior_tokens=len(said), **{"ignore_eos": False, **fields})
     output = one.early_end({END})
     assert (output and (output.finish_reason, output.stop_reason)) == expected
     if output is not None:

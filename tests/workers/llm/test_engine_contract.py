@@ -61,7 +61,7 @@ def test_answer_depends_on_the_prompt(pair: Pair) -> None:
 def test_an_answer_goes_on_behind_its_beginning(pair: Pair, said: int) -> None:
     whole = pair.answer(max_tokens=16, min_tokens=12)
     behind = [*make_prompt(40), *whole.token_ids[:said]]
-    rest = pair.answer(prompt_tokens=behind, said=said, max_tokens=16, min_tokens=12)
+    rest = pair.answer(prompt_tokens=behind, prior_tokens=said, max_tokens=16, min_tokens=12)
     assert rest.token_ids == whole.token_ids[said:]
     assert whole.text.endswith(rest.text) and rest.text
     assert rest.last.finish_reason == "length"
@@ -70,7 +70,7 @@ def test_an_answer_goes_on_behind_its_beginning(pair: Pair, said: int) -> None:
 def test_behind_its_end_an_answer_goes_nowhere(pair: Pair) -> None:
     """Where the attempt that drew the end could not tell it any more."""
     end = end_id(pair.consumer)
-    behind: dict[str, Any] = {"prompt_tokens": [*make_prompt(40), 5, end], "said": 2}
+    behind: dict[str, Any] = {"prompt_tokens": [*make_prompt(40), 5, end], "prior_tokens": 2}
     for phase in (PREFILL, DECODE):
         answer = pair.answer(**behind, phase=phase, ignore_eos=False)
         assert (answer.token_ids, answer.last.finish_reason) == ([], "stop")
@@ -82,7 +82,9 @@ def test_behind_its_end_an_answer_goes_nowhere(pair: Pair) -> None:
 def test_what_is_drawn_behind_it_repeats(pair: Pair) -> None:
     def rest() -> list[int]:
         behind = [*make_prompt(40), 5, 6]
-        tokens = pair.answer(prompt_tokens=behind, said=2, max_tokens=9, temperature=1.0, seed=3)
+        tokens = pair.answer(
+            prompt_tokens=behind, prior_tokens=2, max_tokens=9, temperature=1.0, seed=3
+        )
         return tokens.token_ids
 
     assert rest() == rest() and len(rest()) == 7
@@ -92,7 +94,7 @@ def test_handing_over_behind_it_changes_nothing(pair: Pair) -> None:
     whole = pair.answer(max_tokens=16)
     behind = [*make_prompt(40), *whole.token_ids[:6]]
     prefilled, decoded = pair.run(
-        handed_over(pair.producer, pair.consumer, behind, said=6, max_tokens=16)
+        handed_over(pair.producer, pair.consumer, behind, prior_tokens=6, max_tokens=16)
     )
     assert prefilled.token_ids == whole.token_ids[6:7]
     assert decoded.token_ids == whole.token_ids[6:]

@@ -85,13 +85,13 @@ class ProbedAnswer:
         self._probing, self._whole, self._actions = probing, job, actions
         self._trigger = trigger_of(probing)
         wants_logprobs = self._trigger.wants_logprobs
-        self._parts = Parts(job, self._probes.put_in, model_len, wants_logprobs=wants_logprobs)
+        self._parts = Parts(job, self._probes.inserts, model_len, wants_logprobs=wants_logprobs)
         self._text = ""  # how it ends
         self._logprobs: deque[float] = deque(maxlen=LAST_TOKENS)
         stops = job.sampling.stop
         self._stops = StopText(stops, include_stop=job.sampling.include_stop) if stops else None
-        self._passage_ids = set(self._probes.known)
-        before = [insert.tokens for insert in self._probes.put_in if insert.tokens]
+        self._passage_ids = set(self._probes.known_passages)
+        before = [insert.tokens for insert in self._probes.inserts if insert.tokens]
         around = len(before) * around_tokens(probing)
         self._tokens_left = probing.tokens_max - sum(map(token_count, before)) + around
         self._seeds: Sequence[str] = ()
@@ -102,7 +102,7 @@ class ProbedAnswer:
         self._waiting: deque[tuple[Output, int]] = deque()  # with when they came
         self._decided = self._probes.decided
         # the place of the last probe, from where the next one counts
-        self._last = max((insert.at for insert in self._probes.put_in), default=0)
+        self._last = max((insert.at for insert in self._probes.inserts), default=0)
         self._first_ms = self._left_ms = 0  # when tokens left, first and last
         self._due_ms = math.inf  # when the next token could have been made
         self._stalled_ms = 0.0

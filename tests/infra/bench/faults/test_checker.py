@@ -110,11 +110,11 @@ def test_records_are_decoded_from_schema_files() -> None:
 
 def test_orders_say_what_was_asked() -> None:
     said = pack_tokens(RIGHT[:2])
-    good = [work(), work(2), work(3, PROMPT + said, said=2)]
+    good = [work(), work(2), work(3, PROMPT + said, prior_tokens=2)]
     assert expected_of({"r1": request()}, good, ENGINE) == (EXPECTED, [])
     for bad in (
         work(2, PROMPT[4:]),
-        work(3, PROMPT + said[::-1], said=2),
+        work(3, PROMPT + said[::-1], prior_tokens=2),
         {**work(), "request_id": "r9"},
     ):
         _, odd = expected_of({"r1": request()}, [work(), bad], ENGINE)

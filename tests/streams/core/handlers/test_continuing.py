@@ -48,9 +48,9 @@ def lose(on: RouterHarness) -> None:
 def test_its_readers_are_asked_and_the_next_attempt_goes_on_behind_what_they_have() -> None:
     on = lost_while_decoding()
     assert state_of(on, "r1") is State.CONTINUING and len(on.works) == 1
-    on.said("r1", 1, *SAID, chars=11)
+    on.report_progress("r1", 1, *SAID, chars=11)
     first, work = on.works
-    assert (work.attempt, work.said, work.said_chars) == (2, 3, 11)
+    assert (work.attempt, work.prior_tokens, work.prior_chars) == (2, 3, 11)
     assert work.prompt_tokens == first.prompt_tokens + pack_tokens(SAID)
     assert (work.first_seq, work.first_char) == (3, 11)
     assert work.sampling == first.sampling
@@ -73,13 +73,18 @@ def test_both_sides_of_a_hand_over_go_on_there() -> None:
     on.request("r1")
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
     on.phase(on.works[-1], PhaseKind.FAILED)
-    on.said("r1", 1, *SAID, chars=9)
+    on.report_progress("r1", 1, *SAID, chars=9)
     prefill = work_of(on, WorkPhase.PREFILL)
-    assert (prefill.attempt, prefill.said, prefill.first_seq) == (2, 3, 3)
+    assert (prefill.attempt, prefill.prior_tokens, prefill.first_seq) == (2, 3, 3)
     on.phase(prefill, PhaseKind.PREFILL_DONE, sent_tokens=4, sent_chars=12)
     decode = work_of(on, WorkPhase.DECODE)
     assert decode.prompt_tokens == prefill.prompt_tokens
-    assert (decode.said, decode.said_chars, decode.first_seq, decode.first_char) == (3, 9, 4, 12)
+    assert (decode.prior_tokens, decode.prior_chars, decode.first_seq, decode.first_char) == (
+        3,
+        9,
+        4,
+        12,
+    )
 
 
 def test_who_has_one_token_left_needs_no_pair() -> None:
@@ -88,21 +93,21 @@ def test_who_has_one_token_left_needs_no_pair() -> None:
     on.request("r1", sampling=replace(SAMPLING, max_tokens=4))
     assert on.works[-1].orchestration is Orchestration.CONCURRENT
     on.phase(work_of(on, WorkPhase.DECODE), PhaseKind.FAILED)
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     again = work_of(on, WorkPhase.PREFILL)
-    assert (again.attempt, again.said) == (2, 3)
+    assert (again.attempt, again.prior_tokens) == (2, 3)
     assert again.orchestration is Orchestration.PREFILL_FIRST
 
 
 def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
     on = lost_while_decoding(3)
     plain = on.works[0].prompt_tokens
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     lose(on)
     assert on.rebuilt().view() == on.router.view(), "nobody has said yet how much there is"
-    on.said("r1", 2, *SAID, 904, 905)
+    on.report_progress("r1", 2, *SAID, 904, 905)
     assert on.works[-1].prompt_tokens == plain + pack_tokens([*SAID, 904, 905])
-    assert (on.works[-1].attempt, on.works[-1].said) == (3, 5)
+    assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (3, 5)
 
 
 def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
@@ -123,29 +128,29 @@ def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
     )
     assert state_of(on, "r1") is State.CONTINUING
     on.read()
-    assert (on.works[-1].attempt, on.works[-1].said) == (2, 0)
-    on.said("r1", 1, *SAID)  # too late
+    assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 0)
+    on.report_progress("r1", 1, *SAID)  # too late
     assert len(on.works) == 2
     lose(on)
-    on.said("r1", 2, *SAID)
-    assert on.works[-1].said == 3
+    on.report_progress("r1", 2, *SAID)
+    assert on.works[-1].prior_tokens == 3
 
 
 def test_words_of_another_attempt_and_second_words_mean_nothing() -> None:
     on = lost_while_decoding()
-    on.said("r1", 2, 1, 2)
-    on.said("r9", 1, 1, 2)
+    on.report_progress("r1", 2, 1, 2)
+    on.report_progress("r9", 1, 1, 2)
     assert state_of(on, "r1") is State.CONTINUING
-    on.said("r1", 1, *SAID)
-    on.said("r1", 1, 5, 6, 7, 8)
-    assert len(on.works) == 2 and on.works[-1].said == 3
+    on.report_progress("r1", 1, *SAID)
+    on.report_progress("r1", 1, 5, 6, 7, 8)
+    assert len(on.works) == 2 and on.works[-1].prior_tokens == 3
 
 
 @pytest.mark.parametrize("tokens", [b"\0\0\0", pack_tokens(range(16)), b""])
 def test_what_leaves_nothing_to_be_said_or_is_no_token_begins_anew(tokens: bytes) -> None:
     on = lost_while_decoding()
     on.record(ContinuedArrived(continued("r1", 1, tokens=tokens), PARTITION))
-    assert (on.works[-1].attempt, on.works[-1].said) == (2, 0)
+    assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 0)
 
 
 FORM = Structured(kind=StructuredKind.JSON_OBJECT, value="")
@@ -166,7 +171,7 @@ def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sa
     on = replicas(2, says_at_once=False)
     on.request("r1", sampling=sampling)
     lose(on)
-    assert not on.voids and (on.works[-1].attempt, on.works[-1].said) == (2, 0)
+    assert not on.voids and (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 0)
 
 
 @pytest.mark.parametrize("continues", [True, False])
@@ -180,10 +185,10 @@ def test_so_does_an_answer_that_searches_once_it_is_known_where_it_stopped(conti
     lose(on)
     assert on.voids and on.works[-1] is first
     on.probed(first, 1, passage(3))
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     work = on.works[-1]
-    assert (work.attempt, work.said, work.prompt_tokens) == (2, 0, first.prompt_tokens)
-    assert work.probes is not None and len(work.probes.put_in) == 1
+    assert (work.attempt, work.prior_tokens, work.prompt_tokens) == (2, 0, first.prompt_tokens)
+    assert work.probes is not None and len(work.probes.inserts) == 1
 
 
 def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
@@ -191,7 +196,7 @@ def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
     on.request("r1", retrieval=retrieval())
     on.retrieved("r1")
     lose(on)
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     first, work = on.works
     assert work.prompt_tokens == first.prompt_tokens + pack_tokens(SAID)
 
@@ -208,7 +213,7 @@ def test_a_takeover_asks_again_or_knows() -> None:
     assert on.rebuilt().view() == on.router.view()
     on.taken_over()
     assert [void.attempt for void in on.voids] == [1, 1]
-    on.said("r1", 1, *SAID, chars=4)
+    on.report_progress("r1", 1, *SAID, chars=4)
     assert on.rebuilt().view() == on.router.view()
     before = on.works[-1]
     on.taken_over()  # which sends the same again
@@ -220,7 +225,7 @@ def test_an_end_that_was_written_ends_it_meanwhile() -> None:
     on = lost_while_decoding()
     on.outcome(on.works[0])
     assert on.outcomes["r1"].kind is OutcomeKind.COMPLETED
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     assert len(on.works) == 1
 
 
@@ -233,7 +238,7 @@ def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
     attempt, which ran on for nobody."""
     on = lost_while_decoding()
     if stage == "placed":
-        on.said("r1", 1, *SAID, chars=9)
+        on.report_progress("r1", 1, *SAID, chars=9)
         assert on.works[-1].attempt == 2
     end = replace(
         ended("r1", ["a", "b", "c", "d"], attempt=1, finish_reason="length"),
@@ -262,7 +267,7 @@ def test_the_credit_of_what_its_readers_have_whole_is_free_for_the_next() -> Non
     on = replicas(1, window=1, says_at_once=False)
     on.request("r1")
     on.phase(on.works[-1], PhaseKind.FAILED)
-    on.said("r1", 1, *SAID, chars=9)
+    on.report_progress("r1", 1, *SAID, chars=9)
     on.request("r2")
     assert (on.works[-1].request_id, on.works[-1].attempt) == ("r1", 2)
     on.now_ms += 5
@@ -308,9 +313,9 @@ def test_it_can_be_cancelled_meanwhile_and_its_time_runs() -> None:
 
 def test_what_it_went_on_behind_counts_as_answer_and_not_as_prompt() -> None:
     on = lost_while_decoding(1)
-    on.said("r1", 1, *SAID)
+    on.report_progress("r1", 1, *SAID)
     on.worker("x0", Role.REPLICA, window=0)  # lost again, and nobody is there
-    on.said("r1", 2, *SAID)
+    on.report_progress("r1", 2, *SAID)
     on.pass_ms(61_000)
     assert on.outcomes["r1"].prompt_tokens == token_count(on.accepted["r1"].prompt_tokens)
     assert on.used["r1"].prompt_tokens == on.outcomes["r1"].prompt_tokens

@@ -77,8 +77,8 @@ def test_what_was_put_in_is_handed_on_and_not_found_again() -> None:
     probes = probes_of(asked(), ("d1#0",), found)
     assert probes is not None and probes.retrieval == asked().retrieval
     # that nothing was put in tells from where the next probe's place counts
-    assert [(each.at, each.tokens) for each in probes.put_in] == [(8, b"aaaabbbb"), (16, b"")]
-    assert probes.known == ("d1#0", "d7#0", "d8#0") and probes.decided == 2
+    assert [(each.at, each.tokens) for each in probes.inserts] == [(8, b"aaaabbbb"), (16, b"")]
+    assert probes.known_passages == ("d1#0", "d7#0", "d8#0") and probes.decided == 2
     told = found[0].notice
     assert told is not None and (told.probe, told.seq, told.tokens) == (1, 8, 2)
     assert [(each.probe, each.seq) for each in told.citations] == [(1, 8), (1, 8)]

@@ -190,7 +190,7 @@ def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
     if is_replaced:
         on.taken_over()
     if not placed_again:
-        on.said("r1", 1)
+        on.report_progress("r1", 1)
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE, started_ms=on.now_ms - 20)
     on.outcome(on.works[-1], worker_ms=100.0)
     assert on.used["r1"].worker_ms == 160.0

@@ -21,7 +21,12 @@ def batch(cancelled_ms: int = 0) -> Batch:
 
 def underway(total: int = 9, sent: int = 9) -> BatchRun:
     progress = BatchProgress(
-        batch_id="batch_1", status="in_progress", total=total, sent=sent, started_ms=1, at_ms=1
+        batch_id="batch_1",
+        status="in_progress",
+        total=total,
+        sent_lines=sent,
+        started_ms=1,
+        at_ms=1,
     )
     return BatchRun(batch(), progress, now_s=0)
 
@@ -60,7 +65,7 @@ def test_a_second_answer_to_a_line_changes_nothing() -> None:
 def test_bytes_that_wait_are_those_of_the_lines_that_wait() -> None:
     """The mean of all hides large lines behind many small ones (review of 28)."""
     each = underway(total=4, sent=0)
-    each.mark_sent(replace(each.committed, sent=4, sent_bytes=1_030), [10, 10, 10, 1_000])
+    each.mark_sent(replace(each.committed, sent_lines=4, sent_bytes=1_030), [10, 10, 10, 1_000])
     assert each.waiting_bytes == 1_030
     for line in (0, 1, 1):
         each.take_answer(line, str(line), answer(line))

@@ -22,7 +22,7 @@ def begun(of: Batch, sent: int, **more: Any) -> BatchProgress:
         tenant=of.tenant,
         status="in_progress",
         total=50_000,
-        sent=sent,
+        sent_lines=sent,
         sent_bytes=10 * sent,
         at_ms=1,
         **more,
@@ -49,7 +49,7 @@ def test_of_more_tenants_than_places_each_gets_one() -> None:
         assert carried.refresh(table.batches, 0)
         each = next(iter(carried))
         had_a_turn.add(each.batch.tenant)
-        each.mark_sent(begun(each.batch, each.committed.sent + TURN_LINES), [])
+        each.mark_sent(begun(each.batch, each.committed.sent_lines + TURN_LINES), [])
         table.apply(key_of(each.committed), each.committed)
     assert had_a_turn == {each.tenant for each in batches}
 

@@ -237,7 +237,7 @@ def goes_on_where_it_stopped(on: Order) -> None:
     """A later attempt, behind what the former one has said."""
     tokens = on.prompt(40)
     whole = on.alone(tokens, max_tokens=16).token_ids
-    rest = on.answer([*tokens, *whole[:6]], said=6, max_tokens=16)
+    rest = on.answer([*tokens, *whole[:6]], prior_tokens=6, max_tokens=16)
     assert rest.token_ids == whole[6:]
 
 

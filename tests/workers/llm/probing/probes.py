@@ -32,7 +32,9 @@ def probes(
         at=1,
         probing=Probing(**{**probing, **wishes}),
     )
-    return Probes(retrieval=retrieval, tenant="blue", known=known, put_in=put_in, decided=decided)
+    return Probes(
+        retrieval=retrieval, tenant="blue", known_passages=known, inserts=put_in, decided=decided
+    )
 
 
 def passage(name: str, *token_ids: int) -> Passage:

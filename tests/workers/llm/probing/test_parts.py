@@ -58,7 +58,7 @@ def test_the_first_job_fetches_kv_and_the_next_has_all_tokens_here() -> None:
 
 def replayed(put_in: Sequence[tuple[int, Sequence[int]]], decided: int, **wishes: Any) -> Probed:
     inserts = [Insert(at=at, tokens=pack_tokens(ids)) for at, ids in put_in]
-    return Probed({"put_in": inserts, "decided": decided, **wishes}, attempt=2)
+    return Probed({"inserts": inserts, "decided": decided, **wishes}, attempt=2)
 
 
 def test_a_later_attempt_puts_the_same_in_at_the_same_places_without_asking() -> None:
@@ -97,7 +97,7 @@ def test_an_answer_that_ends_where_something_was_put_in_is_over() -> None:
     worker.say(10, 11, finish_reason="stop")
     assert worker.last_word().seq == 2
     whole = Probed(
-        {"put_in": [Insert(at=4, tokens=pack_tokens([700]))], "decided": 1},
+        {"inserts": [Insert(at=4, tokens=pack_tokens([700]))], "decided": 1},
         sampling=Sampling(max_tokens=4),
     )
     whole.say(10, 11, 12, 13, finish_reason="length")

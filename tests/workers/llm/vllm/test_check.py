@@ -203,12 +203,12 @@ def test_jobs(fields: dict[str, Any], code: str) -> None:
 
 def test_what_was_said_of_an_answer_counts_no_more() -> None:
     """Its draws go on from the seed and the place, the same wherever that is."""
-    one = job(range(9), said=4, max_tokens=12, min_tokens=6, seed=3)
+    one = job(range(9), prior_tokens=4, max_tokens=12, min_tokens=6, seed=3)
     rest = rest_of(one)
     assert (rest.sampling.max_tokens, rest.sampling.min_tokens) == (8, 2)
     assert rest.prompt_tokens == one.prompt_tokens and rest.request_id == one.request_id
     assert rest.sampling.seed == rest_of(one).sampling.seed != 3
-    other = job(range(9), said=5, max_tokens=12, min_tokens=2, seed=3)
+    other = job(range(9), prior_tokens=5, max_tokens=12, min_tokens=2, seed=3)
     assert rest_of(other).sampling.seed != rest.sampling.seed
     assert rest_of(other).sampling.min_tokens == 0
     whole = job(range(9))
