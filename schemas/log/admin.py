@@ -1,5 +1,6 @@
-"""Creates the topics of the table and checks that those on the broker fit it. Called by the CLI, by
-routers and gateways at their start, and by tests.
+"""Creates the topics of the table, and checks that those on the broker fit it.
+
+The command line and tests create topics; routers and gateways only check them at their start.
 """
 
 import asyncio

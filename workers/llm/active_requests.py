@@ -1,7 +1,7 @@
 """The requests that a worker holds: takes work, outputs, cancellations and deadlines; fills frames.
 
 Synchronous bookkeeping without clock and log, so that every rule of a worker's side can be tested
-with plain calls. It decides which record is due; `workers/runtime.py` sends them.
+with plain calls. It decides which record is due; `workers/loops.py` sends them.
 
 Theory of operation: a request is held from `take` until its hand-over, outcome or failed phase, and
 exactly one of these leaves. Streams are keyed by the job's id, which carries the attempt, so what

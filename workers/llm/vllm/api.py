@@ -1,7 +1,7 @@
 """The calls into vLLM: requests, sampling and figures. Its start is in `launch.py`.
 
-These two files and the plugin are the only ones that import vLLM, and they are imported only when
-an engine starts. `workers/llm/vllm/engine.py` calls this one.
+These two files, `connectors.py` and the plugin are the only ones that import vLLM, and they are
+imported only when an engine starts. `workers/llm/vllm/engine.py` calls this one.
 """
 
 import json

@@ -40,7 +40,7 @@ _OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they woul
 LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
 RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
 ENOUGH = 0.002  # share of missed rows that ends the rounds
-MANY = 0.01  # share of missed rows, from which all rows are searched for (`Index.lead_back`)
+MANY = 0.01  # share of missed rows, from which all rows are searched for (`Index.relink_lost`)
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
 _GROWN_FEWER = 4  # times as few of an index that grew: these rounds were a fifth of linking
 _EFFORT = Effort(k=1, top_m=64)

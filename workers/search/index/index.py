@@ -58,7 +58,7 @@ class Index:
         self.links = links.LinkHistory(links.no_links(degree))
         self.codes: codes.Codes | None = None  # of the rows that have edges
         self.audit: IndexAudit | None = None
-        self._relinked_rows = 0  # rows, by `lead_back`
+        self._relinked_rows = 0  # rows, by `relink_lost`
         self._relink_audit: IndexAudit | None = None  # behind which that has been through all rows
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them

@@ -5,7 +5,7 @@ others leave. Where that is not enough and rows wait, they are made here, on a t
 the system then shares the cores fairly. Where even that is not enough, the feed waits
 (`Collections.room`). An index that is small enough to be scanned needs no edges. Few new rows wait
 until no more come. Behind an audit that missed many rows, each look searches for a batch of all
-rows, and edges are led back to those that are lost (`Index.lead_back`).
+rows, and edges are led back to those that are lost (`Index.relink_lost`).
 """
 
 import asyncio
