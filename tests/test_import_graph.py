@@ -6,7 +6,7 @@ from tests.import_graph import circles, entries_of, folders_of, longest_chain, m
 
 SOURCES = {
     "shop/till.py": "from shop.stock import shelf",
-    "shop/stock/passage_store.py": "def count():\n    import shop.stock.box",
+    "shop/stock/shelf.py": "def count():\n    import shop.stock.box",
     "shop/stock/box.py": "from shop.stock.shelf import count\nimport json",
     "shop/door.py": "if TYPE_CHECKING:\n    from shop.stock.box import Box",
 }

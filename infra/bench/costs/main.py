@@ -64,7 +64,7 @@ class CostOptions:
     )
     warm_up: int = option(1_000, "requests before")
     idle_s: float = option(15.0, "seconds without a request")
-    open_streams: int = option(256, "streams that are open at the same time")
+    open_streams: int = option(256, "streams that are open at the same time", flag="held")
     seed: int = option(1)
 
 

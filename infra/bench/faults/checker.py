@@ -135,10 +135,8 @@ def expected_of(
         if not request["retrieval"] and prompt != request["prompt_tokens"]:
             odd.append(f"{request_id}: attempt {work['attempt']} has not its own prompt")
         expected[request_id] = answer = engine.answer(prompt, request["sampling"])
-        if (
-            prior_tokens
-            and memoryview(whole[-4 * prior_tokens :]).cast("i").tolist() != answer[:prior_tokens]
-        ):
+        prior = memoryview(whole[len(prompt) :]).cast("i").tolist()
+        if prior != answer[:prior_tokens]:
             odd.append(f"{request_id}: attempt {work['attempt']} goes on from other tokens")
     return expected, odd
 
@@ -201,12 +199,8 @@ def check_frames(
                 beyond.append(name)
             lengths[request_id] = max(lengths.get(request_id, 0), last)
         end_seqs |= {(end["request_id"], end["attempt"]): end["seq"] for end in frame["ends"]}
-    faults = {
-        "gaps": summarize(gaps),
-        "wrong": summarize(wrong),
-        "beyond_the_end": summarize(beyond),
-    }
-    return {"rows": rows, **faults}
+    faults = {"gaps": gaps, "wrong": wrong, "beyond_the_end": beyond}
+    return {"rows": rows, **{name: summarize(labels) for name, labels in faults.items()}}
 
 
 def check_answers(

@@ -80,10 +80,8 @@ async def read(bootstrap: str, topic: str, decoder: ValueDecoder | None) -> list
     )  # fmt: skip
     records: list[Record] = []
     async with consumer, asyncio.timeout(READ_S):
-        places = [
-            aiokafka.TopicPartition(topic, partition["partition"])
-            for partition in metadata["partitions"]
-        ]
+        numbers = [partition["partition"] for partition in metadata["partitions"]]
+        places = [aiokafka.TopicPartition(topic, number) for number in numbers]
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         while any([await consumer.position(place) < ends[place] for place in places]):
@@ -103,14 +101,9 @@ async def positions(bootstrap: str, group: str, topic: str) -> dict[int, int]:
 
 
 def check_pair(
-    topic: str,
-    prompts: Sequence[Record],
-    answers: Sequence[Record],
-    dead: Sequence[Record],
-    notes: Iterable[Mapping[str, Any]],
-    *,
-    ordered: bool,
-) -> dict[str, Any]:
+    topic: str, prompts: Sequence[Record], answers: Sequence[Record], dead: Sequence[Record],
+    notes: Iterable[Mapping[str, Any]], *, ordered: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Answers, missing, double, order: of one topic of prompts and its topic of answers."""
     by_place = {(prompt.partition, prompt.offset): prompt for prompt in prompts}
     answered: Counter[tuple[int, int]] = Counter()
@@ -211,26 +204,22 @@ def check_usage(
     for record in usage:
         numbers[record.partition].append(record.value["number"])
     accepted = set(requests)
-    pairs = {
-        request_id: (tokens, used.get(request_id, (0, 0))) for request_id, tokens in counted.items()
-    }
+    pairs = {name: (tokens, used.get(name, (0, 0))) for name, tokens in counted.items()}
+    double = (name for name, count in record_counts.items() if count > 1)
+    unequal = ((name, *both) for name, both in pairs.items() if both[0] != both[1])
     return {
         "records": len(usage),
         "requests": len(accepted),
         "requests_without_record": _summarize(accepted - record_counts.keys()),
         "records_without_request": _summarize(record_counts.keys() - accepted),
-        "double": _summarize(
-            request_id for request_id, count in record_counts.items() if count > 1
-        ),
+        "double": _summarize(double),
         "gaps": sum(has != list(range(len(has))) for has in numbers.values()),
         "counted_by_clients": len(counted),
         "tokens_counted_by_clients": sum(map(sum, counted.values())),
         "difference_tokens": sum(
             abs(a - b) for tokens, has in pairs.values() for a, b in zip(tokens, has, strict=True)
         ),
-        "unequal": _summarize(
-            (request_id, *both) for request_id, both in pairs.items() if both[0] != both[1]
-        ),
+        "unequal": _summarize(unequal),
     }
 
 
@@ -238,9 +227,8 @@ def check_batch(
     lines: Iterable[Mapping[str, Any]], out: Sequence[Any], errors: Sequence[Any]
 ) -> dict[str, Any]:
     """Check that each line of a batch is in one of its two files, once."""
-    line_ids, answer_ids = (
-        Counter(e["custom_id"] for e in rows) for rows in (lines, (*out, *errors))
-    )
+    line_ids = Counter(line["custom_id"] for line in lines)
+    answer_ids = Counter(answer["custom_id"] for answer in (*out, *errors))
     return {
         "lines": line_ids.total(),
         "answers": len(out),
@@ -252,11 +240,8 @@ def check_batch(
 
 def _summarize(labels: Iterable[Any]) -> dict[str, Any]:
     """How many, and some of them."""
-    examples = list(labels)
-    return {
-        "count": len(examples),
-        "some": [str(example) for example in sorted(examples, key=str)[:NAMED_MAX]],
-    }
+    texts = sorted(map(str, labels))
+    return {"count": len(texts), "some": texts[:NAMED_MAX]}
 
 
 def lines_of(path: str | None) -> Iterator[Any]:
@@ -303,9 +288,8 @@ async def check(task: Mapping[str, Any]) -> dict[str, Any]:
     counted |= {note["request_id"]: tokens_of(note) for note in http}
     requests = await read(bootstrap, f"{prefix}requests", decoder)
     usage = await read(bootstrap, f"{prefix}usage", decoder)
-    findings["usage"] = check_usage(
-        usage, (request.value["request_id"] for request in requests), counted
-    )
+    accepted = (request.value["request_id"] for request in requests)
+    findings["usage"] = check_usage(usage, accepted, counted)
     for batch in task["batches"]:
         files = (list(lines_of(batch.get(name))) for name in ("input", "output", "errors"))
         findings["batches"].append(check_batch(*files))

@@ -29,7 +29,7 @@ class SearchOptions:
     separated_rows: int = 40_000
     clusters: int = 400
     kinds: tuple[str, ...] = option(tuple(KINDS), "of the zoo", choices=tuple(KINDS))
-    random_seeds: tuple[int, ...] = option((1, 2, 3, 4, 5, 6), "seeds of kinds that nobody chose")
+    random_seeds: tuple[int, ...] = option((1, 2, 3, 4, 5, 6), "seeds of drawn kinds", flag="drawn")
     zoo_share: float = 1.0  # of a kind's full size
     zoo_queries: int = 1_000
     sequences: int = 500  # whose probes drift

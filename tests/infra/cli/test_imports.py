@@ -59,7 +59,7 @@ def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int
     assert len(modules) <= modules_max
 
 
-_COMMAND = "from infra.cli.commands import imported; imported('worker'); import uvloop; "
+_COMMAND = "from infra.cli.commands import load_command; load_command('worker'); import uvloop; "
 _SETTINGS = _COMMAND + "from infra.stack.configuration import load; load(environ={}); "
 _CODEC = _SETTINGS + "import schemas.log.registry; "
 _READER = {"aiokafka", "fastavro", "numpy", "pydantic"}  # of the log

@@ -197,7 +197,7 @@ def read_to_its_end(on: RouterHarness) -> None:
             (router_module, "with_probe"),
             lambda on: on.probed(on.works[0], 1, builders.passage(3)),
         ),
-        (is_given_up, (Continuing, "apply_continued"), lambda on: on.said("bad", 1, 901)),
+        (is_given_up, (Continuing, "apply_continued"), lambda on: on.report_progress("bad", 1, 901)),
         (is_given_up, (Endings, "end_as_read"), read_to_its_end),
         (
             answers_and_searches,

@@ -55,7 +55,7 @@ def test_beyond_the_bound_the_oldest_is_taken_for_removed() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["stored", "removed", "cleared", "take"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["add", "discard", "clear", "take"]), st.integers(0, 9)),
     max_size=60,
 )
 
@@ -78,7 +78,7 @@ def test_whoever_applies_the_changes_knows_what_is_held(
     for what, block in steps:
         if what == "take":
             apply()
-        elif what == "cleared":
+        elif what == "clear":
             blocks.clear()
         else:
             getattr(blocks, what)([block])

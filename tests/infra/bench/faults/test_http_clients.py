@@ -67,7 +67,7 @@ async def test_what_breaks_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = asked_of(Resuming(URLS, "m", random.Random(1)), answer)
     seen = await client.ask(QUESTION)
     await client.close()
-    assert (seen.ended, seen.resumes, seen.token_ids) == (WHOLE, 1, [0, 1, 2, 3])
+    assert (seen.status, seen.resumes, seen.token_ids) == (WHOLE, 1, [0, 1, 2, 3])
     assert (seen.text, len(seen.times_s)) == (" 0 1 2 3", 4)
 
 
@@ -79,7 +79,7 @@ async def test_a_client_may_hang_up() -> None:
     question = ChatQuestion(messages=QUESTION.messages, max_tokens=4, read_max=2)
     seen = await client.ask(question)
     await client.close()
-    assert (seen.ended, seen.token_ids) == (HUNG_UP, [0, 1])
+    assert (seen.status, seen.token_ids) == (HUNG_UP, [0, 1])
 
 
 @pytest.mark.parametrize("refused", [503, None])
@@ -97,7 +97,7 @@ async def test_another_gateway_is_asked_where_one_takes_nothing(refused: int | N
     client = asked_of(Balanced(URLS, "m", random.Random(1)), answer)
     seen = await client.ask(QUESTION)
     await client.close()
-    assert (seen.ended, seen.detail, sorted(asked)) == (WHOLE, "", ["a", "b"])
+    assert (seen.status, seen.detail, sorted(asked)) == (WHOLE, "", ["a", "b"])
 
 
 async def test_what_has_begun_is_not_asked_again() -> None:
@@ -110,11 +110,11 @@ async def test_what_has_begun_is_not_asked_again() -> None:
     client = asked_of(Balanced(URLS, "m", random.Random(1)), answer)
     seen = await client.ask(QUESTION)
     await client.close()
-    assert (seen.ended, len(asked)) == (BROKEN, 1)
+    assert (seen.status, len(asked)) == (BROKEN, 1)
 
 
 async def test_nobody_takes_it() -> None:
     client = asked_of(Balanced(URLS, "m", random.Random(1)), lambda _: httpx.Response(503))
     seen = await client.ask(QUESTION)
     await client.close()
-    assert seen.ended == NOT_CONNECTED
+    assert seen.status == NOT_CONNECTED

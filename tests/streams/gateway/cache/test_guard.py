@@ -9,7 +9,9 @@ from streams.gateway.cache.guard import asks_the_same, meaning
 @pytest.mark.parametrize("pair", [*by_hand(), *draw_pairs(12, 50)], ids=lambda pair: pair.kind)
 def test_only_spelling_and_courtesy_may_differ(pair) -> None:  # type: ignore[no-untyped-def]  # a Pair
     wanted = pair.is_same and pair.kind != "words"  # those would be right, too, and are not seen
-    assert asks_the_same(pair.one, pair.other) == asks_the_same(pair.other, pair.one) == wanted
+    assert (
+        asks_the_same(pair.first, pair.second) == asks_the_same(pair.second, pair.first) == wanted
+    )
 
 
 @pytest.mark.parametrize(

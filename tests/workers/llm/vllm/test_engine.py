@@ -397,23 +397,23 @@ def test_the_block_log_holds_what_can_be_found(engines: Engines) -> None:
     computed = [*tokens, *answer.token_ids][:-1]
     expected = {*chain(computed, 32).tolist()}
     assert len(expected) == 4
-    engines.run(until(lambda: {*d.block_log.held()} == expected))
+    engines.run(until(lambda: {*d.block_log.snapshot()} == expected))
     received = prompt(70, salt=235)
     engines.run(handed_over(p, d, received, max_tokens=2))
     expected |= {*chain(received, 32).tolist()}
-    engines.run(until(lambda: {*d.block_log.held()} == expected))
+    engines.run(until(lambda: {*d.block_log.snapshot()} == expected))
 
 
 def test_evicted_blocks_leave_the_block_log(engines: Engines) -> None:
     d = engines.consumer
     first = {*chain(prompt(64, salt=236), 32).tolist()}
     engines.alone(prompt(64, salt=236))
-    engines.run(until(lambda: first <= {*d.block_log.held()}))
+    engines.run(until(lambda: first <= {*d.block_log.snapshot()}))
     for number in range(9):
         engines.alone(prompt(1_900, salt=237 + number), max_tokens=1)
     latest = {*chain(prompt(1_900, salt=245), 32).tolist()}
-    engines.run(until(lambda: latest <= {*d.block_log.held()}))
-    assert not first & {*d.block_log.held()}
+    engines.run(until(lambda: latest <= {*d.block_log.snapshot()}))
+    assert not first & {*d.block_log.snapshot()}
     assert len(d.block_log) <= d.load().kv_blocks_total
     assert engines.alone(prompt(64, salt=236)).outputs[0].cached_tokens == 0
 

@@ -352,9 +352,9 @@ def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
         "from workers.search.index import inputs\n"
         "from workers.search.walk import results\n"
         "engine.SearchEngine(engine.EngineSettings(lanes=1))\n"
-        "kernels = [inputs._squares, results._room, results._read_all]\n"
-        "kernels += [lane_loop.start, lane_loop.tell, lane_loop.hear]\n"
-        "assert all(each.signatures for each in kernels), [each.signatures for each in kernels]\n"
+        "kernels = [inputs._squares, results._count_space, results._read_all]\n"
+        "kernels += [lane_loop.start, lane_loop.tell, lane_loop.collect]\n"
+        "assert all(kernel.signatures for kernel in kernels), [k.signatures for k in kernels]\n"
         "import os; os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

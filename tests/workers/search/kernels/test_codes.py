@@ -248,9 +248,7 @@ def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
     assert codes.extend(known, wide[:300], 0) is not None
 
 
-@pytest.mark.parametrize(
-    ("dim", "encode_rows"), [(16, False), (64, True), (4_096, True), (4_097, False)]
-)
+@pytest.mark.parametrize(("dim", "coded"), [(16, False), (64, True), (4_096, True), (4_097, False)])
 def test_which_vectors_have_codes(dim: int, coded: bool) -> None:
     vectors = inputs.prepare(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
     assert (codes.encode_rows(vectors, 0) is not None) is coded
