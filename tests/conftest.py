@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What all modules hold stays: collections of garbage need not look at it, 10 % of the time."""
+    """Freeze the objects of all modules, so that garbage collections skip them: 10 % of time."""
     gc.collect()
     gc.freeze()
 
@@ -105,15 +105,15 @@ def nothing_left_running() -> Iterator[None]:
         INDEX_PROCESS,
     ):  # as a gateway's are
         process.close()
-    left = {
+    leftovers = {
         pid: command
         for pid, command in children(os.getpid()).items()
         if "resource_tracker" not in command  # the standard library's; ends with this process
     }
-    for pid in left:
+    for pid in leftovers:
         if (identity := identify(pid)) is not None:
             identity.stop(grace_s=5)
-    assert not left, f"left running by a test: {left}"
+    assert not leftovers, f"left running by a test: {leftovers}"
 
 
 def _rank(item: pytest.Item) -> tuple[int, bool]:
@@ -154,9 +154,9 @@ def trivium_home(
 def broker_folder(trivium_home: Path) -> Iterator[Path]:
     """In memory, where there is room: to make the topics of one test takes a second longer on a
     disk, behind the deletion of another's."""
-    for left in _MEMORY.glob("trivium-tests-*"):  # of a session that was killed
-        if identify(int(left.name.rpartition("-")[2])) is None:
-            shutil.rmtree(left, ignore_errors=True)
+    for stale_folder in _MEMORY.glob("trivium-tests-*"):  # of a session that was killed
+        if identify(int(stale_folder.name.rpartition("-")[2])) is None:
+            shutil.rmtree(stale_folder, ignore_errors=True)
     folder = trivium_home / "broker"
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
         folder = _MEMORY / f"trivium-tests-{os.getpid()}"
@@ -167,8 +167,8 @@ def broker_folder(trivium_home: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def bootstrap(trivium_home: Path, broker_folder: Path) -> Iterator[str]:
     """The address of a real broker; TEST_KAFKA_BOOTSTRAP names one that runs already."""
-    if given := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
-        yield given
+    if external_address := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
+        yield external_address
         return
     settings = BrokerSettings(port=0, heap_mb=512, quick=True, start_timeout_s=110.0)
     broker = Broker(settings, broker_folder, tethered=True)
@@ -195,12 +195,12 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
     return settings
 
 
-async def _delete_topics(made: list[LogSettings]) -> None:
+async def _delete_topics(logs: list[LogSettings]) -> None:
     """A broker of few hundred MiB holds some thousand partitions, then fences itself for ever."""
     from schemas.log.admin import expected_topics
     from schemas.log.connecting import client_options
 
-    for settings in made:
+    for settings in logs:
         client = AIOKafkaAdminClient(**client_options(settings))
         try:
             await client.start()
@@ -212,19 +212,19 @@ async def _delete_topics(made: list[LogSettings]) -> None:
 @pytest.fixture
 def kafka_with(bootstrap: str) -> Iterator[Callable[..., Awaitable[LogSettings]]]:
     """A function to await: fresh topics, with any field of LogSettings changed."""
-    made: list[LogSettings] = []
+    logs: list[LogSettings] = []
 
     async def make(**changes: object) -> LogSettings:
-        made.append(await _fresh_topics(bootstrap, **changes))
-        return made[-1]
+        logs.append(await _fresh_topics(bootstrap, **changes))
+        return logs[-1]
 
     yield make
-    asyncio.run(_delete_topics(made))
+    asyncio.run(_delete_topics(logs))
 
 
 @pytest.fixture
 def kafka(bootstrap: str) -> Iterator[LogSettings]:
     """A real broker with fresh topics: 2 session, 4 worker and 2 gateway partitions."""
-    made = asyncio.run(_fresh_topics(bootstrap))
-    yield made
-    asyncio.run(_delete_topics([made]))
+    settings = asyncio.run(_fresh_topics(bootstrap))
+    yield settings
+    asyncio.run(_delete_topics([settings]))

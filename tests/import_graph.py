@@ -31,12 +31,12 @@ def _targets(tree: ast.Module) -> Iterator[str]:
 
 
 def entries_of(graph: Mapping[str, set[str]], folder: str) -> Graph:
-    """The same of what a folder shows: its modules, and its folders taken whole."""
+    """Merge the graph to a folder's entries: its modules, and its folders taken whole."""
     entries: Graph = defaultdict(set)
     for name, imported in graph.items():
-        if (mine := _entry(name, folder)) is not None:
-            theirs = {_entry(other, folder) for other in imported} - {None, mine}
-            entries[mine] |= {each for each in theirs if each is not None}
+        if (entry := _entry(name, folder)) is not None:
+            targets = {_entry(target, folder) for target in imported} - {None, entry}
+            entries[entry] |= {target for target in targets if target is not None}
     return dict(entries)
 
 
@@ -57,24 +57,24 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     What reaches itself does so through a circle; two of one circle reach the same.
     """
     reached = {name: _reached(graph, name) for name in graph}
-    found: dict[str, list[str]] = {}
+    circle_by_first: dict[str, list[str]] = {}
     for name in sorted(graph):
         if name in reached[name]:
-            group = [other for other in sorted(graph) if other in reached[name]]
-            ring = [other for other in group if name in reached[other]]
-            found.setdefault(ring[0], ring)
-    return list(found.values())
+            group = [candidate for candidate in sorted(graph) if candidate in reached[name]]
+            ring = [member for member in group if name in reached[member]]
+            circle_by_first.setdefault(ring[0], ring)
+    return list(circle_by_first.values())
 
 
 def _reached(graph: Mapping[str, set[str]], name: str) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [name]
     while waiting:
-        for other in graph.get(waiting.pop(), ()):
-            if other not in found:
-                found.add(other)
-                waiting.append(other)
-    return found
+        for target in graph.get(waiting.pop(), ()):
+            if target not in names:
+                names.add(target)
+                waiting.append(target)
+    return names
 
 
 def longest_chain(graph: Mapping[str, set[str]], folder: str) -> list[str]:
@@ -84,13 +84,13 @@ def longest_chain(graph: Mapping[str, set[str]], folder: str) -> list[str]:
     the chain; `circles` finds those.
     """
     inside = {name for name in graph if name.startswith(f"{folder}/")}
-    known: dict[str, list[str]] = {}
+    chain_by_name: dict[str, list[str]] = {}
 
     def chain(name: str, above: tuple[str, ...]) -> list[str]:
-        if name not in known:
+        if name not in chain_by_name:
             below = (graph[name] & inside).difference(above, {name})
-            chains = [chain(other, (*above, name)) for other in sorted(below)]
-            known[name] = [name, *max(chains, key=len, default=[])]
-        return known[name]
+            chains = [chain(target, (*above, name)) for target in sorted(below)]
+            chain_by_name[name] = [name, *max(chains, key=len, default=[])]
+        return chain_by_name[name]
 
     return max((chain(name, ()) for name in sorted(inside)), key=len, default=[])

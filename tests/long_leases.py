@@ -28,26 +28,23 @@ LONG_LEASES = process_leases(LONG_LEASE_MS)
 
 
 _USUAL_MS = fleet.LEASE_MS
-_wanted: dict[object, int] = {}  # by those who want another lease, the newest last
+_lease_ms_by_user: dict[object, int] = {}  # by those who want another lease, the newest last
 
 
 @contextmanager
 def long_leases(lease_ms: int = 100_000) -> Iterator[None]:
-    """Meanwhile members of this process live for so long without a heartbeat.
-
-    Stacks that start side by side end in any order: the newest that is left decides.
-    """
+    """Give members of this process long leases; the newest call that is open decides."""
     who = object()
-    _wanted[who] = lease_ms
+    _lease_ms_by_user[who] = lease_ms
     _apply()
     try:
         yield
     finally:
-        del _wanted[who]
+        del _lease_ms_by_user[who]
         _apply()
 
 
 def _apply() -> None:
-    lease_ms = next(reversed(_wanted.values()), _USUAL_MS)
+    lease_ms = next(reversed(_lease_ms_by_user.values()), _USUAL_MS)
     for module in (fleet, lease_monitor, membership, members, workers):
         vars(module)["LEASE_MS"] = lease_ms

@@ -5,8 +5,8 @@ from schemas.records import MemberState
 
 
 def is_seen_ready(membership: Membership) -> bool:
-    """Whether a heartbeat has told it; until the next one only the member knows."""
-    seen = membership.view.members.get(membership.member_id)
-    if seen is None or seen.epoch != membership.epoch:  # of a life before this one
+    """Return whether the log shows the member as ready; the member itself knows before."""
+    view = membership.view.members.get(membership.member_id)
+    if view is None or view.epoch != membership.epoch:  # of a life before this one
         return False
-    return seen.state is MemberState.READY
+    return view.state is MemberState.READY

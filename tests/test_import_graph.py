@@ -13,7 +13,7 @@ SOURCES = {
 GRAPH = modules_of((name, ast.parse(text)) for name, text in SOURCES.items())
 
 
-def test_imports_count_wherever_they_stand() -> None:
+def test_import_graph_counts_imports_anywhere_in_module() -> None:
     assert GRAPH == {
         "shop/till": {"shop/stock/shelf"},
         "shop/stock/shelf": {"shop/stock/box"},
@@ -22,7 +22,7 @@ def test_imports_count_wherever_they_stand() -> None:
     }
 
 
-def test_circles_are_found_once() -> None:
+def test_import_graph_finds_each_circle_once() -> None:
     assert circles(GRAPH) == [["shop/stock/box", "shop/stock/shelf"]]
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"e"}}) == [
         ["a", "b", "c"],
@@ -30,7 +30,7 @@ def test_circles_are_found_once() -> None:
     ]
 
 
-def test_folders_are_taken_whole() -> None:
+def test_import_graph_merges_modules_of_folder() -> None:
     assert folders_of(GRAPH) == ["", "shop", "shop/stock"]
     assert entries_of(GRAPH, "shop") == {"till": {"stock"}, "stock": set(), "door": {"stock"}}
     both = {"a/x": {"b/y"}, "b/z": {"a/w"}, "b/y": set[str](), "a/w": set[str]()}
@@ -38,7 +38,7 @@ def test_folders_are_taken_whole() -> None:
     assert circles(entries_of(both, "")) == [["a", "b"]]
 
 
-def test_the_longest_chain_is_as_high_as_the_folder() -> None:
+def test_longest_chain_covers_all_levels_of_folder() -> None:
     graph = {
         "a/x": {"a/y", "b/z"},
         "a/y": {"a/w"},

@@ -113,12 +113,12 @@ def tracked() -> tuple[Path, ...]:
 @cache
 def all_sources() -> tuple[Tree, ...]:
     """Name and tree of each Python file, read once for all rules."""
-    found = sorted(path for path in tracked() if path.suffix == ".py")
+    paths = sorted(path for path in tracked() if path.suffix == ".py")
     gc.disable()  # it would look at all trees again and again, and they stay
     try:
         return tuple(
             (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
-            for path in found
+            for path in paths
         )
     finally:
         gc.enable()
@@ -237,8 +237,8 @@ def functions_are_short() -> Found:
 def files_are_short() -> Found:
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name, _ in sources()}
     for name, lines in lengths.items():
-        most = TEST_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX
-        if lines > most and name != "schemas/records.py":  # generated, one class per schema
+        lines_max = TEST_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX
+        if lines > lines_max and name != "schemas/records.py":  # generated, one class per schema
             yield f"{name}: {lines} lines"
     longer = {name: lines for name, lines in lengths.items() if lines > FILE_LINES_USUAL}
     if len(longer) > LONGER_SHARE_MAX * len(lengths):
@@ -266,7 +266,7 @@ def errors_are_not_swallowed() -> Found:
                 yield f"{name}:{node.lineno}: bare except"
                 continue
             broad = {"Exception", "BaseException"} & set(re.findall(r"\w+", ast.unparse(node.type)))
-            if broad and all(isinstance(each, ast.Pass) for each in node.body):
+            if broad and all(isinstance(statement, ast.Pass) for statement in node.body):
                 yield f"{name}:{node.lineno}: except {broad.pop()}: pass"
 
 
@@ -307,11 +307,14 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
         for node in in_real_time(tree):
             if not isinstance(node, ast.Call):
                 continue
-            given = {keyword.arg or "**": keyword.value for keyword in node.keywords}
-            bounds = [value for key, value in given.items() if key in BOUNDS]
+            arguments = {keyword.arg or "**": keyword.value for keyword in node.keywords}
+            bounds = [value for key, value in arguments.items() if key in BOUNDS]
             if called(node) in WAITS:
-                bounds += [*node.args[-1:], *(given[key] for key in given if key == "seconds")]
-            if called(node) in HTTP_CALLS and not given.keys() & {"timeout", "transport"}:
+                bounds += [
+                    *node.args[-1:],
+                    *(arguments[key] for key in arguments if key == "seconds"),
+                ]
+            if called(node) in HTTP_CALLS and not arguments.keys() & {"timeout", "transport"}:
                 yield f"{name}:{node.lineno}: it gives up after 5 s"
             is_mark = called(node) == "pytest.mark.timeout"
             least_s = TIMEOUT_S if is_mark else PATIENCE_S
@@ -357,8 +360,8 @@ def no_place_of_one_machine() -> Found:
         except UnicodeDecodeError:
             continue
         for number, line in enumerate(text.splitlines(), 1):
-            if found := PLACES.search(line):
-                yield f"{path.relative_to(ROOT)}:{number}: {found.group()}"
+            if match := PLACES.search(line):
+                yield f"{path.relative_to(ROOT)}:{number}: {match.group()}"
 
 
 def nothing_built_is_kept() -> Found:

@@ -32,13 +32,13 @@ def pages() -> dict[str, str]:
         names = listed.stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         folders = (ROOT, *(ROOT / folder for folder in _FOLDERS.split("|")))
-        found = {path for folder in folders for path in folder.glob("**/*.md")}
-        names = [path.relative_to(ROOT).as_posix() for path in found if ".venv" not in path.parts]
+        paths = {path for folder in folders for path in folder.glob("**/*.md")}
+        names = [path.relative_to(ROOT).as_posix() for path in paths if ".venv" not in path.parts]
     return {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
 
 
 def of_today() -> dict[str, str]:
-    """Pages that tell what is, not what was."""
+    """Return pages about the present state, not the history."""
     return {name: text for name, text in pages().items() if not name.startswith(HISTORY)}
 
 
@@ -66,9 +66,9 @@ def prose_is_narrow() -> Found:
 
 
 def pages_are_short() -> Found:
-    for name, most in PAGE_LINES_MAX.items():
-        if (lines := len(pages()[name].splitlines())) > most:
-            yield f"{name}: {lines} lines, expected at most {most}"
+    for name, lines_max in PAGE_LINES_MAX.items():
+        if (lines := len(pages()[name].splitlines())) > lines_max:
+            yield f"{name}: {lines} lines, expected at most {lines_max}"
 
 
 def pages_have_one_title() -> Found:

@@ -32,17 +32,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # of a kind that `asyncio.to_thread` calls
         self, executor: Any, call: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        def ended(_: object) -> None:
+        def finish_call(_: object) -> None:
             self.threads -= 1
 
         self.threads += 1
         future = super().run_in_executor(executor, call, *args)
-        future.add_done_callback(ended)
+        future.add_done_callback(finish_call)
         return future
 
 
 class _LoopClock:
-    """Wall time is the loop's."""
+    """A wall clock that shows the loop's time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

@@ -29,7 +29,7 @@ def run(main: Coroutine[Any, Any, Result], *, seconds: float = PATIENCE_S) -> Re
 
 @contextlib.asynccontextmanager
 async def meanwhile(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-    """Have it done beside a block, at whose end it is cancelled; how it ended nobody asks."""
+    """Run work beside a block, cancel it at the end, and ignore its outcome."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -44,10 +44,10 @@ async def until(
     """Wait until the condition, plain or async, is true; TimeoutError when it never is."""
     async with asyncio.timeout(seconds):
         while True:
-            found = condition()
-            if isinstance(found, Awaitable):
-                found = await found
-            if found:
+            outcome = condition()
+            if isinstance(outcome, Awaitable):
+                outcome = await outcome
+            if outcome:
                 return
             await asyncio.sleep(_POLL_S)  # the one place that polls; tests call this
 
@@ -59,5 +59,5 @@ async def pass_time(seconds: float) -> None:
 
 
 async def pause(seconds: float) -> None:
-    """Between two calls of a client that real processes serve. `test_tidy.py` names who may."""
+    """Pause between two calls to real processes; `test_tidy.py` lists the files that may."""
     await asyncio.sleep(seconds)

@@ -48,15 +48,15 @@ async def running(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> A
     settings = sim_settings(await _fresh_topics(bootstrap), end_every_tokens=0)
     settings = replace(settings, model=replace(settings.model, max_model_len=2_048))
     folder = tmp_path_factory.mktemp("clients")
-    async with stack(settings, folder, replica=1, retrieval=1, embedding=1) as found:
-        async with http_client(found.gateway_urls[0]) as http:
+    async with stack(settings, folder, replica=1, retrieval=1, embedding=1) as running_stack:
+        async with http_client(running_stack.gateway_urls[0]) as http:
 
             async def embeds() -> bool:
                 models = (await http.get("/v1/models")).json()["data"]
                 return any(model["id"] == "hash" for model in models)
 
             await until(embeds)
-        yield found
+        yield running_stack
 
 
 @pytest.fixture(scope="module")
@@ -90,25 +90,25 @@ async def run(*command: str | Path, env: Mapping[str, str] | None = None, cwd: P
     ["openai_python", "litellm_client", "langchain_client", "pydantic_ai_client"]
     + ["instructor_client"],
 )
-async def test_python(running: Stack, name: str) -> None:
+async def test_python_client_calls_gateway(running: Stack, name: str) -> None:
     await run(BIN / "python", CALLS / f"{name}.py", running.gateway_urls[0])
 
 
 @pytest.mark.parametrize("name", ["openai_node", "vercel_ai"])
-async def test_node(running: Stack, name: str, tmp_path: Path) -> None:
-    """Beside its packages, where Node looks for them."""
+async def test_node_client_calls_gateway(running: Stack, name: str, tmp_path: Path) -> None:
+    """The script lies beside its packages, where Node looks for them."""
     script = BUILT / f"{name}.mjs"
     script.write_text((CALLS / script.name).read_text())
     await run("node", script, running.gateway_urls[0])
 
 
-async def test_java(running: Stack) -> None:
+async def test_java_client_calls_gateway(running: Stack) -> None:
     source = CALLS / "OpenAiJava.java"
     words = ("java", "-Xmx256m", "-cp", f"{BUILT / 'libs'}/*", source)
     await run(*words, running.gateway_urls[0])
 
 
-async def test_locust(running: Stack) -> None:
+async def test_locust_reports_no_failures(running: Stack) -> None:
     url = running.gateway_urls[0]
     words = ("--headless", "--users", "2", "--run-time", "5s", "--host", url, "--only-summary")
     env = {"OPENAI_BASE_URL": url + "/v1"}
@@ -116,7 +116,7 @@ async def test_locust(running: Stack) -> None:
     assert "/v1/embeddings" in printed and "0(0.00%)" in printed
 
 
-async def test_vllm_bench_serve(running: Stack, tokenizer: str) -> None:
+async def test_vllm_bench_serve_completes_requests(running: Stack, tokenizer: str) -> None:
     """`vllm bench serve` of the environment's own vLLM, whose command asks for a package of
     another name than the CPU's.
     """
@@ -124,13 +124,13 @@ async def test_vllm_bench_serve(running: Stack, tokenizer: str) -> None:
     shape = ("--dataset-name", "random", "--random-input-len", "32", "--random-output-len", "8")
     for backend, path in (("openai", "completions"), ("openai-chat", "chat/completions")):
         words = ("--backend", backend, "--base-url", url, "--endpoint", f"/v1/{path}")
-        named = ("--model", "sim", "--tokenizer", tokenizer, "--num-prompts", "4")
-        printed = await run(*bench, *words, *named, *shape, "--ignore-eos")
+        model_args = ("--model", "sim", "--tokenizer", tokenizer, "--num-prompts", "4")
+        printed = await run(*bench, *words, *model_args, *shape, "--ignore-eos")
         (line,) = (line for line in printed.splitlines() if "Successful requests" in line)
         assert line.split()[-1] == "4"
 
 
-async def test_guidellm(running: Stack, tokenizer: str, tmp_path: Path) -> None:
+async def test_guidellm_completes_requests(running: Stack, tokenizer: str, tmp_path: Path) -> None:
     words = [
         f"--backend=kind=openai_http,target={running.gateway_urls[0]},model=sim",
         "--profile=kind=synchronous",
@@ -145,12 +145,14 @@ async def test_guidellm(running: Stack, tokenizer: str, tmp_path: Path) -> None:
     assert benchmark["metrics"]["request_totals"]["successful"] == 4
 
 
-async def test_aiperf(running: Stack, tokenizer: str, tmp_path: Path) -> None:
+async def test_aiperf_completes_requests(running: Stack, tokenizer: str, tmp_path: Path) -> None:
     words = ("--model", "sim", "--url", running.gateway_urls[0], "--endpoint-type", "chat")
     shape = ("--synthetic-input-tokens-mean", "32", "--output-tokens-mean", "8", "--streaming")
     count = ("--request-count", "4", "--concurrency", "2", "--ui", "none")
-    named = ("--tokenizer", tokenizer, "--artifact-dir", tmp_path)
+    folder_args = ("--tokenizer", tokenizer, "--artifact-dir", tmp_path)
     online = {"HF_HUB_OFFLINE": ""}  # else it looks for a folder's name among what was downloaded
-    await run(BIN / "aiperf", "profile", *words, *shape, *count, *named, env=online, cwd=tmp_path)
+    await run(
+        BIN / "aiperf", "profile", *words, *shape, *count, *folder_args, env=online, cwd=tmp_path
+    )
     report = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
     assert report["request_count"]["avg"] == 4 and report["error_summary"] == []

@@ -15,19 +15,21 @@ from tests.long_leases import BRIEF_LEASE_MS
 
 async def decoder(log: LogSettings, request_id: str) -> Life:
     """The worker's life that was last told to decode a request."""
-    work = [each for each in await read_topic(log, "decode") if isinstance(each, Work)]
+    work = [record for record in await read_topic(log, "decode") if isinstance(record, Work)]
     last = max((w for w in work if w.request_id == request_id), key=lambda w: w.attempt)
     return last.worker_id, last.worker_epoch
 
 
 async def _journal(log: LogSettings, router_id: str) -> list[tuple[str, int, int]]:
     """Topic, offset and time of all that a router applied, in order."""
-    batches = [each for each in await read_topic(log, "journal") if isinstance(each, JournalBatch)]
-    mine = [batch for batch in batches if batch.router_id == router_id]
-    mine.sort(key=lambda batch: (batch.router_epoch, batch.first_seq))
+    batches = [
+        record for record in await read_topic(log, "journal") if isinstance(record, JournalBatch)
+    ]
+    own_batches = [batch for batch in batches if batch.router_id == router_id]
+    own_batches.sort(key=lambda batch: (batch.router_epoch, batch.first_seq))
     return [
         line
-        for batch in mine
+        for batch in own_batches
         for line in zip(batch.topics, batch.offsets, batch.now_ms, strict=True)
     ]
 
@@ -58,7 +60,7 @@ async def overlooked(log: LogSettings, router_id: str, life: Life, noticed_ms: i
         for offset, record in await with_offsets(log, "fleet")
     }
     heard_ms = hearing_since_ms = seen_ms = 0
-    found = []
+    times_ms = []
     for topic, offset, now_ms in await _journal(log, router_id):
         is_deaf = now_ms - heard_ms > DEAF_MS
         if topic == "fleet":
@@ -67,6 +69,6 @@ async def overlooked(log: LogSettings, router_id: str, life: Life, noticed_ms: i
             seen_ms = now_ms if lives.get(offset) == life else seen_ms
         elif topic == "tick" and seen_ms and now_ms < noticed_ms and not is_deaf:
             if now_ms - max(seen_ms, hearing_since_ms) > BRIEF_LEASE_MS:
-                found.append(now_ms)
+                times_ms.append(now_ms)
     assert seen_ms, f"{router_id} has never heard of {life}"
-    return found
+    return times_ms

@@ -61,16 +61,16 @@ def sim_settings(
 
 
 class LeaseSupervisor(Supervisor):
-    """Its processes have leases of such a length; `own` has variables of single ones."""
+    """Starts processes with leases of this length; `env_by_process` adds to single ones."""
 
-    def __init__(self, lease_ms: int, own: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, lease_ms: int, env_by_process: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
-        self._lease_ms, self._own = lease_ms, own
+        self._lease_ms, self._env_by_process = lease_ms, env_by_process
 
     def start(self, spec: ProcessSpec) -> SupervisedProcess:
-        own = self._own.get(spec.name, {})
-        env = {**spec.env, **self.leases, **own}
-        return super().start(replace(spec, env=env, forks=None if own else spec.forks))
+        process_env = self._env_by_process.get(spec.name, {})
+        env = {**spec.env, **self.leases, **process_env}
+        return super().start(replace(spec, env=env, forks=None if process_env else spec.forks))
 
     @property
     def leases(self) -> Mapping[str, str]:
@@ -94,8 +94,8 @@ class PatientStack(Stack):
 class LastingStack(PatientStack):
     """Of processes whose leases are the supervisor's."""
 
-    def __init__(self, supervisor: LeaseSupervisor, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, supervisor: LeaseSupervisor, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._supervisor = self._leases = supervisor
 
     def _start_forks(self) -> None:
@@ -110,10 +110,12 @@ def lasting_stack(
     *,
     folder: Path | None = None,
     lease_ms: int = LONG_LEASE_MS,
-    own: Mapping[str, Mapping[str, str]] | None = None,
+    env_by_process: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Stack:
     """A stack of such processes, not started."""
-    return LastingStack(LeaseSupervisor(lease_ms, own or {}), settings, plan, folder=folder)
+    return LastingStack(
+        LeaseSupervisor(lease_ms, env_by_process or {}), settings, plan, folder=folder
+    )
 
 
 @asynccontextmanager
@@ -123,7 +125,7 @@ async def stack(
     *,
     seconds: float = START_S,
     lease_ms: int = LONG_LEASE_MS,
-    own: Mapping[str, Mapping[str, str]] | None = None,
+    env_by_process: Mapping[str, Mapping[str, str]] | None = None,
     replays: bool = True,
     **plan: int,
 ) -> AsyncIterator[Stack]:
@@ -135,8 +137,10 @@ async def stack(
     """
     begun_ms = wall_ms()
     counts = {"prefill": 0, "decode": 0, **plan}
-    made = replace(StackPlan(broker=False), **counts)  # type: ignore[arg-type]  # by name
-    running = lasting_stack(settings, made, folder=folder, lease_ms=lease_ms, own=own)
+    full_plan = replace(StackPlan(broker=False), **counts)  # type: ignore[arg-type]  # by name
+    running = lasting_stack(
+        settings, full_plan, folder=folder, lease_ms=lease_ms, env_by_process=env_by_process
+    )
     with long_leases(lease_ms):
         try:
             await running.start(timeout_s=seconds)
@@ -150,18 +154,18 @@ async def stack(
 
 
 async def met(running: Stack) -> None:
-    """Wait until those who are asked know the workers: all are ready, but news take time."""
+    """Wait until all are ready and those that take requests know the workers."""
     names: dict[MemberKind, set[str]] = {kind: set() for kind in MemberKind}
     for name, kind in running.plan.names().items():
         names[kind].add(name)
 
-    async def known() -> bool:
+    async def workers_known() -> bool:
         routers = names[MemberKind.ROUTER]
-        others = ("retrieval-", "embedding-")
-        workers = {each for each in names[MemberKind.WORKER] if not each.startswith(others)}
+        other_prefixes = ("retrieval-", "embedding-")
+        workers = {name for name in names[MemberKind.WORKER] if not name.startswith(other_prefixes)}
         return await know_workers(running.settings.log, routers, workers)
 
-    await until(known, seconds=START_S)
+    await until(workers_known, seconds=START_S)
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
 
         async def served() -> bool:
@@ -185,7 +189,7 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     trivium: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
-    done: bool = False
+    is_done: bool = False
 
 
 class Client:
@@ -218,16 +222,16 @@ class Client:
         return self.parsed(response)
 
     def parsed(self, response: httpx.Response) -> Answer:
-        found = response.json()
+        payload = response.json()
         answer = Answer(status=response.status_code, headers=dict(response.headers))
-        if "error" in found:
-            answer.error = found["error"]
+        if "error" in payload:
+            answer.error = payload["error"]
             return answer
-        (choice,) = found["choices"]
+        (choice,) = payload["choices"]
         answer.text = choice["message"]["content"]
         answer.token_ids = choice.get("token_ids") or []
         answer.finish_reason = choice["finish_reason"]
-        answer.usage = found["usage"]
+        answer.usage = payload["usage"]
         return answer
 
     async def stream(self, text: str, *, into: Answer | None = None, **fields: Any) -> Answer:
@@ -268,7 +272,7 @@ async def read_events(response: httpx.Response, answer: Answer) -> None:
         if line.startswith("id: "):
             event_id = line.removeprefix("id: ")
         elif line == "data: [DONE]":
-            answer.done = True
+            answer.is_done = True
         elif line.startswith("data: "):
             fold(json.loads(line.removeprefix("data: ")), answer)
             if event_id:

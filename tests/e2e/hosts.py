@@ -29,8 +29,8 @@ class Hosts:
 
     def command(self, host: int, *command: str) -> tuple[str, ...]:
         """The command line that runs this on a host."""
-        kept = f"/proc/{host}/ns"
-        return ("nsenter", f"--net={kept}/net", f"--mount={kept}/mnt", *command)
+        namespaces = f"/proc/{host}/ns"
+        return ("nsenter", f"--net={namespaces}/net", f"--mount={namespaces}/mnt", *command)
 
     def cable(self, state: str) -> None:
         """`down` cuts it, `up` mends it."""
@@ -102,6 +102,6 @@ def _enter(namespace: int) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise OSError(f"{' '.join(command)}: {result.stderr.strip()}")

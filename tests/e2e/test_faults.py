@@ -62,9 +62,9 @@ async def replicas(
 
 
 def streams(
-    client: Client, seen: list[Answer], about: str, tokens: int = TOKENS
+    client: Client, partial_answers: list[Answer], about: str, tokens: int = TOKENS
 ) -> "asyncio.Future[list[Answer]]":
-    """Streams of these answers, under way; every other one is drawn, not greedy."""
+    """Start streams into these answers; every other one is sampled, not greedy."""
     return asyncio.gather(
         *(
             client.stream(
@@ -73,20 +73,20 @@ def streams(
                 max_tokens=tokens,
                 **(SAMPLED if number % 2 else {}),
             )
-            for number, answer in enumerate(seen)
+            for number, answer in enumerate(partial_answers)
         )
     )
 
 
-def have(seen: list[Answer], least: int = 20) -> bool:
+def have(partial_answers: list[Answer], min_tokens: int = 20) -> bool:
     """Whether each answer has so many tokens."""
-    return all(len(answer.token_ids) > least for answer in seen)
+    return all(len(answer.token_ids) > min_tokens for answer in partial_answers)
 
 
-def tokens_written(found: LogAudit, names: Iterable[str]) -> dict[str, int]:
+def tokens_written(log_audit: LogAudit, names: Iterable[str]) -> dict[str, int]:
     """Tokens of each answer that stand in the log, those of several attempts counted each."""
     places: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for frame in found.frames:
+    for frame in log_audit.frames:
         rows = zip(
             *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
         )
@@ -96,15 +96,14 @@ def tokens_written(found: LogAudit, names: Iterable[str]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.Signals) -> None:
-    """Greedy or drawn, each is the same that nobody interrupts, and only the rest of it is
-    computed."""
+async def test_answers_continue_after_worker_death(pools: Stack, how: signal.Signals) -> None:
+    """Greedy or sampled, they equal uninterrupted answers, and only the rest is computed."""
     running, log = await ready(pools), pools.settings.log
     async with client_of(running) as client:
-        seen = [Answer() for _ in range(8)]
-        task = streams(client, seen, how.name, LONG)
-        await until(lambda: have(seen, AT_LEAST))
-        answer = next(answer for answer in seen if not answer.done)
+        partial_answers = [Answer() for _ in range(8)]
+        task = streams(client, partial_answers, how.name, LONG)
+        await until(lambda: have(partial_answers, AT_LEAST))
+        answer = next(answer for answer in partial_answers if not answer.is_done)
         life = worker_id, epoch = await decoder(log, answer.headers["x-request-id"])
         await running.kill(worker_id, how)
         try:
@@ -114,31 +113,35 @@ async def test_answers_go_on_where_their_worker_died(pools: Stack, how: signal.S
                 await running.kill(worker_id, signal.SIGCONT)
         whole.append(await client.stream("Who goes on?"))
     answers = {answer.headers["x-request-id"]: answer for answer in whole}
-    found = await audit(log)
-    expected = await answer_alone(running.settings, [found.requests[name] for name in answers])
+    log_audit = await audit(log)
+    expected = await answer_alone(running.settings, [log_audit.requests[name] for name in answers])
     for name, answer in answers.items():
-        assert answer.done
+        assert answer.is_done
         assert (answer.token_ids, answer.text) == (expected[name].token_ids, expected[name].text)
-        assert all(outcome.prompt_tokens < AT_LEAST for outcome in found.outcomes[name])
-    lost = [d for d in found.of_kind("void") if (d.decode_worker, d.decode_epoch) == life]
-    assert lost
-    assert {decision.reason for decision in lost} == {"worker_lost"}
-    again = {decision.request_id for decision in found.of_kind("replace")}
-    assert {decision.request_id for decision in lost} <= again
-    noticed_ms = min(decision.at_ms for decision in lost)
+        assert all(outcome.prompt_tokens < AT_LEAST for outcome in log_audit.outcomes[name])
+    void_decisions = [
+        d for d in log_audit.of_kind("void") if (d.decode_worker, d.decode_epoch) == life
+    ]
+    assert void_decisions
+    assert {decision.reason for decision in void_decisions} == {"worker_lost"}
+    replaced_ids = {decision.request_id for decision in log_audit.of_kind("replace")}
+    assert {decision.request_id for decision in void_decisions} <= replaced_ids
+    noticed_ms = min(decision.at_ms for decision in void_decisions)
     assert await overlooked(log, "router-0", life, noticed_ms) == []
     orders = [w for w in await read_topic(log, "decode") if isinstance(w, Work) and w.prior_tokens]
-    next_attempts = {(decision.request_id, decision.attempt + 1) for decision in lost}
+    next_attempts = {(decision.request_id, decision.attempt + 1) for decision in void_decisions}
     going_on = [order for order in orders if (order.request_id, order.attempt) in next_attempts]
-    told = {r.request_id for r in await read_topic(log, "phases") if isinstance(r, Continued)}
-    assert going_on and {order.request_id for order in going_on} <= told
+    continued_ids = {
+        r.request_id for r in await read_topic(log, "phases") if isinstance(r, Continued)
+    }
+    assert going_on and {order.request_id for order in going_on} <= continued_ids
     assert all(order.prior_tokens > AT_LEAST for order in going_on)
-    written = tokens_written(found, answers)
+    written = tokens_written(log_audit, answers)
     for order in going_on:  # decode draws prefill's token again, in either attempt
         assert written[order.request_id] < LONG + AT_LEAST / 2
 
 
-async def test_a_lost_prefill_worker_is_replaced(pools: Stack) -> None:
+async def test_router_replaces_lost_prefill_worker(pools: Stack) -> None:
     running, log = await ready(pools), pools.settings.log
     before = len(await read_topic(log, "prefill"))
 
@@ -150,82 +153,90 @@ async def test_a_lost_prefill_worker_is_replaced(pools: Stack) -> None:
         await until(dispatched)
         await running.kill("prefill-0")
         answers = await asyncio.gather(*tasks)
-    assert all(answer.done and len(answer.token_ids) == 32 for answer in answers)
+    assert all(answer.is_done and len(answer.token_ids) == 32 for answer in answers)
     await audit(log)
 
 
-async def test_a_router_that_restarts_while_kv_moves_loses_nothing(pools: Stack) -> None:
+async def test_router_loses_nothing_after_restart_during_kv_transfer(pools: Stack) -> None:
     running = await ready(pools)
     async with client_of(running) as client:
-        seen = [Answer() for _ in range(12)]
-        task = streams(client, seen, "Moved", 300)
-        await until(lambda: any(have([answer]) for answer in seen))
+        partial_answers = [Answer() for _ in range(12)]
+        task = streams(client, partial_answers, "Moved", 300)
+        await until(lambda: any(have([answer]) for answer in partial_answers))
         await running.kill("router-0")
         answers = await task
-    assert [len(answer.token_ids) for answer in answers if answer.done] == [300] * len(seen)
+    assert [len(answer.token_ids) for answer in answers if answer.is_done] == [300] * len(
+        partial_answers
+    )
     await audit(running.settings.log)
 
 
-async def test_routers_that_restart_lose_nothing(replicas: Stack) -> None:
+async def test_routers_lose_nothing_after_restart(replicas: Stack) -> None:
     running = await ready(replicas)
     async with client_of(running) as client:
-        seen = [Answer() for _ in range(2 * RUNNING_MAX + 2)]  # more than there are credits for
-        task = streams(client, seen, "Question", 300)
-        await until(lambda: any(have([answer]) for answer in seen))
+        partial_answers = [
+            Answer() for _ in range(2 * RUNNING_MAX + 2)
+        ]  # more than there are credits for
+        task = streams(client, partial_answers, "Question", 300)
+        await until(lambda: any(have([answer]) for answer in partial_answers))
         for number in range(2):
             await running.kill(f"router-{number}")
         late = asyncio.create_task(client.stream("Asked while no router lives"))
         answers = [*await task, await late]
-    assert all(answer.done for answer in answers)
-    assert [len(answer.token_ids) for answer in answers] == [300] * len(seen) + [32]
+    assert all(answer.is_done for answer in answers)
+    assert [len(answer.token_ids) for answer in answers] == [300] * len(partial_answers) + [32]
     await audit(running.settings.log)
 
 
-async def test_one_of_two_routers_takes_over_the_others_sessions(replicas: Stack) -> None:
+async def test_router_takes_over_sessions_of_dead_router(replicas: Stack) -> None:
     running = await ready(replicas)
     async with client_of(running) as client:
-        seen = [Answer() for _ in range(2 * RUNNING_MAX)]
-        task = streams(client, seen, "Before")
-        await until(lambda: have(seen))
+        partial_answers = [Answer() for _ in range(2 * RUNNING_MAX)]
+        task = streams(client, partial_answers, "Before")
+        await until(lambda: have(partial_answers))
         await running.kill("router-1")
         answers = await task
-        more = await asyncio.gather(*(client.stream(f"After {n}") for n in range(12)))
-    assert all(answer.done for answer in [*answers, *more])
+        later_answers = await asyncio.gather(*(client.stream(f"After {n}") for n in range(12)))
+    assert all(answer.is_done for answer in [*answers, *later_answers])
     await audit(running.settings.log)
 
 
-async def test_a_stream_outlives_its_gateway(replicas: Stack) -> None:
+async def test_stream_resumes_after_gateway_death(replicas: Stack) -> None:
     running = await ready(replicas)
-    async with client_of(running) as client, client_of(running, gateway=1) as other:
-        seen = Answer()
-        task = asyncio.create_task(client.stream("Outlive me", into=seen, max_tokens=TOKENS))
-        await until(lambda: len(seen.token_ids) > 50)
+    async with client_of(running) as client, client_of(running, gateway=1) as other_client:
+        partial_answer = Answer()
+        task = asyncio.create_task(
+            client.stream("Outlive me", into=partial_answer, max_tokens=TOKENS)
+        )
+        await until(lambda: len(partial_answer.token_ids) > 50)
         await running.kill("gateway-0")
         await asyncio.gather(task, return_exceptions=True)
-        rest = await other.resume(seen.headers["x-request-id"], seen.event_ids[-1])
-        whole = await other.stream("Outlive me", max_tokens=TOKENS)
-    assert rest.done
-    assert seen.token_ids + rest.token_ids == whole.token_ids
-    assert seen.text + rest.text == whole.text
+        rest = await other_client.resume(
+            partial_answer.headers["x-request-id"], partial_answer.event_ids[-1]
+        )
+        whole = await other_client.stream("Outlive me", max_tokens=TOKENS)
+    assert rest.is_done
+    assert partial_answer.token_ids + rest.token_ids == whole.token_ids
+    assert partial_answer.text + rest.text == whole.text
     await audit(running.settings.log)
 
 
-async def test_a_drained_worker_finishes_what_it_holds(replicas: Stack) -> None:
+async def test_drained_worker_finishes_active_requests(replicas: Stack) -> None:
     running = await ready(replicas)
     async with client_of(running) as client:
-        seen = [Answer() for _ in range(8)]
-        task = streams(client, seen, "Drain")
-        await until(lambda: have(seen))
+        partial_answers = [Answer() for _ in range(8)]
+        task = streams(client, partial_answers, "Drain")
+        await until(lambda: have(partial_answers))
         await running.kill("replica-0", signal.SIGTERM)
         answers = await task
-    assert all(answer.done for answer in answers)
-    found = await audit(running.settings.log)
+    assert all(answer.is_done for answer in answers)
+    log_audit = await audit(running.settings.log)
     names = [answer.headers["x-request-id"] for answer in answers]
-    assert "replace" not in {d.kind.value for name in names for d in found.decisions[name]}
+    assert "replace" not in {d.kind.value for name in names for d in log_audit.decisions[name]}
 
 
-async def test_without_workers_a_request_ends_at_its_deadline(replicas: Stack) -> None:
-    """The last one here: it ends the workers for good."""
+async def test_request_without_workers_ends_at_deadline(replicas: Stack) -> None:
+    """It stays the last test of this module, as it stops the workers for good."""
     running = await ready(replicas)
     async with client_of(running) as client:
         await asyncio.gather(

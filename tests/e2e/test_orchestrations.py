@@ -36,9 +36,13 @@ async def unlike(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> As
     """Workers whose degrees of tensor parallelism differ, one way and the other."""
     router = {**REMOTE, "orchestration": "decode_first"}
     settings = sim_settings(await _fresh_topics(bootstrap), router=router)
-    own = {name: {"TRIVIUM_SIM_TENSOR_PARALLEL": str(degree)} for name, degree in DEGREES.items()}
+    env_by_process = {
+        name: {"TRIVIUM_SIM_TENSOR_PARALLEL": str(degree)} for name, degree in DEGREES.items()
+    }
     folder = tmp_path_factory.mktemp("unlike")
-    async with stack(settings, folder, prefill=1, decode=2, own=own) as running:
+    async with stack(
+        settings, folder, prefill=1, decode=2, env_by_process=env_by_process
+    ) as running:
         yield running
 
 
@@ -53,12 +57,13 @@ async def conversation(client: Client, opening: str) -> list[Answer]:
     return [first, await client.stream("", messages=messages)]
 
 
-async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
-    """KV is transposed on its way, both ways."""
+async def test_kv_transfer_transposes_between_tensor_parallel_degrees(unlike: Stack) -> None:
     async with client_of(unlike) as client:
-        turns = await asyncio.gather(*(conversation(client, each) for each in openings("degrees")))
-    found = await audit(unlike.settings.log)
-    expected = await answer_alone(unlike.settings, found.requests.values())
+        turns = await asyncio.gather(
+            *(conversation(client, opening) for opening in openings("degrees"))
+        )
+    log_audit = await audit(unlike.settings.log)
+    expected = await answer_alone(unlike.settings, log_audit.requests.values())
     members = unlike._fleet.view.members if unlike._fleet is not None else {}
     degrees = {
         name: member.registration.capability.tensor_parallel
@@ -67,18 +72,18 @@ async def test_degrees_of_tensor_parallelism_may_differ(unlike: Stack) -> None:
     }
     assert degrees == DEGREES
     answers = [answer for turn in turns for answer in turn]
-    assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
+    assert log_audit.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
     assert {answer.trivium["decode_worker"] for answer in answers} == {"decode-0", "decode-1"}
     for answer in answers:
         assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
         assert answer.trivium["kv_bytes"] > 0
         assert answer.trivium["attempt"] == 1
-    orders = {outcome.orchestration for (outcome,) in found.outcomes.values()}
+    orders = {outcome.orchestration for (outcome,) in log_audit.outcomes.values()}
     assert orders == {Orchestration.DECODE_FIRST}, "as `router.orchestration` says"
 
 
 @pytest.mark.parametrize("orchestration", ["prefill_first", "decode_first", "concurrent"])
-async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
+async def test_orchestration_returns_tokens_of_single_engine(
     pair: Stack, orchestration: str
 ) -> None:
     async with client_of(pair) as client:
@@ -86,36 +91,36 @@ async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
         turns = await asyncio.gather(
             *(conversation(client, opening) for opening in openings(orchestration))
         )
-        one = await client.stream("Say one word.", max_tokens=1)
-    answers = [*(answer for turn in turns for answer in turn), one]
+        short_answer = await client.stream("Say one word.", max_tokens=1)
+    answers = [*(answer for turn in turns for answer in turn), short_answer]
     names = [answer.headers["x-request-id"] for answer in answers]
-    found = await audit(pair.settings.log)
-    expected = await answer_alone(pair.settings, [found.requests[name] for name in names])
+    log_audit = await audit(pair.settings.log)
+    expected = await answer_alone(pair.settings, [log_audit.requests[name] for name in names])
     for name, answer in zip(names, answers, strict=True):
-        assert found.outcomes[name][0].kind is OutcomeKind.COMPLETED
+        assert log_audit.outcomes[name][0].kind is OutcomeKind.COMPLETED
         assert answer.token_ids == expected[name].token_ids
-    ways = {found.outcomes[name][0].orchestration for name in names[:-1]}
+    ways = {log_audit.outcomes[name][0].orchestration for name in names[:-1]}
     assert ways == {Orchestration(orchestration)}
     assert answers[0].headers["x-trivium-prefill-worker"] == "prefill-0"
     for first, second in turns:  # what decode holds of the first turn is not sent again
         assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
-    done = [
+    finished_prefills = [
         phase
         for name in names
-        for phase in found.phases.get(name, ())
+        for phase in log_audit.phases.get(name, ())
         if phase.kind is PhaseKind.PREFILL_DONE
     ]
     paired = orchestration != "prefill_first"
-    assert any(phase.kv is None and phase.kv_bytes for phase in done) is paired
+    assert any(phase.kv is None and phase.kv_bytes for phase in finished_prefills) is paired
 
 
-async def test_a_wish_is_met_or_refused(pair: Stack) -> None:
-    """By the workers that the gateway knows from the log."""
+async def test_gateway_honours_or_refuses_requested_policy(pair: Stack) -> None:
+    """The gateway knows the workers from the log."""
     async with client_of(pair) as client:
         refused = await client.chat("a", trivium={"policy": "replica"})
         assert refused.error is not None and refused.status == 400
         assert "replica needs a worker for replica" in refused.error["message"]
         met = await client.stream("in pairs", trivium={"policy": "pairs"})
     name = met.headers["x-request-id"]
-    found = await audit(pair.settings.log)
-    assert {decision.policy for decision in found.decisions[name]} == {"pairs"}
+    log_audit = await audit(pair.settings.log)
+    assert {decision.policy for decision in log_audit.decisions[name]} == {"pairs"}

@@ -42,8 +42,8 @@ async def running(
     folder = tmp_path / "home"
     async with stack(
         settings, folder, prefill=2, decode=2, retrieval=2, shards=2, embedding=1, bridges=1
-    ) as found:
-        yield found
+    ) as running_stack:
+        yield running_stack
 
 
 def write_files(folder: Path) -> None:
@@ -63,25 +63,29 @@ def environ(running: Stack) -> dict[str, str]:
     """Variables with which `trivium` finds the stack, and counts as there whoever is slow."""
     log = running.settings.log
     values = asdict(log)
-    named = {name: value for name, value in values.items() if name.endswith("_partitions")}
-    named |= {"bootstrap": log.bootstrap, "topic_prefix": log.topic_prefix}
-    found = {f"TRIVIUM_LOG_{name.upper()}": str(value) for name, value in named.items()}
-    return found | LONG_LEASES | {"TRIVIUM_HOME": str(running.folder)}
+    log_values = {name: value for name, value in values.items() if name.endswith("_partitions")}
+    log_values |= {"bootstrap": log.bootstrap, "topic_prefix": log.topic_prefix}
+    log_env = {f"TRIVIUM_LOG_{name.upper()}": str(value) for name, value in log_values.items()}
+    return log_env | LONG_LEASES | {"TRIVIUM_HOME": str(running.folder)}
 
 
 def trivium(words: list[str]) -> str:
-    """Empty where the command went well, else what it said."""
-    done = CliRunner().invoke(app, words)
-    return "" if done.exit_code == 0 else f"{shlex.join(words)}: {done.output}\n{done.exception!r}"
+    """Run a command; empty where it went well, else its output."""
+    result = CliRunner().invoke(app, words)
+    return (
+        ""
+        if result.exit_code == 0
+        else f"{shlex.join(words)}: {result.output}\n{result.exception!r}"
+    )
 
 
-def other(words: list[str]) -> str:
-    """The same for another program."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    return "" if done.returncode == 0 else f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+def run_program(words: list[str]) -> str:
+    """Run another program; empty where it went well, else its output."""
+    result = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return "" if result.returncode == 0 else f"{shlex.join(words)}: {result.stdout}{result.stderr}"
 
 
-async def found(words: list[str]) -> bool:
+async def search_succeeds(words: list[str]) -> bool:
     return not await asyncio.to_thread(trivium, words)
 
 
@@ -98,23 +102,23 @@ def of_stack(text: str, running: Stack) -> str:
 async def run(block: Block, running: Stack, request_id: str) -> None:
     text = of_stack(block.text, running)
     if block.language == "python":
-        assert not await asyncio.to_thread(other, [sys.executable, "-c", text])
+        assert not await asyncio.to_thread(run_program, [sys.executable, "-c", text])
         return
     for words in replace(block, text=text).commands():
         words = [request_id if word == "ID" else word for word in words]
         if words[0] != TRIVIUM:
             if shutil.which(words[0]):
-                assert not await asyncio.to_thread(other, words)
+                assert not await asyncio.to_thread(run_program, words)
         elif words[1] == "search":  # documents are applied a moment after they are loaded
-            await until(partial(found, words[1:]), seconds=PATIENCE_S)
+            await until(partial(search_succeeds, words[1:]), seconds=PATIENCE_S)
         else:
             assert not await asyncio.to_thread(trivium, words[1:])
 
 
-async def test_what_the_pages_say_works(
+async def test_commands_of_pages_succeed(
     running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each page has commands that run."""
+    """Each of the main pages has a block of commands."""
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name, value in environ(running).items():

@@ -97,10 +97,10 @@ class Load:
             await pause(1 / PER_S)
         await asyncio.gather(*self._conversations)
 
-    async def more(self, count: int) -> None:
+    async def wait_for_more(self, count: int) -> None:
         """Wait until so many more answers have come."""
-        wanted = len(self.answers) + count
-        await until(lambda: len(self.answers) >= wanted, seconds=START_S)
+        target = len(self.answers) + count
+        await until(lambda: len(self.answers) >= target, seconds=START_S)
 
     async def decoded_by(self, worker_id: str) -> None:
         """Wait until an answer has come from this worker."""
@@ -116,7 +116,7 @@ class Load:
         answers = []
         try:
             for turn in range(2):
-                answer = await self._asked(messages)
+                answer = await self._ask(messages)
                 answers.append(answer)
                 self.answers.append(answer)
                 messages.append({"role": "assistant", "content": answer.text})
@@ -125,8 +125,8 @@ class Load:
             self._open.release()
         return answers
 
-    async def _asked(self, messages: list[dict[str, str]]) -> Answer:
-        """A gateway that a small machine has made doubt its lease refuses, and nothing is lost."""
+    async def _ask(self, messages: list[dict[str, str]]) -> Answer:
+        """Ask again while a gateway refuses because it doubts its lease."""
         while True:
             answer = await self._client.stream("", messages=messages, max_tokens=24)
             if answer.error.get("code") != "broker_unavailable":
@@ -136,7 +136,7 @@ class Load:
 
 async def orders_of(log: LogSettings, life: Life) -> int:
     """How many orders to decode a worker's life has been given."""
-    orders = [each for each in await read_topic(log, "decode") if isinstance(each, Work)]
+    orders = [record for record in await read_topic(log, "decode") if isinstance(record, Work)]
     return sum((order.worker_id, order.worker_epoch) == life for order in orders)
 
 
@@ -146,33 +146,33 @@ async def dies_with_an_order(running: Stack, operator: Operator) -> bool:
     before = operator.worker("decode-1")
     life, log = (before.member_id, before.epoch), running.settings.log
     await running.kill("decode-1", signal.SIGSTOP)
-    held = await orders_of(log, life)
+    order_count = await orders_of(log, life)
 
     async def has_one_or_is_over() -> bool:
-        return not operator.lives(life) or await orders_of(log, life) > held
+        return not operator.lives(life) or await orders_of(log, life) > order_count
 
     await until(has_one_or_is_over)
     await running.kill("decode-1", signal.SIGKILL)
-    return await orders_of(log, life) > held
+    return await orders_of(log, life) > order_count
 
 
 async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> LogAudit:
     """Every request has one outcome, a completed one, with the tokens of an engine alone."""
-    found = await audit(log)
-    assert len(found.requests) == len(answers)
-    assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
-    assert all(answer.done for answer in answers)
-    expected = await answer_alone(running.settings, found.requests.values())
+    log_audit = await audit(log)
+    assert len(log_audit.requests) == len(answers)
+    assert log_audit.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
+    assert all(answer.is_done for answer in answers)
+    expected = await answer_alone(running.settings, log_audit.requests.values())
     wrong = [
         answer.headers["x-request-id"]
         for answer in answers
         if answer.token_ids != expected[answer.headers["x-request-id"]].token_ids
     ]
     assert wrong == []
-    return found
+    return log_audit
 
 
-async def test_nothing_is_lost_while_workers_come_go_move_and_die(
+async def test_pools_lose_nothing_while_workers_join_move_and_die(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     log = await kafka_with(worker_partitions=8)
@@ -184,33 +184,33 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
     ):
         load = Load(client)
         loading = asyncio.create_task(load.run())
-        await load.more(40)
+        await load.wait_for_more(40)
         await running.scale(prefill=3)
         await operator.move("prefill-2", PREFILL, DECODE)
-        await load.more(20)
+        await load.wait_for_more(20)
         await operator.move("prefill-0", DECODE)
         await load.decoded_by("prefill-0")
         await operator.move("decode-1", PREFILL, DECODE)
-        await load.more(20)
+        await load.wait_for_more(20)
         was_given = False
         while not was_given:
             before = operator.worker("decode-1")
             was_given = await dies_with_an_order(running, operator)
-            await load.more(40)
+            await load.wait_for_more(40)
             await running.wait_ready("decode-1")
             await operator.sees_again(before)
         assert operator.worker("decode-1").registration.roles == before.registration.roles
         await running.scale(prefill=2, decode=3)  # drains prefill-2, which has both roles
         await load.decoded_by("decode-2")
         await operator.move("prefill-0", PREFILL)
-        await load.more(20)
+        await load.wait_for_more(20)
         load.stopped.set()
         await loading
-        found = await check(running, log, load.answers)
+        log_audit = await check(running, log, load.answers)
     life = (before.member_id, before.epoch)
     lost_ms = [
         d.at_ms
-        for d in found.of_kind("void")
+        for d in log_audit.of_kind("void")
         if d.reason is Reason.WORKER_LOST
         and life in ((d.prefill_worker, d.prefill_epoch), (d.decode_worker, d.decode_epoch))
     ]

@@ -21,7 +21,9 @@ async def first_values(log: LogSettings, topic: str, partitions: int) -> list[by
     return [record.value for record in records]
 
 
-async def test_every_process_honours_the_framing_switch(kafka: LogSettings, tmp_path: Path) -> None:
+async def test_processes_frame_records_with_schema_registry(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
     with running_registry() as registry:
         log = replace(kafka, schema_registry=registry.url)
         settings = sim_settings(log)
@@ -30,7 +32,7 @@ async def test_every_process_honours_the_framing_switch(kafka: LogSettings, tmp_
             Client(running.gateway_urls[0], settings.model.served_name) as client,
         ):
             answer = await client.stream("Framed?")
-            assert answer.done
+            assert answer.is_done
             assert answer.trivium["mode"] == "remote"
     for topic, partitions in {"requests": 2, "decisions": 2, "prefill": 4, "phases": 2}.items():
         values = await first_values(log, topic, partitions)

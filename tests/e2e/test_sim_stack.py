@@ -52,15 +52,15 @@ async def remote(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest.fixture
 async def client(remote: Stack) -> AsyncIterator[Client]:
-    async with Client(remote.gateway_urls[0], remote.settings.model.served_name) as found:
-        yield found
+    async with Client(remote.gateway_urls[0], remote.settings.model.served_name) as gateway_client:
+        yield gateway_client
 
 
 @pytest.fixture
-async def other(remote: Stack) -> AsyncIterator[Client]:
+async def other_client(remote: Stack) -> AsyncIterator[Client]:
     """The same deployment through its second gateway."""
-    async with Client(remote.gateway_urls[1], remote.settings.model.served_name) as found:
-        yield found
+    async with Client(remote.gateway_urls[1], remote.settings.model.served_name) as gateway_client:
+        yield gateway_client
 
 
 @pytest.fixture
@@ -68,21 +68,21 @@ def log(remote: Stack) -> LogSettings:
     return remote.settings.log
 
 
-async def test_a_stream_and_a_whole_answer_are_the_same(client: Client, other: Client) -> None:
+async def test_stream_equals_whole_answer(client: Client, other_client: Client) -> None:
     streamed = await client.stream("Tell me about logs.")
-    whole = await other.chat("Tell me about logs.")
+    whole = await other_client.chat("Tell me about logs.")
     assert streamed.status == whole.status == 200
     assert streamed.token_ids == whole.token_ids
     assert streamed.text == whole.text != ""
     assert streamed.finish_reason == whole.finish_reason == "length"
     assert streamed.usage["completion_tokens"] == len(streamed.token_ids) == 32
-    assert streamed.done
+    assert streamed.is_done
     assert streamed.trivium["mode"] == "remote"
     assert whole.headers["x-trivium-prefill-worker"] == "prefill-0"
     assert whole.headers["x-trivium-decode-worker"] in ("decode-0", "decode-1")
 
 
-async def test_kv_moves_over_nixl_once_and_turn_2_moves_only_what_is_missing(
+async def test_kv_transfer_moves_only_missing_blocks_in_second_turn(
     client: Client, log: LogSettings
 ) -> None:
     client.http.headers["X-Session-Id"] = "kv-session"
@@ -96,11 +96,11 @@ async def test_kv_moves_over_nixl_once_and_turn_2_moves_only_what_is_missing(
     second = await client.stream("", messages=messages)
     assert second.trivium["decode_worker"] == first.trivium["decode_worker"]
     assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
-    found = await audit(log)
-    assert found.kv_bytes() >= first.trivium["kv_bytes"] + second.trivium["kv_bytes"]
+    log_audit = await audit(log)
+    assert log_audit.kv_bytes() >= first.trivium["kv_bytes"] + second.trivium["kv_bytes"]
 
 
-async def test_a_request_is_explained_by_its_header(client: Client, log: LogSettings) -> None:
+async def test_request_id_header_identifies_story(client: Client, log: LogSettings) -> None:
     answer = await client.stream("Explain this one.")
     await audit(log)
     story = await read_story(log, answer.headers["x-trivium-request-id"][:18])
@@ -108,89 +108,96 @@ async def test_a_request_is_explained_by_its_header(client: Client, log: LogSett
     assert story.kv_bytes == answer.trivium["kv_bytes"] > 0
     assert story.outcome is not None
     assert story.decisions[0].candidates
-    told = [step.what for step in steps_of(story)]
+    steps = [step.what for step in steps_of(story)]
 
     def in_order(*words: str) -> bool:
-        found = [next(i for i, what in enumerate(told) if what.startswith(word)) for word in words]
-        return found == sorted(found)
+        positions = [
+            next(i for i, what in enumerate(steps) if what.startswith(word)) for word in words
+        ]
+        return positions == sorted(positions)
 
     assert in_order("accepted", "place remote", "first token", "32 tokens", "completed")
     # Decode of a pair may have the KV before prefill has sent the token that both of them say.
     assert in_order("place remote", "kv received", "32 tokens")
 
 
-async def test_many_streams_at_once_through_both_gateways(client: Client, other: Client) -> None:
+async def test_gateways_serve_many_streams_concurrently(
+    client: Client, other_client: Client
+) -> None:
     answers = await asyncio.gather(
-        *((client if number % 2 else other).stream(f"Question {number}") for number in range(40))
+        *(
+            (client if number % 2 else other_client).stream(f"Question {number}")
+            for number in range(40)
+        )
     )
-    assert all(answer.done and len(answer.token_ids) == 32 for answer in answers)
+    assert all(answer.is_done and len(answer.token_ids) == 32 for answer in answers)
     assert len({answer.text for answer in answers}) == 40
 
 
-async def test_every_accepted_request_has_one_outcome_and_a_reason(
+async def test_accepted_requests_have_one_outcome_and_reason(
     client: Client, log: LogSettings
 ) -> None:
     sessions = {partition_of(f"s-{n}", log.session_partitions): f"s-{n}" for n in range(16)}
     assert len(sessions) == 2
     for session in sessions.values():
         client.http.headers["X-Session-Id"] = session
-        assert (await client.stream("One more.")).done
-    found = await audit(log)
-    placed = found.of_kind("place")
+        assert (await client.stream("One more.")).is_done
+    log_audit = await audit(log)
+    placed = log_audit.of_kind("place")
     assert {d.router_id for d in placed} == {"router-0", "router-1"}
     assert all(d.candidates for d in placed)
 
 
 @pytest.mark.parametrize("way", ["disconnect", "delete"])
-async def test_a_cancelled_request_stops_in_its_workers(
-    client: Client, log: LogSettings, way: str
-) -> None:
-    seen = Answer()
-    task = asyncio.create_task(client.stream(f"Long {way}", into=seen, max_tokens=LONG))
-    await until(lambda: len(seen.token_ids) > 3)
-    request_id = seen.headers["x-request-id"]
+async def test_worker_stops_cancelled_request(client: Client, log: LogSettings, way: str) -> None:
+    partial_answer = Answer()
+    task = asyncio.create_task(client.stream(f"Long {way}", into=partial_answer, max_tokens=LONG))
+    await until(lambda: len(partial_answer.token_ids) > 3)
+    request_id = partial_answer.headers["x-request-id"]
     if way == "delete":
         response = await client.http.delete(f"/v1/requests/{request_id}")
         assert response.status_code in (200, 202)
         await task
-        assert seen.error["code"] == "cancelled"
+        assert partial_answer.error["code"] == "cancelled"
     else:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    found = await audit(log)
-    (outcome,) = found.outcomes[request_id]
+    log_audit = await audit(log)
+    (outcome,) = log_audit.outcomes[request_id]
     assert outcome.kind == "cancelled"
     assert 0 < outcome.completion_tokens < LONG
 
 
-async def test_another_gateway_resumes_where_the_client_stopped(
-    client: Client, other: Client
+async def test_other_gateway_resumes_stream_after_event(
+    client: Client, other_client: Client
 ) -> None:
     whole = await client.stream("Resume me", max_tokens=300)
     request_id = whole.headers["x-request-id"]
     for place in (0, len(whole.event_ids) // 2, -1):
-        rest = await other.resume(request_id, whole.event_ids[place])
+        rest = await other_client.resume(request_id, whole.event_ids[place])
         tokens, chars = whole.marks[place]
-        assert rest.done
+        assert rest.is_done
         assert rest.token_ids == whole.token_ids[tokens:]
         assert rest.text == whole.text[chars:]
 
 
-async def test_a_running_stream_is_resumed_by_another_gateway_to_its_end(
-    client: Client, other: Client
+async def test_other_gateway_resumes_running_stream_to_end(
+    client: Client, other_client: Client
 ) -> None:
     client.http.headers["X-Trivium-On-Disconnect"] = "continue"
-    seen = Answer()
-    task = asyncio.create_task(client.stream("Resume me live", into=seen, max_tokens=600))
-    await until(lambda: bool(seen.event_ids))
+    partial_answer = Answer()
+    task = asyncio.create_task(client.stream("Resume me live", into=partial_answer, max_tokens=600))
+    await until(lambda: bool(partial_answer.event_ids))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    rest = await other.resume(seen.headers["x-request-id"], seen.event_ids[-1])
-    assert rest.done
-    assert len(seen.token_ids) + len(rest.token_ids) == 600
+    rest = await other_client.resume(
+        partial_answer.headers["x-request-id"], partial_answer.event_ids[-1]
+    )
+    assert rest.is_done
+    assert len(partial_answer.token_ids) + len(rest.token_ids) == 600
 
 
-async def test_limits_answer_with_their_status(client: Client, log: LogSettings) -> None:
+async def test_gateway_reports_limits_by_status(client: Client, log: LogSettings) -> None:
     too_long = await client.chat("x " * 20_000)
     assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
     too_large = await client.chat("x" * 200_000)
@@ -234,7 +241,7 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-async def test_bad_input_is_refused_before_it_is_accepted(
+async def test_gateway_refuses_bad_body_before_log(
     client: Client, log: LogSettings, name: str
 ) -> None:
     body, status, word = BAD_BODIES[name]
@@ -259,7 +266,7 @@ POISONED = [
 
 
 @pytest.mark.parametrize("topic", POISONED)
-async def test_an_undecodable_record_goes_to_the_dead_letters_and_work_goes_on(
+async def test_consumer_dead_letters_undecodable_record_and_continues(
     client: Client, log: LogSettings, topic: str
 ) -> None:
     from schemas.codec import Codec
@@ -279,27 +286,26 @@ async def test_an_undecodable_record_goes_to_the_dead_letters_and_work_goes_on(
     record = (await read_raw(log, topic + ".dlq"))[0]
     assert dict(record.headers)["x-dlq-topic"].decode() == log.topic_prefix + topic
     answer = await client.stream(f"After poison on {topic}")
-    assert answer.done
+    assert answer.is_done
     assert len(answer.token_ids) == 32
 
 
-async def test_n_choices_are_n_requests_of_one_call(client: Client, log: LogSettings) -> None:
+async def test_gateway_sends_one_request_per_choice(client: Client, log: LogSettings) -> None:
     body = client.body("Choose", n=3, temperature=1.0, seed=5)
     response = await client.http.post("/v1/chat/completions", json=body)
-    found = response.json()
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
-    assert len({choice["message"]["content"] for choice in found["choices"]}) == 3
-    assert found["usage"]["completion_tokens"] == 96
+    payload = response.json()
+    assert [choice["index"] for choice in payload["choices"]] == [0, 1, 2]
+    assert len({choice["message"]["content"] for choice in payload["choices"]}) == 3
+    assert payload["usage"]["completion_tokens"] == 96
     records = await audit(log)
     request_id = response.headers["x-request-id"]
     assert sum(r.parent_id == request_id for r in records.requests.values()) == 3
 
 
-async def test_a_trace_is_sent_and_comes_back_from_the_log(
+async def test_trace_survives_round_trip_through_log(
     remote: Stack, log: LogSettings, tmp_path: Path
 ) -> None:
-    """Lengths and what begins alike are as they were, after a file of Dynamo's, too; one turn comes
-    after the other."""
+    """Lengths and shared prefixes survive, also in Dynamo's format; turns stay in order."""
     rows = [(40, 3, (0, 1, 2)), (44, 5, (0, 1, 3)), (30, 2, (4, 5))]
     arrivals = [
         Arrival(
@@ -314,22 +320,22 @@ async def test_a_trace_is_sent_and_comes_back_from_the_log(
     trace = Trace(format="test", arrivals=arrivals, block_tokens=16)
     begin_ms = wall_ms()
     model = remote.settings.model.served_name
-    sent = await send(trace, remote.gateway_urls[0], model, Pace(), api_key="none")
-    assert [each.error for each in sent] == ["", "", ""]
-    assert report(sent)["total_osl"]["avg"] == 10
+    answers = await send(trace, remote.gateway_urls[0], model, Pace(), api_key="none")
+    assert [answer.error for answer in answers] == ["", "", ""]
+    assert report(answers)["total_osl"]["avg"] == 10
 
-    async def ended() -> bool:
+    async def is_complete() -> bool:
         return len((await read_log(log, begin_ms, wall_ms(), 16)).arrivals) == 3
 
-    await until(ended)
+    await until(is_complete)
     path = tmp_path / "trace.jsonl"
     write(await read_log(log, begin_ms, wall_ms(), 16), path, "dynamo", model)
-    found = read(path).arrivals
-    assert [(e.prompt_tokens, e.output_tokens, (*e.blocks,)) for e in found] == rows
+    read_arrivals = read(path).arrivals
+    assert [(e.prompt_tokens, e.output_tokens, (*e.blocks,)) for e in read_arrivals] == rows
 
 
 @pytest.mark.parametrize(("words", "count"), [(1, 6), (9_000, 2)])
-async def test_what_a_request_writes_is_known(
+async def test_request_writes_expected_records_and_bytes(
     client: Client, log: LogSettings, words: int, count: int
 ) -> None:
     """A record more per request is a decision: it costs gateways, routers and the broker. A token
@@ -357,5 +363,5 @@ async def test_what_a_request_writes_is_known(
     await until(is_told)
     for topic, (records, size) in COSTS.items():
         assert len(sizes[topic]) == records * count, topic
-        grown = 4 * (sum(prompts) - count * SHORT) if topic in WITH_TOKENS else 0
-        assert sum(sizes[topic]) == pytest.approx(size * count + grown, rel=0.05), topic
+        extra_bytes = 4 * (sum(prompts) - count * SHORT) if topic in WITH_TOKENS else 0
+        assert sum(sizes[topic]) == pytest.approx(size * count + extra_bytes, rel=0.05), topic

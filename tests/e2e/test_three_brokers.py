@@ -30,15 +30,15 @@ STREAMS, TOKENS = 12, 1_500
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[BrokerCluster]:
-    made = BrokerCluster(SETTINGS, tmp_path / "brokers")
+    broker_cluster = BrokerCluster(SETTINGS, tmp_path / "brokers")
     try:
-        made.start()
+        broker_cluster.start()
     except ConfigError as error:  # no Java or no jars: the message says which
         pytest.skip(str(error))
     try:
-        yield made
+        yield broker_cluster
     finally:
-        made.reset()
+        broker_cluster.reset()
 
 
 async def leader(log: LogSettings, topic: str) -> int:
@@ -50,9 +50,12 @@ async def leader(log: LogSettings, topic: str) -> int:
 
         async def whole() -> bool:
             nonlocal leaders
-            (found,) = await admin.describe_topics([log.topic_prefix + topic])
-            leaders = [each["leader"] for each in found["partitions"]]
-            return all(len(each["isr"]) == log.replication_factor for each in found["partitions"])
+            (description,) = await admin.describe_topics([log.topic_prefix + topic])
+            leaders = [partition["leader"] for partition in description["partitions"]]
+            return all(
+                len(partition["isr"]) == log.replication_factor
+                for partition in description["partitions"]
+            )
 
         await until(whole)
         return max(leaders, key=leaders.count)
@@ -60,10 +63,10 @@ async def leader(log: LogSettings, topic: str) -> int:
         await admin.close()
 
 
-async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
+async def test_streams_survive_loss_of_partition_leaders(
     cluster: BrokerCluster, tmp_path: Path
 ) -> None:
-    """Tokens' leader first, then requests', each back before the next goes."""
+    """Leaders of tokens, requests and fleet die in turn, each back before the next one dies."""
     log = LogSettings(
         bootstrap=cluster.bootstrap,
         topic_prefix="three.",
@@ -80,19 +83,23 @@ async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
     ):
         answers: list[Answer] = []
         for topic in ("tokens", "requests", "fleet"):
-            seen = [Answer() for _ in range(STREAMS)]
+            partial_answers = [Answer() for _ in range(STREAMS)]
             tasks = [
-                asyncio.create_task(client.stream(f"{topic} {n}", into=each, max_tokens=TOKENS))
-                for n, each in enumerate(seen)
+                asyncio.create_task(client.stream(f"{topic} {n}", into=answer, max_tokens=TOKENS))
+                for n, answer in enumerate(partial_answers)
             ]
-            await until(lambda seen=seen: all(len(each.token_ids) > 20 for each in seen))
+            await until(
+                lambda partial_answers=partial_answers: all(
+                    len(answer.token_ids) > 20 for answer in partial_answers
+                )
+            )
             broker = cluster.brokers[await leader(log, topic)]
             os.kill(broker.pid, signal.SIGKILL)
             late = asyncio.create_task(client.stream(f"{topic}: asked meanwhile"))
             answers += [*await asyncio.gather(*tasks), await late]
             broker.start()
-        found = await audit(log)
-        expected = await answer_alone(running.settings, found.requests.values())
+        log_audit = await audit(log)
+        expected = await answer_alone(running.settings, log_audit.requests.values())
     for answer in answers:
-        assert answer.done, answer
+        assert answer.is_done, answer
         assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids

@@ -26,19 +26,23 @@ CUT_MS = 6_000  # more than two leases, by the clock that ends them
 FAR, TOKENS, STREAMS = "far", 400, 4
 
 
-async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Path) -> None:
-    """The same process in a higher epoch, and KV crosses the cable again."""
+async def test_worker_rejoins_with_its_engine_after_network_cut(tmp_path: Path) -> None:
+    """The process is the same in a higher epoch, and KV crosses the cable again."""
     pytest.importorskip("nixl", reason="the NIXL library is missing")
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
-    own = BrokerSettings(host=HERE, port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    broker_settings = BrokerSettings(
+        host=HERE, port=0, heap_mb=384, quick=True, start_timeout_s=180.0
+    )
     settings = sim_settings(log, decode_step_ms=5.0, kv_devices=DEVICE)
     with two_hosts() as hosts:
-        stack = PatientStack(replace(settings, broker=own), StackPlan(decode=0), folder=tmp_path)
+        stack = PatientStack(
+            replace(settings, broker=broker_settings), StackPlan(decode=0), folder=tmp_path
+        )
         stack._supervisor = OnHost(hosts, hosts.first)
-        other = OnHost(hosts, hosts.second)
+        second_host = OnHost(hosts, hosts.second)
         try:
             await stack.start()
-            far = other.start(_worker(tmp_path))
+            far = second_host.start(_worker(tmp_path))
             fleet = FleetWatch(stack.settings.log)
             await fleet.start()
             following = asyncio.create_task(fleet.follow())
@@ -46,8 +50,8 @@ async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Pa
             first, pid = fleet.view.members[FAR], far.pid
             async with Client(stack.gateway_urls[0], settings.model.served_name) as client:
                 answers = await _asked_over_a_cut(hosts, client, fleet)
-            again, last_pid = fleet.view.members[FAR], far.pid
-            found = await audit(stack.settings.log)
+            last_member, last_pid = fleet.view.members[FAR], far.pid
+            log_audit = await audit(stack.settings.log)
             following.cancel()
             await fleet.stop()
         except ConfigError as error:
@@ -55,14 +59,14 @@ async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Pa
                 raise
             pytest.skip(error.message)
         finally:
-            await other.stop(grace_s=5)
+            await second_host.stop(grace_s=5)
             await stack.stop(grace_s=10)
     assert (last_pid, far.restarts) == (pid, 0)
-    assert again.epoch > first.epoch
-    assert again.registration.pid == first.registration.pid
-    assert [answer.error for answer in answers if not answer.done] == []
+    assert last_member.epoch > first.epoch
+    assert last_member.registration.pid == first.registration.pid
+    assert [answer.error for answer in answers if not answer.is_done] == []
     last = answers[-1].headers["x-request-id"]
-    (outcome,) = found.outcomes[last]
+    (outcome,) = log_audit.outcomes[last]
     assert outcome.kv_bytes > 0, "not computed in place"
 
 
@@ -92,7 +96,7 @@ def _serving(fleet: FleetWatch) -> bool:
 def _is_as_before(fleet: FleetWatch, epoch: int) -> bool:
     """Whether the far worker serves in a new epoch, and no other has its role in the meantime."""
     workers = fleet.view.living(MemberKind.WORKER, wall_ms())
-    decoders = [each.member_id for each in workers if Role.DECODE in each.registration.roles]
+    decoders = [member.member_id for member in workers if Role.DECODE in member.registration.roles]
     return _serving(fleet) and fleet.view.members[FAR].epoch > epoch and decoders == [FAR]
 
 
@@ -103,12 +107,12 @@ async def _asked_over_a_cut(hosts: Hosts, client: Client, fleet: FleetWatch) -> 
         return (await client.http.get("/health/ready")).status_code == 200
 
     await until(is_served)
-    seen = [Answer() for _ in range(STREAMS)]
+    partial_answers = [Answer() for _ in range(STREAMS)]
     tasks = [
         asyncio.create_task(client.stream(f"Far {n}", into=answer, max_tokens=TOKENS))
-        for n, answer in enumerate(seen)
+        for n, answer in enumerate(partial_answers)
     ]
-    await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
+    await until(lambda: all(len(answer.token_ids) > 20 for answer in partial_answers))
     before, cut_ms = fleet.view.members[FAR], fleet.view._logged_ms
     hosts.cable("down")
     await until(lambda: fleet.view._logged_ms > cut_ms + CUT_MS)

@@ -82,8 +82,8 @@ async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 async def on_own_broker(folder: Path) -> AsyncIterator[Stack]:
     """A replica with a broker that may die, and with the leases of a deployment."""
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
-    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
-    settings = replace(vllm_settings(log, kv_transfer="off"), broker=own)
+    broker_settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = replace(vllm_settings(log, kv_transfer="off"), broker=broker_settings)
     running = Stack(settings, StackPlan(prefill=0, decode=0, replica=1), folder=folder)
     try:
         await running.start(timeout_s=1_500)
@@ -92,38 +92,38 @@ async def on_own_broker(folder: Path) -> AsyncIterator[Stack]:
         await running.stop(grace_s=10)
 
 
-async def test_answers_equal_one_engine_alone_and_kv_moves_over_nixl(pair: Pair) -> None:
+async def test_remote_answers_equal_single_engine_over_nixl(pair: Pair) -> None:
     async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
         for question in QUESTIONS:
-            found, expected = await asyncio.gather(
+            answer, expected = await asyncio.gather(
                 remote.stream(question, max_tokens=24), alone.stream(question, max_tokens=24)
             )
-            assert found.token_ids == expected.token_ids
-            assert found.text == expected.text
-            assert found.trivium["mode"] == "remote"
+            assert answer.token_ids == expected.token_ids
+            assert answer.text == expected.text
+            assert answer.trivium["mode"] == "remote"
             assert expected.trivium["mode"] == "replica"
-            assert found.trivium["kv_bytes"] > 0
+            assert answer.trivium["kv_bytes"] > 0
     records = await audit(pair.remote.settings.log)
     assert records.kv_bytes() > 0
 
 
-async def test_many_at_once_equal_one_engine_alone(pair: Pair) -> None:
+async def test_concurrent_remote_answers_equal_single_engine(pair: Pair) -> None:
     questions = [f"{number}: {QUESTIONS[number % 3]}" for number in range(8)]
     async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
-        found = await asyncio.gather(*(remote.stream(q, max_tokens=16) for q in questions))
+        answers = await asyncio.gather(*(remote.stream(q, max_tokens=16) for q in questions))
         expected = await asyncio.gather(*(alone.stream(q, max_tokens=16) for q in questions))
-    assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+    assert [a.token_ids for a in answers] == [a.token_ids for a in expected]
 
 
-async def test_sampling_with_a_seed_gives_the_same_answer_remote_and_alone(pair: Pair) -> None:
+async def test_seeded_sampling_returns_same_answer_remote_and_alone(pair: Pair) -> None:
     fields: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 24}
     async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
-        found = await remote.stream(QUESTIONS[0], **fields)
+        answer = await remote.stream(QUESTIONS[0], **fields)
         expected = await alone.stream(QUESTIONS[0], **fields)
-    assert found.token_ids == expected.token_ids
+    assert answer.token_ids == expected.token_ids
 
 
-async def test_turn_2_moves_only_what_decode_does_not_hold(pair: Pair) -> None:
+async def test_kv_transfer_moves_only_blocks_missing_in_decode(pair: Pair) -> None:
     async with client_of(pair.remote) as remote:
         remote.http.headers["X-Session-Id"] = "turns"
         opening = "A conversation of its own. " * 30  # decode holds nothing of it yet
@@ -138,19 +138,19 @@ async def test_turn_2_moves_only_what_decode_does_not_hold(pair: Pair) -> None:
     assert second.usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_the_story_of_a_request_is_on_the_log(pair: Pair) -> None:
+async def test_story_lists_steps_of_request(pair: Pair) -> None:
     async with client_of(pair.remote) as remote:
         answer = await remote.stream("Tell the story.", max_tokens=8)
     await audit(pair.remote.settings.log)
     story = await read_story(pair.remote.settings.log, answer.headers["x-request-id"])
     assert story.token_ids == answer.token_ids
     assert story.kv_bytes == answer.trivium["kv_bytes"]
-    told = " ".join(step.what for step in steps_of(story))
+    steps = " ".join(step.what for step in steps_of(story))
     for word in ("accepted", "place remote", "prefill done", "handoff", "over NIXL", "completed"):
-        assert word in told
+        assert word in steps
 
 
-async def test_structured_output_and_logprobs_survive_the_hand_over(pair: Pair) -> None:
+async def test_handoff_keeps_structured_output_and_logprobs(pair: Pair) -> None:
     async with client_of(pair.remote) as remote:
         body = remote.body("Pick one.", max_tokens=16, ignore_eos=False)
         body["structured_outputs"] = {"choice": ["red", "green"]}
@@ -163,22 +163,22 @@ async def test_structured_output_and_logprobs_survive_the_hand_over(pair: Pair) 
     assert all(len(entry["top_logprobs"]) == 2 for entry in choice["logprobs"]["content"])
 
 
-async def test_unchanged_clients_work(pair: Pair) -> None:
+async def test_stock_clients_return_same_answer(pair: Pair) -> None:
     url = pair.remote.gateway_urls[0] + "/v1"
     model = pair.remote.settings.model.served_name
 
     def ask() -> list[str]:
         from langchain_openai import ChatOpenAI  # slow to import
 
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 8,
             "temperature": 0,
         }
         with OpenAI(base_url=url, api_key="none", timeout=PATIENCE_S) as client:
-            whole: Any = client.chat.completions.create(**asked)
-            chunks: Any = client.chat.completions.create(**asked, stream=True)
+            whole: Any = client.chat.completions.create(**options)
+            chunks: Any = client.chat.completions.create(**options, stream=True)
             text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         settings: Any = {"base_url": url, "api_key": "none", "model": model, "temperature": 0}
         chain = ChatOpenAI(**settings, max_tokens=8)
@@ -192,33 +192,31 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
     assert answer.usage.completion_tokens == 4
 
 
-@pytest.mark.parametrize("deployment", [PULL, PUSH], ids=lambda each: each.name)
-async def test_every_way_to_place_turns_gives_the_same_answers(
-    pair: Pair, deployment: Deployment
-) -> None:
+@pytest.mark.parametrize("deployment", [PULL, PUSH], ids=lambda deployment: deployment.name)
+async def test_placement_policies_return_same_answers(pair: Pair, deployment: Deployment) -> None:
     """The reduced form of `trivium evaluate ppd --engine vllm`."""
     load = LiveLoad(conversations=2, turns=4, tokens=12, words=40)
     running = pair.push if deployment is PUSH else pair.remote
-    found = await compare(running, pair.replica, deployment.variants, load)
-    assert [row["different"] for row in found.values()] == [0] * len(found)
-    assert {row["answers"] for row in found.values()} == {8}
-    for name in found.keys() - {"x=1", "learned"}:
-        assert found[name]["local_share"] == 0.0
-        assert found[name]["kv_bytes"] > 0
+    results = await compare(running, pair.replica, deployment.variants, load)
+    assert [row["different"] for row in results.values()] == [0] * len(results)
+    assert {row["answers"] for row in results.values()} == {8}
+    for name in results.keys() - {"x=1", "learned"}:
+        assert results[name]["local_share"] == 0.0
+        assert results[name]["kv_bytes"] > 0
     if deployment is PULL:
-        assert (found["x=1"]["local_share"], found["x=1"]["kv_bytes"]) == (1.0, 0)
-        assert found["x=1"]["kv_bytes_turn_1"] > 0
+        assert (results["x=1"]["local_share"], results["x=1"]["kv_bytes"]) == (1.0, 0)
+        assert results["x=1"]["kv_bytes_turn_1"] > 0
     records = await audit(running.settings.log)
-    ended = [outcome for (outcome,) in records.outcomes.values()]
-    kinds = {outcome.orchestration for outcome in ended}
+    outcomes = [outcome for (outcome,) in records.outcomes.values()]
+    kinds = {outcome.orchestration for outcome in outcomes}
     pairs = {Orchestration.CONCURRENT, Orchestration.DECODE_FIRST}
     assert kinds & pairs == (pairs if deployment is PUSH else set())
 
 
-async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_that_is_away(
+async def test_engine_has_lower_priority_and_survives_broker_outage(
     pair: Pair,
 ) -> None:
-    """Process, engine and prefix cache stay, and what ran ends well."""
+    """Process, engine and prefix cache stay, and the running stream ends well."""
     running, usual = pair.replica, os.getpriority(os.PRIO_PROCESS, 0)
     before = {name: process.pid for name, process in running.processes.items()}
     worker, *engine = family(before["replica-0"])
@@ -228,24 +226,24 @@ async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_t
     assert [niceness(pid) for pid in computing] == [{VllmSettings().nice}] * 2
     async with client_of(running) as client:
         first = await client.stream(QUESTIONS[2])
-        seen = Answer()
-        task = asyncio.create_task(client.stream(QUESTIONS[1], into=seen, max_tokens=600))
-        await until(lambda: len(seen.token_ids) > 20)
+        partial_answer = Answer()
+        task = asyncio.create_task(client.stream(QUESTIONS[1], into=partial_answer, max_tokens=600))
+        await until(lambda: len(partial_answer.token_ids) > 20)
         await FaultInjector(running).inject(
             InjectedFault(at_s=0, name=BROKER, how=KILL, lasts_s=8.0)
         )
-        found = await task
+        answer = await task
         await running.wait_ready(timeout_s=START_S)
-        again = await client.stream(QUESTIONS[2])
-    assert (found.error, len(found.token_ids)) == ({}, 600)
-    assert again.token_ids == first.token_ids
-    assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0
+        second = await client.stream(QUESTIONS[2])
+    assert (answer.error, len(answer.token_ids)) == ({}, 600)
+    assert second.token_ids == first.token_ids
+    assert second.usage["prompt_tokens_details"]["cached_tokens"] > 0
     assert {name: process.pid for name, process in running.processes.items()} == before
     assert [pid for pid in family(worker) if computes(pid)] == [worker, *computing]
 
 
-async def test_vllm_is_imported_once_for_all_processes_of_a_stack(pair: Pair) -> None:
-    """But for one that computes on several cores: its library of threads binds them when loaded."""
+async def test_stack_imports_vllm_once_for_all_processes(pair: Pair) -> None:
+    """An engine on several cores is started apart: its thread library binds cores on import."""
     for running in (pair.remote, pair.replica, pair.push):
         for name in running.plan.engine_names():
             server = running.forks[name.partition("-")[0]]
@@ -255,14 +253,12 @@ async def test_vllm_is_imported_once_for_all_processes_of_a_stack(pair: Pair) ->
             spawner = {"1": server.pid}.get(
                 running.processes[name].spec.env["OMP_NUM_THREADS"], core
             )
-            found = [parent(pid) for pid in (worker, core, computing)]
-            assert found == [server.pid, server.pid, spawner]
+            parents = [parent(pid) for pid in (worker, core, computing)]
+            assert parents == [server.pid, server.pid, spawner]
 
 
-async def test_nothing_outlives_a_killed_worker(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By vLLM's own processes, which watch the worker: what would kill its group is held back."""
+async def test_killed_worker_leaves_no_process(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own processes watch the worker; the kill of its process group is disabled here."""
     monkeypatch.setattr(os, "killpg", lambda group, number: None)
     process = pair.replica.processes["replica-0"]
     process.stopping = True  # nobody starts it again

@@ -49,11 +49,11 @@ def text_of(body: Any) -> bytes:
     return json.dumps(body).replace(json.dumps(HUGE), "9" * 5_000).encode("utf-8", "replace")
 
 
-def examples(count: int, *, more: int = 1) -> settings:
-    """So many examples; where more are asked for, `more` times as many as of other tests."""
+def examples(count: int, *, fuzz_factor: int = 1) -> settings:
+    """Return Hypothesis settings; `make fuzz` runs `fuzz_factor` times more of these."""
     unhealthy = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
     return settings(
-        max_examples=count * (TIMES * more if TIMES > 1 else 1),
+        max_examples=count * (TIMES * fuzz_factor if TIMES > 1 else 1),
         deadline=None,
         suppress_health_check=unhealthy,
     )
@@ -62,22 +62,22 @@ def examples(count: int, *, more: int = 1) -> settings:
 @st.composite
 def changed_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
     """Bytes with a few of them changed, cut off, repeated or put in between."""
-    found = bytearray(whole)
+    buffer = bytearray(whole)
     for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, max(0, len(found) - 1)))
+        at = draw(st.integers(0, max(0, len(buffer) - 1)))
         match draw(st.integers(0, 3)):
-            case 0 if found:
-                found[at] = draw(st.integers(0, 255))
+            case 0 if buffer:
+                buffer[at] = draw(st.integers(0, 255))
             case 1:
-                found[at:at] = draw(st.binary(max_size=12))
+                buffer[at:at] = draw(st.binary(max_size=12))
             case 2:
-                del found[at : at + draw(st.integers(1, 40))]
+                del buffer[at : at + draw(st.integers(1, 40))]
             case _:
-                found += found[at : at + 40]
-    return bytes(found)
+                buffer += buffer[at : at + 40]
+    return bytes(buffer)
 
 
 @st.composite
 def record_bytes(draw: st.DrawFn, kinds: tuple[str, ...]) -> bytes:
-    """A record of one of these kinds, as somebody who means harm writes it."""
+    """A record of one of these kinds, with a few of its bytes changed."""
     return draw(changed_bytes(CODEC.encode(example(f"trivium.{draw(st.sampled_from(kinds))}"))))

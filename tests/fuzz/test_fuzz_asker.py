@@ -22,16 +22,16 @@ from tests.stalls import unstalled
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(0, 0), (-1, 1), (1, 1), (0, 2**31 - 1), (0, -5)])
-async def test_a_shard_that_cannot_be_is_asked_of_nothing(shard: int, shards: int) -> None:
-    """Of 0 shards the answers never count; of 2**31 the asker never stops counting."""
+async def test_retrieval_client_ignores_impossible_shard(shard: int, shards: int) -> None:
+    """With 0 shards no answer counts; with 2**31 the client never stops counting."""
 
     def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request))
 
     async with asking(1, answers) as (asker, pool):
         pool.register("forged", shard, shards)
-        found = await unstalled(ask(asker, within_ms=60_000))
-        assert found.shards == 1 and found.is_complete
+        result = await unstalled(ask(asker, within_ms=60_000))
+        assert result.shards == 1 and result.is_complete
     async with asking(0, answers) as (asker, pool):
         pool.register("forged", shard, shards)
         with pytest.raises(NotReady):
@@ -53,7 +53,7 @@ FORGED_HITS = st.fixed_dictionaries(
 )
 
 
-async def test_oversized_hits_hold_nobody_up() -> None:
+async def test_retrieval_client_dead_letters_oversized_hits() -> None:
     large = CODEC.encode(dataclasses.replace(example("trivium.Hits"), document_ids=[""] * MANY))
 
     def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
@@ -61,30 +61,32 @@ async def test_oversized_hits_hold_nobody_up() -> None:
         pool.answer(hits(request))
 
     async with asking(1, answers) as (asker, pool):
-        found = await unstalled(ask(asker, within_ms=60_000))
-        assert [hit.document_id for hit in found.hits] == ["a"] and len(pool.buried) == 1
+        result = await unstalled(ask(asker, within_ms=60_000))
+        assert [hit.document_id for hit in result.hits] == ["a"] and len(pool.buried) == 1
 
 
 @examples(120)
 @given(st.lists(FORGED_HITS | record_bytes(KINDS) | st.binary(max_size=9), max_size=6))
-async def test_an_asker_gets_its_answer_whatever_else_is_said(drawn: list[Any]) -> None:
-    """Only what could be true of a shard is believed; all else is buried."""
+async def test_retrieval_client_answers_despite_forged_records(forgeries: list[Any]) -> None:
+    """The client believes only what could be true of a shard and dead-letters the rest."""
 
     def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
-        for each in drawn:
-            if isinstance(each, dict):
-                each = CODEC.encode(dataclasses.replace(hits(request), **each))
-            pool.say(each)
+        for forgery in forgeries:
+            if isinstance(forgery, dict):
+                forgery = CODEC.encode(dataclasses.replace(hits(request), **forgery))
+            pool.say(forgery)
         pool.answer(hits(request))
 
     async with asking(1, answers) as (asker, pool):
         try:
-            found = await unstalled(ask(asker, within_ms=60_000))
+            result = await unstalled(ask(asker, within_ms=60_000))
         except TriviumError as error:
-            assert any(isinstance(each, dict) and each.get("error") for each in drawn), error
+            assert any(
+                isinstance(forgery, dict) and forgery.get("error") for forgery in forgeries
+            ), error
             return
-        assert len(found.hits) <= 10 and found.shards == 1
-        assert all(np.isfinite(hit.distance) for hit in found.hits)
-        json.dumps([hit.document_id for hit in found.hits])
-        heard = asker._exchange._direct._heard_ms.keys()
-        assert heard <= {(partition, who) for partition in (1, 3) for who in (0, EMBEDDING)}
+        assert len(result.hits) <= 10 and result.shards == 1
+        assert all(np.isfinite(hit.distance) for hit in result.hits)
+        json.dumps([hit.document_id for hit in result.hits])
+        senders = asker._exchange._direct._heard_ms.keys()
+        assert senders <= {(partition, who) for partition in (1, 3) for who in (0, EMBEDDING)}

@@ -22,7 +22,7 @@ from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.streams.gateway.samples import chat, ended, events_of, frame
+from tests.streams.gateway.samples import chat, events_of, frame, stream_end
 
 MINE = "the call's own stream"  # its id is known when it is sent
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 2**31 - 1])
@@ -60,8 +60,8 @@ def frames(draw: st.DrawFn) -> TokenFrame:
     """Rows of one stream and of others, of equal columns mostly."""
     rows = draw(st.integers(0, 4))
 
-    def column(one: st.SearchStrategy[Any]) -> Sequence[Any]:
-        return draw(st.lists(one, min_size=rows, max_size=rows))
+    def column(strategy: st.SearchStrategy[Any]) -> Sequence[Any]:
+        return draw(st.lists(strategy, min_size=rows, max_size=rows))
 
     counts = column(st.integers(0, 3))
     return TokenFrame(
@@ -82,18 +82,18 @@ def frames(draw: st.DrawFn) -> TokenFrame:
     )
 
 
-def named(found: TokenFrame, request_id: str) -> TokenFrame:
-    """The same of this stream."""
+def with_request_id(token_frame: TokenFrame, request_id: str) -> TokenFrame:
+    """The same frame, with rows of this request in place of `MINE`."""
 
-    def mine(one: Any) -> Any:
-        return dataclasses.replace(one, request_id=request_id)
+    def with_id(record: Any) -> Any:
+        return dataclasses.replace(record, request_id=request_id)
 
     return dataclasses.replace(
-        found,
-        request_ids=[request_id if name == MINE else name for name in found.request_ids],
-        logprobs=[mine(one) for one in found.logprobs],
-        ends=[mine(one) for one in found.ends],
-        starts=[mine(one) for one in found.starts],
+        token_frame,
+        request_ids=[request_id if name == MINE else name for name in token_frame.request_ids],
+        logprobs=[with_id(row) for row in token_frame.logprobs],
+        ends=[with_id(end) for end in token_frame.ends],
+        starts=[with_id(start) for start in token_frame.starts],
     )
 
 
@@ -101,7 +101,7 @@ def no_constant(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
 
 
-@examples(50, more=3)
+@examples(50, fuzz_factor=3)
 @given(
     st.lists(frames(), max_size=4),
     st.fixed_dictionaries(
@@ -109,21 +109,24 @@ def no_constant(name: str) -> None:
         optional={"logprobs": st.just(True), "return_token_ids": st.just(True)},
     ),
 )
-async def test_a_call_ends_whatever_frames_say(
-    drawn: list[TokenFrame], fields: dict[str, Any]
+async def test_gateway_call_ends_despite_forged_frames(
+    token_frames: list[TokenFrame], fields: dict[str, Any]
 ) -> None:
     gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
         now_s = asyncio.get_running_loop().time()
-        last = ended(request.request_id, attempt=2**31 - 1, kind=OutcomeKind.FAILED)
+        last = stream_end(request.request_id, attempt=2**31 - 1, kind=OutcomeKind.FAILED)
         good = frame(request.request_id, ["a", "b"], attempt=2**31 - 1, end=last)
-        for one in [*(named(each, request.request_id) for each in drawn), good]:
+        for next_frame in [
+            *(with_request_id(token_frame, request.request_id) for token_frame in token_frames),
+            good,
+        ]:
             try:
-                found = decode_frame(CODEC, CODEC.encode(one))
+                decoded_frame = decode_frame(CODEC, CODEC.encode(next_frame))
             except RecordError:
                 continue
-            gateway.log.hub.apply(found, now_s)
+            gateway.log.hub.apply(decoded_frame, now_s)
 
     gateway.log.on_request = answer
     async with gateway.client() as client:
@@ -135,7 +138,7 @@ async def test_a_call_ends_whatever_frames_say(
     assert not len(gateway.log.hub)
 
 
-@examples(50, more=3)
+@examples(50, fuzz_factor=3)
 @given(
     st.lists(
         instances("trivium.TurnBatch").map(CODEC.encode)
@@ -144,7 +147,7 @@ async def test_a_call_ends_whatever_frames_say(
         max_size=6,
     )
 )
-async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
+async def test_conversations_survive_forged_turns(values: list[bytes]) -> None:
     buried: list[RecordError] = []
 
     async def bury(_: ConsumerRecord, error: RecordError) -> None:
@@ -158,16 +161,18 @@ async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
     for value in values:
         await turns._hand_on(record_of(value))
     assert len(sessions) <= 4
-    found = sessions.find("", [{"role": "assistant", "content": "x"}], 5)
-    assert found.session_id
+    session = sessions.find("", [{"role": "assistant", "content": "x"}], 5)
+    assert session.session_id
 
 
-@examples(50, more=3)
+@examples(50, fuzz_factor=3)
 @given(
     st.lists(
         st.tuples(
             st.builds(
-                lambda one, name, epoch: dataclasses.replace(one, member_id=name, epoch=epoch),
+                lambda record, name, epoch: dataclasses.replace(
+                    record, member_id=name, epoch=epoch
+                ),
                 instances("trivium.Registration") | instances("trivium.Heartbeat"),
                 st.sampled_from(["a", "b", "", "gateway-a"]),
                 st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]),
@@ -177,9 +182,9 @@ async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
         max_size=12,
     )
 )
-def test_a_fleet_of_members_that_say_anything(said: list[tuple[Any, int | None]]) -> None:
+def test_fleet_view_survives_forged_members(log_entries: list[tuple[Any, int | None]]) -> None:
     view, now_ms = FleetView(), 1_000
-    for offset, (record, logged_ms) in enumerate(said):
+    for offset, (record, logged_ms) in enumerate(log_entries):
         view.apply(record, offset, now_ms, logged_ms)
     for kind in MemberKind:
         for member in view.living(kind, now_ms):

@@ -56,14 +56,14 @@ def forged(params: dict[str, Any]) -> st.SearchStrategy[KvHandle]:
     ) | instances("trivium.KvHandle")
 
 
-def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) -> None:
+def passes_or_is_refused(handle_gate: HandleGate, use: str, kv: KvHandle, *args: Any) -> None:
     try:
-        params = getattr(one, use)(kv, *args)
+        params = getattr(handle_gate, use)(kv, *args)
     except REFUSED:
-        assert not one._used
+        assert not handle_gate._used
         return
     assert kv.expires_at_ms > 900 and kv.engine_id != "engine-d"
-    assert (kv.engine_id, kv.engine_request_id) in one._used
+    assert (kv.engine_id, kv.engine_request_id) in handle_gate._used
     for field, value in params.items():
         assert isinstance(value, type(KEPT[field])), field
     assert params["remote_host"].isascii() and 0 < params["remote_port"] < 65_536
@@ -72,7 +72,7 @@ def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) ->
         assert [len(group) for group in groups] == [BLOCKS]
         assert all(0 <= block < 2**31 for group in groups for block in group)
     try:
-        getattr(one, use)(kv, *args)
+        getattr(handle_gate, use)(kv, *args)
     except REFUSED:
         return
     raise AssertionError("a handle passed twice")
@@ -80,19 +80,19 @@ def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) ->
 
 @examples(300)
 @given(forged(MADE))
-def test_forged_handles_do_not_reach_vllm(kv: KvHandle) -> None:
+def test_handle_gate_refuses_forged_handles(kv: KvHandle) -> None:
     passes_or_is_refused(gate(), "use", kv, PROMPT, 900)
 
 
 @examples(300)
 @given(forged(KEPT))
-def test_forged_handles_of_kept_kv_do_not_reach_vllm(kv: KvHandle) -> None:
+def test_handle_gate_refuses_forged_prefix_handles(kv: KvHandle) -> None:
     passes_or_is_refused(gate(), "use_kept", kv, [*PROMPT, 41], 900)
 
 
 @examples(300)
 @given(forged(PARAMS), st.none() | forged(PARAMS).map(lambda kv: kv.params))
-def test_forged_promises_do_not_reach_vllm(kv: KvHandle, peer: bytes | None) -> None:
+def test_handle_gate_refuses_forged_promises(kv: KvHandle, peer: bytes | None) -> None:
     passes_or_is_refused(gate(), "promise", kv, len(PROMPT), peer, 900)
 
 
@@ -102,9 +102,9 @@ def test_forged_promises_do_not_reach_vllm(kv: KvHandle, peer: bytes | None) -> 
     instances("trivium.Sampling"),
     st.text(max_size=3),
 )
-def test_jobs_are_taken_or_refused(tokens: list[int], sampling: Sampling, name: str) -> None:
-    one = dataclasses.replace(job(tokens), request_id=name, sampling=sampling)
-    error = job_problem(one, max_model_len=64, vocab_size=500)
+def test_job_problem_reports_invalid_jobs(tokens: list[int], sampling: Sampling, name: str) -> None:
+    engine_job = dataclasses.replace(job(tokens), request_id=name, sampling=sampling)
+    error = job_problem(engine_job, max_model_len=64, vocab_size=500)
     if error is None:
         assert name and 0 < len(tokens) < 64 and sampling.max_tokens > 0
     else:
@@ -113,10 +113,10 @@ def test_jobs_are_taken_or_refused(tokens: list[int], sampling: Sampling, name: 
 
 @examples(300)
 @given(st.lists(forged(PARAMS), min_size=1, max_size=4), st.integers(0, 2))
-def test_the_simulated_engine_uses_no_forged_handle(found: list[KvHandle], kind: int) -> None:
+def test_simulated_engine_refuses_forged_handles(handles: list[KvHandle], kind: int) -> None:
     rules = HandleRules(32)
     rules.observe_epoch("prefill-0", 5, "engine-p")
-    for kv in [*found, found[0]]:
+    for kv in [*handles, handles[0]]:
         use = (rules.use, rules.use_promise, rules.use_target)[kind]
         before = dict(rules._used)
         error: TriviumError | None = use(kv, len(PROMPT), 900)
@@ -128,18 +128,19 @@ def test_the_simulated_engine_uses_no_forged_handle(found: list[KvHandle], kind:
         assert len(kv.block_ids) in (0, BLOCKS)
 
 
-async def test_only_blocks_that_a_handle_holds_are_copied() -> None:
-    """An engine takes its own blocks' numbers from nobody."""
+async def test_engine_copies_only_blocks_of_handle() -> None:
     engine = await start_sim()
     try:
-        other = prompt(40, salt=1)
-        right = await answered(engine, job(other))
+        other_prompt = prompt(40, salt=1)
+        right = await answered(engine, job(other_prompt))
         for wrong in (-1, 9, 2**31 - 1):
             first = job(prompt(40), PREFILL)
             kv = (await answered(engine, first)).last.kv
             assert kv is not None
             false = dataclasses.replace(kv, block_ids=(wrong,) * len(kv.block_ids))
-            found = await answered(engine, job(other, request_id=first.request_id, kv=false))
-            assert found.error_code == "kv_unavailable" or found.token_ids == right.token_ids
+            answer = await answered(
+                engine, job(other_prompt, request_id=first.request_id, kv=false)
+            )
+            assert answer.error_code == "kv_unavailable" or answer.token_ids == right.token_ids
     finally:
         await engine.close()

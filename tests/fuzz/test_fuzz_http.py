@@ -35,9 +35,9 @@ def answering() -> InProcessGateway:
     return gateway
 
 
-@examples(80, more=3)
+@examples(80, fuzz_factor=3)
 @given(st.sampled_from(sorted(PATHS)), st.data())
-async def test_bodies_with_fields_changed(path: str, data: st.DataObject) -> None:
+async def test_gateway_survives_bodies_with_changed_fields(path: str, data: st.DataObject) -> None:
     body, kind = PATHS[path]
     names = st.sampled_from(sorted(kind.model_fields)) | st.text(max_size=10)
     changes: dict[str, Any] = data.draw(st.dictionaries(names, JSON, max_size=3))
@@ -45,16 +45,16 @@ async def test_bodies_with_fields_changed(path: str, data: st.DataObject) -> Non
     assert status < 500
 
 
-@examples(50, more=3)
+@examples(50, fuzz_factor=3)
 @given(st.sampled_from(sorted(PATHS)), st.data())
-async def test_bodies_with_bytes_changed(path: str, data: st.DataObject) -> None:
+async def test_gateway_survives_bodies_with_changed_bytes(path: str, data: st.DataObject) -> None:
     raw = data.draw(changed_bytes(json.dumps(PATHS[path][0]).encode()) | st.binary(max_size=200))
     assert (await unstalled(call(answering(), raw, path)))[0] < 500
 
 
-@examples(50, more=3)
+@examples(50, fuzz_factor=3)
 @given(st.dictionaries(st.sampled_from(HEADERS), st.text(max_size=60), max_size=4))
-async def test_headers(headers: dict[str, str]) -> None:
+async def test_gateway_survives_random_headers(headers: dict[str, str]) -> None:
     raw = {name: value.encode("utf-8", "replace") for name, value in headers.items()}
     async with answering().client() as client:
         answer = await unstalled(
@@ -63,13 +63,15 @@ async def test_headers(headers: dict[str, str]) -> None:
     assert answer.status_code < 500
 
 
-@examples(35, more=3)
+@examples(35, fuzz_factor=3)
 @given(
     st.text(max_size=40),
     st.sampled_from(["/events", "", "/x"]),
     st.sampled_from(["GET", "DELETE", "POST"]),
 )
-async def test_paths(request_id: str, end: str, method: str) -> None:
+async def test_gateway_survives_random_request_paths(
+    request_id: str, end: str, method: str
+) -> None:
     name = quote(request_id.encode("utf-8", "replace"), safe="")
     async with answering().client() as client:
         answer = await unstalled(client.request(method, f"/v1/requests/{name}{end}"))

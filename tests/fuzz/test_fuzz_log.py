@@ -21,14 +21,14 @@ INTS = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 2)
 
 @examples(400)
 @given(st.binary(max_size=60) | record_bytes(ALL_KINDS))
-def test_bytes_are_a_record_or_an_error_that_says_so(value: bytes) -> None:
+def test_codec_decodes_bytes_or_raises_record_error(value: bytes) -> None:
     try:
-        found = CODEC.decode(value)
+        record = CODEC.decode(value)
     except RecordError:
         return
     for topic in TOPICS:
         try:
-            check_record(topic, found)
+            check_record(topic, record)
         except RecordError:
             continue
 
@@ -37,7 +37,7 @@ def test_bytes_are_a_record_or_an_error_that_says_so(value: bytes) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(ROUTED), record_bytes(ALL_KINDS)), min_size=4, max_size=8)
 )
-async def test_a_router_outlives_its_topics(records: list[tuple[str, bytes]]) -> None:
+async def test_router_survives_forged_records(records: list[tuple[str, bytes]]) -> None:
     partitions, producer = await router_with_partition()
     process = partitions.process
     outbox = asyncio.create_task(process.outbox.run())
@@ -53,7 +53,7 @@ async def test_a_router_outlives_its_topics(records: list[tuple[str, bytes]]) ->
 
 @examples(300)
 @given(st.text(max_size=80), st.data())
-def test_event_ids_are_signed_or_refused(text: str, data: st.DataObject) -> None:
+def test_event_ids_refuse_unsigned_values(text: str, data: st.DataObject) -> None:
     ids = EventIds(EVENT_KEY, choices_max=4)
     value = data.draw(changed_bytes(text.encode("utf-8", "replace"))).decode("latin-1")
     try:

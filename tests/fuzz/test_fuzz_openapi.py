@@ -55,11 +55,11 @@ def answering() -> InProcessGateway:
 @cache
 def operations() -> dict[str, Any]:
     page = openapi.from_dict(describe(answering().app.fastapi))
-    every = [each.ok() for each in page.get_all_operations() if isinstance(each, Ok)]
-    return {found.label: found for found in every}
+    every = [result.ok() for result in page.get_all_operations() if isinstance(result, Ok)]
+    return {operation.label: operation for operation in every}
 
 
-def test_every_operation_is_drawn() -> None:
+def test_openapi_page_lists_all_operations() -> None:
     assert operations().keys() == {*LABELS, *OBJECT_LABELS}
 
 
@@ -83,7 +83,7 @@ def cases(draw: st.DrawFn, label: str) -> Any:
     return case
 
 
-async def sent(client: httpx.AsyncClient, case: Any) -> httpx.Response:
+async def send_case(client: httpx.AsyncClient, case: Any) -> httpx.Response:
     parts = case.as_transport_kwargs(base_url="http://gateway")
     body = text_of(parts["json"]) if "json" in parts else parts.get("data")
     headers = {
@@ -96,20 +96,22 @@ async def sent(client: httpx.AsyncClient, case: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("label", LABELS)
-@examples(15, more=4)
+@examples(15, fuzz_factor=4)
 @given(data=st.data())
-async def test_calls_are_answered_as_the_page_says(label: str, data: st.DataObject) -> None:
+async def test_gateway_conforms_to_openapi_page(label: str, data: st.DataObject) -> None:
     await check(data.draw(cases(label)))
 
 
 @pytest.mark.parametrize("label", OBJECT_LABELS)
-@examples(5, more=2)
+@examples(5, fuzz_factor=2)
 @given(data=st.data())
-async def test_so_are_calls_about_files_and_stores(label: str, data: st.DataObject) -> None:
+async def test_gateway_conforms_to_openapi_page_for_files_and_stores(
+    label: str, data: st.DataObject
+) -> None:
     await check(data.draw(cases(label)))
 
 
 async def check(case: Any) -> None:
     async with answering().client() as client:
-        response = await unstalled(sent(client, case))
+        response = await unstalled(send_case(client, case))
     case.validate_response(response, checks=CHECKS)

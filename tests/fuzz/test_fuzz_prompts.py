@@ -53,7 +53,10 @@ SCHEMAS = st.builds(
     lambda names, types: {
         "type": "record",
         "name": "R",
-        "fields": [{"name": name, "type": each} for name, each in zip(names, types, strict=False)],
+        "fields": [
+            {"name": name, "type": field_type}
+            for name, field_type in zip(names, types, strict=False)
+        ],
     },
     st.lists(FIELD_NAMES, max_size=4, unique=True),
     st.lists(TYPES, min_size=4, max_size=4),
@@ -74,10 +77,10 @@ class OneSchema(WriterSchemas):
         return self._schema
 
 
-async def told(
+async def question_or_error(
     record: PromptRecord, of: TopicPair, schema: Schema | None = None
 ) -> PromptQuestion | None:
-    """What the record asks; of an error, that it can be told in every way."""
+    """Return what the record asks; check that an error of it can be written in every form."""
     try:
         return await PromptParser(of, MODEL, CODEC, OneSchema(schema)).question(record)
     except TriviumError as error:
@@ -86,9 +89,9 @@ async def told(
             answers.sending(record, answers.error_answer(record, error)),
             dead_letter(record, error),
         ]
-        assert all(isinstance(each, OutgoingRecord) for each in sends)
-        assert all(each.bytes_at_most < RECORD_BYTES_MAX for each in sends)
-        assert all(each.key is not None or each.value is not None for each in sends)
+        assert all(isinstance(outgoing, OutgoingRecord) for outgoing in sends)
+        assert all(outgoing.bytes_at_most < RECORD_BYTES_MAX for outgoing in sends)
+        assert all(outgoing.key is not None or outgoing.value is not None for outgoing in sends)
         return None
 
 
@@ -104,8 +107,8 @@ def on_topic(value: bytes, draw: st.DataObject) -> PromptRecord:
         key=draw.draw(st.none() | st.binary(max_size=4)),
         value=value,
         headers=[
-            *(("content-type", each) for each in headers),
-            *(("__value_schema_id", each) for each in ids),
+            *(("content-type", content_type) for content_type in headers),
+            *(("__value_schema_id", schema_id) for schema_id in ids),
         ],
     )
 
@@ -128,50 +131,48 @@ def drawn_pair(draw: st.DataObject) -> TopicPair:
     | st.binary(max_size=30),
     st.data(),
 )
-async def test_every_record_is_a_question_or_an_error(value: bytes, draw: st.DataObject) -> None:
-    await unstalled(told(on_topic(value, draw), drawn_pair(draw)))
+async def test_prompt_parser_returns_question_or_error(value: bytes, draw: st.DataObject) -> None:
+    await unstalled(question_or_error(on_topic(value, draw), drawn_pair(draw)))
 
 
 @examples(100)
 @given(WHOLE, st.data())
-async def test_a_whole_prompt_is_a_question(prompt: dict[str, Any], draw: st.DataObject) -> None:
-    """Whatever it says, which comes through as it is."""
+async def test_prompt_parser_keeps_prompt_text(prompt: dict[str, Any], draw: st.DataObject) -> None:
     assume(prompt["text"].strip() and isinstance(prompt.get("metadata"), dict | None))
     record = PromptRecord(
         topic="rows", partition=0, offset=0, timestamp_ms=0, key=None, value=text_of(prompt)
     )
-    found = await told(record, pair())
-    if found is not None:  # a surrogate, or a number that nobody reads
-        assert body_of(found)["messages"] == [{"role": "user", "content": prompt["text"]}]
+    question = await question_or_error(record, pair())
+    if question is not None:  # a surrogate, or a number that nobody reads
+        assert body_of(question)["messages"] == [{"role": "user", "content": prompt["text"]}]
 
 
 @examples(300)
 @given(SCHEMAS, st.binary(max_size=40), st.data())
-async def test_no_schema_of_others_ends_a_bridge(
+async def test_bridge_survives_any_writer_schema(
     schema: Any, body: bytes, draw: st.DataObject
 ) -> None:
-    """Whatever stands in the registry, and whatever was written by it."""
     try:
         schema = readable(schema)
     except RecordError:
         return
     value = b"\x00\x00\x00\x00\x01" + body
-    await unstalled(told(on_topic(value, draw), drawn_pair(draw), schema))
+    await unstalled(question_or_error(on_topic(value, draw), drawn_pair(draw), schema))
 
 
 @examples(100)
 @given(SCHEMAS, st.data())
-def test_what_is_written_by_a_schema_is_read(schema: Any, draw: st.DataObject) -> None:
-    """As fastavro itself writes it."""
+def test_decoder_reads_values_written_by_schema(schema: Any, draw: st.DataObject) -> None:
+    """The values are encoded by fastavro itself with the same schema."""
     fields = schema["fields"] = [
-        each for each in schema["fields"] if each["type"] in ("int", "long", "string")
+        field for field in schema["fields"] if field["type"] in ("int", "long", "string")
     ]
     kinds: dict[str, st.SearchStrategy[Any]] = {
         "int": st.integers(-9, 9),
         "long": st.integers(-(2**63), 2**63 - 1),
         "string": st.text(),
     }
-    value = {each["name"]: draw.draw(kinds[each["type"]]) for each in fields}
+    value = {field["name"]: draw.draw(kinds[field["type"]]) for field in fields}
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
     assert decode_body(b"12345" + out.getvalue(), 5, readable(schema)) == value
@@ -188,8 +189,8 @@ def test_what_is_written_by_a_schema_is_read(schema: Any, draw: st.DataObject) -
         max_leaves=6,
     ),
 )
-def test_a_template_fills_or_tells(text: str, value: Any) -> None:
-    """Never another error, and braces of the value stay what they are."""
+def test_template_fills_or_raises_template_error(text: str, value: Any) -> None:
+    """Filling raises no other error, and braces of the values stay as they are."""
     try:
         template = Template(text)
     except ConfigError:

@@ -52,10 +52,10 @@ COLLECTIONS = st.sampled_from(["books", "books", "films", "", "a/b", "..", "\x00
 FLOATS = st.sampled_from([0.0, 1.0, -1.0, 3e38, 1e-45, float("nan"), float("inf")])
 VECTORS = st.lists(FLOATS, min_size=4, max_size=4).map(pack_vector) | st.binary(max_size=21)
 FILTERS = st.sampled_from(["", "{", '{"a": {"$in": [1, "x"]}}', '{"$not": {"a": 1}}']) | JSON.map(
-    lambda found: text_of(found).decode("utf-8", "replace")[:20_000]
+    lambda condition: text_of(condition).decode("utf-8", "replace")[:20_000]
 )
 RETRIEVALS = st.builds(
-    lambda changes: dataclasses.replace(asked(), **changes),
+    lambda changes: dataclasses.replace(retrieval_request(), **changes),
     st.fixed_dictionaries(
         {},
         optional={
@@ -71,7 +71,7 @@ RETRIEVALS = st.builds(
     ),
 )
 METADATA = st.sampled_from(["", "[]", '{"a": 1}', '{"a": "\\ud800"}']) | JSON.map(
-    lambda found: text_of({"a": found}).decode("utf-8", "replace")
+    lambda metadata_value: text_of({"a": metadata_value}).decode("utf-8", "replace")
 )
 DOCUMENTS = st.builds(
     Document,
@@ -92,7 +92,7 @@ MADE = st.builds(
 )
 
 
-def asked(name: str = "good") -> RetrievalRequest:
+def retrieval_request(name: str = "good") -> RetrievalRequest:
     return RetrievalRequest(
         retrieval_id=name,
         request_id="",
@@ -124,13 +124,15 @@ async def intake() -> AsyncIterator[tuple[RetrievalIntake, FakeProducer]]:
         await engine.close()
 
 
-async def given_to(found: RetrievalIntake, values: Sequence[bytes | None]) -> list[FakeEvent]:
+async def given_to(
+    worker_intake: RetrievalIntake, values: Sequence[bytes | None]
+) -> list[FakeEvent]:
     events = [FakeEvent(value, offset) for offset, value in enumerate(values)]
     for event in events:
         event.topic = "retrieval.decode"
-        await unstalled(found.take(event.topic, event))
-    await unstalled(found.drain())
-    assert not found.group.has_failed
+        await unstalled(worker_intake.take(event.topic, event))
+    await unstalled(worker_intake.drain())
+    assert not worker_intake.group.has_failed
     return events
 
 
@@ -138,17 +140,17 @@ async def given_to(found: RetrievalIntake, values: Sequence[bytes | None]) -> li
 @given(
     st.lists(RETRIEVALS.map(CODEC.encode) | record_bytes(KINDS) | st.binary(max_size=9), max_size=6)
 )
-async def test_a_retrieval_worker_answers_or_buries_whatever_it_reads(values: list[bytes]) -> None:
-    async with intake() as (found, producer):
-        events = await given_to(found, [*values, CODEC.encode(asked())])
+async def test_retrieval_worker_answers_or_dead_letters_records(values: list[bytes]) -> None:
+    async with intake() as (worker_intake, producer):
+        events = await given_to(worker_intake, [*values, CODEC.encode(retrieval_request())])
         assert all(event.acks for event in events), "each is acknowledged"
-        told = [record for topic, record, *_ in producer.sent if topic == "hits"]
-        buried = [topic for topic, *_ in producer.sent if topic.endswith(".dlq")]
-        assert len(told) + len(buried) == len(events)
-        (good,) = [each for each in told if each.retrieval_id == "good"][-1:]
+        hit_records = [record for topic, record, *_ in producer.sends if topic == "hits"]
+        buried = [topic for topic, *_ in producer.sends if topic.endswith(".dlq")]
+        assert len(hit_records) + len(buried) == len(events)
+        (good,) = [record for record in hit_records if record.retrieval_id == "good"][-1:]
         assert list(good.document_ids) == ["d1", "d2"] and good.error is None
-        for each in told:
-            CODEC.encode(each)
+        for record in hit_records:
+            CODEC.encode(record)
 
 
 @pytest.mark.parametrize(
@@ -160,26 +162,28 @@ async def test_a_retrieval_worker_answers_or_buries_whatever_it_reads(values: li
         {"seeds": [""] * MANY},
     ],
 )
-async def test_an_oversized_retrieval_is_buried_before_it_costs_anything(
+async def test_retrieval_worker_dead_letters_oversized_request(
     wrong: dict[str, Any],
 ) -> None:
-    """Its hits were too large to be sent, which ended the worker, again and again."""
-    async with intake() as (found, producer):
-        bad = CODEC.encode(dataclasses.replace(asked(), **wrong))
-        events = await given_to(found, [bad, CODEC.encode(asked("after"))])
+    """Its hits were too large to be sent, which ended the worker after every restart."""
+    async with intake() as (worker_intake, producer):
+        bad = CODEC.encode(dataclasses.replace(retrieval_request(), **wrong))
+        events = await given_to(worker_intake, [bad, CODEC.encode(retrieval_request("after"))])
         assert all(event.acks for event in events)
-        assert [topic for topic, *_ in producer.sent] == ["retrieval.decode.dlq", "hits"]
+        assert [topic for topic, *_ in producer.sends] == ["retrieval.decode.dlq", "hits"]
 
 
-async def test_hits_that_are_too_large_are_an_error_in_their_place() -> None:
-    """Names of documents may be long; nobody could send 512 of them."""
-    async with intake() as (found, producer):
-        index = found._responder._collections.get("books")
+async def test_retrieval_worker_reports_error_for_oversized_hits() -> None:
+    """Document ids may be long; 512 of the longest do not fit a record."""
+    async with intake() as (worker_intake, producer):
+        index = worker_intake._responder._collections.get("books")
         names = [f"{number}".zfill(1_024) for number in range(600)]
         index.upsert(names, np.ones((600, 4)))
-        await given_to(found, [CODEC.encode(dataclasses.replace(asked(), k=512))])
-        ((_, told, *_),) = producer.sent
-        assert told.error.code == RecordTooLarge.code and not told.document_ids
+        await given_to(
+            worker_intake, [CODEC.encode(dataclasses.replace(retrieval_request(), k=512))]
+        )
+        ((_, reply, *_),) = producer.sends
+        assert reply.error.code == RecordTooLarge.code and not reply.document_ids
 
 
 def document_record(key: bytes | None, value: bytes | None, offset: int) -> Any:
@@ -191,12 +195,12 @@ def document_record(key: bytes | None, value: bytes | None, offset: int) -> Any:
 @st.composite
 def document_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
     """A key and a value, which go together mostly."""
-    found = draw(DOCUMENTS | MADE)
-    if isinstance(found, Document):
-        key = document_key(found.collection, found.document_id)
+    record = draw(DOCUMENTS | MADE)
+    if isinstance(record, Document):
+        key = document_key(record.collection, record.document_id)
     else:
-        key = collection_key(found.collection, found.shard, found.shards)
-    value: bytes | None = CODEC.encode(found)
+        key = collection_key(record.collection, record.shard, record.shards)
+    value: bytes | None = CODEC.encode(record)
     if draw(st.integers(0, 3)) == 0:
         key = draw(st.sampled_from(["", "/", "//", "books/d1", "/0/1/books", "x"]))
     if draw(st.integers(0, 3)) == 0:
@@ -206,31 +210,33 @@ def document_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
 
 @examples(120)
 @given(st.lists(document_records(), max_size=8))
-async def test_documents_are_applied_or_refused(drawn: list[tuple[bytes, bytes]]) -> None:
-    held = library()
+async def test_document_follower_applies_or_refuses_records(
+    key_values: list[tuple[bytes, bytes]],
+) -> None:
+    collections = library()
     member: Any = SimpleNamespace(member_id="r")
-    feed = DocumentFollower(LOG, CODEC, None, held, PLACE, member)  # type: ignore[arg-type]  # unused
+    feed = DocumentFollower(LOG, CODEC, None, collections, PLACE, member)  # type: ignore[arg-type]  # unused
     good = Document(document_id="new", collection="books", vector=pack_vector([0] * 4), at_ms=1)
-    records = [document_record(key, value, at) for at, (key, value) in enumerate(drawn)]
+    records = [document_record(key, value, at) for at, (key, value) in enumerate(key_values)]
     last = document_record(b"books/new", CODEC.encode(good), len(records))
     await unstalled(feed._apply([*records, last]))
     assert feed.offsets[0] == len(records) + 1
-    index = held.get("books")
-    assert "new" in index.rows.row_of and len(index) <= 4 + len(drawn)
+    index = collections.get("books")
+    assert "new" in index.rows.row_of and len(index) <= 4 + len(key_values)
     assert len(feed.refusals._waiting) <= len(records)
-    for name, dim in held.unpublished_dims().items():
+    for name, dim in collections.unpublished_dims().items():
         CODEC.encode(CollectionMade(collection=name, dim=dim, shard=0, shards=1, at_ms=1))
-    for state in held.states():
+    for state in collections.states():
         CODEC.encode(state)
 
 
-async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
-    """It was taken for a document, by an assertion."""
-    made = CollectionMade(collection="books", dim=3, shard=0, shards=1, at_ms=0)
+async def test_document_follower_refuses_collection_under_document_key() -> None:
+    """An assertion once took this record for a document."""
+    collection = CollectionMade(collection="books", dim=3, shard=0, shards=1, at_ms=0)
     member: Any = SimpleNamespace(member_id="r")
     feed = DocumentFollower(LOG, CODEC, None, library(), PLACE, member)  # type: ignore[arg-type]  # unused
     keys = (b"books/d1", b"/0/1/films")
-    records = [document_record(key, CODEC.encode(made), at) for at, key in enumerate(keys)]
+    records = [document_record(key, CODEC.encode(collection), at) for at, key in enumerate(keys)]
     await feed._apply(records)
     reasons = [error.message for _, error in feed.refusals._waiting.values()]
     assert "expected a document under the key" in reasons[0]
@@ -238,56 +244,58 @@ async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "reason"),
     [
         ({"vector": bytes(4 * (DIM_MAX + 1))}, "at most 65536 values"),
         ({"metadata": '{"a": "' + "x" * METADATA_CHARS_MAX + '"}'}, "at most 65536 characters"),
     ],
 )
-def test_documents_beyond_any_use_are_refused(fields: dict[str, Any], said: str) -> None:
-    """Memory for 1 024 rows is taken at once, and JSON is read in one piece."""
+def test_collections_refuse_oversized_documents(fields: dict[str, Any], reason: str) -> None:
+    """Memory for 1 024 rows is allocated at once, and JSON is parsed in one piece."""
     wide = Document(document_id="w", collection="wide", vector=pack_vector([1]), at_ms=0)
     change = DocumentChange("wide", "w", dataclasses.replace(wide, **fields))
     ((_, error),) = library().apply([change])
-    assert said in error.message
+    assert reason in error.message
 
 
-def test_a_heartbeat_has_room_for_what_is_told_of_collections() -> None:
-    """Their names are long, and there are more of them than anybody thought of."""
-    held = Collections(RetrievalSettings(collections_max=2_000))
-    held.indexes = {"\U0010ffff" * 120 + str(number): Index(4) for number in range(1_000)}
-    states = held.states()
+def test_heartbeat_fits_states_of_many_collections() -> None:
+    """The names of collections may be long, and a worker may hold a thousand of them."""
+    collections = Collections(RetrievalSettings(collections_max=2_000))
+    collections.indexes = {"\U0010ffff" * 120 + str(number): Index(4) for number in range(1_000)}
+    states = collections.states()
     assert 300 < len(states) < 1_000
     beat = example("trivium.Heartbeat")
     load = dataclasses.replace(beat.search, collections=states)
     CODEC.decode(CODEC.encode(dataclasses.replace(beat, search=load)))
 
 
-def test_what_is_said_of_collections_without_documents_is_forgotten() -> None:
-    held = library()
+def test_collections_limit_dims_without_documents() -> None:
+    collections = library()
     for number in range(20_000):
         name = f"c{number}"
-        held.learn(CollectionMade(collection=name, dim=3, shard=0, shards=1, at_ms=0), here=True)
-    assert len(held._dims) <= 10_000
+        collections.learn(
+            CollectionMade(collection=name, dim=3, shard=0, shards=1, at_ms=0), here=True
+        )
+    assert len(collections._dims) <= 10_000
 
 
-async def test_dead_letters_that_somebody_else_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Headers without a value ended the worker that looked for its own."""
+async def test_refusals_ignore_forged_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers without a value ended the worker that looked for its own dead letters."""
     names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
     forged = [
         SimpleNamespace(timestamp=1, headers=headers)
         for headers in ([], [(name, None) for name in names], [(names[0], b"\xff")])
     ]
-    mine = SimpleNamespace(headers=[(name, b"1") for name in names])
+    own_letter = SimpleNamespace(headers=[(name, b"1") for name in names])
 
-    async def found(_: Any) -> list[Any]:
-        return [*forged, mine]
+    async def read_dead_letters(_: Any) -> list[Any]:
+        return [*forged, own_letter]
 
-    monkeypatch.setattr(Refusals, "_buried", found)
+    monkeypatch.setattr(Refusals, "_buried", read_dead_letters)
     producer: Any = FakeProducer()
     waiting = Refusals(LOG, producer, is_first=lambda: True, client_id="r")
     record = document_record(b"books/x", b"rubbish", 1)
     record.partition = 1
     waiting.add(record, RecordError("rubbish"))
     await waiting.look()
-    assert not waiting._waiting and not producer.sent, "it is buried already"
+    assert not waiting._waiting and not producer.sends, "it is buried already"

@@ -73,8 +73,8 @@ CANCELLATIONS = st.builds(
 )
 
 
-def told(worker: WorkerInMemory) -> None:
-    """Everything that came out so far can be written."""
+def check_output(worker: WorkerInMemory) -> None:
+    """Check that all frames, reports and phases of the worker can be written."""
     for batch in worker.frames.take(NOW_MS):
         CODEC.encode(batch.frame)
         assert batch.partition in (0, 1)
@@ -87,16 +87,16 @@ def told(worker: WorkerInMemory) -> None:
 
 def given_to(worker: WorkerInMemory, value: bytes) -> None:
     """As a worker's loop does; what it would bury leaves nothing."""
-    before = len(worker.held)
+    before = len(worker.requests)
     try:
         order = CODEC.decode(value)
         check_size(order, len(value))
         if isinstance(order, Work):
             worker.take(order)
         elif isinstance(order, CancelWork):
-            worker.held.cancel(order, NOW_MS)
+            worker.requests.cancel(order, NOW_MS)
     except RecordError:
-        assert len(worker.held) == before
+        assert len(worker.requests) == before
 
 
 @examples(150)
@@ -109,38 +109,38 @@ def given_to(worker: WorkerInMemory, value: bytes) -> None:
     ),
     st.sampled_from(["stop", "handover", "abort", "expire", "give back"]),
 )
-def test_a_worker_ends_whatever_it_was_given(values: list[bytes], end: str) -> None:
+def test_worker_finishes_requests_despite_forged_work(values: list[bytes], end: str) -> None:
     worker = WorkerInMemory(held_max=3, seen_max=4)
     for value in values:
         given_to(worker, value)
-        assert len(worker.held) <= 3
+        assert len(worker.requests) <= 3
     jobs = [job.request_id for job in worker.engine.jobs]
     worker.step(*(out(job_id, [5], "ab", kv_bytes=7) for job_id in jobs))
-    told(worker)
+    check_output(worker)
     if end == "expire":
-        worker.held.expire(2**63 - 1)
+        worker.requests.expire(2**63 - 1)
     elif end == "give back":
-        worker.held.give_back(RecordError("x").to_wire(), NOW_MS)
+        worker.requests.give_back(RecordError("x").to_wire(), NOW_MS)
     else:
         kv = handle(NOW_MS + 99) if end == "handover" else None
         worker.step(*(out(job_id, [6], "c", finish_reason=end, kv=kv) for job_id in jobs))
-    told(worker)
-    assert len(worker.held) == 0
-    assert worker.held.next_deadline_ms is None
+    check_output(worker)
+    assert len(worker.requests) == 0
+    assert worker.requests.next_deadline_ms is None
 
 
 @pytest.mark.parametrize("field", ["kv", "kv_target"])
-def test_names_in_a_handle_have_a_bound_too(field: str) -> None:
-    """The outcome would repeat them, and nobody could write it."""
-    named: dict[str, Any] = {field: handle(NOW_MS + 99, "x" * 2_000)}
-    order = work(now_ms=NOW_MS, **named)
+def test_record_size_check_limits_names_in_handle(field: str) -> None:
+    """The outcome would repeat these names, and the log would refuse it."""
+    fields: dict[str, Any] = {field: handle(NOW_MS + 99, "x" * 2_000)}
+    order = work(now_ms=NOW_MS, **fields)
     with pytest.raises(RecordTooLarge, match="names of at most"):
         check_size(order, len(CODEC.encode(order)))
 
 
 @examples(200)
 @given(st.lists(st.sampled_from(Role), max_size=5), WORKERS, EPOCHS)
-def test_orders_of_roles_are_followed_or_void(roles: list[Role], name: str, epoch: int) -> None:
+def test_role_orders_ignore_invalid_roles(roles: list[Role], name: str, epoch: int) -> None:
     async def follow(_: Any) -> None:
         raise AssertionError("nobody runs it")
 

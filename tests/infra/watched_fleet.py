@@ -38,7 +38,7 @@ def fleet() -> Any:
         running_max=8,
         orchestrations=[Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT],
     )
-    found, now_ms = Watch(), wall_ms() + 60_000  # heard late, so that no stall makes them lost
+    watch, now_ms = Watch(), wall_ms() + 60_000  # heard late, so that no stall makes them lost
     both = replace(can, tensor_parallel=2, orchestrations=[Orchestration.PREFILL_FIRST])
     for number, (name, roles, capability) in enumerate(
         (
@@ -47,14 +47,14 @@ def fleet() -> Any:
             ("both-0", (Role.PREFILL, Role.DECODE), both),
         )
     ):
-        one = registration(name, *roles, partition=number, capability=capability)
-        found.view.apply(one, 2 * number, now_ms)
+        record = registration(name, *roles, partition=number, capability=capability)
+        watch.view.apply(record, 2 * number, now_ms)
         granted = dict.fromkeys(roles, 4)
-        found.view.apply(beat(name, 1, granted, at_ms=now_ms), 2 * number + 1, now_ms)
-    return found
+        watch.view.apply(beat(name, 1, granted, at_ms=now_ms), 2 * number + 1, now_ms)
+    return watch
 
 
-def shown(rows: list[dict[str, Any]], columns: int) -> list[str]:
+def status_lines(rows: list[dict[str, Any]], columns: int) -> list[str]:
     """The lines of `trivium status`, without what aligns them."""
     out = io.StringIO()
     Console(file=out, width=columns).print(_view(rows))

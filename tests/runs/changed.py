@@ -39,10 +39,10 @@ def _new_files() -> list[str]:
 
 
 def _git(*command: str) -> list[str]:
-    done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"git {' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout.splitlines()
+    result = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"git {' '.join(command)}: {result.stderr.strip()}")
+    return result.stdout.splitlines()
 
 
 def import_graph() -> Graph:

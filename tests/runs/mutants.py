@@ -73,11 +73,13 @@ class Area:
         self._home = BUILD / folder.replace("/", "-")
         self._copy = self._home / "mutants"
 
-    def run(self, paths: Collection[str], processes: int, *, again: bool) -> int:
+    def run(self, paths: Collection[str], processes: int, *, rerun_survivors: bool) -> int:
         """Have mutmut run what lies there; the whole area where there are no paths. Returns its
         exit status."""
         self._prepare()
-        names = [name for path in paths for name in self._to_run(path, again=again)]
+        names = [
+            name for path in paths for name in self._to_run(path, rerun_survivors=rerun_survivors)
+        ]
         if paths and not names:
             return 0
         command = [str(Path(sys.executable).with_name("mutmut")), "run"]
@@ -111,16 +113,16 @@ class Area:
         text = (ROOT / "pyproject.toml").read_text() + "\n".join(["\n[tool.mutmut]", *lines, ""])
         (self._home / "pyproject.toml").write_text(text)
 
-    def _to_run(self, path: str, *, again: bool) -> Iterator[str]:
+    def _to_run(self, path: str, *, rerun_survivors: bool) -> Iterator[str]:
         """Names of mutants, or a pattern for those of a module that are not made yet."""
-        wanted = {NOT_RUN, SURVIVED, NO_TEST} if again else {NOT_RUN}
+        target_states = {NOT_RUN, SURVIVED, NO_TEST} if rerun_survivors else {NOT_RUN}
         folder = ROOT / path
         for module in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            source, made = module.relative_to(ROOT), self._copy / module.relative_to(ROOT)
-            if not made.exists() or made.stat().st_mtime <= module.stat().st_mtime:
+            source, mutated_copy = module.relative_to(ROOT), self._copy / module.relative_to(ROOT)
+            if not mutated_copy.exists() or mutated_copy.stat().st_mtime <= module.stat().st_mtime:
                 yield f"{'.'.join(source.with_suffix('').parts)}.*"
             else:
-                yield from (m.key for m in self._mutants_of(source) if m.state in wanted)
+                yield from (m.key for m in self._mutants_of(source) if m.state in target_states)
 
     def mutants(self) -> Iterator[Mutant]:
         """All that were made, in the order of the code."""
@@ -139,8 +141,11 @@ class Area:
         stem = name.rpartition("__mutmut_")[0]
         function = stem.replace("xǁ", "").replace("ǁ", ".").removeprefix("x_")
         former, later = (
-            [line.strip().replace(each, function) for line in self._function(mutant.path, each)]
-            for each in (f"{stem}__mutmut_orig", name)
+            [
+                line.strip().replace(variant, function)
+                for line in self._function(mutant.path, variant)
+            ]
+            for variant in (f"{stem}__mutmut_orig", name)
         )
         lines = list(difflib.unified_diff(former, later, n=0, lineterm=""))[2:]
         changes = [f"{line[0]} {line[1:]}" for line in lines if not line.startswith("@@")]
@@ -234,7 +239,9 @@ def main() -> None:
     for folder in AREAS if not options.report else ():
         inside = [str(path) for path in paths if path.is_relative_to(folder)]
         inside += [folder for path in paths if path in Path(folder).parents]
-        if inside and (status := Area(folder).run(inside, options.processes, again=options.again)):
+        if inside and (
+            status := Area(folder).run(inside, options.processes, rerun_survivors=options.again)
+        ):
             sys.exit(status)
     findings = report()
     RESULTS.write_text(json.dumps(findings, indent=1, ensure_ascii=False) + "\n")

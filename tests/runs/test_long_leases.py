@@ -7,8 +7,8 @@ from schemas.log import membership
 from tests.long_leases import long_leases
 
 
-def test_the_newest_that_is_left_decides() -> None:
-    """As patches of one after the other, the second left its own lease for all later tests."""
+def test_long_leases_restore_previous_lease_in_any_order() -> None:
+    """Nested patches of the value left the second lease in place for all later tests."""
     usual_ms = fleet.LEASE_MS
     first, second = ExitStack(), ExitStack()
     first.enter_context(long_leases(60_000))

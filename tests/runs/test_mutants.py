@@ -32,11 +32,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def findings() -> tuple[int, dict[str, Any]]:
-    status = Area("streams/core").run(["streams/core/prices.py"], 1, again=False)
+    status = Area("streams/core").run(["streams/core/prices.py"], 1, rerun_survivors=False)
     return status, report()
 
 
-def test_what_no_test_notices_is_named_until_a_test_does(tree: Path) -> None:
-    status, found = findings()
-    assert status == 0 and found["survivors"] == {"streams/core/prices.py": [SURVIVOR]}
-    assert found["total"] == {"killed": 1, "survived": 1} and found["score"] == 50.0
+def test_mutants_report_lists_survivors(tree: Path) -> None:
+    status, mutant_report = findings()
+    assert status == 0 and mutant_report["survivors"] == {"streams/core/prices.py": [SURVIVOR]}
+    assert mutant_report["total"] == {"killed": 1, "survived": 1} and mutant_report["score"] == 50.0

@@ -42,19 +42,19 @@ def frequent_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("frequent_collection")
-def test_tree_is_whole_whatever_is_collected() -> None:
+def test_parse_completes_during_garbage_collection() -> None:
     for _ in range(20):
         assert len(ast.parse(SOURCE).body) == 500
     assert gc.isenabled()
 
 
 @pytest.mark.usefixtures("frequent_collection")
-def test_pythons_own_parse_fails_there() -> None:
-    """What the test above would say nothing without."""
-    own = ast.parse.__wrapped__  # type: ignore[attr-defined]  # of functools.wraps
+def test_parse_without_patch_fails_during_garbage_collection() -> None:
+    """The unpatched parser fails here, so the test above proves something."""
+    original_parse = ast.parse.__wrapped__  # type: ignore[attr-defined]  # of functools.wraps
     try:
         for _ in range(1_000):
-            own(SOURCE)
+            original_parse(SOURCE)
     except SystemError as error:
         assert "recursion depth mismatch" in str(error)
     else:

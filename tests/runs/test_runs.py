@@ -38,31 +38,29 @@ def test_far_from_it():
 def outcome(folder: Path, source: str, *options: str) -> str:
     """What a run of these tests says."""
     (folder / "test_small.py").write_text(source)
-    wanted = (
+    plugin_names = (
         "tests.runs.after_failures",
         "tests.runs.near_limits",
         "no:schemathesis",
         "no:langsmith_plugin",
     )
-    plugins = [word for name in wanted for word in ("-p", name)]
+    plugins = [word for name in plugin_names for word in ("-p", name)]
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", *plugins, *options]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-c", "/dev/null", "--rootdir", str(folder), str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.stdout + done.stderr
+    return result.stdout + result.stderr
 
 
-def test_what_a_failed_test_leaves_open_is_not_blamed_on_the_next(tmp_path: Path) -> None:
-    """Eight sockets of a test that had been ended were the fault of the next."""
+def test_run_ignores_sockets_left_open_by_failed_test(tmp_path: Path) -> None:
+    """Warnings about sockets of a test that was ended once failed the test after it."""
     assert "1 failed, 1 passed in" in outcome(tmp_path, LEAKS)
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "1")], ids=["alone", "dealt"])
-def test_a_run_tells_which_tests_were_near_their_limits(
-    tmp_path: Path, processes: tuple[str, ...]
-) -> None:
-    said = outcome(tmp_path, SLOW, "--timeout=100", *processes)
-    (line,) = [line for line in said.splitlines() if " of 0.2 s: " in line]
+def test_run_lists_tests_near_their_timeout(tmp_path: Path, processes: tuple[str, ...]) -> None:
+    output = outcome(tmp_path, SLOW, "--timeout=100", *processes)
+    (line,) = [line for line in output.splitlines() if " of 0.2 s: " in line]
     assert line.endswith("test_small.py::test_near_its_limit")
-    assert "took more than half of their timeout" in said and "test_far_from_it" not in said
+    assert "took more than half of their timeout" in output and "test_far_from_it" not in output

@@ -35,18 +35,18 @@ class Golden:
 
 
 def current_fingerprint(name: str) -> str:
-    """Hexadecimal, in the byte order of the framing."""
+    """Return the schema's fingerprint in hexadecimal, in the byte order of the framing."""
     return schema_fingerprint(full_schema(name)).hex()
 
 
 def goldens() -> list[Golden]:
-    """Everything in the folder, sorted by file name."""
+    """Read all golden files, sorted by file name."""
     files = [json.loads(path.read_text()) for path in sorted(GOLDEN_DIR.glob("*.json"))]
     return [Golden(**{**file, "value": bytes.fromhex(file["value"])}) for file in files]
 
 
 def history_path(golden: Golden) -> Path:
-    """Where the schema of an older version lies."""
+    """Return the path of an older version's schema."""
     return HISTORY_DIR / f"{golden.name}.{golden.fingerprint}.avsc"
 
 
@@ -59,7 +59,7 @@ def retire(golden: Golden, *, keep: bool) -> None:
 
 
 def write_current(name: str) -> None:
-    """Golden bytes of the current version."""
+    """Write the golden bytes of the current version."""
     mark = current_fingerprint(name)
     value = Codec().encode(example(f"trivium.{name}")).hex()
     file = {"name": name, "fingerprint": mark, "value": value, "schema": full_schema(name)}
@@ -67,11 +67,11 @@ def write_current(name: str) -> None:
 
 
 def main() -> None:
-    found, released = goldens(), released_marks()
-    for golden in found:
+    golden_files, released = goldens(), released_marks()
+    for golden in golden_files:
         if not golden.is_current and not history_path(golden).exists():
             retire(golden, keep=released.get(golden.name) == golden.fingerprint)
-    written = {golden.name for golden in found if golden.is_current}
+    written = {golden.name for golden in golden_files if golden.is_current}
     for name in RECORDS:
         if name not in written:
             write_current(name)

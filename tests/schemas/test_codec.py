@@ -29,19 +29,19 @@ HEADER_BYTES = 10
 
 @given(st.data())
 @settings(max_examples=300)
-def test_every_record_survives_the_round_trip(data: st.DataObject) -> None:
+def test_codec_round_trips_every_record(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(RECORDS))
     record = data.draw(instances(f"trivium.{name}"))
     assert PLAIN.decode(PLAIN.encode(record)) == record
 
 
-def test_sequences_come_back_as_tuples_and_enums_as_members() -> None:
+def test_codec_decodes_sequences_as_tuples_and_enums_as_members() -> None:
     record = example("trivium.Registration")
-    again = PLAIN.decode(PLAIN.encode(dataclasses.replace(record, roles=[Role.DECODE])))
-    assert again.roles == (Role.DECODE,) and isinstance(again.roles[0], Role)
+    copy = PLAIN.decode(PLAIN.encode(dataclasses.replace(record, roles=[Role.DECODE])))
+    assert copy.roles == (Role.DECODE,) and isinstance(copy.roles[0], Role)
 
 
-def test_to_dict_is_plain_json() -> None:
+def test_to_dict_gives_plain_json() -> None:
     record = dataclasses.replace(example("trivium.Phase"), kv=None)
     plain = to_dict(record)
     assert plain["kv"] is None and plain["error"]["code"] == record.error.code
@@ -51,12 +51,12 @@ def test_to_dict_is_plain_json() -> None:
 # Fingerprints
 
 
-def test_fingerprint_of_the_specification() -> None:
+def test_fingerprint_matches_avro_specification() -> None:
     assert schema_fingerprint("int") == struct.pack("<Q", 0x7275D51A3F395C8F)
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_the_avro_package_agrees(name: str) -> None:
+def test_fingerprint_matches_avro_package(name: str) -> None:
     parsed = avro.schema.parse(json.dumps(full_schema(name)))
     assert parsed.fingerprint("CRC-64-AVRO") == schema_fingerprint(full_schema(name))
     assert PLAIN.encode(example(f"trivium.{name}"))[2:HEADER_BYTES] == schema_fingerprint(
@@ -65,7 +65,7 @@ def test_the_avro_package_agrees(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_the_avro_package_reads_our_bytes(name: str) -> None:
+def test_avro_package_reads_encoded_records(name: str) -> None:
     schema = avro.schema.parse(json.dumps(full_schema(name)))
     record = example(f"trivium.{name}")
     body = io.BytesIO(PLAIN.encode(record)[HEADER_BYTES:])
@@ -82,13 +82,13 @@ def _lists(value: Any) -> Any:
 # Framing
 
 
-def test_single_object_framing() -> None:
+def test_codec_writes_single_object_framing() -> None:
     value = PLAIN.encode(CANCELLATION)
     assert value[:2] == b"\xc3\x01"
     assert value[2:HEADER_BYTES] == schema_fingerprint(full_schema("Cancellation"))
 
 
-def test_confluent_framing_and_the_switch() -> None:
+def test_codec_writes_confluent_framing_and_reads_both() -> None:
     registered = Codec({"Cancellation": 258})
     value = registered.encode(CANCELLATION)
     assert value[:5] == b"\x00\x00\x00\x01\x02"
@@ -97,11 +97,11 @@ def test_confluent_framing_and_the_switch() -> None:
     assert registered.decode(PLAIN.encode(CANCELLATION)) == CANCELLATION  # what is still in the log
 
 
-def test_records_without_an_id_keep_single_object_framing() -> None:
+def test_codec_keeps_single_object_framing_without_schema_id() -> None:
     assert Codec({"Request": 1}).encode(CANCELLATION) == PLAIN.encode(CANCELLATION)
 
 
-def test_an_older_registered_version_reads_once_learnt() -> None:
+def test_codec_reads_older_registered_version_once_learned() -> None:
     schema = full_schema("WireError")
     schema = {**schema, "fields": [f for f in schema["fields"] if f["name"] != "retriable"]}
     codec = Codec({"WireError": 9})
@@ -141,14 +141,14 @@ GARBAGE: list[tuple[str, bytes | None, str]] = [
 @pytest.mark.parametrize(
     ("value", "message"), [g[1:] for g in GARBAGE], ids=[g[0] for g in GARBAGE]
 )
-def test_garbage_is_refused_with_what_was_found(value: bytes | None, message: str) -> None:
+def test_codec_error_describes_garbage(value: bytes | None, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         PLAIN.decode(value)
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300)
-def test_arbitrary_bodies_decode_or_raise_record_error(body: bytes) -> None:
+def test_codec_decodes_arbitrary_body_or_raises_record_error(body: bytes) -> None:
     for name in ("Work", "TokenFrame"):
         mark = PLAIN.encode(example(f"trivium.{name}"))[:HEADER_BYTES]
         try:
@@ -170,17 +170,17 @@ MISFITS: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("record", "message"), [m[1:] for m in MISFITS], ids=[m[0] for m in MISFITS]
 )
-def test_misfits_are_refused(record: object, message: str) -> None:
+def test_codec_rejects_values_that_do_not_fit_schema(record: object, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         PLAIN.encode(record)
 
 
-def test_only_our_records_are_encoded() -> None:
+def test_codec_rejects_objects_that_are_no_records() -> None:
     with pytest.raises(RecordError, match=r"expected a record of schemas/avro, found dict"):
         PLAIN.encode({"request_id": "r1"})
 
 
-def test_schema_of_names_every_type() -> None:
+def test_schema_of_returns_full_type_names() -> None:
     assert schema_of("Request")["name"] == "trivium.Request"
 
 
@@ -190,7 +190,7 @@ ENCODERS = {name: encoder_of(full_schema(name)) for name in RECORDS}
 
 
 def walked(schema: Any, plain: Any) -> bytes:
-    """The same body by fastavro."""
+    """Return the same body as fastavro writes it."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, schema, plain)
     return out.getvalue()
@@ -198,32 +198,32 @@ def walked(schema: Any, plain: Any) -> bytes:
 
 @given(st.data())
 @settings(max_examples=500)
-def test_bodies_are_those_of_a_writer_that_walks_the_schema(data: st.DataObject) -> None:
+def test_encoder_matches_fastavro_for_random_records(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(RECORDS))
     record = data.draw(instances(f"trivium.{name}"))
     assert ENCODERS[name](record) == walked(schema_of(name), to_dict(record))
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_every_field_of_every_record_is_written(name: str) -> None:
+def test_encoder_matches_fastavro_for_every_example_record(name: str) -> None:
     record = example(f"trivium.{name}")
     assert ENCODERS[name](record) == walked(schema_of(name), to_dict(record))
 
 
 @given(st.integers(-LONG_MAX - 1, LONG_MAX))
 @settings(max_examples=300)
-def test_longs(value: int) -> None:
+def test_long_of_matches_fastavro(value: int) -> None:
     assert long_of(value) == walked({"type": "long"}, value)
 
 
 @pytest.mark.parametrize("edge", [2**6, 2**13, 2**14, 2**20, 2**62, LONG_MAX])
-def test_longs_at_the_edges_of_their_bytes(edge: int) -> None:
+def test_long_of_matches_fastavro_at_byte_edges(edge: int) -> None:
     for value in (edge - 1, edge, -edge, -edge - 1):
         assert long_of(value) == walked({"type": "long"}, value)
 
 
-def test_numbers_and_bytes_of_other_libraries() -> None:
-    """Engines bring theirs."""
+def test_encoder_accepts_numpy_numbers_and_memoryviews() -> None:
+    """Engines pass values of such types."""
     frame = dataclasses.replace(
         example("trivium.TokenFrame"), token_ids=np.array([1, 70_000]), at_ms=np.int64(1 << 40)
     )
@@ -242,15 +242,15 @@ def test_numbers_and_bytes_of_other_libraries() -> None:
         True, 1.0, 1.5, -1.5, 16_383.5, 20_000.0, 20_000.5, 1.7e12,
     ],
 )  # fmt: skip
-def test_numbers_of_any_width_and_fractions_are_those_of_fastavro(value: Any) -> None:
-    """A float that slips into a number must not end a process that was served well before."""
+def test_encoder_matches_fastavro_for_any_number_type(value: Any) -> None:
+    """A float in an integer field must not end a process that worked before."""
     work = dataclasses.replace(example("trivium.Work"), attempt=value)
     assert ENCODERS["Work"](work) == walked(schema_of("Work"), to_dict(work))
     frame = dataclasses.replace(example("trivium.TokenFrame"), token_ids=np.array([value]))
     assert ENCODERS["TokenFrame"](frame) == walked(schema_of("TokenFrame"), to_dict(frame))
 
 
-def test_a_union_is_of_null_and_one_more() -> None:
+def test_encoder_accepts_only_unions_of_null_and_one_type() -> None:
     field = {"name": "x", "type": ["long", "null"]}
     with pytest.raises(AssertionError, match=r"expected \[\"null\", one\]"):
         encoder_of({"type": "record", "name": "X", "fields": [field]})
@@ -276,6 +276,6 @@ def test_a_union_is_of_null_and_one_more() -> None:
         ("TokenFrame", {"ends": ["text"]}),
     ],
 )
-def test_what_the_schema_refuses_is_not_written(name: str, changes: dict[str, Any]) -> None:
+def test_encoder_rejects_values_that_schema_rejects(name: str, changes: dict[str, Any]) -> None:
     with pytest.raises(REFUSALS):
         ENCODERS[name](dataclasses.replace(example(f"trivium.{name}"), **changes))

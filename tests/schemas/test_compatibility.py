@@ -24,7 +24,7 @@ def with_field(**field: Any) -> dict[str, Any]:
     return {**USAGE, "fields": [*USAGE["fields"], {"name": "more", "doc": "", **field}]}
 
 
-def test_nothing_is_broken() -> None:
+def test_current_schemas_have_no_incompatibilities() -> None:
     assert list(incompatibilities()) == []
     assert released_marks() and older_versions()
 
@@ -42,7 +42,7 @@ def test_nothing_is_broken() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_said(reader: Any, writer: Any, why: str) -> None:
+def test_unreadable_states_why_reader_fails(reader: Any, writer: Any, why: str) -> None:
     assert why in unreadable(reader, writer)
 
 
@@ -55,12 +55,12 @@ def test_what_cannot_be_read_is_said(reader: Any, writer: Any, why: str) -> None
         (with_field(type=["null", "string"]), with_field(type="string")),
     ],
 )
-def test_what_can_be_read_is_allowed(reader: Any, writer: Any) -> None:
+def test_unreadable_is_empty_for_compatible_schemas(reader: Any, writer: Any) -> None:
     assert unreadable(reader, writer) == ""
 
 
-def test_a_released_version_that_is_lost_is_named(tmp_path: Path) -> None:
-    """Somebody changed a schema and did not keep the version before."""
+def test_incompatibilities_name_missing_released_version(tmp_path: Path) -> None:
+    """The change of a schema did not keep the version before."""
     history = copytree(HISTORY_DIR, tmp_path / "history")
     older = next(
         path for path in history.glob("*.avsc") if path.name.split(".")[1] in _released_and_old()
@@ -76,17 +76,17 @@ def _released_and_old() -> set[str]:
     return set(released_marks().values()) - set(current_marks().values())
 
 
-def test_a_version_that_the_present_one_cannot_read_is_named(tmp_path: Path) -> None:
+def test_incompatibilities_name_version_that_current_one_cannot_read(tmp_path: Path) -> None:
     history = copytree(HISTORY_DIR, tmp_path / "history")
     schema = {**USAGE, "fields": [{**USAGE["fields"][0], "type": "double"}]}
     (history / "Usage.00.avsc").write_text(json.dumps(schema))
-    gone = {"type": "record", "name": "Gone", "fields": []}
-    (history / "Gone.00.avsc").write_text(json.dumps(gone))
-    found = "\n".join(incompatibilities(history))
-    assert "Usage: the current version cannot read version 00: type mismatch" in found
-    assert "Gone: is gone" in found
+    orphan_schema = {"type": "record", "name": "Gone", "fields": []}
+    (history / "Gone.00.avsc").write_text(json.dumps(orphan_schema))
+    report = "\n".join(incompatibilities(history))
+    assert "Usage: the current version cannot read version 00: type mismatch" in report
+    assert "Gone: is gone" in report
 
 
-def test_the_release_is_in_the_history_or_current() -> None:
+def test_release_file_is_in_history_and_names_version() -> None:
     assert RELEASED_FILE.parent == HISTORY_DIR
     assert json.loads(RELEASED_FILE.read_text())["version"]

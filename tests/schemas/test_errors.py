@@ -16,25 +16,27 @@ CLASSES = sorted(BY_CODE.values(), key=lambda cls: cls.__name__)
 DRAWN = re.compile(r"^([│├└─ ]*)([A-Z]\w+)(?: +(\d{3}) (\w+))?", re.MULTILINE)
 
 
-def drawn() -> dict[str, tuple[str, str, str]]:
-    """Class name to parent, status and code, as the docstring draws them."""
-    found: dict[str, tuple[str, str, str]] = {}
+def docstring_tree() -> dict[str, tuple[str, str, str]]:
+    """Return class name to parent, status and code, as the docstring draws them."""
+    classes: dict[str, tuple[str, str, str]] = {}
     path: dict[int, str] = {}
     tree = (errors.__doc__ or "").split("\n\n")[1]
     for indent, name, status, code in DRAWN.findall(tree):
         depth = len(indent) // 4
         path[depth] = name
-        found[name] = (path[depth - 1] if depth else "Exception", status, code)
-    return found
+        classes[name] = (path[depth - 1] if depth else "Exception", status, code)
+    return classes
 
 
-def test_the_docstring_draws_every_class() -> None:
-    assert set(drawn()) == {cls.__name__ for cls in CLASSES}, "draw it in schemas/errors.py"
+def test_errors_docstring_draws_every_class() -> None:
+    assert set(docstring_tree()) == {cls.__name__ for cls in CLASSES}, (
+        "draw it in schemas/errors.py"
+    )
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_the_docstring_is_right(cls: type[TriviumError]) -> None:
-    parent, status, code = drawn()[cls.__name__]
+def test_errors_docstring_states_parent_status_and_code(cls: type[TriviumError]) -> None:
+    parent, status, code = docstring_tree()[cls.__name__]
     assert cls.__base__ is not None and cls.__base__.__name__ == parent
     if status:
         assert (str(cls.http_status), cls.code) == (status, code)
@@ -42,14 +44,14 @@ def test_the_docstring_is_right(cls: type[TriviumError]) -> None:
         assert cls.__subclasses__(), f"{cls.__name__} is a leaf and needs a status and a code"
 
 
-def test_codes_are_unique() -> None:
-    found = [cls for cls in vars(errors).values() if isinstance(cls, type)]
-    ours = [cls for cls in found if issubclass(cls, TriviumError)]
+def test_error_codes_are_unique() -> None:
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type)]
+    ours = [cls for cls in classes if issubclass(cls, TriviumError)]
     assert len({cls.code for cls in ours}) == len(ours) == len(BY_CODE)
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_attributes_make_sense(cls: type[TriviumError]) -> None:
+def test_error_attributes_are_consistent(cls: type[TriviumError]) -> None:
     assert 400 <= cls.http_status < 600
     assert (cls.fault is FaultSource.CLIENT) <= (not cls.retriable and cls.http_status < 500)
     assert (cls.fault in (FaultSource.OVERLOAD, FaultSource.WORKER)) <= cls.retriable
@@ -58,19 +60,19 @@ def test_attributes_make_sense(cls: type[TriviumError]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_errors_survive_the_wire(cls: type[TriviumError]) -> None:
+def test_errors_survive_wire_round_trip(cls: type[TriviumError]) -> None:
     error = cls("request r1: expected a, found b")
-    again = from_wire(Codec().decode(Codec().encode(error.to_wire())))
-    assert type(again) is cls
-    assert (again.message, str(again)) == (error.message, error.message)
+    error_copy = from_wire(Codec().decode(Codec().encode(error.to_wire())))
+    assert type(error_copy) is cls
+    assert (error_copy.message, str(error_copy)) == (error.message, error.message)
 
 
-def test_what_is_no_utf8_of_a_message_is_escaped() -> None:
+def test_wire_error_escapes_invalid_utf8_in_message() -> None:
     wire = InvalidRequest("expected a field, found \ud800é").to_wire()
     assert Codec().decode(Codec().encode(wire)).message == "expected a field, found \\ud800é"
 
 
-def test_an_unknown_code_becomes_the_base() -> None:
+def test_from_wire_maps_unknown_code_to_base_class() -> None:
     error = from_wire(WireError(code="from_the_future", message="m", retriable=True))
     assert type(error) is TriviumError and error.message == "m"
 
@@ -85,6 +87,6 @@ def test_invalid_request_names_its_parameter() -> None:
     assert InvalidRequest("body: expected JSON").param is None
 
 
-def test_wire_form_carries_what_the_class_says() -> None:
+def test_wire_error_carries_code_and_retriable_of_class() -> None:
     wire = WorkerLost("worker w1 fell silent").to_wire()
     assert wire == WireError(code="worker_lost", message="worker w1 fell silent", retriable=True)

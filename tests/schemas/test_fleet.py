@@ -59,25 +59,25 @@ def holder(view: FleetView, partition: int, now_ms: int = 0) -> str | None:
     return member.member_id if member else None
 
 
-def test_a_registered_member_starts_and_lives() -> None:
+def test_registered_member_is_starting_and_alive() -> None:
     member = folded(registration("w1")).members["w1"]
     assert member.state is MemberState.STARTING and member.is_alive(LEASE_MS)
     assert not member.is_alive(LEASE_MS + 1)
 
 
-def test_a_beat_carries_state_load_and_credits() -> None:
+def test_heartbeat_carries_state_load_and_credits() -> None:
     member = folded(registration("w1"), beat("w1", 3, credits=7)).members["w1"]
     assert member.state is MemberState.READY and member.load.running == 3
     assert member.credits == {("router-1", Role.DECODE): 7}
 
 
-def test_beats_prolong_life() -> None:
+def test_heartbeats_extend_lease() -> None:
     view = folded(registration("w1"))
     view.apply(beat("w1", 0), 1, 2_000)
     assert view.members["w1"].is_alive(2_000 + LEASE_MS)
 
 
-def test_beats_of_strangers_and_repeats_are_ignored() -> None:
+def test_view_ignores_repeated_heartbeats_and_unknown_members() -> None:
     view = folded(beat("w2", 0), registration("w1"), beat("w1", 5))
     view.apply(beat("w1", 5, credits=9), 3, 1_000)
     view.apply(beat("w1", 4, credits=9), 4, 1_000)
@@ -85,31 +85,31 @@ def test_beats_of_strangers_and_repeats_are_ignored() -> None:
     assert view.members["w1"].credits == {} and view.members["w1"].seen_ms == 0
 
 
-def test_a_member_that_says_goodbye_is_gone_at_once() -> None:
+def test_leaving_member_frees_its_lease_immediately() -> None:
     view = folded(registration("w1", claims=(0,)), beat("w1", 0, state="gone"))
     assert holder(view, 0) is None
     assert view.free_partitions("decode", 2, 0) == [0, 1]
 
 
-def test_the_first_claim_by_offset_wins() -> None:
+def test_first_claim_by_offset_gets_lease() -> None:
     view = folded(registration("w2", claims=(0,)), registration("w1", claims=(0, 1)))
     assert (holder(view, 0), holder(view, 1)) == ("w2", "w1")
     assert view.free_partitions("decode", 3, 0) == [2]
 
 
-def test_a_lease_dies_with_its_heartbeat() -> None:
+def test_lease_ends_when_heartbeats_stop() -> None:
     view = folded(registration("w1", claims=(0,)), registration("w2", claims=(0,)))
     view.apply(beat("w2", 0), 2, LEASE_MS)
     assert holder(view, 0, LEASE_MS) == "w1"
     assert holder(view, 0, LEASE_MS + 1) == "w2"
 
 
-def test_leases_of_other_topics_do_not_count() -> None:
+def test_view_separates_leases_by_topic() -> None:
     view = folded(registration("w1", claims=(0,)))
     assert view.holder("prefill", 0, 0) is None
 
 
-def test_a_new_epoch_replaces_the_old_life() -> None:
+def test_new_epoch_replaces_earlier_registration() -> None:
     view = folded(
         registration("w1", claims=(0,)),
         beat("w1", 9, credits=4),
@@ -123,7 +123,7 @@ def test_a_new_epoch_replaces_the_old_life() -> None:
     assert (holder(view, 0), holder(view, 1)) == (None, "w1")
 
 
-def test_a_role_change_keeps_what_is_known() -> None:
+def test_role_change_keeps_state_load_and_claims() -> None:
     view = folded(registration("w1", claims=(0,)), beat("w1", 2, credits=4))
     view.apply(registration("w1", claims=(0,)), 7, 0)
     member = view.members["w1"]
@@ -131,13 +131,13 @@ def test_a_role_change_keeps_what_is_known() -> None:
     assert member.state is MemberState.READY and member.credits
 
 
-def test_a_new_claim_counts_from_its_own_offset() -> None:
+def test_new_claim_counts_from_its_own_offset() -> None:
     view = folded(registration("w1", claims=(0,)), registration("w2", claims=(1,)))
     view.apply(registration("w1", claims=(1,)), 2, 0)
     assert (holder(view, 0), holder(view, 1)) == (None, "w2")
 
 
-def test_a_claim_that_is_added_moves_no_earlier_one() -> None:
+def test_added_claim_keeps_offset_of_earlier_claims() -> None:
     view = folded(registration("w1", claims=(0,)), registration("w2", claims=(0, 1)))
     view.apply(registration("w1", claims=(0, 1)), 2, 0)
     assert (holder(view, 0), holder(view, 1)) == ("w1", "w2")
@@ -145,7 +145,7 @@ def test_a_claim_that_is_added_moves_no_earlier_one() -> None:
     assert holder(view, 0) == "w2"
 
 
-def test_living_members_of_a_kind_come_sorted() -> None:
+def test_living_members_of_kind_are_sorted() -> None:
     view = folded(
         registration("w2"), registration("w1"), registration("g1", kind="gateway"),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_living_members_of_a_kind_come_sorted() -> None:
     assert list(view.living(MemberKind.WORKER, LEASE_MS + 1)) == []
 
 
-def test_the_silent_are_forgotten() -> None:
+def test_view_forgets_silent_members() -> None:
     view = folded(registration("w1"), registration("w2"))
     view.apply(beat("w2", 0), 2, 5_000)
     assert view.forget(9_000, 10_000) == ["w1"]
@@ -162,15 +162,14 @@ def test_the_silent_are_forgotten() -> None:
 
 
 def others_beat(view: FleetView, from_ms: int, to_ms: int) -> None:
-    """The topic is not silent meanwhile."""
+    """Have other members beat, so that the topic is not silent."""
     for at_ms in range(from_ms, to_ms + 1, DEAF_MS):
         view.apply(beat("other", at_ms), at_ms, at_ms, at_ms)
 
 
 @pytest.mark.parametrize("late", [registration("w1", claims=(0,)), beat("w1", 1)])
-def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration | Heartbeat) -> None:
-    """By the broker's clock, whenever it is read: not a heartbeat, and not a registration with
-    which a fenced worker changes its roles."""
+def test_late_record_does_not_revive_silent_member(late: Registration | Heartbeat) -> None:
+    """By the broker's clock, neither a heartbeat nor a role change revives a fenced worker."""
     view = FleetView()
     assert view.apply(registration("w1", claims=(0,)), 0, 0, 10)
     assert view.apply(beat("w1", 0), 1, 0, 20)
@@ -184,9 +183,8 @@ def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration |
 
 
 @pytest.mark.parametrize("silent_ms", [4 * LEASE_MS, SILENCE_MAX_MS, SILENCE_MAX_MS + 1])
-def test_no_lease_runs_while_nobody_can_write(silent_ms: int) -> None:
-    """The leader of the topic has gone, and all are heard again when there is another. Whoever
-    joins first then takes nothing away."""
+def test_leases_do_not_expire_while_log_has_no_leader(silent_ms: int) -> None:
+    """Whoever joins first after a leader change takes no lease of the others."""
     view = FleetView()
     view.apply(registration("w1", claims=(0,)), 0, 0, 10)
     view.apply(beat("w1", 0), 1, 0, 20)
@@ -197,7 +195,7 @@ def test_no_lease_runs_while_nobody_can_write(silent_ms: int) -> None:
     assert view.apply(beat("w1", 1), 9, now_ms + LEASE_MS, now_ms + LEASE_MS) is stands
 
 
-def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it() -> None:
+def test_silence_of_topic_saves_only_members_that_return() -> None:
     view = FleetView()
     for name in ("w1", "w2"):
         view.apply(registration(name), 0, 0, 0)
@@ -213,7 +211,7 @@ def test_a_silence_saves_nobody_who_was_lost_before_nor_who_stays_away_after_it(
     assert not view.apply(beat("w2", 2), 9, late_ms, late_ms)
 
 
-def test_a_life_may_change_its_roles_within_its_lease() -> None:
+def test_member_may_change_roles_within_its_lease() -> None:
     view = FleetView()
     view.apply(registration("w1"), 0, 0, 10)
     view.apply(beat("w1", 0), 1, 0, 20)
@@ -221,13 +219,13 @@ def test_a_life_may_change_its_roles_within_its_lease() -> None:
     assert view.holder("decode", 0, LEASE_MS) is not None
 
 
-def test_clocks_are_measured_by_the_heartbeat_that_came_fastest() -> None:
+def test_clock_offset_is_measured_by_fastest_heartbeat() -> None:
     view = FleetView()
     for member_id, ahead_ms in (("w1", 150), ("w2", -150)):
         view.apply(registration(member_id), 0, 0, 0)
         for seq, took_ms in enumerate((40, 3, 90)):
-            found = replace(beat(member_id, seq), at_ms=500 * seq + ahead_ms)
-            view.apply(found, 1, 0, 500 * seq + took_ms)
+            heartbeat = replace(beat(member_id, seq), at_ms=500 * seq + ahead_ms)
+            view.apply(heartbeat, 1, 0, 500 * seq + took_ms)
     assert {m.member_id: m.ahead_ms for m in view.members.values()} == {"w1": 147, "w2": -153}
 
 
@@ -252,20 +250,22 @@ STEPS = st.lists(st.tuples(REGISTRATIONS | BEATS, st.integers(0, 2_000)), max_si
 def test_views_of_one_log_agree_and_leases_are_exclusive(
     steps: list[tuple[Registration | Heartbeat, int]],
 ) -> None:
-    one, other, now_ms = FleetView(), FleetView(), 0
+    first_view, second_view, now_ms = FleetView(), FleetView(), 0
     epochs: dict[str, int] = {}
     for offset, (record, wait_ms) in enumerate(steps):
         now_ms += wait_ms
-        one.apply(record, offset, now_ms)
-        other.apply(record, offset, now_ms)
-        other.apply(record, offset, now_ms)  # a repeated record changes nothing
-        assert all(one.members[m].epoch >= epoch for m, epoch in epochs.items())
-        epochs = {m: v.epoch for m, v in one.members.items()}
+        first_view.apply(record, offset, now_ms)
+        second_view.apply(record, offset, now_ms)
+        second_view.apply(record, offset, now_ms)  # a repeated record changes nothing
+        assert all(first_view.members[m].epoch >= epoch for m, epoch in epochs.items())
+        epochs = {m: v.epoch for m, v in first_view.members.items()}
         for partition in range(3):
-            found = one.holder("decode", partition, now_ms)
-            again = other.holder("decode", partition, now_ms)
-            assert (found and found.member_id) == (again and again.member_id)
-            _check_first_claim(one, partition, now_ms)
+            first_holder = first_view.holder("decode", partition, now_ms)
+            second_holder = second_view.holder("decode", partition, now_ms)
+            assert (first_holder and first_holder.member_id) == (
+                second_holder and second_holder.member_id
+            )
+            _check_first_claim(first_view, partition, now_ms)
 
 
 def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
@@ -277,12 +277,12 @@ def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
         for lease, offset in member.claims.items()
         if lease.partition == partition
     )
-    held = view.holder("decode", partition, now_ms)
-    assert (held.member_id if held else None) == (claims[0][1] if claims else None)
+    lease_holder = view.holder("decode", partition, now_ms)
+    assert (lease_holder.member_id if lease_holder else None) == (claims[0][1] if claims else None)
     assert (partition in view.free_partitions("decode", 3, now_ms)) == (not claims)
 
 
-def test_how_many_are_wanted_is_known_until_that_was_long_ago() -> None:
+def test_scaling_target_expires() -> None:
     view = FleetView()
     assert view.scaling_target_at(0) is None
     view.scaling_target = Wanted(written_by="up", at_ms=1_000, pools=())

@@ -18,21 +18,21 @@ HOW = "run `make schemas` (see schemas/history/README.md) and commit what it wri
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_current_schema_writes_its_golden_bytes(name: str) -> None:
-    found = [g for g in GOLDENS if (g.name, g.fingerprint) == (name, current_fingerprint(name))]
-    assert found, f"the schema of {name} changed: {HOW}"
+    matches = [g for g in GOLDENS if (g.name, g.fingerprint) == (name, current_fingerprint(name))]
+    assert matches, f"the schema of {name} changed: {HOW}"
     record = example(f"trivium.{name}")
-    assert Codec().encode(record) == found[0].value
-    assert Codec().decode(found[0].value) == record
+    assert Codec().encode(record) == matches[0].value
+    assert Codec().decode(matches[0].value) == record
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: f"{g.name}.{g.fingerprint}")
-def test_every_version_still_reads(golden: Golden) -> None:
+def test_codec_reads_golden_bytes_of_every_version(golden: Golden) -> None:
     assert golden.is_current or history_path(golden).exists(), HOW
     assert schema_fingerprint(golden.schema).hex() == golden.fingerprint
     assert isinstance(Codec().decode(golden.value), class_of(golden.name))
 
 
-def test_history_has_golden_bytes() -> None:
+def test_history_versions_have_golden_bytes() -> None:
     for path in HISTORY_DIR.glob("*.avsc"):
         schema = json.loads(path.read_text())
         mark = schema_fingerprint(schema).hex()
@@ -49,7 +49,7 @@ OLD_BEAT = bytes.fromhex(
 )
 
 
-def test_an_older_heartbeat_reads_with_defaults() -> None:
+def test_older_heartbeat_reads_with_defaults() -> None:
     beat = Codec(history=OLDER_DIR).decode(OLD_BEAT)
     assert isinstance(beat, Heartbeat)
     assert beat.member_id == "worker-1" and beat.grants[0].credits == 4
@@ -60,6 +60,6 @@ def test_an_older_heartbeat_reads_with_defaults() -> None:
     assert (beat.load.requests_total, beat.load.tokens_total) == (0, 0)
 
 
-def test_without_its_history_the_older_heartbeat_is_refused() -> None:
+def test_codec_rejects_older_heartbeat_without_history() -> None:
     with pytest.raises(RecordError, match="unknown schema fingerprint"):
         Codec().decode(OLD_BEAT)

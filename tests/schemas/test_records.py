@@ -46,7 +46,7 @@ def read(name: str) -> dict[str, Any]:
     return typing.cast(dict[str, Any], json.loads((AVRO_DIR / f"trivium.{name}.avsc").read_text()))
 
 
-def test_schemas_and_classes_pair_up() -> None:
+def test_every_schema_has_record_class() -> None:
     classes = {
         name
         for name, value in vars(records).items()
@@ -56,7 +56,7 @@ def test_schemas_and_classes_pair_up() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_fields_agree(name: str) -> None:
+def test_record_fields_match_schema(name: str) -> None:
     schema, cls = read(name), class_of(name)
     hints = typing.get_type_hints(cls)
     assert [f["name"] for f in schema["fields"]] == [f.name for f in dataclasses.fields(cls)]
@@ -65,7 +65,7 @@ def test_fields_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_defaults_agree(name: str) -> None:
+def test_record_defaults_match_schema(name: str) -> None:
     schema, cls = read(name), class_of(name)
     hints = typing.get_type_hints(cls)
     for field, ours in zip(schema["fields"], dataclasses.fields(cls), strict=True):
@@ -80,29 +80,29 @@ def test_defaults_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_records_are_slotted_and_by_keyword(name: str) -> None:
-    """That nobody changes one, the type checker sees to (`tests/schemas/test_frozen.py`)."""
+def test_records_are_slotted_and_keyword_only(name: str) -> None:
+    """The type checker rejects changes of a record (`tests/schemas/test_frozen.py`)."""
     cls = class_of(name)
     assert hasattr(cls, "__slots__")
     assert all(field.kw_only for field in dataclasses.fields(cls))
 
 
 @pytest.mark.parametrize("name", ENUMS)
-def test_enums_agree(name: str) -> None:
+def test_enum_members_match_schema(name: str) -> None:
     schema = read(name)
     assert [member.value for member in class_of(name)] == schema["symbols"]
     assert schema["default"] == schema["symbols"][0], "unknown symbols must read as the first one"
 
 
 @pytest.mark.parametrize("name", record_names())
-def test_schemas_document_themselves(name: str) -> None:
+def test_schemas_and_fields_have_documentation(name: str) -> None:
     schema = read(name)
     assert schema["namespace"] == "trivium" and schema["name"] == name
     for part in (schema, *schema.get("fields", ())):
         assert part["doc"].strip(), part["name"]
 
 
-def test_named_types_are_written_out_once() -> None:
+def test_full_schema_writes_named_types_once() -> None:
     text = json.dumps(full_schema("Work"))
     assert text.count('"name": "Sampling"') == 1
     assert text.count('"name": "StructuredKind"') == 1

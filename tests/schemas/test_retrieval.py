@@ -45,7 +45,7 @@ NOWHERE: Mapping[str, tuple[str, list[int]]] = {}
 
 
 def hits(shard: int, shards: int = 2, **fields: Any) -> Hits:
-    found: dict[str, float] = fields.pop("found", {})
+    distances_by_id: dict[str, float] = fields.pop("found", {})
     return Hits(
         retrieval_id="q",
         request_id="",
@@ -53,8 +53,8 @@ def hits(shard: int, shards: int = 2, **fields: Any) -> Hits:
         shard=shard,
         shards=shards,
         collection="c",
-        document_ids=tuple(found),
-        distances=pack_vector(list(found.values())),
+        document_ids=tuple(distances_by_id),
+        distances=pack_vector(list(distances_by_id.values())),
         at_ms=0,
         **fields,
     )
@@ -92,7 +92,7 @@ def fleet(
     return view
 
 
-def test_vectors_cross_as_little_endian_floats() -> None:
+def test_vectors_are_packed_as_little_endian_floats() -> None:
     assert pack_vector([1, -2.5]) == bytes.fromhex("0000803f000020c0")
     assert pack_vector(np.array([[1, -2.5]], np.float16)) == pack_vector([1, -2.5])
     assert unpack_vector(pack_vector([1, -2.5])).tolist() == [1, -2.5]
@@ -102,11 +102,11 @@ def test_vectors_cross_as_little_endian_floats() -> None:
         pack_vector("word")
 
 
-def test_a_document_never_changes_its_shard() -> None:
+def test_shard_of_document_is_stable() -> None:
     assert [shard_of(f"document-{i}", 3) for i in range(8)] == [2, 1, 1, 0, 1, 2, 1, 2]
 
 
-def test_the_layout_is_what_ready_workers_serve() -> None:
+def test_layout_follows_ready_workers() -> None:
     ready, starting = MemberState.READY, MemberState.STARTING
     assert layout_of(fleet(), 0).shards == 0
     view = fleet(("a", 0, 2, ready), ("b", 1, 2, starting), ("c", 0, 2, ready))
@@ -118,58 +118,62 @@ def test_the_layout_is_what_ready_workers_serve() -> None:
     assert layout_of(view, 0).shards == 2
 
 
-def test_a_place_answers_the_partitions_that_all_of_its_shards_do() -> None:
+def test_place_answers_partitions_common_to_all_its_shards() -> None:
     ready, starting = MemberState.READY, MemberState.STARTING
-    one = fleet(
+    one_shard = fleet(
         ("a", 0, 1, ready), ("b", 0, 1, ready), ("c", 0, 1, starting),
         at={"a": ("here", [0, 2]), "b": ("there", [1, 3]), "c": ("here", [1])},
     )  # fmt: skip
-    assert partitions_at(one, "here", 0) == {0, 2} and partitions_at(one, "there", 0) == {1, 3}
-    assert partitions_at(one, "elsewhere", 0) == set()
-    assert partitions_at(one, "here", LEASE_MS + 1) == set() == partitions_at(fleet(), "here", 0)
-    two = fleet(
+    assert partitions_at(one_shard, "here", 0) == {0, 2} and partitions_at(
+        one_shard, "there", 0
+    ) == {1, 3}
+    assert partitions_at(one_shard, "elsewhere", 0) == set()
+    assert (
+        partitions_at(one_shard, "here", LEASE_MS + 1) == set() == partitions_at(fleet(), "here", 0)
+    )
+    two_shards = fleet(
         ("a", 0, 2, ready), ("b", 1, 2, ready), ("c", 1, 2, ready),
         at={"a": ("here", [0, 1]), "b": ("here", [1, 2]), "c": ("there", [0, 3])},
     )  # fmt: skip
-    assert partitions_at(two, "here", 0) == {1}
-    assert partitions_at(two, "there", 0) == set(), "it has half of the rows"
+    assert partitions_at(two_shards, "here", 0) == {1}
+    assert partitions_at(two_shards, "there", 0) == set(), "it has half of the rows"
 
 
-def test_the_nearest_of_all_shards_are_kept() -> None:
-    one = hits(0, found={"a": 0.5, "c": 2.0}, exact=True, extends=3, distances_computed=10)
-    two = hits(1, found={"b": 0.5, "d": 1.0}, exact=True, extends=5, distances_computed=7)
-    found = merge_hits("q", {1: two, 0: one}, 2, k=3)
-    assert [(hit.document_id, hit.distance) for hit in found.hits] == [
+def test_merge_keeps_nearest_hits_of_all_shards() -> None:
+    first = hits(0, found={"a": 0.5, "c": 2.0}, exact=True, extends=3, distances_computed=10)
+    second = hits(1, found={"b": 0.5, "d": 1.0}, exact=True, extends=5, distances_computed=7)
+    result = merge_hits("q", {1: second, 0: first}, 2, k=3)
+    assert [(hit.document_id, hit.distance) for hit in result.hits] == [
         ("a", 0.5),
         ("b", 0.5),
         ("d", 1.0),
     ]
-    assert (found.extends, found.distances_computed) == (5, 17)
-    assert found.is_complete and found.exact
+    assert (result.extends, result.distances_computed) == (5, 17)
+    assert result.is_complete and result.exact
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.floats(0, 9, width=16)), min_size=1))
-def test_the_merge_is_that_of_one_shard(shards: list[dict[str, float]]) -> None:
-    answers = {i: hits(i, len(shards), found=found) for i, found in enumerate(shards)}
-    found = merge_hits("q", answers, len(shards), k=5)
+def test_merge_matches_search_on_one_shard(shards: list[dict[str, float]]) -> None:
+    answers = {i: hits(i, len(shards), found=distances) for i, distances in enumerate(shards)}
+    result = merge_hits("q", answers, len(shards), k=5)
     everything = sorted((d, name) for shard in shards for name, d in shard.items())
-    assert [(hit.distance, hit.document_id) for hit in found.hits] == everything[:5]
+    assert [(hit.distance, hit.document_id) for hit in result.hits] == everything[:5]
 
 
-def test_a_silent_or_refusing_shard_is_named() -> None:
+def test_merge_names_silent_and_refusing_shards() -> None:
     good = hits(0, found={"a": 1.0}, exact=True)
-    found = merge_hits("q", {0: good}, 2, k=1)
-    assert set(found.missing) == {1} and found.missing[1].code == DeadlineExceeded.code
-    assert not found.is_complete and not found.exact
-    found = merge_hits("q", {0: good, 1: refused(1, QueueFull("full"))}, 2, k=1)
-    assert found.missing[1].code == QueueFull.code
+    result = merge_hits("q", {0: good}, 2, k=1)
+    assert set(result.missing) == {1} and result.missing[1].code == DeadlineExceeded.code
+    assert not result.is_complete and not result.exact
+    result = merge_hits("q", {0: good, 1: refused(1, QueueFull("full"))}, 2, k=1)
+    assert result.missing[1].code == QueueFull.code
 
 
-def test_a_shard_with_nothing_is_not_missing() -> None:
+def test_merge_does_not_count_empty_shard_as_missing() -> None:
     good = hits(0, found={"a": 1.0}, exact=True)
     for error in (UnknownCollection("no c"), EmptyIndex("empty")):
-        found = merge_hits("q", {0: good, 1: refused(1, error)}, 2, k=1)
-        assert found.is_complete and found.exact
+        result = merge_hits("q", {0: good, 1: refused(1, error)}, 2, k=1)
+        assert result.is_complete and result.exact
 
 
 @pytest.mark.parametrize(
@@ -182,26 +186,26 @@ def test_a_shard_with_nothing_is_not_missing() -> None:
         ({1: WrongDimension("3")}, WrongDimension),
     ],
 )
-def test_where_no_shard_searched_the_reason_is_raised(
+def test_merge_raises_reason_when_no_shard_searched(
     errors: dict[int, TriviumError], raised: type[TriviumError]
 ) -> None:
     with pytest.raises(raised):
         merge_hits("q", {shard: refused(shard, error) for shard, error in errors.items()}, 2, k=1)
 
 
-def test_quoted_documents_that_changed_are_those_that_their_own_shards_name() -> None:
-    """What cannot be checked is not trusted."""
+def test_merge_reports_quoted_documents_changed_on_their_own_shard() -> None:
+    """A document that cannot be checked counts as changed."""
     names = [f"d{number}" for number in range(20)]
-    quoted = [Quoted(document_id=each, content="1") for each in names]
-    of_shard = [[each for each in names if shard_of(each, 2) == shard] for shard in range(2)]
-    one, two = of_shard
-    assert one and two
-    good = hits(0, found={"a": 1.0}, changed=(one[0], two[0], "other"))
+    quoted = [Quoted(document_id=name, content="1") for name in names]
+    of_shard = [[name for name in names if shard_of(name, 2) == shard] for shard in range(2)]
+    first_ids, second_ids = of_shard
+    assert first_ids and second_ids
+    good = hits(0, found={"a": 1.0}, changed=(first_ids[0], second_ids[0], "other"))
     whole = {0: good, 1: hits(1, found={})}
-    assert merge_hits("q", whole, 2, k=1, quoted=quoted).changed == {one[0]}
-    assert merge_hits("q", {0: good}, 2, k=1, quoted=quoted).changed == {one[0], *two}
+    assert merge_hits("q", whole, 2, k=1, quoted=quoted).changed == {first_ids[0]}
+    assert merge_hits("q", {0: good}, 2, k=1, quoted=quoted).changed == {first_ids[0], *second_ids}
     broken = {0: good, 1: refused(1, QueueFull("full"))}
-    assert merge_hits("q", broken, 2, k=1, quoted=quoted).changed == {one[0], *two}
-    empty = {0: good, 1: replace(refused(1, EmptyIndex("none")), changed=(two[1],))}
-    assert merge_hits("q", empty, 2, k=1, quoted=quoted).changed == {one[0], two[1]}
+    assert merge_hits("q", broken, 2, k=1, quoted=quoted).changed == {first_ids[0], *second_ids}
+    empty = {0: good, 1: replace(refused(1, EmptyIndex("none")), changed=(second_ids[1],))}
+    assert merge_hits("q", empty, 2, k=1, quoted=quoted).changed == {first_ids[0], second_ids[1]}
     assert merge_hits("q", whole, 2, k=1).changed == frozenset()

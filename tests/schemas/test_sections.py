@@ -48,11 +48,11 @@ def built(
     return build("example", Example, file or {}, environ=environ or {}, flags=flags)
 
 
-def test_defaults() -> None:
+def test_section_has_defaults() -> None:
     assert built() == Example()
 
 
-def test_later_sources_win() -> None:
+def test_flags_override_environment_and_file() -> None:
     file = {"count": 2, "text": "file", "share": 0.25}
     environ = {"TRIVIUM_EXAMPLE_COUNT": "3", "TRIVIUM_EXAMPLE_TEXT": "env", "TRIVIUM_LOG_X": "1"}
     assert built(file, environ, {"count": 4, "text": None}) == Example(
@@ -65,7 +65,7 @@ EVERY = Example(
 )
 
 
-def test_file_values_of_every_type() -> None:
+def test_section_reads_file_values_of_every_type() -> None:
     file = {
         "text": "b", "kind": "large", "count": 2, "share": 1, "on": True,
         "names": ["p", "q"], "limit": 3, "key": "k",
@@ -74,7 +74,7 @@ def test_file_values_of_every_type() -> None:
     assert isinstance(built(file).share, float)
 
 
-def test_environment_values_of_every_type() -> None:
+def test_section_reads_environment_values_of_every_type() -> None:
     texts = {
         "TEXT": "b", "KIND": "large", "COUNT": "2", "SHARE": "1", "ON": "Yes",
         "NAMES": "p, q,", "LIMIT": "3", "KEY": "k",
@@ -104,7 +104,7 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("file", "message"), BAD_FILES, ids=[str(f) for f, _ in BAD_FILES])
-def test_bad_file_values_stop_the_start(file: dict[str, Any], message: str) -> None:
+def test_section_rejects_invalid_file_values(file: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         built(file)
 
@@ -120,12 +120,12 @@ BAD_ENVIRONMENTS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("variable", "text", "message"), BAD_ENVIRONMENTS)
-def test_bad_environment_stops_the_start(variable: str, text: str, message: str) -> None:
+def test_section_rejects_invalid_environment(variable: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         built(None, {variable: text})
 
 
-def test_whoever_makes_a_section_has_it_checked() -> None:
+def test_section_checks_values_on_construction() -> None:
     with pytest.raises(ConfigError, match=r"example\.count: expected at least 1, found -1"):
         Example(count=-1)
     with pytest.raises(ConfigError, match=r"example\.number: expected at most 1"):
@@ -134,7 +134,7 @@ def test_whoever_makes_a_section_has_it_checked() -> None:
         Example().count = 2  # type: ignore[misc]  # that is the point
 
 
-def test_secrets_are_never_shown(tmp_path: Path) -> None:
+def test_section_never_shows_secrets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Example(key=("hush",), count=0)  # type: ignore[arg-type]  # that is the point
     assert "hush" not in str(caught.value)
@@ -144,11 +144,11 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
     assert secrets_of(Example(key="hush")) == {"key": "hush"}
 
 
-def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+def test_section_reads_secret_from_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("a\n\n b \n")
-    found = built({"keys_file": str(path)})
-    assert found.keys == built(None, {"TRIVIUM_EXAMPLE_KEYS_FILE": str(path)}).keys == ("a", "b")
+    example = built({"keys_file": str(path)})
+    assert example.keys == built(None, {"TRIVIUM_EXAMPLE_KEYS_FILE": str(path)}).keys == ("a", "b")
     with pytest.raises(ConfigError, match=r"example\.key_file: expected one line, found 2"):
         built({"key_file": str(path)})
     with pytest.raises(ConfigError, match=r"example\.key_file: expected a file with the secret"):
@@ -157,15 +157,15 @@ def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
         built({"text_file": str(path)})
 
 
-def test_toml_is_read_by_section(tmp_path: Path) -> None:
+def test_read_toml_gives_sections(tmp_path: Path) -> None:
     path = tmp_path / "trivium.toml"
     path.write_text('[example]\ntext = "broker:9092"\ncount = 12\n')
-    found = built(read_toml(path)["example"])
-    assert (found.text, found.count) == ("broker:9092", 12)
+    example = built(read_toml(path)["example"])
+    assert (example.text, example.count) == ("broker:9092", 12)
     assert read_toml(None) == {}
 
 
-def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+def test_read_toml_errors_name_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: no such settings file"):
         read_toml(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"

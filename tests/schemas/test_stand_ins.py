@@ -40,13 +40,13 @@ def _run(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_promised_comes_when_it_is_used() -> None:
+def test_stand_ins_import_module_on_first_use() -> None:
     _run(_USED_LATER)
 
 
-def test_what_is_there_already_stays() -> None:
+def test_stand_ins_keep_imported_module() -> None:
     _run(_THERE_ALREADY)
 
 
-def test_nothing_stays_behind_after_an_error() -> None:
+def test_stand_ins_remove_modules_after_error() -> None:
     _run(_FAILS)

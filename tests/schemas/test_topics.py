@@ -23,7 +23,7 @@ ACTORS = {"bridge", "gateway", "router", "worker", "replay", "anyone"}
 
 
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
-def test_rows_are_whole(topic: Topic) -> None:
+def test_topic_rows_are_valid(topic: Topic) -> None:
     assert TOPICS[topic.name] is topic
     assert topic.records and set(topic.records) <= set(RECORDS)
     assert topic.partition_by in ("session", "lease", "single", "retrieval", "document", "prompt")
@@ -42,7 +42,7 @@ def test_rows_are_whole(topic: Topic) -> None:
     assert LogSettings().partitions(topic.group) >= 1
 
 
-def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
+def test_session_topics_share_partition_group() -> None:
     by_session = {topic.name for topic in ROWS if topic.partition_by == "session"}
     assert by_session == {
         "requests", "cancellations", "phases", "outcomes", "decisions", "sessions", "responses",
@@ -52,7 +52,7 @@ def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
-def test_one_partition_where_one_is_meant(topic: Topic) -> None:
+def test_topic_partition_group_matches_partition_key(topic: Topic) -> None:
     assert (topic.group == "single") == (topic.partition_by == "single")
     leased = topic.group in ("worker", "gateway", "asker")
     assert leased == (topic.partition_by == "lease")
@@ -61,13 +61,13 @@ def test_one_partition_where_one_is_meant(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
-def test_session_records_know_their_session(topic: Topic) -> None:
+def test_session_records_have_session_id(topic: Topic) -> None:
     if topic.partition_by == "session":
         for name in topic.records:
             assert "session_id" in {field.name for field in dataclasses.fields(class_of(name))}
 
 
-def test_every_root_record_has_a_topic() -> None:
+def test_every_root_record_has_topic() -> None:
     nested = {
         "Backlog", "Candidate", "Capability", "Chunk", "Citation", "CollectionState",
         "EmbedCapability", "EmbedLoad", "Estimate", "Faults", "Grant", "Insert", "KvHandle",
@@ -80,7 +80,7 @@ def test_every_root_record_has_a_topic() -> None:
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 
 
-def test_a_record_on_the_wrong_topic_is_refused() -> None:
+def test_check_record_rejects_record_of_other_topic() -> None:
     check_record("fleet", BEAT)
     expected = "topic prefill carries Work or CancelWork or AssignRoles or WarmPrefix, found Heart"
     with pytest.raises(RecordError, match=expected):
@@ -88,20 +88,20 @@ def test_a_record_on_the_wrong_topic_is_refused() -> None:
 
 
 @given(st.text(), st.integers(1, 1_000))
-def test_partition_is_in_range_and_is_crc32(key: str, count: int) -> None:
+def test_partition_of_uses_crc32(key: str, count: int) -> None:
     assert partition_of(key, count) == zlib.crc32(key.encode()) % count
 
 
-def test_partition_never_changes() -> None:
+def test_partition_of_matches_pinned_values() -> None:
     assert [partition_of(f"session-{i}", 12) for i in range(6)] == PINNED
 
 
 PINNED = [0, 10, 0, 6, 5, 11]
 
 
-def test_dead_letters_are_kept_as_long_as_the_topic_keeps_what_they_hold() -> None:
-    """A prompt that somebody could not read stayed for two weeks."""
-    wanted = expected_topics(LogSettings())
+def test_dead_letter_topics_have_retention_of_their_topic() -> None:
+    """An unreadable prompt once stayed for two weeks."""
+    topics = expected_topics(LogSettings())
     for name, topic in TOPICS.items():
-        kept_ms = wanted[name + DEAD_LETTER_SUFFIX].topic_configs["retention.ms"]
+        kept_ms = topics[name + DEAD_LETTER_SUFFIX].topic_configs["retention.ms"]
         assert int(kept_ms) == topic.retention_ms

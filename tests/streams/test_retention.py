@@ -36,11 +36,11 @@ async def keep(log: LogSettings, topic: str, retention_ms: int) -> None:
             [ConfigResource(ConfigResourceType.TOPIC, name, config)]
         )
         assert [resource[0] for resource in answer.resources] == [0]
-        asked = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": ""})
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": ""})
         async with asyncio.timeout(LIMIT_S):
             while True:  # brokers apply what the controller has written
-                (found,) = await client.describe_configs([asked])
-                if found.resources[0][4][0][1] == str(retention_ms):
+                (response,) = await client.describe_configs([resource])
+                if response.resources[0][4][0][1] == str(retention_ms):
                     break
     finally:
         await client.close()
@@ -60,10 +60,10 @@ STARTS: dict[str, Callable[[LogSettings], Awaitable[None]]] = {"router": route, 
 
 
 @pytest.mark.parametrize("process", STARTS)
-async def test_nothing_starts_where_the_broker_keeps_less_than_a_request_lives(
+async def test_process_refuses_start_when_topic_retention_is_too_short(
     kafka: LogSettings, process: str
 ) -> None:
-    """The topic table was checked, the topics were not."""
+    """Once the topic table was checked, and the topics were not."""
     await keep(kafka, "phases", HOUR_MS // 2)
     expected = r"phases: expected retention\.ms of at least .*found 1800000.*raise the topic's"
     async with asyncio.timeout(LIMIT_S):
@@ -71,8 +71,8 @@ async def test_nothing_starts_where_the_broker_keeps_less_than_a_request_lives(
             await STARTS[process](kafka)
 
 
-async def test_what_is_kept_an_hour_longer_than_it_lives_is_enough(kafka: LogSettings) -> None:
-    """So is what is kept for ever."""
+async def test_check_retention_accepts_lifetime_plus_one_hour(kafka: LogSettings) -> None:
+    """Endless retention is accepted, too."""
     await check_retention(kafka, needs_of_requests(23 * HOUR_MS))
     await keep(kafka, "tokens", 3 * HOUR_MS)
     await keep(kafka, "requests", -1)
@@ -81,13 +81,17 @@ async def test_what_is_kept_an_hour_longer_than_it_lives_is_enough(kafka: LogSet
         await check_retention(kafka, needs_of_requests(2 * HOUR_MS + 1))
 
 
-async def test_a_broker_that_may_not_be_asked_is_told_in_the_log(
+async def test_check_retention_warns_when_broker_refuses_to_tell(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refused(
-        _: AIOKafkaAdminClient, asked: list[ConfigResource]
+        _: AIOKafkaAdminClient, config_resources: list[ConfigResource]
     ) -> list[DescribeConfigsResponse_v2]:
-        return [DescribeConfigsResponse_v2(0, [(29, "no", 2, each.name, []) for each in asked])]
+        return [
+            DescribeConfigsResponse_v2(
+                0, [(29, "no", 2, resource.name, []) for resource in config_resources]
+            )
+        ]
 
     monkeypatch.setattr(AIOKafkaAdminClient, "describe_configs", refused)
     with caplog.at_level(logging.WARNING):

@@ -22,7 +22,7 @@ from streams.gateway.request.body import ChatBody
 from streams.gateway.request.intake import take_in, take_in_body
 from streams.gateway.request.tokenizer import Tokenizer
 from tests.schemas.model.steered import KINDS, Steered, steered
-from tests.streams.bridge.samples import CODEC, asked, pair
+from tests.streams.bridge.samples import CODEC, pair, question_of
 from tests.streams.builders import request, retrieved
 from tests.streams.gateway.batches.samples import file_of, line
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -38,20 +38,20 @@ NAME_CHARS = 64  # of what is refused beyond
 SOUGHT = {"collection": "books", "probes": {}}
 CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
     "content": chat,
-    "parts": lambda text: _said({"role": "user", "content": [_part(text), _part(text)]}),
-    "system": lambda text: _said({"role": "system", "content": text}),
-    "answer": lambda text: _said({"role": "assistant", "content": text}),
-    "refusal": lambda text: _said({"role": "assistant", "refusal": text}),
-    "name": lambda text: _said({"role": "user", "name": text, "content": "x"}),
-    "name and content": lambda text: _said(
+    "parts": lambda text: _chat_with({"role": "user", "content": [_part(text), _part(text)]}),
+    "system": lambda text: _chat_with({"role": "system", "content": text}),
+    "answer": lambda text: _chat_with({"role": "assistant", "content": text}),
+    "refusal": lambda text: _chat_with({"role": "assistant", "refusal": text}),
+    "name": lambda text: _chat_with({"role": "user", "name": text, "content": "x"}),
+    "name and content": lambda text: _chat_with(
         {"role": "user", "name": text[: len(text) // 2], "content": text[len(text) // 2 :]}
     ),
-    "role": lambda text: _said({"role": text, "content": "x"}),
-    "result": lambda text: _said({"role": "tool", "tool_call_id": text, "content": text}),
+    "role": lambda text: _chat_with({"role": text, "content": "x"}),
+    "result": lambda text: _chat_with({"role": "tool", "tool_call_id": text, "content": text}),
     "call": lambda text: _called({"name": text, "arguments": json.dumps({"a": [text]})}),
     "argument": lambda text: _called({"name": "f", "arguments": json.dumps({text: "v"})}),
     "call as text": lambda text: _called({"name": "f", "arguments": json.dumps({"t": text})}),
-    "former call": lambda text: _said(
+    "former call": lambda text: _chat_with(
         {"role": "assistant", "function_call": {"name": text, "arguments": "{}"}}
     ),
     "tool": lambda text: chat(
@@ -72,7 +72,7 @@ CHATS: dict[str, Callable[[str], dict[str, Any]]] = {  # by what says the text
 }
 
 
-def _said(message: dict[str, Any]) -> dict[str, Any]:
+def _chat_with(message: dict[str, Any]) -> dict[str, Any]:
     return chat("x", messages=[{"role": "user", "content": "x"}, message])
 
 
@@ -82,7 +82,7 @@ def _part(text: str) -> dict[str, Any]:
 
 def _called(function: dict[str, Any]) -> dict[str, Any]:
     call_ = {"id": "c", "type": "function", "function": function}
-    return _said({"role": "assistant", "content": "", "tool_calls": [call_]})
+    return _chat_with({"role": "assistant", "content": "", "tool_calls": [call_]})
 
 
 def _tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
@@ -115,19 +115,19 @@ async def in_response(gateway: InProcessGateway, _: Steered, text: str) -> Seque
     ]
     before = len(gateway.log.requests)
     for fields in ({"instructions": text}, {}):
-        status, made = await call(gateway, body(items, **fields), "/v1/responses")
-        assert status == 200, made
+        status, response = await call(gateway, body(items, **fields), "/v1/responses")
+        assert status == 200, response
         items = [{"role": "user", "content": text}]
-        again = body(items, previous_response_id=made["id"])
-        status, made = await call(gateway, again, "/v1/responses")
-        assert status == 200, made
-    prompts = [unpack_tokens(each.prompt_tokens) for each in gateway.log.requests[before:]]
+        next_body = body(items, previous_response_id=response["id"])
+        status, response = await call(gateway, next_body, "/v1/responses")
+        assert status == 200, response
+    prompts = [unpack_tokens(request.prompt_tokens) for request in gateway.log.requests[before:]]
     return [token for prompt in prompts for token in prompt]
 
 
 async def in_prompt(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
     """On a topic, with a pair's own words first."""
-    question = await asked({"text": f"{text} x"}, pair(system=text))
+    question = await question_of({"text": f"{text} x"}, pair(system=text))
     assert isinstance(question.body, ChatBody)
     intake = await take_in_body(question.body, gateway.state.served, gateway.state.settings)
     return intake.prompts[0]
@@ -135,22 +135,22 @@ async def in_prompt(gateway: InProcessGateway, _: Steered, text: str) -> Sequenc
 
 async def in_batch(gateway: InProcessGateway, _: Steered, text: str) -> Sequence[int]:
     """In a file of calls."""
-    served, settings, found = gateway.state.served, gateway.state.settings, list[int]()
-    for url, said in ((CHAT, chat(text)), (RESPONSES, body(text, instructions=text))):
-        prompt = call_of(file_of(line("a", url, body=said))).prompt(url)
-        question = await asked(CODEC.encode(prompt))
+    served, settings, tokens = gateway.state.served, gateway.state.settings, list[int]()
+    for url, call_body in ((CHAT, chat(text)), (RESPONSES, body(text, instructions=text))):
+        prompt = call_of(file_of(line("a", url, body=call_body))).prompt(url)
+        question = await question_of(CODEC.encode(prompt))
         if question.response is not None:
             intake = await question.response.take_in(served, settings)
         else:
             assert isinstance(question.body, ChatBody)
             intake = await take_in_body(question.body, served, settings)
-        found += intake.prompts[0]
-    return found
+        tokens += intake.prompts[0]
+    return tokens
 
 
 def _document(text: str, tokens: Callable[[str], Sequence[int]]) -> Passage:
     """The passage of a document that says it in its text, its name and its title."""
-    made = passages_of(
+    document_passages = passages_of(
         Document(
             document_id=text,
             collection="books",
@@ -165,7 +165,7 @@ def _document(text: str, tokens: Callable[[str], Sequence[int]]) -> Passage:
         documents_offset=0,
         now_ms=0,
     )
-    (chunk,) = made.chunks
+    (chunk,) = document_passages.chunks
     return Passage(
         passage_id=f"{text}#0", document_id=text, text=chunk.text, tokens=chunk.tokens, title=text
     )
@@ -187,11 +187,11 @@ async def _with(gateway: InProcessGateway, passage: Passage, *, cited: bool) -> 
     context = with_context(plain, retrieved("r1", passage))
     assert len(context.notice.citations) == cited and context.notice.left_out == (not cited)
     assert wish.probing is not None
-    kept, left_out = choose_passages(
+    passages, left_out = choose_passages(
         wish.probing, [passage], (), reserved=wish.reserved, tokens_max=999, space_tokens=9_999
     )
-    assert len(kept) == cited and left_out == (not cited)
-    probed = insert_tokens(wish.probing, kept)
+    assert len(passages) == cited and left_out == (not cited)
+    probed = insert_tokens(wish.probing, passages)
     return [*unpack_tokens(context.request.prompt_tokens), *unpack_tokens(probed)]
 
 
@@ -232,8 +232,8 @@ def steering_ids(gateway: InProcessGateway, model: Steered) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-async def test_no_text_becomes_a_control_token(kind: str) -> None:
-    """Documents were encoded by another rule than messages."""
+async def test_prompt_text_never_becomes_control_token(kind: str) -> None:
+    """Once documents were encoded by another rule than messages."""
     model = steered(kind)
     gateway = gateway_of(model)
     steering = steering_ids(gateway, model)
@@ -246,7 +246,7 @@ async def test_no_text_becomes_a_control_token(kind: str) -> None:
             assert [token for token in prompt if token in steering] == expected, (name, text)
 
 
-async def test_nor_where_another_process_encodes_it() -> None:
+async def test_encoder_process_makes_no_control_tokens() -> None:
     model = steered("sim")
     gateway = gateway_of(model)
     steering = steering_ids(gateway, model)
@@ -258,9 +258,8 @@ async def test_nor_where_another_process_encodes_it() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
-    """A stranger's record, or one of an earlier version, may hold any token; so it may one that
-    the model does not have."""
+async def test_prompt_leaves_out_passages_with_control_or_unknown_tokens(kind: str) -> None:
+    """A record of a stranger or of an earlier version may hold any token."""
     model = steered(kind)
     gateway = gateway_of(model)
     tokenizer = gateway.state.served.tokenizer
@@ -275,8 +274,8 @@ async def test_passages_that_others_wrote_are_left_out(kind: str) -> None:
     await _with(gateway, _document("x", tokens), cited=True)
 
 
-async def test_a_completion_takes_names_as_vllm_does() -> None:
-    """Whoever sends a whole prompt writes its template."""
+async def test_completion_prompt_keeps_control_tokens() -> None:
+    """A client that sends a whole prompt writes its template itself."""
     model = steered("sim")
     gateway = gateway_of(model)
     served, settings = gateway.state.served, gateway.state.settings

@@ -57,7 +57,7 @@ def capability(running_max: int = 4) -> Capability:
 
 
 class FakeEngine:
-    """Records what it is told; `say` is the next step's outputs."""
+    """Records its calls; `say` sets the outputs of the next step."""
 
     block_log: BlockLog | None = None  # where a test gives it one, it is published
 
@@ -83,7 +83,7 @@ class FakeEngine:
 
     @property
     def is_heard(self) -> bool:
-        """Every step was taken, and the worker waits for the next one."""
+        """Return whether every step was taken and the worker waits for the next one."""
         return self._steps.empty() and bool(self._steps._getters)  # type: ignore[attr-defined]
 
     def die(self, error: Exception) -> None:
@@ -93,7 +93,7 @@ class FakeEngine:
         self.aborted.append(request_id)
 
     def texts(self, before: Sequence[int], output: Output) -> list[str]:
-        """A letter each, where there are as many."""
+        """Return one letter per token where there are as many, else all text at the last one."""
         count = len(output.token_ids)
         letters = list(output.text)
         return letters if len(letters) == count else [""] * (count - 1) + [output.text]
@@ -106,32 +106,32 @@ class FakeEngine:
 
 
 class FakeKvEngine(FakeEngine):
-    """One that exchanges KV, and so is told of its peers."""
+    """An engine that exchanges KV and learns its peers."""
 
     def __init__(self, running_max: int = 4) -> None:
         super().__init__(running_max)
         self.lookups: list[PeerMetadata] = []
-        self.seen: list[tuple[str, int, str]] = []  # workers, their epochs and engines
+        self.observed_workers: list[tuple[str, int, str]] = []  # workers, their epochs and engines
         self.lives: list[int] = []  # its worker's later epochs
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         self.lookups.append(peer_metadata)
 
     def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
-        self.seen.append((worker_id, epoch, engine_id))
+        self.observed_workers.append((worker_id, epoch, engine_id))
 
     def begin_epoch(self, epoch: int) -> None:
         self.lives.append(epoch)
 
 
 class FakeLog:
-    """What was sent, as (topic, partition, key, record, headers), and how sends behave."""
+    """Records what is sent, as (topic, partition, key, record, headers), and scripts sends."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, int, str, Any, Headers]] = []
+        self.sends: list[tuple[str, int, str, Any, Headers]] = []
         self.sent_by: list[str] = []  # which producer sent each of them
         self.closed: list[tuple[str, str]] = []  # producers, and what becomes of what they hold
-        self.buried: list[tuple[str, bytes | None]] = []
+        self.dead_letters: list[tuple[str, bytes | None]] = []
         self.errors: dict[
             str, deque[Exception]
         ] = {}  # topic to errors of its next acknowledgements
@@ -141,13 +141,15 @@ class FakeLog:
         self.full: set[str] = set()  # topics without a free partition
         self.leases = {"prefill": 1, "decode": 2}
         self.meetings: list[Exception] = []  # what stands in the way of the next lives
-        self.askers: list[FakeAsker] = []  # that serve now
+        self.retrieval_clients: list[FakeRetrievalClient] = []  # that serve now
         self.searches: list[tuple[str, dict[str, Any]]] = []
         self.is_silent = False  # nobody answers a search
-        self.found: RetrievalResult | Exception = NotReady("nothing is there to be searched")
+        self.search_result: RetrievalResult | Exception = NotReady(
+            "nothing is there to be searched"
+        )
 
     def of(self, kind: type) -> list[Any]:
-        return [record for *_, record, _ in self.sent if type(record) is kind]
+        return [record for *_, record, _ in self.sends if type(record) is kind]
 
 
 class FakeProducer:
@@ -183,7 +185,7 @@ class FakeProducer:
         if errors:
             ack.set_exception(errors.popleft())
             return ack
-        self.log.sent.append((topic, partition, key, record, headers))
+        self.log.sends.append((topic, partition, key, record, headers))
         self.log.sent_by.append(self.name)
         if topic in self.log.held_acks:
             self.log.held_acks[topic].append(ack)
@@ -192,9 +194,9 @@ class FakeProducer:
         return ack
 
     async def send_raw(
-        self, full_topic: str, value: bytes | None, **more: object
+        self, full_topic: str, value: bytes | None, **options: object
     ) -> asyncio.Future[Any]:
-        self.log.buried.append((full_topic, value))
+        self.log.dead_letters.append((full_topic, value))
         ack = asyncio.get_running_loop().create_future()
         ack.set_result(None)
         return ack
@@ -218,41 +220,41 @@ class FakeReader:
         self.started_at = at
 
     async def batch(self, *, max_records: int = 500, timeout_ms: int = 60_000) -> list[Any]:
-        found = [await self._records.get()]
-        while len(found) < max_records and not self._records.empty():
-            found.append(self._records.get_nowait())
-        return found
+        records = [await self._records.get()]
+        while len(records) < max_records and not self._records.empty():
+            records.append(self._records.get_nowait())
+        return records
 
     async def stop(self) -> None:
         self.stopped = True
 
 
-class FakeAsker:
-    """Answers searches with what the log's `found` says of them."""
+class FakeRetrievalClient:
+    """Answers searches with the log's `search_result`."""
 
     def __init__(self, log: FakeLog) -> None:
         self.log = log
 
     async def start(self) -> None:
-        self.log.askers.append(self)
+        self.log.retrieval_clients.append(self)
 
     async def run(self) -> None:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        self.log.askers.remove(self)
+        self.log.retrieval_clients.remove(self)
 
     async def search_text(self, text: str, **fields: Any) -> RetrievalResult:
         self.log.searches.append((text, fields))
         if self.log.is_silent:
             await asyncio.Event().wait()
-        if isinstance(self.log.found, Exception):
-            raise self.log.found
-        return self.log.found
+        if isinstance(self.log.search_result, Exception):
+            raise self.log.search_result
+        return self.log.search_result
 
 
 class FakeMembership:
-    """A member whose lease stands until the test takes it."""
+    """A member whose lease stands until the test revokes it."""
 
     def __init__(self, on_record: OnRecord | None = None) -> None:
         self.member_id = WORKER
@@ -260,7 +262,7 @@ class FakeMembership:
         self.leases: dict[str, int] = {"prefill": 1, "decode": 2}
         self.view = FleetView()
         self.states: list[MemberState] = [MemberState.STARTING]
-        self.given: tuple[Role, ...] = ()  # its roles at first
+        self.initial_roles: tuple[Role, ...] = ()  # its roles at first
         self.published: Capability | None = None
         self.met = False
         self.meetings: list[Exception] = []  # how the next ones go; shared by all lives
@@ -269,14 +271,14 @@ class FakeMembership:
         self.beats: list[list[Grant]] = []
         self.valid = True
         self.waiting = 0  # who had to wait for that, ever
-        self.left = False
+        self.has_left = False
         self.load_source: Any = Load
         self.grant_source: Any = list
-        self.lost = asyncio.Event()
+        self.lease_loss = asyncio.Event()
         self.on_record = on_record
 
     def check_name(self, record: Registration) -> None:
-        """Nobody takes its name."""
+        """Accept any name."""
 
     async def meet(self) -> None:
         if self.meetings:
@@ -302,7 +304,7 @@ class FakeMembership:
         return 3
 
     async def run(self) -> None:
-        await self.lost.wait()
+        await self.lease_loss.wait()
         raise LeaseError("lost")
 
     def set_state(self, state: MemberState) -> None:
@@ -321,20 +323,22 @@ class FakeMembership:
 
     async def leave(self) -> None:
         await self.beat_now()
-        self.left = True
+        self.has_left = True
 
     def add_router(self, router_id: str) -> None:
         self._add(Registration(member_id=router_id, epoch=1, kind=MemberKind.ROUTER, started_ms=1))
 
     def add_worker(self, worker_id: str, epoch: int, nixl_metadata: bytes) -> None:
-        found = replace(capability(), engine_id=f"e-{worker_id}", nixl_metadata=nixl_metadata)
+        worker_capability = replace(
+            capability(), engine_id=f"e-{worker_id}", nixl_metadata=nixl_metadata
+        )
         self._add(
             Registration(
                 member_id=worker_id,
                 epoch=epoch,
                 kind=MemberKind.WORKER,
                 started_ms=1,
-                capability=found,
+                capability=worker_capability,
             )
         )
 
@@ -345,15 +349,15 @@ class FakeMembership:
 
 
 def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
-    """The bundle for a Worker, and where its memberships will appear."""
-    codec, made = Codec(), list[FakeMembership]()
+    """Return the clients of a worker, and the list in which its memberships appear."""
+    codec, memberships = Codec(), list[FakeMembership]()
 
     def membership(on_record: OnRecord, roles: Sequence[Role], former_epoch: int) -> Membership:
-        made.append(FakeMembership(on_record))
-        made[-1].full, made[-1].meetings = log.full, log.meetings
-        made[-1].leases, made[-1].given = dict(log.leases), tuple(roles)
-        made[-1].epoch = max(EPOCH, former_epoch + 1)
-        return cast(Membership, made[-1])
+        memberships.append(FakeMembership(on_record))
+        memberships[-1].full, memberships[-1].meetings = log.full, log.meetings
+        memberships[-1].leases, memberships[-1].initial_roles = dict(log.leases), tuple(roles)
+        memberships[-1].epoch = max(EPOCH, former_epoch + 1)
+        return cast(Membership, memberships[-1])
 
     def reader(topic: str, partition: int) -> AssignedReader:
         log.readers[topic] = FakeReader(topic, partition, codec)
@@ -366,15 +370,15 @@ def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
         tokens=producers[1],
         membership=membership,
         reader=reader,
-        retrieval_client=lambda membership: cast(RetrievalClient, FakeAsker(log)),
+        retrieval_client=lambda membership: cast(RetrievalClient, FakeRetrievalClient(log)),
     )
-    return bundle, made
+    return bundle, memberships
 
 
 def work(
     request_id: str = "r1", phase: WorkPhase = WorkPhase.DECODE, now_ms: int = 0, **changes: Any
 ) -> Work:
-    """Work for this worker, due in a minute."""
+    """Return work for this worker, due in a minute."""
     now_ms = now_ms or wall_ms()
     fields: dict[str, Any] = {
         "request_id": request_id,
@@ -402,7 +406,7 @@ def cancel_work(request_id: str = "r1", attempt: int = 1, worker_id: str = WORKE
 
 
 def handle(expires_at_ms: int, worker_id: str = "") -> KvHandle:
-    """A KV handle as an engine gives it: it knows neither worker nor epoch."""
+    """Return a KV handle as an engine makes it, without worker and epoch."""
     return KvHandle(
         worker_id=worker_id,
         worker_epoch=0,
@@ -415,5 +419,5 @@ def handle(expires_at_ms: int, worker_id: str = "") -> KvHandle:
     )
 
 
-def out(job_id: str = "r1.1", ids: Sequence[int] = (), text: str = "", **more: Any) -> Output:
-    return Output(request_id=job_id, token_ids=ids, text=text, **more)
+def out(job_id: str = "r1.1", ids: Sequence[int] = (), text: str = "", **fields: Any) -> Output:
+    return Output(request_id=job_id, token_ids=ids, text=text, **fields)

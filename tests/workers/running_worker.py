@@ -39,7 +39,7 @@ class RunningWorker:
         self.log = FakeLog()
         self.stop = asyncio.Event()
         self.settings = {"drain_timeout_ms": 60_000, **settings}
-        bundle, made = clients(self.log)
+        bundle, memberships = clients(self.log)
         self.process = WorkerProcess(
             bundle,
             ServingSettings(
@@ -50,12 +50,12 @@ class RunningWorker:
             roles or (Role.PREFILL, Role.DECODE),
             worker_id=WORKER,
         )
-        self.memberships = made  # of one life after the other
+        self.memberships = memberships  # of one life after the other
         self.task: asyncio.Task[None] | None = None
 
     @property
     def meetings(self) -> list[Exception]:
-        """What the next lives meet instead of the fleet."""
+        """Return the errors that the next memberships meet."""
         return self.log.meetings
 
     @property
@@ -69,7 +69,7 @@ class RunningWorker:
         await self.lives(1)
 
     async def lives(self, number: int) -> None:
-        """Wait until this life, counted from 1, is ready."""
+        """Wait until the membership with this number, counted from 1, is ready."""
         await until(lambda: len(self.memberships) >= number)
         await until(lambda: self.membership.states[-1] is MemberState.READY)
 
@@ -77,18 +77,18 @@ class RunningWorker:
     def decode(self) -> FakeReader:
         return self.log.readers["decode"]
 
-    async def ended(self) -> BaseException | None:
+    async def wait_for_exit(self) -> BaseException | None:
         assert self.task is not None
         await asyncio.wait([self.task])
         return self.task.exception()
 
-    async def held(self, *orders: Any) -> None:
-        """Give it work and wait until the engine has it."""
-        wanted = len(self.engine.jobs) + len(orders)
+    async def submit(self, *orders: Any) -> None:
+        """Put orders on their topics and wait until the engine has them."""
+        job_count = len(self.engine.jobs) + len(orders)
         for order in orders:
             topic = "prefill" if order.phase is WorkPhase.PREFILL else "decode"
             self.log.readers[topic].put(order, [("traceparent", TRACEPARENT)])
-        await until(lambda: len(self.engine.jobs) == wanted)
+        await until(lambda: len(self.engine.jobs) == job_count)
 
 
 @asynccontextmanager

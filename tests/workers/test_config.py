@@ -18,12 +18,12 @@ from workers.llm.vllm import start as vllm_start
         ({"decode_credits": -1}, "worker.decode_credits: expected at least 0, found -1"),
     ],
 )
-def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+def test_worker_settings_reject_invalid_values(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WorkerSettings(**changes)
 
 
-def test_engines_start_by_name() -> None:
-    """Without the package vllm too: only a start imports it."""
+def test_engine_start_finds_engine_by_name() -> None:
+    """This needs no package vllm: only a start imports it."""
     assert engine_start("sim") is sim_engine.start
     assert engine_start("vllm") is vllm_start.start

@@ -19,14 +19,14 @@ from workers.credits import divide, grants
         (1, ["a", "b", "c"], {"a": 1, "b": 1, "c": 1}),
     ],
 )
-def test_shares(capacity: int, routers: list[str], shares: dict[str, int]) -> None:
+def test_credits_are_divided_between_routers(
+    capacity: int, routers: list[str], shares: dict[str, int]
+) -> None:
     assert divide(capacity, routers) == shares
 
 
 @given(st.integers(1, 500), st.sets(st.text("abc", min_size=1, max_size=3), min_size=1))
-def test_shares_use_the_capacity_and_differ_by_one_at_most(
-    capacity: int, routers: set[str]
-) -> None:
+def test_credits_use_capacity_and_differ_by_one_at_most(capacity: int, routers: set[str]) -> None:
     shares = divide(capacity, routers)
     assert set(shares) == routers
     assert min(shares.values()) >= 1
@@ -34,9 +34,9 @@ def test_shares_use_the_capacity_and_differ_by_one_at_most(
     assert sum(shares.values()) == max(capacity, len(routers))
 
 
-def test_every_role_is_granted_to_every_router() -> None:
-    found = grants({Role.PREFILL: 2, Role.DECODE: 5}, ["b", "a"])
-    assert found == [
+def test_grants_cover_every_role_and_router() -> None:
+    all_grants = grants({Role.PREFILL: 2, Role.DECODE: 5}, ["b", "a"])
+    assert all_grants == [
         Grant(router_id="a", role=Role.PREFILL, credits=1),
         Grant(router_id="b", role=Role.PREFILL, credits=1),
         Grant(router_id="a", role=Role.DECODE, credits=3),

@@ -19,8 +19,8 @@ from workers.kv.block_log import BlockLog
 QUICK: dict[str, Any] = {"kv_events_interval_ms": 1}
 
 
-class Known:
-    """A router's view, by the rules of the record."""
+class RouterView:
+    """A router's view of a worker's cache, by the rules of the record."""
 
     def __init__(self) -> None:
         self.blocks: set[int] = set()
@@ -42,14 +42,14 @@ class Known:
         self.blocks.update(prefix.unpack(events.stored))
 
 
-def known(worker: RunningWorker) -> Known:
-    view = Known()
+def router_view(worker: RunningWorker) -> RouterView:
+    view = RouterView()
     for record in worker.log.of(KvEvents):
         view.apply(record)
     return view
 
 
-async def started(worker: RunningWorker, *blocks: int) -> BlockLog:
+async def start_worker(worker: RunningWorker, *blocks: int) -> BlockLog:
     log = worker.engine.block_log = BlockLog(16, 100)
     log.add(blocks)
     await worker.start()
@@ -58,78 +58,78 @@ async def started(worker: RunningWorker, *blocks: int) -> BlockLog:
     return log
 
 
-async def ended(worker: RunningWorker) -> None:
+async def stop_worker(worker: RunningWorker) -> None:
     worker.stop.set()
-    await worker.ended()
+    await worker.wait_for_exit()
 
 
-async def test_it_begins_with_a_snapshot_and_goes_on_with_changes() -> None:
+async def test_kv_events_start_with_snapshot_and_continue_with_changes() -> None:
     worker = RunningWorker(**QUICK)
-    blocks = await started(worker, 1, 2)
+    blocks = await start_worker(worker, 1, 2)
     (first,) = worker.log.of(KvEvents)
-    assert (first.seq, first.snapshot, first.more) == (0, True, False)
+    assert (first.seq, first.snapshot, first.has_more) == (0, True, False)
     blocks.add([3])
     blocks.discard([1])
-    await until(lambda: known(worker).blocks == {2, 3})
-    assert known(worker).snapshots == 1
-    assert [entry[:3] for entry in worker.log.sent if entry[0] == "prefixes"][-1] == (
+    await until(lambda: router_view(worker).blocks == {2, 3})
+    assert router_view(worker).snapshots == 1
+    assert [entry[:3] for entry in worker.log.sends if entry[0] == "prefixes"][-1] == (
         "prefixes",
         0,
         WORKER,
     )
-    await ended(worker)
+    await stop_worker(worker)
 
 
 @virtual
-async def test_an_empty_cache_is_told_too_and_silence_follows() -> None:
+async def test_kv_events_report_empty_cache_once() -> None:
     worker = RunningWorker(**QUICK)
-    await started(worker)
+    await start_worker(worker)
     await pass_time(1)
     (only,) = worker.log.of(KvEvents)
     assert (only.snapshot, only.stored, only.removed) == (True, b"", b"")
-    await ended(worker)
+    await stop_worker(worker)
 
 
-async def test_parts_are_bounded() -> None:
+async def test_kv_events_limit_blocks_per_record() -> None:
     worker = RunningWorker(**QUICK, kv_events_blocks_max=2)
-    blocks = await started(worker, 1, 2, 3, 4, 5)
+    blocks = await start_worker(worker, 1, 2, 3, 4, 5)
     parts = worker.log.of(KvEvents)
-    assert [(p.seq, p.snapshot, p.more) for p in parts] == [
+    assert [(p.seq, p.snapshot, p.has_more) for p in parts] == [
         (0, True, True),
         (1, False, True),
         (2, False, False),
     ]
-    assert known(worker).blocks == {1, 2, 3, 4, 5}
+    assert router_view(worker).blocks == {1, 2, 3, 4, 5}
     blocks.clear()
     blocks.add([7, 8, 9])
-    await until(lambda: known(worker).blocks == {7, 8, 9})
+    await until(lambda: router_view(worker).blocks == {7, 8, 9})
     assert all(len(p.stored) + len(p.removed) <= 16 for p in worker.log.of(KvEvents))
-    await ended(worker)
+    await stop_worker(worker)
 
 
-async def test_a_router_that_joins_gets_a_snapshot() -> None:
+async def test_kv_events_send_snapshot_to_new_router() -> None:
     worker = RunningWorker(**QUICK)
-    await started(worker, 1, 2)
+    await start_worker(worker, 1, 2)
     worker.membership.add_router("router-a")
-    await until(lambda: known(worker).snapshots == 2)
-    assert known(worker).blocks == {1, 2}
-    await ended(worker)
+    await until(lambda: router_view(worker).snapshots == 2)
+    assert router_view(worker).blocks == {1, 2}
+    await stop_worker(worker)
 
 
 @virtual
-async def test_everything_is_told_now_and_then() -> None:
+async def test_kv_events_repeat_snapshot_periodically() -> None:
     worker = RunningWorker(**QUICK, kv_snapshot_interval_s=1)
-    await started(worker, 1)
-    await until(lambda: known(worker).snapshots >= 2)
-    await ended(worker)
+    await start_worker(worker, 1)
+    await until(lambda: router_view(worker).snapshots >= 2)
+    await stop_worker(worker)
 
 
 @pytest.mark.parametrize("how", ["refused", "not acknowledged"])
-async def test_a_batch_that_fails_makes_the_next_one_a_snapshot(
+async def test_kv_events_send_snapshot_after_failed_send(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = RunningWorker(**QUICK)
-    blocks = await started(worker, 1)
+    blocks = await start_worker(worker, 1)
     if how == "refused":
         worker.log.refusing.add("prefixes")
     else:
@@ -137,43 +137,43 @@ async def test_a_batch_that_fails_makes_the_next_one_a_snapshot(
     blocks.add([2])
     await until(lambda: "KV events not sent" in caplog.text)
     worker.log.refusing.clear()
-    await until(lambda: known(worker).snapshots == 2)
-    assert known(worker).blocks == {1, 2}
-    await ended(worker)
+    await until(lambda: router_view(worker).snapshots == 2)
+    assert router_view(worker).blocks == {1, 2}
+    await stop_worker(worker)
 
 
-async def test_a_send_that_hangs_holds_no_token_up() -> None:
+async def test_kv_events_block_no_tokens_during_slow_send() -> None:
     worker = RunningWorker(**QUICK)
-    blocks = await started(worker, 1)
+    blocks = await start_worker(worker, 1)
     worker.log.held_acks["prefixes"] = []
     blocks.add([2])
     await until(lambda: worker.log.held_acks["prefixes"] != [])
-    await worker.held(work())
+    await worker.submit(work())
     worker.engine.say(out(ids=[5], text="a"))
     await until(lambda: worker.log.of(TokenFrame) != [])
     worker.engine.say(out(finish_reason="stop"))
-    await ended(worker)
+    await stop_worker(worker)
 
 
 @virtual
-async def test_a_worker_in_doubt_of_its_lease_says_nothing() -> None:
+async def test_kv_events_pause_while_lease_is_doubtful() -> None:
     worker = RunningWorker(**QUICK)
-    blocks = await started(worker, 1)
+    blocks = await start_worker(worker, 1)
     worker.membership.valid = False
     blocks.add([2])
     await pass_time(1)
-    assert known(worker).blocks == {1}
-    await ended(worker)
+    assert router_view(worker).blocks == {1}
+    await stop_worker(worker)
 
 
-async def test_an_engine_without_a_log_publishes_nothing() -> None:
-    more: dict[str, Any] = QUICK
-    async with running_worker(**more) as worker:
+async def test_kv_events_need_block_log_of_engine() -> None:
+    settings: dict[str, Any] = QUICK
+    async with running_worker(**settings) as worker:
         worker.membership.add_router("router-a")
         await until(lambda: worker.membership.beats[-1] != [])
         assert worker.log.of(KvEvents) == []
 
 
-def test_a_batch_has_to_fit_the_log() -> None:
+def test_kv_events_batch_size_is_limited_by_record_size() -> None:
     with pytest.raises(ConfigError, match="kv_events_blocks_max: expected at most 65536"):
         WorkerSettings(kv_events_blocks_max=65_537)

@@ -17,16 +17,16 @@ from workers.outbox import GATHER_S, ReportOutbox
 HUGE = replace(handle(1), params=bytes(REPORT_BYTES_MAX))
 
 
-async def standing() -> None:
-    """The lease stands."""
+async def wait_for_standing_lease() -> None:
+    """Return at once, as where the lease stands."""
 
 
-async def sent(*records: Phase | Outcome) -> list[Any]:
-    """What an outbox writes of these."""
+async def written_records(*records: Phase | Outcome) -> list[Any]:
+    """Return what an outbox writes of these records."""
     log = FakeLog()
     producer = FakeProducer(log)
     await producer.start()
-    outbox = ReportOutbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_standing_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     for record in records:
         outbox.add(record)
     sending = asyncio.ensure_future(outbox.run())
@@ -36,17 +36,17 @@ async def sent(*records: Phase | Outcome) -> list[Any]:
     if sending.done():
         sending.result()
     sending.cancel()
-    return [record for *_, record, _ in log.sent]
+    return [record for *_, record, _ in log.sends]
 
 
-async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
-    """A fenced worker's outcome was written beside the next attempt's."""
-    log, asked, leased = FakeLog(), asyncio.Event(), asyncio.Event()
+async def test_outbox_waits_while_lease_is_doubtful() -> None:
+    """A fenced worker must not write an outcome beside the next attempt's."""
+    log, lease_request, leased = FakeLog(), asyncio.Event(), asyncio.Event()
     producer = FakeProducer(log)
     await producer.start()
 
     async def wait_for_lease() -> None:
-        asked.set()
+        lease_request.set()
         await leased.wait()
 
     outbox = ReportOutbox(producer, wait_for_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
@@ -54,22 +54,22 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
     sending = asyncio.ensure_future(outbox.run())
     flushed = asyncio.ensure_future(outbox.wait_flushed())
     await asyncio.wait(
-        [flushed, asyncio.ensure_future(asked.wait())], return_when="FIRST_COMPLETED"
+        [flushed, asyncio.ensure_future(lease_request.wait())], return_when="FIRST_COMPLETED"
     )
-    assert log.sent == []
+    assert log.sends == []
     leased.set()
     await flushed
-    assert len(log.sent) == 1
+    assert len(log.sends) == 1
     sending.cancel()
 
 
 @virtual
-async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
-    """Each for itself cost its writer, the log and a router a request more."""
+async def test_outbox_batches_outcomes_but_not_phases() -> None:
+    """One write per outcome would cost the log and a router a request each."""
     log, loop = FakeLog(), asyncio.get_running_loop()
     producer = FakeProducer(log)
     await producer.start()
-    outbox = ReportOutbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_standing_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     sending = asyncio.ensure_future(outbox.run())
     outcome, phase = replace(example("trivium.Outcome"), kv=None), example("trivium.Phase")
     began_s = loop.time()
@@ -77,32 +77,32 @@ async def test_outcomes_leave_together_and_no_phase_waits_for_them() -> None:
     await asyncio.sleep(0)
     outbox.add(outcome)
     await asyncio.sleep(0)
-    assert log.sent == []
+    assert log.sends == []
     await outbox.wait_flushed()
-    assert len(log.sent) == 2
+    assert len(log.sends) == 2
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     outbox.add(outcome)
     outbox.add(phase)  # which stands behind it
     await outbox.wait_flushed()
     assert loop.time() == pytest.approx(began_s + GATHER_S)
-    assert [type(record) for *_, record, _ in log.sent[2:]] == [Outcome, Phase]
+    assert [type(record) for *_, record, _ in log.sends[2:]] == [Outcome, Phase]
     outbox.add(example("trivium.Outcome"))  # the next turn may use its KV
     await outbox.wait_flushed()
     assert loop.time() == pytest.approx(began_s + GATHER_S)
     sending.cancel()
 
 
-async def test_a_handle_that_is_too_large_costs_its_request_and_not_the_worker() -> None:
-    """Reports are bounded, because their handles travel on with work."""
+async def test_outbox_drops_oversized_handle_of_report() -> None:
+    """Reports are limited in size because later work repeats their handles."""
     phase = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, error=None, kv=HUGE)
     outcome = replace(example("trivium.Outcome"), kind=OutcomeKind.COMPLETED, error=None, kv=HUGE)
-    failed, completed = await sent(phase, outcome)
+    failed, completed = await written_records(phase, outcome)
     assert (failed.kind, failed.kv) == (PhaseKind.FAILED, None)
     assert failed.error is not None and failed.error.code == "record_too_large"
     assert completed == replace(outcome, kv=None)
 
 
-async def test_a_report_that_is_too_large_without_its_handle_ends_the_worker() -> None:
+async def test_outbox_fails_when_report_without_handle_is_oversized() -> None:
     phase = replace(example("trivium.Phase"), request_id="r" * (NAME_CHARS_MAX + 1))
     with pytest.raises(RecordTooLarge):
-        await sent(phase)
+        await written_records(phase)

@@ -14,7 +14,7 @@ from tests.workers.running_worker import RunningWorker, running_worker
 from workers.llm.engine import Engine, EngineLoad
 
 
-async def test_routers_share_the_capacity_and_a_new_one_hears_at_once() -> None:
+async def test_presence_divides_credits_when_router_joins() -> None:
     async with running_worker(running_max=5, prefill_credits=3) as worker:
         worker.membership.add_router("router-b")
         await until(lambda: worker.membership.beats[-1] != [])
@@ -29,13 +29,13 @@ async def test_routers_share_the_capacity_and_a_new_one_hears_at_once() -> None:
         }
 
 
-async def test_its_load_is_the_engines_with_a_rate() -> None:
+async def test_presence_reports_engine_load_with_token_rate() -> None:
     async with running_worker() as worker:
         presence = worker.membership.load_source.__self__
         times = iter([10.0, 12.0, 14.0, 20.0])
         presence._clock_s = lambda: next(times)
         presence._samples.clear()
-        await worker.held(work())
+        await worker.submit(work())
         worker.engine.figures = EngineLoad(running=1, waiting=2, tokens_total=100, step_ms=5.0)
         assert presence.load().tokens_per_s == 0
         worker.engine.figures.tokens_total = 300
@@ -47,7 +47,7 @@ async def test_its_load_is_the_engines_with_a_rate() -> None:
         assert presence.load().tokens_per_s == 0  # nothing for a whole window
 
 
-async def test_an_engine_that_exchanges_kv_learns_its_peers() -> None:
+async def test_presence_gives_engine_metadata_of_peers() -> None:
     worker = RunningWorker()
     worker.engine = engine = FakeKvEngine()
 
@@ -61,6 +61,6 @@ async def test_an_engine_that_exchanges_kv_learns_its_peers() -> None:
     (peer_metadata,) = engine.lookups
     assert (peer_metadata("e-w2"), peer_metadata("e-w3")) == (b"card", b"other card")
     assert peer_metadata("e-w9") is None
-    assert engine.seen == [("w2", 3, "e-w2"), ("w3", 4, "e-w3")]
+    assert engine.observed_workers == [("w2", 3, "e-w2"), ("w3", 4, "e-w3")]
     worker.stop.set()
-    assert await worker.ended() is None
+    assert await worker.wait_for_exit() is None

@@ -26,8 +26,8 @@ from workers.llm.engine import EngineLoad
 A = passage("a")
 
 
-def pool_finds(*passages: Passage, **more: Any) -> RetrievalResult:
-    hits = tuple(Hit(each.passage_id, 0.5, passage=each) for each in passages)
+def pool_finds(*passages: Passage, **changes: Any) -> RetrievalResult:
+    hits = tuple(Hit(hit_passage.passage_id, 0.5, passage=hit_passage) for hit_passage in passages)
     fields: dict[str, Any] = {
         "retrieval_id": "x",
         "shards": 2,
@@ -39,17 +39,17 @@ def pool_finds(*passages: Passage, **more: Any) -> RetrievalResult:
         "took_ms": 3.0,
         "mode": "hybrid",
     }
-    return RetrievalResult(hits=hits, **{**fields, **more})
+    return RetrievalResult(hits=hits, **{**fields, **changes})
 
 
 def searching(**wishes: Any) -> Any:
     return work("r1", probes=probes(**wishes), sampling=Sampling(max_tokens=40))
 
 
-async def say(worker: RunningWorker, *token_ids: int, **more: Any) -> None:
-    """The present job says these, an output each."""
+async def say(worker: RunningWorker, *token_ids: int, **last_fields: Any) -> None:
+    """Let the present job output these tokens, one per step."""
     for place, token in enumerate(token_ids):
-        last = more if place == len(token_ids) - 1 else {}
+        last = last_fields if place == len(token_ids) - 1 else {}
         worker.engine.say(out(worker.engine.jobs[-1].request_id, [token], chr(87 + token), **last))
         await until(lambda: worker.engine.is_heard)
 
@@ -58,33 +58,33 @@ def sent_tokens(worker: RunningWorker) -> list[int]:
     return [token for frame in worker.log.of(TokenFrame) for token in frame.token_ids]
 
 
-async def test_nobody_leases_hits_for_answers_that_do_not_search() -> None:
+async def test_worker_leases_hits_only_for_probing_answers() -> None:
     async with running_worker() as worker:
-        await worker.held(work("r0"))
+        await worker.submit(work("r0"))
         assert "hits" not in worker.membership.leases
-        await worker.held(searching())
-        await until(lambda: worker.log.askers != [])
+        await worker.submit(searching())
+        await until(lambda: worker.log.retrieval_clients != [])
         assert worker.membership.leases["hits"] == 3
-    assert not worker.log.askers
+    assert not worker.log.retrieval_clients
 
 
-async def test_an_answer_searches_and_goes_on_once_the_log_has_it() -> None:
+async def test_probing_answer_resumes_after_phase_is_acknowledged() -> None:
     async with running_worker() as worker:
-        worker.log.found = pool_finds(A, missing={1: DeadlineExceeded("late").to_wire()})
+        worker.log.search_result = pool_finds(A, missing={1: DeadlineExceeded("late").to_wire()})
         worker.log.held_acks["phases"] = []
-        await worker.held(searching(min_score=0.25))
-        await until(lambda: worker.log.askers != [])
+        await worker.submit(searching(min_score=0.25))
+        await until(lambda: worker.log.retrieval_clients != [])
         await say(worker, 10, 11)
         await until(lambda: worker.log.searches != [])
         text, fields = worker.log.searches[0]
         assert text == "Which pier? ab"
-        wanted = {"collection": "handbook", "kind": "decode", "tenant": "blue", "min_score": 0.25}
-        assert {name: fields[name] for name in wanted} == wanted
+        expected = {"collection": "handbook", "kind": "decode", "tenant": "blue", "min_score": 0.25}
+        assert {name: fields[name] for name in expected} == expected
         assert (fields["wants_seeds"], fields["request_id"]) == (True, "r1")
         await say(worker, 12, 13)
         await until(lambda: worker.log.held_acks["phases"] != [])
         await say(worker, 14)
-        (entry,) = (entry for entry in worker.log.sent if entry[0] == "phases")
+        (entry,) = (entry for entry in worker.log.sends if entry[0] == "phases")
         _, partition, key, record, _ = entry
         producer = worker.process._clients.durable
         assert (key, partition) == ("s-r1", producer.session_partition("s-r1"))
@@ -95,8 +95,8 @@ async def test_an_answer_searches_and_goes_on_once_the_log_has_it() -> None:
         worker.log.held_acks["phases"][0].set_result(None)
         await until(lambda: sent_tokens(worker) == [10, 11, 12, 13, 14])
         frames = worker.log.of(TokenFrame)
-        (told,) = [each for frame in frames for each in frame.retrieved]
-        assert (told.probe, told.citations[0].passage_id) == (1, "a#0")
+        (notice,) = [retrieved for frame in frames for retrieved in frame.retrieved]
+        assert (notice.probe, notice.citations[0].passage_id) == (1, "a#0")
         await say(worker, 15, finish_reason="stop")
         await until(lambda: worker.log.of(Outcome) != [])
         (outcome,) = worker.log.of(Outcome)
@@ -105,10 +105,10 @@ async def test_an_answer_searches_and_goes_on_once_the_log_has_it() -> None:
         assert load.stalled_share is not None
 
 
-async def test_where_nobody_can_search_the_answer_goes_on_and_the_log_says_why() -> None:
+async def test_probing_answer_resumes_without_free_hits_partition() -> None:
     async with running_worker() as worker:
         worker.log.full.add("hits")
-        await worker.held(searching())
+        await worker.submit(searching())
         await say(worker, 10, 11, 12, 13, 14)
         await until(lambda: sent_tokens(worker) == [10, 11, 12, 13, 14])
         (record,) = worker.log.of(Retrieved)
@@ -116,22 +116,22 @@ async def test_where_nobody_can_search_the_answer_goes_on_and_the_log_says_why()
         assert len(worker.engine.jobs) == 1
 
 
-async def test_a_search_that_fails_is_told_with_its_error() -> None:
+async def test_probe_phase_reports_search_error() -> None:
     async with running_worker() as worker:
-        worker.log.found = UnknownCollection("handbook: no such collection")
-        await worker.held(searching())
-        await until(lambda: worker.log.askers != [])
+        worker.log.search_result = UnknownCollection("handbook: no such collection")
+        await worker.submit(searching())
+        await until(lambda: worker.log.retrieval_clients != [])
         await say(worker, 10, 11, 12, 13, 14)
         await until(lambda: sent_tokens(worker) == [10, 11, 12, 13, 14])
         assert worker.log.of(Retrieved)[0].error.code == UnknownCollection.code
 
 
 @virtual
-async def test_a_search_that_nobody_answers_costs_no_more_than_its_stall() -> None:
+async def test_unanswered_probe_stalls_no_longer_than_limit() -> None:
     async with running_worker() as worker:
         worker.log.is_silent = True
-        await worker.held(searching(stall_ms=150))
-        await until(lambda: worker.log.askers != [])
+        await worker.submit(searching(stall_ms=150))
+        await until(lambda: worker.log.retrieval_clients != [])
         await say(worker, 10, 11, 12, 13)
         before_ms = wall_ms()
         await say(worker, 14)
@@ -156,7 +156,7 @@ def prefix(**changes: Any) -> WarmPrefix:
     return WarmPrefix(**{**fields, **changes})
 
 
-async def test_a_prompts_beginning_is_computed_ahead_and_forgotten() -> None:
+async def test_warm_prefix_runs_as_job_without_outcome() -> None:
     async with running_worker() as worker:
         for topic in ("prefill", "decode"):
             worker.log.readers[topic].put(prefix(request_id=topic))
@@ -170,7 +170,7 @@ async def test_a_prompts_beginning_is_computed_ahead_and_forgotten() -> None:
         assert (worker.log.of(TokenFrame), worker.log.of(Outcome)) == ([], [])
 
 
-async def test_it_is_not_where_it_would_be_in_the_way_or_is_of_no_use() -> None:
+async def test_warm_prefix_is_skipped_when_stale_or_engine_is_busy() -> None:
     async with running_worker() as worker:
         orders = [
             prefix(worker_epoch=EPOCH - 1),
@@ -180,18 +180,18 @@ async def test_it_is_not_where_it_would_be_in_the_way_or_is_of_no_use() -> None:
         ]
         for order in orders:
             worker.decode.put(order)
-        await worker.held(work("r1"))  # read behind them
+        await worker.submit(work("r1"))  # read behind them
         worker.engine.figures = EngineLoad(waiting=1)
         worker.decode.put(prefix())
-        await worker.held(work("r2"))
+        await worker.submit(work("r2"))
         worker.engine.figures = EngineLoad(running=4)
         worker.decode.put(prefix())
-        await worker.held(work("r3"))
+        await worker.submit(work("r3"))
         assert [job.request_id for job in worker.engine.jobs] == ["r1.1", "r2.1", "r3.1"]
 
 
-async def test_one_that_cannot_be_read_is_buried() -> None:
+async def test_unreadable_warm_prefix_is_dead_lettered() -> None:
     async with running_worker() as worker:
         worker.decode.put(prefix(prompt_tokens=b"abc"))
-        await until(lambda: worker.log.buried != [])
+        await until(lambda: worker.log.dead_letters != [])
         assert worker.engine.jobs == []

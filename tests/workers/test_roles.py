@@ -64,9 +64,9 @@ async def moved(worker: RunningWorker, topic: str, *roles: Role) -> None:
 
 
 @virtual
-async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
+async def test_role_move_finishes_active_work_and_accepts_new_role() -> None:
     async with worker_in_role(PREFILL, "prefill") as worker:
-        await worker.held(work("r1", WorkPhase.PREFILL))
+        await worker.submit(work("r1", WorkPhase.PREFILL))
         await moved(worker, "prefill", DECODE)
         await pass_time(HEARTBEAT_MS / 1000)
         assert worker.membership.leases == {"prefill": 1, "decode": 3}
@@ -79,7 +79,7 @@ async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
         worker.engine.say(out(ids=[5], text="a", finish_reason="handover", kv=kv))
         await until(lambda: len(worker.log.of(Phase)) == 2)
         assert worker.log.of(Phase)[1].kind is PhaseKind.PREFILL_DONE
-        await worker.held(work("r3"))
+        await worker.submit(work("r3"))
         worker.engine.say(out("r3.1", [5], "a", finish_reason="stop"))
         await until(lambda: worker.log.of(Outcome) != [])
         assert not worker.engine.closed
@@ -87,14 +87,14 @@ async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
 
 
 @virtual
-async def test_work_that_was_sent_before_routers_heard_of_the_move_is_taken() -> None:
+async def test_role_move_accepts_late_work_of_previous_role() -> None:
     async with worker_in_role(PREFILL, "prefill") as worker:
         moved_ms = wall_ms()
         await moved(worker, "prefill", DECODE)
         assert wall_ms() - moved_ms < HEARTBEAT_MS
-        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        await worker.submit(work("r1", WorkPhase.PREFILL), work("r2"))
         await moved(worker, "decode", REPLICA)  # waits until the first move is done
-        await worker.held(work("r3"))
+        await worker.submit(work("r3"))
         worker.log.readers["prefill"].put(work("r4", WorkPhase.PREFILL))
         await until(lambda: worker.log.of(Phase) != [])
         (refused,) = worker.log.of(Phase)
@@ -102,31 +102,31 @@ async def test_work_that_was_sent_before_routers_heard_of_the_move_is_taken() ->
 
 
 @virtual
-async def test_it_can_have_both_roles_and_go_back_without_another_lease() -> None:
+async def test_worker_can_switch_roles_without_new_lease() -> None:
     async with worker_in_role(DECODE, "decode") as worker:
         await moved(worker, "decode", PREFILL, DECODE)
         await moved(worker, "prefill", DECODE)  # on either of its partitions
         await moved(worker, "decode", PREFILL, DECODE)
         assert worker.membership.leases == {"decode": 1, "prefill": 3}
         assert len(worker.membership.beats[-1]) == 2
-        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        await worker.submit(work("r1", WorkPhase.PREFILL), work("r2"))
 
 
-async def test_a_drain_of_several_roles_finishes_both() -> None:
+async def test_drain_finishes_work_of_all_roles() -> None:
     async with worker_in_role(PREFILL, "prefill") as worker:
         await moved(worker, "prefill", PREFILL, DECODE)
-        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        await worker.submit(work("r1", WorkPhase.PREFILL), work("r2"))
         worker.stop.set()
         await until(lambda: worker.membership.states[-1] is MemberState.DRAINING)
         last = {"finish_reason": "length"}
         worker.engine.say(out("r1.1", [5], "a", **last), out("r2.1", [5], "a", **last))
-        assert await worker.ended() is None
+        assert await worker.wait_for_exit() is None
         assert {outcome.request_id for outcome in worker.log.of(Outcome)} == {"r1", "r2"}
         assert worker.log.readers["prefill"].stopped
         assert worker.decode.stopped
 
 
-async def test_without_a_free_partition_the_roles_stay(caplog: pytest.LogCaptureFixture) -> None:
+async def test_roles_stay_without_free_partition(caplog: pytest.LogCaptureFixture) -> None:
     async with worker_in_role(PREFILL, "prefill") as worker:
         worker.membership.full.add("decode")
         worker.log.readers["prefill"].put(order(DECODE))
@@ -136,7 +136,7 @@ async def test_without_a_free_partition_the_roles_stay(caplog: pytest.LogCapture
         await moved(worker, "prefill", DECODE)
 
 
-async def test_a_reader_that_fails_later_begins_a_life_with_the_same_roles(
+async def test_restarted_worker_has_its_latest_roles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with worker_in_role(PREFILL, "prefill") as worker:
@@ -148,7 +148,7 @@ async def test_a_reader_that_fails_later_begins_a_life_with_the_same_roles(
         monkeypatch.setattr(worker.decode, "batch", batch)
         worker.decode.put(work())
         await worker.lives(2)
-        assert worker.membership.given == (DECODE,)
+        assert worker.membership.initial_roles == (DECODE,)
 
 
 BAD = {
@@ -161,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-async def test_bad_orders_change_nothing(fault: str) -> None:
+async def test_role_orders_ignore_invalid_orders(fault: str) -> None:
     followed = list[Sequence[Role]]()
 
     async def follow(roles: Sequence[Role]) -> None:
@@ -176,7 +176,7 @@ async def test_bad_orders_change_nothing(fault: str) -> None:
     assert followed == [(PREFILL,)]
 
 
-def test_an_engine_that_hands_no_kv_over_can_only_be_a_replica() -> None:
+def test_role_check_requires_kv_handover_for_prefill() -> None:
     check_roles([REPLICA], capability())
     check_roles([PREFILL, DECODE], ABLE)
     with pytest.raises(ConfigError, match="the engine fake was not started for; it can be a rep"):
@@ -193,13 +193,13 @@ def test_an_engine_that_hands_no_kv_over_can_only_be_a_replica() -> None:
         ([DECODE, PREFILL], ["prefill", "decode"]),
     ],
 )
-def test_roles_choose_the_topics(roles: list[Role], topics: list[str]) -> None:
+def test_roles_determine_lease_topics(roles: list[Role], topics: list[str]) -> None:
     assert lease_topics(roles) == topics
 
 
 @pytest.mark.parametrize(
     "roles", [[], [Role.UNKNOWN], [Role.RETRIEVAL], [Role.EMBEDDING], [DECODE, REPLICA]]
 )
-def test_roles_that_make_no_worker(roles: list[Role]) -> None:
+def test_lease_topics_reject_invalid_roles(roles: list[Role]) -> None:
     with pytest.raises(ConfigError, match="worker roles"):
         lease_topics(roles)

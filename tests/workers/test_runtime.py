@@ -26,7 +26,7 @@ from workers.llm.engine import Engine
 from workers.llm.probing.triggers import installed_triggers
 
 
-async def test_it_joins_when_its_engine_is_up() -> None:
+async def test_worker_joins_after_engine_start() -> None:
     worker, starts, may_start = RunningWorker(), asyncio.Event(), asyncio.Event()
 
     async def start(epoch: int) -> Engine:
@@ -48,22 +48,22 @@ async def test_it_joins_when_its_engine_is_up() -> None:
     assert (worker.log.readers["prefill"].partition, worker.decode.partition) == (1, 2)
     assert worker.decode.started_at == "latest"
     worker.stop.set()
-    assert await worker.ended() is None
+    assert await worker.wait_for_exit() is None
     assert worker.engine.closed
 
 
-async def test_an_engine_that_does_not_start_ends_the_worker() -> None:
+async def test_worker_ends_when_engine_start_fails() -> None:
     worker = RunningWorker()
 
     async def start(epoch: int) -> Engine:
         raise ConfigError("no such model")
 
     await worker.start(start)
-    assert isinstance(await worker.ended(), ConfigError)
-    assert worker.membership.left
+    assert isinstance(await worker.wait_for_exit(), ConfigError)
+    assert worker.membership.has_left
 
 
-async def test_it_can_be_stopped_while_its_engine_starts() -> None:
+async def test_worker_stops_during_engine_start() -> None:
     worker, starts = RunningWorker(), asyncio.Event()
 
     async def start(epoch: int) -> Engine:
@@ -74,13 +74,13 @@ async def test_it_can_be_stopped_while_its_engine_starts() -> None:
     await worker.start(start)
     await starts.wait()
     worker.stop.set()
-    assert await worker.ended() is None
-    assert worker.membership.left
+    assert await worker.wait_for_exit() is None
+    assert worker.membership.has_left
 
 
 @virtual
-async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
-    """The cause lies outside the worker, so it never gives up."""
+async def test_worker_waits_for_free_partition_with_running_engine() -> None:
+    """The cause is outside the worker, so it never gives up."""
     worker = RunningWorker()
     worker.log.full.add("decode")
     await worker.start()
@@ -89,13 +89,12 @@ async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
     worker.log.full.clear()
     await worker.ready()
     worker.stop.set()
-    assert await worker.ended() is None
+    assert await worker.wait_for_exit() is None
     assert worker.engine.closed
 
 
 @virtual
-async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> None:
-    """A start before the broker is there waits."""
+async def test_worker_waits_for_broker_before_engine_start() -> None:
     worker, started = RunningWorker(), list[int]()
 
     async def start(epoch: int) -> Engine:
@@ -107,26 +106,26 @@ async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> No
     await worker.ready()
     assert started == [worker.membership.epoch]
     worker.stop.set()
-    assert await worker.ended() is None
+    assert await worker.wait_for_exit() is None
 
 
 @virtual
-async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
-    """It drops what it held, says nothing of it, and serves in a higher epoch."""
+async def test_worker_serves_in_new_epoch_after_lease_loss() -> None:
+    """It drops its active requests without a report."""
     async with running_worker(exchanges_kv=True) as worker:
         first, engine = worker.membership, worker.engine
         assert isinstance(engine, FakeKvEngine)
-        await worker.held(work(), work("r2"))
+        await worker.submit(work(), work("r2"))
         first.valid = False
         worker.engine.say(out(ids=[5], text="a", finish_reason="stop"), out("r2.1", [6], "b"))
-        first.lost.set()
+        first.lease_loss.set()
         await worker.lives(2)
-        again = worker.membership
-        assert again is not first and again.epoch > first.epoch
-        assert engine.lives == [again.epoch]
-        assert worker.log.sent == []
+        second = worker.membership
+        assert second is not first and second.epoch > first.epoch
+        assert engine.lives == [second.epoch]
+        assert worker.log.sends == []
         assert (worker.engine.aborted, worker.engine.closed) == (["r2.1"], False)
-        await worker.held(replace(work("r3"), worker_epoch=again.epoch))
+        await worker.submit(replace(work("r3"), worker_epoch=second.epoch))
         worker.engine.say(out("r2.1", [7], "c"), out("r3.1", [5], "a", finish_reason="stop"))
         await until(lambda: worker.log.of(Outcome) != [])
         assert [o.request_id for o in worker.log.of(Outcome)] == ["r3"]
@@ -134,34 +133,34 @@ async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
 
 
 @virtual
-async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
-    """It was flushed when the link healed; a drained life has nothing to hide."""
+async def test_worker_discards_buffered_records_after_lease_loss() -> None:
+    """Otherwise they would be flushed later; a drained worker sends them."""
     async with running_worker() as worker:
-        worker.membership.lost.set()
+        worker.membership.lease_loss.set()
         await worker.lives(2)
         assert sorted(worker.log.closed) == [("durable", "discarded"), ("tokens", "discarded")]
         worker.log.closed.clear()
         worker.stop.set()
-        assert await worker.ended() is None
+        assert await worker.wait_for_exit() is None
         assert sorted(worker.log.closed) == [("durable", "sent"), ("tokens", "sent")]
 
 
 @virtual
-async def test_a_broker_that_is_away_ends_no_worker() -> None:
-    """Each try fails at another place, and the engine stays."""
+async def test_worker_survives_broker_outage() -> None:
+    """Each try fails at another place, and the engine stays up."""
     async with running_worker() as worker:
         troubles = (BrokerUnavailable("away"), TimeoutError(), LeaseError("no partition is free"))
         for number, trouble in enumerate(troubles, start=2):
             worker.meetings.append(trouble)
-            worker.membership.lost.set()
+            worker.membership.lease_loss.set()
             await worker.lives(number)
         assert worker.meetings == []
         assert not worker.engine.closed
 
 
-async def test_a_worker_whose_name_was_taken_ends() -> None:
+async def test_worker_ends_when_name_is_taken() -> None:
     async with running_worker() as worker:
         worker.meetings.append(NameTaken("another process took its place"))
-        worker.membership.lost.set()
-        assert isinstance(await worker.ended(), NameTaken)
+        worker.membership.lease_loss.set()
+        assert isinstance(await worker.wait_for_exit(), NameTaken)
         assert worker.engine.closed

@@ -25,67 +25,67 @@ async def fails() -> None:
     raise ConfigError("no")
 
 
-async def test_work_that_is_done_before_the_stop_counts() -> None:
-    stop, done = asyncio.Event(), []
+async def test_run_unless_counts_work_finished_before_stop() -> None:
+    stop, results = asyncio.Event(), []
 
     async def work() -> None:
-        done.append(await soon("done"))
+        results.append(await soon("done"))
 
-    assert await tasks.run_unless(stop, work()) is True and done == ["done"]
+    assert await tasks.run_unless(stop, work()) is True and results == ["done"]
     with pytest.raises(ConfigError):
         await tasks.run_unless(stop, fails())
 
 
-async def test_a_stop_ends_work_that_is_under_way() -> None:
-    stop, ended = asyncio.Event(), asyncio.Event()
+async def test_run_unless_cancels_work_at_stop() -> None:
+    stop, end_event = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         try:
             stop.set()
             await never()
         finally:
-            ended.set()
+            end_event.set()
 
-    assert await tasks.run_unless(stop, work()) is False and ended.is_set()
+    assert await tasks.run_unless(stop, work()) is False and end_event.is_set()
 
 
-async def test_whoever_waits_takes_the_work_along() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+async def test_run_unless_cancels_work_with_caller() -> None:
+    start_event, end_event = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         try:
-            begun.set()
+            start_event.set()
             await never()
         finally:
-            ended.set()
+            end_event.set()
 
     waiting = asyncio.create_task(tasks.run_unless(asyncio.Event(), work()))
-    await begun.wait()
+    await start_event.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert ended.is_set()
+    assert end_event.is_set()
 
 
-async def test_a_task_that_ends_is_noticed_by_who_waits_for_something_else() -> None:
+async def test_tasks_until_raises_when_task_ends() -> None:
     for work, error in ((fails, ConfigError), (ends, EngineDead)):
-        held = tasks.Tasks()
-        held.spawn("steady", never())
-        held.spawn("other", work())
+        worker_tasks = tasks.Tasks()
+        worker_tasks.spawn("steady", never())
+        worker_tasks.spawn("other", work())
         with pytest.raises(error):
-            await held.until(never())
-        await held.cancel()
+            await worker_tasks.until(never())
+        await worker_tasks.cancel()
 
 
-async def test_only_named_tasks_count_where_some_are_named() -> None:
-    held = tasks.Tasks()
-    held.spawn("over", ends())
-    held.spawn("watched", never())
-    assert await held.until(soon("goal"), ["watched"]) == "goal"
-    await held.cancel()
+async def test_tasks_until_watches_only_named_tasks() -> None:
+    worker_tasks = tasks.Tasks()
+    worker_tasks.spawn("over", ends())
+    worker_tasks.spawn("watched", never())
+    assert await worker_tasks.until(soon("goal"), ["watched"]) == "goal"
+    await worker_tasks.cancel()
 
 
-async def test_closing_goes_on_after_a_failure_and_after_its_time(
+async def test_close_continues_after_failure_and_timeout(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     await tasks.close("one", fails(), 1_000)

@@ -23,10 +23,10 @@ class Anything(BaseModel):
 
 
 formed = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-made = formed.chat.completions.create(
+answer = formed.chat.completions.create(
     model="sim", messages=MESSAGES, response_model=Pier, max_retries=0
 )
-assert isinstance(made, Pier)
+assert isinstance(answer, Pier)
 create_partial = formed.chat.completions.create_partial
 assert list(create_partial(model="sim", messages=MESSAGES, response_model=Pier))
 loose = instructor.from_openai(client, mode=instructor.Mode.JSON)

@@ -15,19 +15,19 @@ HISTORY = [
     {"role": "tool", "tool_call_id": "c", "content": "1"},
 ]
 for provider in ("openai", "hosted_vllm"):
-    one = {"model": f"{provider}/sim", "api_base": URL, "api_key": "x", "max_tokens": 4}
-    assert litellm.completion(messages=MESSAGES, **one).choices[0].message.content
-    assert litellm.completion(messages=HISTORY, **one).choices[0].message.content
-    parts = litellm.completion(messages=MESSAGES, stream=True, **one)
+    options = {"model": f"{provider}/sim", "api_base": URL, "api_key": "x", "max_tokens": 4}
+    assert litellm.completion(messages=MESSAGES, **options).choices[0].message.content
+    assert litellm.completion(messages=HISTORY, **options).choices[0].message.content
+    parts = litellm.completion(messages=MESSAGES, stream=True, **options)
     assert "".join(part.choices[0].delta.content or "" for part in parts)
     try:
-        litellm.completion(messages=LONG, **one)
+        litellm.completion(messages=LONG, **options)
     except litellm.ContextWindowExceededError:
         pass
     else:
         raise AssertionError("a prompt that is too long is an error")
-found = litellm.embedding(model="openai/hash", input=["a"], api_base=URL, api_key="x")
-assert len(found.data) == 1
+embedding = litellm.embedding(model="openai/hash", input=["a"], api_base=URL, api_key="x")
+assert len(embedding.data) == 1
 
 served = {"model": "openai/sim", "api_base": URL, "api_key": "x", "max_tokens": 4}
 router = Router(

@@ -41,7 +41,7 @@ assert isinstance(parsed.choices[0].message.parsed, Pier)
 old = client.completions.create(model=MODEL, prompt="Hello", max_tokens=4, logprobs=0)
 assert [len(top) for top in old.choices[0].logprobs.top_logprobs] == [1] * 4
 
-made = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4)
+response = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4)
 with client.responses.stream(model=MODEL, input="Hello", max_output_tokens=4) as stream:
     events = list(stream)
 kinds = {event.type for event in events}
@@ -53,16 +53,16 @@ formed = client.responses.parse(model=MODEL, input="Hello", text_format=Pier)
 assert isinstance(formed.output_parsed, Pier)
 with client.responses.stream(response_id=formed.id, starting_after=0) as stream:
     assert stream.get_final_response().output_text == formed.output_text
-named = client.responses.create(
+follow_up = client.responses.create(
     model=MODEL,
     input=[
         {"role": "user", "content": "Hello"},
-        {"type": "item_reference", "id": made.output[0].id},
+        {"type": "item_reference", "id": response.output[0].id},
         {"role": "user", "content": "And?"},
     ],
     max_output_tokens=4,
 )
-assert named.output_text
+assert follow_up.output_text
 
 vectors = client.embeddings.create(model=EMBEDDER, input=["a b", ""])
 assert len(vectors.data) == 2

@@ -35,7 +35,7 @@ def client(running: Stack, number: int) -> openai.AsyncOpenAI:
     )
 
 
-async def begun(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
+async def create_batch(ai: openai.AsyncOpenAI, lines: list[bytes]) -> Any:
     data = b"\n".join(lines)
     file = await ai.files.create(file=("calls.jsonl", data), purpose="batch")
     return await ai.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
@@ -47,7 +47,7 @@ async def results(ai: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
     return [json.loads(line) for line in (await ai.files.content(file_id)).content.splitlines()]
 
 
-async def ended(ai: openai.AsyncOpenAI, batch_id: str) -> Any:
+async def wait_for_batch(ai: openai.AsyncOpenAI, batch_id: str) -> Any:
     async def has_ended() -> bool:
         status = (await ai.batches.retrieve(batch_id)).status
         return status in ("failed", "completed", "expired", "cancelled")
@@ -56,14 +56,14 @@ async def ended(ai: openai.AsyncOpenAI, batch_id: str) -> Any:
     return await ai.batches.retrieve(batch_id)
 
 
-async def test_a_batch_outlives_its_gateway(kafka_with: Kafka, tmp_path: Path) -> None:
-    """Each line is in one of the files, once; what is wrong with one is told as over HTTP."""
+async def test_batch_survives_gateway_death(kafka_with: Kafka, tmp_path: Path) -> None:
+    """Each line is in one of the files, once; errors of lines are reported as over HTTP."""
     log = await kafka_with(gateway_partitions=4)
     lines = [call(number) for number in range(800)]
     lines[5], lines[6] = call(5, temperature=9), call(6, max_tokens=10**6)
     async with stack(sim_settings(log), tmp_path, replica=1, gateways=2, bridges=1) as running:
         async with client(running, 0) as first:
-            batch = await begun(first, lines)
+            batch = await create_batch(first, lines)
 
             async def is_under_way() -> bool:
                 counts = (await first.batches.retrieve(batch.id)).request_counts
@@ -72,38 +72,41 @@ async def test_a_batch_outlives_its_gateway(kafka_with: Kafka, tmp_path: Path) -
             await until(is_under_way)
             await running.kill("gateway-0")
         async with client(running, 1) as ai:
-            done = await ended(ai, batch.id)
-            counts = done.request_counts
-            assert (done.status, counts.completed, counts.failed) == ("completed", 798, 2)
-            answers = await results(ai, done.output_file_id)
-            errors = await results(ai, done.error_file_id)
-    ids = Counter(each["custom_id"] for each in answers + errors)
+            finished_batch = await wait_for_batch(ai, batch.id)
+            counts = finished_batch.request_counts
+            assert (finished_batch.status, counts.completed, counts.failed) == ("completed", 798, 2)
+            answers = await results(ai, finished_batch.output_file_id)
+            errors = await results(ai, finished_batch.error_file_id)
+    ids = Counter(result["custom_id"] for result in answers + errors)
     assert ids == Counter(f"c{number}" for number in range(800))
-    for each in answers:
-        (choice,) = each["response"]["body"]["choices"]
-        assert choice["message"]["content"] and each["response"]["request_id"]
-    wrong = {each["custom_id"]: each["response"] for each in errors}
-    assert {name: each["status_code"] for name, each in wrong.items()} == {"c5": 400, "c6": 400}
+    for result in answers:
+        (choice,) = result["response"]["body"]["choices"]
+        assert choice["message"]["content"] and result["response"]["request_id"]
+    wrong = {result["custom_id"]: result["response"] for result in errors}
+    assert {name: response["status_code"] for name, response in wrong.items()} == {
+        "c5": 400,
+        "c6": 400,
+    }
     assert "temperature" in wrong["c5"]["body"]["error"]["message"]
 
 
-async def test_what_is_cancelled_is_not_asked(kafka_with: Kafka, tmp_path: Path) -> None:
-    """Bridges pass over the lines of a batch that was given up, and tell nobody's dead letters."""
+async def test_bridge_skips_lines_of_cancelled_batch(kafka_with: Kafka, tmp_path: Path) -> None:
+    """A later batch does not wait for the lines of a cancelled one."""
     log = await kafka_with(gateway_partitions=4)
     slow = sim_settings(log, decode_step_ms=100.0)
     async with (
         stack(slow, tmp_path, replica=1, bridges=1) as running,
         client(running, 0) as ai,
     ):
-        batch = await begun(ai, [call(number, max_tokens=1_000) for number in range(3_000)])
+        batch = await create_batch(ai, [call(number, max_tokens=1_000) for number in range(3_000)])
 
         async def is_sent() -> bool:
             return (await ai.batches.retrieve(batch.id)).status == "in_progress"
 
         await until(is_sent)
         await ai.batches.cancel(batch.id)
-        done = await ended(ai, batch.id)
-        assert done.status == "cancelled"
-        later = await begun(ai, [call(0, max_tokens=2)])
-        done = await ended(ai, later.id)
-        assert done.status == "completed", "it does not wait for 3 000 others"
+        finished_batch = await wait_for_batch(ai, batch.id)
+        assert finished_batch.status == "cancelled"
+        later = await create_batch(ai, [call(0, max_tokens=2)])
+        finished_batch = await wait_for_batch(ai, later.id)
+        assert finished_batch.status == "completed", "it does not wait for 3 000 others"

@@ -22,46 +22,48 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 KEPT_MS = 3_600_000
 
 
-async def test_each_prompt_gets_its_answer(
+async def test_bridge_answers_each_prompt_once(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """In its own key, on the partition of the same number; errors are answers, too; the group's
-    offset is committed with them."""
+    """Answers keep key and partition; errors are answers; the offset is committed with them."""
     log = await kafka_with(gateway_partitions=4)
-    sent = Sent()
+    sent_prompts = Sent()
     topic = log.topic_prefix + "prompts"
     values: list[tuple[str, object]] = [
         (f"k{n}", {"text": f"Question {n}", "max_tokens": 4}) for n in range(40)
     ]
     values += [("bad", {"text": "x", "max_tokens": -1}), ("none", {}), ("no", "{")]
-    await produce(log, topic, values, sent)  # type: ignore[arg-type]  # texts and tables
+    await produce(log, topic, values, sent_prompts)  # type: ignore[arg-type]  # texts and tables
     async with (
         stack(sim_settings(log), tmp_path, replica=1, bridges=1),
         AnswerReader(log, log.topic_prefix + "answers") as reader,
     ):
-        read = await reader.until(len(sent.keys))
+        read = await reader.until(len(sent_prompts.keys))
         late = Sent()
         await produce(log, topic, [("later", {"text": "And then?", "max_tokens": 4})], late)
-        await reader.until(len(sent.keys) + 1)
-        sent.keys |= late.keys
+        await reader.until(len(sent_prompts.keys) + 1)
+        sent_prompts.keys |= late.keys
     assert read.counts == Counter({1: 44})
     for partition, answers in read.order.items():
         for key, place in answers:
-            assert place[0] == partition and sent.keys[place] == key
-    wrong = {sent.keys[at]: each for at, (each,) in read.values.items() if each.get("error_code")}
+            assert place[0] == partition and sent_prompts.keys[place] == key
+    wrong = {
+        sent_prompts.keys[at]: answer
+        for at, (answer,) in read.values.items()
+        if answer.get("error_code")
+    }
     assert wrong.keys() == {"bad", "none", "no"}, json.dumps(wrong)
     places = [(topic, partition) for partition in range(log.prompt_partitions)]
-    found = await committed_offsets(log, group_id(log), places)
-    for (_, number), position in found.items():
-        offsets = [offset for partition, offset in sent.keys if partition == number]
+    positions = await committed_offsets(log, group_id(log), places)
+    for (_, number), position in positions.items():
+        offsets = [offset for partition, offset in sent_prompts.keys if partition == number]
         assert position.offset == max(offsets) + 1
 
 
-async def test_an_answer_is_told_while_it_comes(
+async def test_bridge_streams_parts_of_answers(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """On a topic of parts, whose numbers have no gap; answers fit on a topic of fewer
-    partitions."""
+    """Numbers of parts have no gap; answers fit on a topic of fewer partitions."""
     log = await kafka_with(gateway_partitions=4)
     prompts, answers, parts = (log.topic_prefix + name for name in ("asks", "says", "pieces"))
     narrow = dataclasses.replace(log, prompt_partitions=1)
@@ -71,39 +73,39 @@ async def test_an_answer_is_told_while_it_comes(
     settings = dataclasses.replace(
         sim_settings(log, decode_step_ms=10.0), bridge=BridgeSettings(pairs=(pair,))
     )
-    sent = Sent()
+    sent_prompts = Sent()
     values = [(f"k{n}", {"text": f"Question {n}", "max_tokens": 20}) for n in range(6)]
     values.append(("late", {"text": "x" * 20, "deadline_ms": 1, "max_tokens": 20}))
-    await produce(log, prompts, values, sent)
+    await produce(log, prompts, values, sent_prompts)
     async with (
         stack(settings, tmp_path, replica=1, bridges=1),
         AnswerReader(narrow, answers) as reader,
         AnswerReader(narrow, parts) as pieces,
     ):
         read = await reader.until(len(values))
-        while any(each[-1]["finish_reason"] == "" for each in pieces.read.values.values()) or (
-            len(pieces.read.values) < len(values)
-        ):
-            await pieces.more()
+        while any(
+            answer_parts[-1]["finish_reason"] == "" for answer_parts in pieces.read.values.values()
+        ) or (len(pieces.read.values) < len(values)):
+            await pieces.read_more()
     for place, (answer,) in read.values.items():
-        if sent.keys[place] == "late":
+        if sent_prompts.keys[place] == "late":
             assert answer["error_code"] == "deadline_exceeded"
             assert pieces.read.values[place][-1]["finish_reason"] == "error"
             continue
-        told = pieces.read.values[place]
-        assert len(told) > 1, "it was told while it came"
-        assert "".join(part["text"] for part in told) == answer["text"]
-        assert sum(part["tokens"] for part in told) == answer["completion_tokens"] == 20
-        assert [part["seq"] for part in told[1:]] == [
-            part["seq"] + part["tokens"] for part in told[:-1]
+        answer_parts = pieces.read.values[place]
+        assert len(answer_parts) > 1, "it was told while it came"
+        assert "".join(part["text"] for part in answer_parts) == answer["text"]
+        assert sum(part["tokens"] for part in answer_parts) == answer["completion_tokens"] == 20
+        assert [part["seq"] for part in answer_parts[1:]] == [
+            part["seq"] + part["tokens"] for part in answer_parts[:-1]
         ]
-        assert told[-1]["finish_reason"] == answer["finish_reason"]
+        assert answer_parts[-1]["finish_reason"] == answer["finish_reason"]
 
 
-async def test_prompts_of_transactions_count_when_they_are_committed(
+async def test_bridge_answers_only_committed_transactions(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """What was aborted is not answered, and marks between them hold nothing up."""
+    """Aborted prompts have no answer, and transaction markers hold nothing up."""
     log = await kafka_with(gateway_partitions=4)
     topic = log.topic_prefix + "prompts"
     producer = AIOKafkaProducer(bootstrap_servers=log.bootstrap, transactional_id=topic)
@@ -122,6 +124,6 @@ async def test_prompts_of_transactions_count_when_they_are_committed(
         AnswerReader(log, log.topic_prefix + "answers") as reader,
     ):
         await reader.until(4)
-        read = await reader.more(timeout_ms=2_000)
+        read = await reader.read_more(timeout_ms=2_000)
     assert read.counts == Counter({1: 4})
     assert sorted(key for key, _ in read.order[0]) == ["k0", "k2", "k3", "k5"]

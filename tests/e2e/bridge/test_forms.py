@@ -67,19 +67,19 @@ async def read(log: LogSettings, topic: str, partitions: int, count: int) -> dic
         enable_auto_commit=False,
     )
     await consumer.start()
-    found: list[ConsumerRecord] = []
+    committed_records: list[ConsumerRecord] = []
     try:
         consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
-        while len(found) < count:
+        while len(committed_records) < count:
             for records in (await consumer.getmany(timeout_ms=500)).values():
-                found += records
+                committed_records += records
     finally:
         await consumer.stop()
-    assert len(found) == count
-    return {record.key.decode(): record for record in found}
+    assert len(committed_records) == count
+    return {record.key.decode(): record for record in committed_records}
 
 
-async def test_every_form_has_its_answer(
+async def test_bridge_answers_prompts_in_every_form(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     log = await kafka_with(gateway_partitions=4)
@@ -106,18 +106,21 @@ async def test_every_form_has_its_answer(
         answers = await read(log, f"{log.topic_prefix}answers", count, len(RIGHT | WRONG) + 1)
         rated = await read(log, pair.answers, count, 2)
         letters = await read(log, f"{prompts}.dlq", 1, len(WRONG))
-        (lost,) = (await read(log, f"{rows}.dlq", 1, 1)).values()
+        (row_letter,) = (await read(log, f"{rows}.dlq", 1, 1)).values()
         await check_large(log, small)
     assert answers["empty"].value is answers["null"].value is None
     for key in ("json", "body", "text"):
-        told = json.loads(answers[key].value)
-        assert told["text"] and told["error_code"] is None, key
-        assert told["metadata"] == (None if key == "text" else {"n": 1})
-    told = CODEC.decode(answers["avro"].value)
-    assert isinstance(told, Answer) and told.text and told.metadata == '{"n":1}'
+        answer = json.loads(answers[key].value)
+        assert answer["text"] and answer["error_code"] is None, key
+        assert answer["metadata"] == (None if key == "text" else {"n": 1})
+    answer = CODEC.decode(answers["avro"].value)
+    assert isinstance(answer, Answer) and answer.text and answer.metadata == '{"n":1}'
     check_wrong(answers, letters)
     check_rated(rated)
-    assert lost.key == b"bad" and dict(lost.headers)["x-dlq-error-code"] == b"invalid_request"
+    assert (
+        row_letter.key == b"bad"
+        and dict(row_letter.headers)["x-dlq-error-code"] == b"invalid_request"
+    )
 
 
 @asynccontextmanager
@@ -142,12 +145,12 @@ async def take_at_most(log: LogSettings, topic: str, size: int, *, is_new: bool 
 
 async def compress_all(log: LogSettings) -> None:
     """Every topic by one of the codecs, as clusters do by a setting of theirs."""
-    wanted = zip(expected_topics(log).items(), cycle(CODECS[1:]), strict=False)
+    topic_codecs = zip(expected_topics(log).items(), cycle(CODECS[1:]), strict=False)
     resources = [
         ConfigResource(
             ConfigResourceType.TOPIC, name, {**topic.topic_configs, "compression.type": codec}
         )
-        for (name, topic), codec in wanted
+        for (name, topic), codec in topic_codecs
     ]
     async with admin_client(log) as admin:
         await admin.alter_configs(resources)
@@ -166,7 +169,7 @@ async def check_large(log: LogSettings, pair: TopicPair) -> None:
     await produce(log, pair.prompts, {"refused": middle, "b": short, "c": short, "d": short})
     read_answers = await read(log, pair.answers, count, 6)
     letters = await read(log, f"{pair.prompts}.dlq", 1, 2)
-    codes = {key: CODEC.decode(each.value).error_code for key, each in read_answers.items()}
+    codes = {key: CODEC.decode(record.value).error_code for key, record in read_answers.items()}
     large = dict.fromkeys(("known", "refused"), "record_too_large")
     assert codes == {**large, **dict.fromkeys("abcd")}
     assert {key: letter.value for key, letter in letters.items()} == {

@@ -42,12 +42,12 @@ class Running:
     """Prompts that are being answered while a test kills what it likes."""
 
     stack: Stack
-    sent: Sent
+    sent_prompts: Sent
     reader: AnswerReader
 
     async def answered(self, share: float) -> None:
         """Wait until so much of it has an answer, and more is under way."""
-        await self.reader.until(int(share * len(self.sent.keys)))
+        await self.reader.until(int(share * len(self.sent_prompts.keys)))
 
 
 def settings_of(log: LogSettings) -> Settings:
@@ -58,46 +58,46 @@ def settings_of(log: LogSettings) -> Settings:
     return dataclasses.replace(settings, bridge=BridgeSettings(pairs=(pair,)))
 
 
-async def asked(log: LogSettings) -> Sent:
-    """More prompts than can be under way at once."""
+async def send_prompts(log: LogSettings) -> Sent:
+    """Send more prompts than can be active at once."""
     prompts, answers = log.topic_prefix + "questions", log.topic_prefix + "replies"
     await create_extra_topics(log, dict.fromkeys((prompts, answers), KEPT_MS))
-    sent = Sent()
+    sent_prompts = Sent()
     values = [
         (f"key-{n % KEYS}", {"text": f"Question {n}", "max_tokens": TOKENS}) for n in range(PROMPTS)
     ]
-    await produce(log, prompts, values, sent)
-    return sent
+    await produce(log, prompts, values, sent_prompts)
+    return sent_prompts
 
 
 @asynccontextmanager
 async def running(log: LogSettings, folder: Path, **plan: Any) -> AsyncIterator[Running]:
     """A stack that answers them."""
-    sent = await asked(log)
+    sent_prompts = await send_prompts(log)
     async with (
         stack(settings_of(log), folder, lease_ms=BRIEF_LEASE_MS, **plan) as started,
         AnswerReader(log, log.topic_prefix + "replies") as reader,
     ):
-        yield Running(started, sent, reader)
+        yield Running(started, sent_prompts, reader)
 
 
-def check(sent: Sent, read: Read) -> None:
+def check(sent_prompts: Sent, read: Read) -> None:
     """One answer each, none of them an error, in the order of their keys."""
-    assert read.values.keys() == sent.keys.keys()
-    assert read.counts == Counter({1: len(sent.keys)})
+    assert read.values.keys() == sent_prompts.keys.keys()
+    assert read.counts == Counter({1: len(sent_prompts.keys)})
     wrong = [value for (value,) in read.values.values() if value.get("error_code")]
     assert not wrong, wrong[0]
-    asked: dict[str, list[tuple[int, int]]] = {}
-    answered: dict[str, list[tuple[int, int]]] = {}
-    for place, key in sorted(sent.keys.items()):
-        asked.setdefault(key, []).append(place)
+    prompt_places: dict[str, list[tuple[int, int]]] = {}
+    answer_places: dict[str, list[tuple[int, int]]] = {}
+    for place, key in sorted(sent_prompts.keys.items()):
+        prompt_places.setdefault(key, []).append(place)
     for answers in read.order.values():
         for key, place in answers:
-            answered.setdefault(key, []).append(place)
-    assert answered == asked
+            answer_places.setdefault(key, []).append(place)
+    assert answer_places == prompt_places
 
 
-async def test_bridges_routers_and_workers_are_killed(
+async def test_bridge_answers_once_despite_killed_processes(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     log = await kafka_with(gateway_partitions=6)
@@ -114,14 +114,14 @@ async def test_bridges_routers_and_workers_are_killed(
             await now.answered(share)
             await now.stack.kill(victim)
         await now.answered(1.0)
-        read = await now.reader.more(timeout_ms=3_000)
-    check(now.sent, read)
+        read = await now.reader.read_more(timeout_ms=3_000)
+    check(now.sent_prompts, read)
 
 
-async def test_a_bridge_that_slept_answers_nothing_twice(
+async def test_bridge_answers_nothing_twice_after_suspension(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """Longer than its group waits, so that another has its partitions when it wakes."""
+    """It sleeps longer than its group waits, so another bridge takes its partitions."""
     log = await kafka_with(gateway_partitions=6)
     async with running(log, tmp_path, replica=1, bridges=2) as now:
         await now.answered(0.1)
@@ -129,35 +129,37 @@ async def test_a_bridge_that_slept_answers_nothing_twice(
         await now.answered(ANSWERED_ASLEEP)  # so the other one has its partitions
         await now.stack.kill("bridge-0", signal.SIGCONT)
         await now.answered(1.0)
-        read = await now.reader.more(timeout_ms=3_000)
-    check(now.sent, read)
+        read = await now.reader.read_more(timeout_ms=3_000)
+    check(now.sent_prompts, read)
 
 
-async def test_the_broker_is_killed(tmp_path: Path) -> None:
-    """In the middle, and once more while its clients come back."""
+async def test_bridge_answers_once_despite_killed_broker(tmp_path: Path) -> None:
+    """The broker is killed midway, and once more while its clients reconnect."""
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=4)
-    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
-    settings = dataclasses.replace(settings_of(log), broker=own)
-    made = Stack(settings, StackPlan(prefill=0, decode=0, replica=1, bridges=1), folder=tmp_path)
+    broker_settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = dataclasses.replace(settings_of(log), broker=broker_settings)
+    new_stack = Stack(
+        settings, StackPlan(prefill=0, decode=0, replica=1, bridges=1), folder=tmp_path
+    )
     try:
-        await made.start(timeout_s=START_S)
-        await met(made)
-        log = made.settings.log
-        sent = await asked(log)
+        await new_stack.start(timeout_s=START_S)
+        await met(new_stack)
+        log = new_stack.settings.log
+        sent_prompts = await send_prompts(log)
         async with AnswerReader(log, "replies") as reader:
-            now = Running(made, sent, reader)
+            now = Running(new_stack, sent_prompts, reader)
             for share in (0.2, 0.5):
                 await now.answered(share)
-                broker = Broker(own, tmp_path / "broker").status()
+                broker = Broker(broker_settings, tmp_path / "broker").status()
                 assert broker.running
                 os.kill(broker.pid, signal.SIGKILL)
             await now.answered(1.0)
-            read = await reader.more(timeout_ms=3_000)
-        assert made.processes["bridge-0"].restarts == 0
+            read = await reader.read_more(timeout_ms=3_000)
+        assert new_stack.processes["bridge-0"].restarts == 0
     except ConfigError as error:
         if "broker.libs" not in error.message and "broker.java" not in error.message:
             raise
         pytest.skip(error.message)
     finally:
-        await made.stop(grace_s=10)
-    check(sent, read)
+        await new_stack.stop(grace_s=10)
+    check(sent_prompts, read)

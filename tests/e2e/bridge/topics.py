@@ -24,7 +24,10 @@ class Sent:
 
 
 async def produce(
-    log: LogSettings, topic: str, values: Sequence[tuple[str, Mapping[str, Any] | str]], sent: Sent
+    log: LogSettings,
+    topic: str,
+    values: Sequence[tuple[str, Mapping[str, Any] | str]],
+    sent_prompts: Sent,
 ) -> None:
     """Each as JSON under its key; a text as it is."""
     producer = AIOKafkaProducer(bootstrap_servers=log.bootstrap, acks="all", linger_ms=5)
@@ -32,9 +35,9 @@ async def produce(
     try:
         for key, value in values:
             raw = value if isinstance(value, str) else json.dumps(value)
-            told = await producer.send_and_wait(topic, raw.encode(), key=key.encode())
-            sent.keys[told.partition, told.offset] = key
-            sent.texts[told.partition, told.offset] = raw
+            metadata = await producer.send_and_wait(topic, raw.encode(), key=key.encode())
+            sent_prompts.keys[metadata.partition, metadata.offset] = key
+            sent_prompts.texts[metadata.partition, metadata.offset] = raw
     finally:
         await producer.stop()
 
@@ -50,7 +53,7 @@ class Read:
     @property
     def counts(self) -> Counter[int]:
         """How many prompts have so many answers."""
-        return Counter(len(each) for each in self.values.values())
+        return Counter(len(answers) for answers in self.values.values())
 
 
 class AnswerReader:
@@ -77,8 +80,8 @@ class AnswerReader:
     async def __aexit__(self, *_: object) -> None:
         await stop_consumer(self._consumer)  # also while the broker is away
 
-    async def more(self, timeout_ms: int = 500) -> Read:
-        """What has come meanwhile."""
+    async def read_more(self, timeout_ms: int = 500) -> Read:
+        """Read the answers that have come meanwhile."""
         batches = await self._consumer.getmany(timeout_ms=timeout_ms)
         for tp, records in batches.items():
             for record in records:
@@ -96,6 +99,6 @@ class AnswerReader:
 
     async def until(self, prompts: int) -> Read:
         """Wait for answers to so many prompts."""
-        while len((await self.more()).values) < prompts:
+        while len((await self.read_more()).values) < prompts:
             await asyncio.sleep(0)
         return self.read

@@ -32,9 +32,9 @@ async def works(log: LogSettings) -> AsyncIterator[Work]:
     reader = AssignedReader(log, "decode", range(log.worker_partitions), client_id="works")
     async with reader.reading("earliest"):
         async for record in reader.by_time(await reader.end_offsets()):
-            found = codec.decode(record.value)
-            if isinstance(found, Work):
-                yield found
+            work = codec.decode(record.value)
+            if isinstance(work, Work):
+                yield work
 
 
 class Conversation:
@@ -47,8 +47,8 @@ class Conversation:
     async def ask(self, question: str) -> bytes:
         """The prompt of one more turn, as its worker got it."""
         self._messages.append({"role": "user", "content": question})
-        wanted = {"collection": TOWN, "k": 1}
-        answer = await self._client.chat("", messages=self._messages, retrieval=wanted)
+        retrieval = {"collection": TOWN, "k": 1}
+        answer = await self._client.chat("", messages=self._messages, retrieval=retrieval)
         assert not answer.error, answer.error
         self._messages.append({"role": "assistant", "content": answer.text})
         request_id = answer.headers["x-request-id"]
@@ -65,15 +65,15 @@ async def delete(log: LogSettings, document_id: str) -> None:
 
 async def tokens_of(shelf: Library, document_id: str) -> tuple[bytes, Quoted]:
     """The only passage of a document, and how it is quoted."""
-    (found,) = [p for p in await shelf.passages(TOWN) if p.document_id == document_id]
-    (chunk,) = found.chunks
-    return chunk.tokens, Quoted(document_id=document_id, content=found.content_hash)
+    (passage,) = [p for p in await shelf.passages(TOWN) if p.document_id == document_id]
+    (chunk,) = passage.chunks
+    return chunk.tokens, Quoted(document_id=document_id, content=passage.content_hash)
 
 
-async def test_what_was_edited_or_deleted_leaves_the_conversation(
+async def test_conversation_drops_edited_or_deleted_passages(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
-    """Passages of earlier turns stay as long as their documents say the same, and no longer."""
+    """Passages of earlier turns stay exactly as long as their documents are unchanged."""
     settings = sim_settings(kafka, gateway={"ttft_ms": 120_000})
     log = settings.log
     async with (
@@ -82,8 +82,8 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
         Client(running.gateway_urls[0], settings.model.served_name) as client,
     ):
         await shelf.put(TOWN, [FERRY, LIGHT])
-        for each in (FERRY, LIGHT):
-            await shelf.wait_for(TOWN, each, PATIENCE_S)
+        for document in (FERRY, LIGHT):
+            await shelf.wait_for(TOWN, document, PATIENCE_S)
         (ferry, _), (light, quoted) = [await tokens_of(shelf, d) for d in ("ferry", "light")]
         talk = Conversation(client, log)
         first = await talk.ask("When does the ferry to Ondry leave pier seven?")
@@ -98,11 +98,11 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
 
         await delete(log, "light")
 
-        async def gone() -> bool:
+        async def is_stale() -> bool:
             by_ms = wall_ms() + 10_000
             return bool(await shelf.client.check([quoted], collection=TOWN, deadline_ms=by_ms))
 
-        await until(gone)
+        await until(is_stale)
         fourth = await talk.ask("When does a boat leave the town since the storm?")
         assert ferry not in fourth and light not in fourth
         assert (await tokens_of(shelf, "ferry"))[0] in fourth
@@ -110,10 +110,10 @@ async def test_what_was_edited_or_deleted_leaves_the_conversation(
 
 
 async def is_scraped(url: str) -> bool:
-    """What the retrieval worker's heartbeats tell of its searches."""
+    """Whether the metrics show the searches that the retrieval worker's heartbeats count."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         lines = (await http.get(f"{url}/metrics")).text.splitlines()
-    ended = [each for each in lines if each.startswith(_SEARCHES) and "completed" in each]
-    counts = [float(each.split()[-1]) for each in ended]
-    rows = [each for each in lines if each.startswith("trivium_retrieval_rows{") and TOWN in each]
+    counter_lines = [line for line in lines if line.startswith(_SEARCHES) and "completed" in line]
+    counts = [float(line.split()[-1]) for line in counter_lines]
+    rows = [line for line in lines if line.startswith("trivium_retrieval_rows{") and TOWN in line]
     return bool(rows) and sum(counts) >= 4  # one for each turn

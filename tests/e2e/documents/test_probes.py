@@ -42,13 +42,16 @@ WISH: dict[str, Any] = {
 def cited(answer: Answer) -> list[tuple[int, int, str]]:
     """Which probe put which passage before which token; 0: the search before the answer."""
     citations = answer.trivium["retrieval"]["citations"]
-    return [(each["probe"], each["before_token"], each["passage_id"]) for each in citations]
+    return [
+        (citation["probe"], citation["before_token"], citation["passage_id"])
+        for citation in citations
+    ]
 
 
-async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
+async def test_answer_with_probes_continues_same_after_worker_kill(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """The other worker puts in what the log has, at the same places, and asks for the rest."""
+    """The other worker inserts the logged hits at the same places and probes for the rest."""
     gateway = {"ttft_ms": 120_000, "probe_tokens_max": 400}
     log = await kafka_with(asker_partitions=6)  # a router, both workers, and this test
     settings = sim_settings(log, gateway=gateway, decode_step_ms=15.0)
@@ -65,8 +68,8 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         Client(running.gateway_urls[0], model) as client,
     ):
         await shelf.put(TOWN, PIERS)
-        for each in PIERS:
-            await shelf.wait_for(TOWN, each, PATIENCE_S)
+        for pier in PIERS:
+            await shelf.wait_for(TOWN, pier, PATIENCE_S)
         wish: dict[str, Any] = {"max_tokens": 400, "retrieval": WISH}
         question = "Who keeps pier number 3 of Ondry?"
         view = shelf.client.membership.view
@@ -75,7 +78,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
             """Which a worker may from its first such answer on."""
             await asyncio.gather(*(client.stream(f"Who keeps {n}?", **wish) for n in range(4)))
             members = [view.members[f"replica-{n}"].registration for n in range(2)]
-            return all("hits" in {each.topic for each in member.leases} for member in members)
+            return all("hits" in {lease.topic for lease in member.leases} for member in members)
 
         await until(both_may_ask)
         whole = await client.stream(question, **wish)
@@ -91,7 +94,7 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         worker, _ = await decoder(log, broken.headers["x-request-id"])
         await running.kill(worker)
         await asking
-        assert not broken.error and broken.done
+        assert not broken.error and broken.is_done
         assert broken.trivium["decode_worker"] != worker
         assert (broken.token_ids, broken.text) == (whole.token_ids, whole.text)
         assert cited(broken) == cited(whole)
@@ -103,17 +106,18 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         assert story.outcome.probes == PROBES
 
 
-async def test_a_trigger_of_ones_own_is_found_by_every_decode_worker(
+async def test_custom_trigger_requires_all_decode_workers(
     kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
-    """The page's ten lines, installed for all but the last worker; while that one is there, the
-    name is refused."""
+    """The name is refused until the worker that lacks the trigger has left."""
     site = {"PYTHONPATH": f"{own_triggers.install(tmp_path)}:{LONG_LEASES['PYTHONPATH']}"}
     settings = sim_settings(await kafka_with(asker_partitions=4))
     model = settings.model.served_name
     wish = {**WISH, "probes": {"trigger": own_triggers.NAME, "every": 1, "lookahead": 0}}
     async with (
-        stack(settings, tmp_path / "home", own={"replica-0": site}, replica=2) as running,
+        stack(
+            settings, tmp_path / "home", env_by_process={"replica-0": site}, replica=2
+        ) as running,
         Client(running.gateway_urls[0], model) as client,
     ):
         refused = await client.chat("Who keeps pier 3?", retrieval=wish)

@@ -30,14 +30,14 @@ async def commit(log: LogSettings, name: str, text: TextDocument | None) -> None
         await (await producer.send_raw(f"{log.topic_prefix}rows", value, key=key, partition=0))
 
 
-async def found(shelf: Library, text: str) -> list[str]:
+async def search_document_ids(shelf: Library, text: str) -> list[str]:
     answer = await shelf.client.search_text(
         text, collection=TOWN, k=5, deadline_ms=wall_ms() + 30_000
     )
     return [passage.document_id for passage in answer.passages]
 
 
-async def test_rows_are_found_edited_and_gone(kafka: LogSettings, tmp_path: Path) -> None:
+async def test_bridge_indexes_edits_and_deletes_rows(kafka: LogSettings, tmp_path: Path) -> None:
     source = DocumentSource(topic=f"{kafka.topic_prefix}rows", collection=TOWN, text="{body}")
     settings = replace(sim_settings(kafka), bridge=BridgeSettings(documents=(source,)))
     async with (
@@ -53,7 +53,7 @@ async def test_rows_are_found_edited_and_gone(kafka: LogSettings, tmp_path: Path
         await commit(kafka, "ferry", None)
 
         async def is_gone() -> bool:
-            return "ferry" not in await found(shelf, EDITED.text)
+            return "ferry" not in await search_document_ids(shelf, EDITED.text)
 
         await until(is_gone)
-        assert await found(shelf, LIGHT.text) == ["light"]
+        assert await search_document_ids(shelf, LIGHT.text) == ["light"]

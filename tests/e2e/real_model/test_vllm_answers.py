@@ -19,15 +19,17 @@ CAPITAL = "What is the capital of France?"
 @pytest.fixture(scope="module")
 async def running(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     folder = tmp_path_factory.mktemp("real")
-    async with real_stack(await _fresh_topics(bootstrap), folder, prefill=1, decode=1) as found:
-        yield found
+    async with real_stack(
+        await _fresh_topics(bootstrap), folder, prefill=1, decode=1
+    ) as running_stack:
+        yield running_stack
 
 
 @pytest.fixture
 async def client(running: Stack) -> AsyncIterator[AsyncOpenAI]:
     url = f"{running.gateway_urls[0]}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", timeout=300) as found:
-        yield found
+    async with AsyncOpenAI(base_url=url, api_key="none", timeout=300) as openai_client:
+        yield openai_client
 
 
 async def ask(client: AsyncOpenAI, *turns: str, **fields: Any) -> Any:
@@ -36,13 +38,13 @@ async def ask(client: AsyncOpenAI, *turns: str, **fields: Any) -> Any:
         {"role": ("user", "assistant")[number % 2], "content": text}
         for number, text in enumerate(turns)
     ]
-    asked: dict[str, Any] = {"model": SMOLLM2, "temperature": 0, "max_tokens": 48, **fields}
-    answer = await client.chat.completions.create(messages=messages, **asked)
+    options: dict[str, Any] = {"model": SMOLLM2, "temperature": 0, "max_tokens": 48, **fields}
+    answer = await client.chat.completions.create(messages=messages, **options)
     return answer.choices[0]
 
 
-async def test_a_conversation_is_answered_and_each_answer_ends(client: AsyncOpenAI) -> None:
-    """The newcomer's model, by name, with its own chat template and end."""
+async def test_default_model_answers_conversation(client: AsyncOpenAI) -> None:
+    """The default model is served by name, with its own chat template and end token."""
     assert [model.id for model in (await client.models.list()).data] == [SMOLLM2]
     first = await ask(client, CAPITAL)
     assert "Paris" in first.message.content
@@ -53,9 +55,9 @@ async def test_a_conversation_is_answered_and_each_answer_ends(client: AsyncOpen
         assert "<|" not in choice.message.content
 
 
-async def test_a_streamed_answer_is_the_same_and_crosses_the_pools(client: AsyncOpenAI) -> None:
+async def test_default_model_streams_same_answer_across_pools(client: AsyncOpenAI) -> None:
     whole = await ask(client, CAPITAL)
-    text, ends, told = "", [], dict[str, Any]()
+    text, ends, trivium_fields = "", [], dict[str, Any]()
     stream = await client.chat.completions.create(
         model=SMOLLM2,
         messages=[{"role": "user", "content": CAPITAL}],
@@ -64,15 +66,18 @@ async def test_a_streamed_answer_is_the_same_and_crosses_the_pools(client: Async
         stream=True,
     )
     async for chunk in stream:
-        told = (chunk.model_extra or {}).get("trivium") or told
+        trivium_fields = (chunk.model_extra or {}).get("trivium") or trivium_fields
         for choice in chunk.choices:
             text += choice.delta.content or ""
             ends += [choice.finish_reason] * bool(choice.finish_reason)
     assert (text, ends) == (whole.message.content, ["stop"])
-    assert {told["prefill_worker"], told["decode_worker"]} <= {"prefill-0", "decode-0"}
+    assert {trivium_fields["prefill_worker"], trivium_fields["decode_worker"]} <= {
+        "prefill-0",
+        "decode-0",
+    }
 
 
-async def test_what_is_too_long_is_cut_or_refused(client: AsyncOpenAI) -> None:
+async def test_default_model_cuts_or_refuses_overlong_requests(client: AsyncOpenAI) -> None:
     """Prompt and answer have 2048 tokens together."""
     cut = await ask(client, CAPITAL, max_tokens=3)
     assert cut.finish_reason == "length"

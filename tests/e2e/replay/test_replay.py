@@ -41,11 +41,8 @@ SHADOW = "shadow-0"
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
-async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
-    kafka: LogSettings, tmp_path: Path
-) -> None:
-    """Also where a router was killed, from snapshots, without what was said, and when compaction
-    has taken what it may."""
+async def test_recording_replays_bit_for_bit(kafka: LogSettings, tmp_path: Path) -> None:
+    """It does so after a router's death, from snapshots, without bodies and after compaction."""
     begin_ms = wall_ms()
     settings = sim_settings(kafka, decode_step_ms=5.0, router={"snapshot_ms": 2_000})
     async with (
@@ -53,29 +50,29 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
         shadow(kafka),
         Client(running.gateway_urls[0], settings.model.served_name) as client,
     ):
-        seen = [Answer() for _ in range(12)]
+        partial_answers = [Answer() for _ in range(12)]
         tasks = [
             asyncio.create_task(client.stream(f"Question {n}", into=answer, max_tokens=600))
-            for n, answer in enumerate(seen)
+            for n, answer in enumerate(partial_answers)
         ]
-        await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
+        await until(lambda: all(len(answer.token_ids) > 20 for answer in partial_answers))
         await running.kill("router-1")
         answers = await asyncio.gather(*tasks)
         middle_ms = wall_ms()
         answers += [await client.stream(f"After {n}") for n in range(4)]
         await _shadowed(kafka)
         with long_leases(LONG_LEASE_MS):
-            traffic, told = await read_span(kafka, begin_ms, wall_ms(), 600_000, SHADOW)
-            found = agreement(traffic, told)
-            rows = outcomes(traffic, found, {"policy": "static", "local_share": "1"})
-        assert found.placements + found.unseen == len(answers)
-        assert rows[LIVE]["answers"] == rows[WITH]["answers"] == found.placements
+            traffic, decisions = await read_span(kafka, begin_ms, wall_ms(), 600_000, SHADOW)
+            shadow_agreement = agreement(traffic, decisions)
+            rows = outcomes(traffic, shadow_agreement, {"policy": "static", "local_share": "1"})
+        assert shadow_agreement.placements + shadow_agreement.unseen == len(answers)
+        assert rows[LIVE]["answers"] == rows[WITH]["answers"] == shadow_agreement.placements
         with pytest.raises(ConfigError, match="--shadow: expected any of shadow-0, found another"):
             await read_span(kafka, begin_ms, wall_ms(), 600_000, "another")
-        again = await _sent_again(kafka, tmp_path / "live.avro", begin_ms, client)
-        await _ended(kafka, len(answers) + again.completed_now)
-    assert (again.completed_then, again.same, again.differences) == (16, 16, [])
-    assert all(answer.done for answer in answers)
+        resend = await _sent_again(kafka, tmp_path / "live.avro", begin_ms, client)
+        await _wait_for_usage(kafka, len(answers) + resend.completed_now)
+    assert (resend.completed_then, resend.same, resend.differences) == (16, 16, [])
+    assert all(answer.is_done for answer in answers)
     await _compacted(kafka)
 
     whole = await replayed(kafka, tmp_path / "whole.avro", begin_ms)
@@ -99,7 +96,7 @@ async def test_a_recording_of_a_stack_is_replayed_bit_for_bit(
         rows = predict_figures(tmp_path / "whole.avro", {"policy": "static"})
     assert [shape_of(traffic.workers).name] == ["1P2D"]
     assert list(rows) == ["recorded", "predicted", "policy=static"]
-    assert {row["answers"] for row in rows.values()} == {len(answers) + again.completed_now}
+    assert {row["answers"] for row in rows.values()} == {len(answers) + resend.completed_now}
 
     path = tmp_path / "later.avro"
     later = await replayed(kafka, path, middle_ms, look_back_ms=10_000)
@@ -136,22 +133,22 @@ async def _shadowed(log: LogSettings) -> None:
     no fleet and no group: live records are what they are without it."""
 
     async def placed(topic: str) -> dict[tuple[str, int], str]:
-        codec, found = Codec(), {}
-        for each in await _all_of(log, topic):
-            decision = codec.decode(each.value)
+        codec, router_ids = Codec(), {}
+        for message in await _all_of(log, topic):
+            decision = codec.decode(message.value)
             if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
-                found[decision.request_id, decision.attempt] = decision.router_id
-        return found
+                router_ids[decision.request_id, decision.attempt] = decision.router_id
+        return router_ids
 
-    async def told() -> bool:
+    async def is_shadowed() -> bool:
         by_router, by_shadow = await placed("decisions"), await placed("decisions.shadow")
         assert set(by_shadow.values()) <= {SHADOW}
         # What a killed router decided last is not in its journal.
-        return {each for each, router_id in by_router.items() if router_id != "router-1"} <= set(
-            by_shadow
-        )
+        return {
+            placement for placement, router_id in by_router.items() if router_id != "router-1"
+        } <= set(by_shadow)
 
-    await until(told)
+    await until(is_shadowed)
     written_by = {name for name in TOPICS if SHADOW in await _writers(log, name)}
     assert written_by == {"decisions.shadow"}
     async with _admin(log) as admin:
@@ -161,9 +158,11 @@ async def _shadowed(log: LogSettings) -> None:
 
 async def _writers(log: LogSettings, topic: str) -> set[str]:
     """Whom the headers of a topic's records name."""
-    headers = [dict(each.headers) for each in await _all_of(log, topic)]
+    headers = [dict(message.headers) for message in await _all_of(log, topic)]
     return {
-        each["ce_source"].decode().rpartition("/")[2] for each in headers if "ce_source" in each
+        header["ce_source"].decode().rpartition("/")[2]
+        for header in headers
+        if "ce_source" in header
     }
 
 
@@ -178,20 +177,20 @@ async def _sent_again(
     log: LogSettings, path: Path, begin_ms: int, client: Client
 ) -> ResendComparison:
     await record(log, path, begin_ms, wall_ms(), look_back_ms=10_000)
-    again = Resend(path)
-    sent = await send(
-        again.trace,
+    resend = Resend(path)
+    answers = await send(
+        resend.trace,
         str(client.http.base_url),
         client.model,
         Pace(speed=math.inf),
-        again.make_body,
+        resend.make_body,
         api_key="none",
     )
-    return again.compare(sent)
+    return resend.compare(answers)
 
 
-async def _ended(log: LogSettings, count: int) -> None:
-    """Clients have an answer before its router has read of its end, which is to be deleted."""
+async def _wait_for_usage(log: LogSettings, count: int) -> None:
+    """Wait until routers have read all outcomes: clients are served earlier."""
 
     async def are_told() -> bool:
         return len(await _all_of(log, "usage")) >= count

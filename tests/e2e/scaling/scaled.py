@@ -30,13 +30,13 @@ class Askers:
         number = 0
         while not self._stopped.is_set():
             number += 1
-            asked = f"{number} {text}"
-            self.answers.append(await client.chat(asked, max_tokens=max_tokens))
+            question = f"{number} {text}"
+            self.answers.append(await client.chat(question, max_tokens=max_tokens))
 
     async def stop(self) -> None:
         self._stopped.set()
         await asyncio.gather(*self._tasks)
-        failed = [each.error for each in self.answers if each.status != 200]
+        failed = [answer.error for answer in self.answers if answer.status != 200]
         assert self.answers and not failed
 
 
@@ -62,7 +62,9 @@ def pools(running: Stack) -> tuple[int, int]:
         for member in running.fleet.view.members.values()
         if member.member_id in names and serves(member)
     ]
-    return sum(Role.PREFILL in each for each in roles), sum(Role.DECODE in each for each in roles)
+    return sum(Role.PREFILL in worker_roles for worker_roles in roles), sum(
+        Role.DECODE in worker_roles for worker_roles in roles
+    )
 
 
 def serves(member: Member) -> bool:
@@ -73,5 +75,5 @@ async def metric(url: str, pool: str) -> float:
     """How many workers a gateway says that a pool wants."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         text = (await http.get(f"{url}/metrics")).text
-    (line,) = [each for each in text.splitlines() if f'_wanted{{pool="{pool}"}}' in each]
+    (line,) = [line for line in text.splitlines() if f'_wanted{{pool="{pool}"}}' in line]
     return float(line.rpartition(" ")[2])

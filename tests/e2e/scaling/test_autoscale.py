@@ -25,7 +25,7 @@ ENGINE: dict[str, Any] = {
 }
 
 
-async def test_workers_start_move_and_leave_as_the_load_wants(
+async def test_autoscaler_starts_moves_and_removes_workers_with_load(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     settings = replace(sim_settings(kafka, **ENGINE), scaling=SCALING)

@@ -45,10 +45,10 @@ def settings(log: LogSettings) -> Settings:
     )
 
 
-async def test_an_engine_starts_moves_and_leaves_as_the_load_wants(
+async def test_autoscaler_starts_moves_and_removes_vllm_workers(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
-    """The law is told by a millisecond how long a start takes, and learns it."""
+    """The scaling policy starts with an estimate of 1 ms for a start and learns the real one."""
     home, seats = tmp_path / "home", SCALING.workers_max
     async with (
         stack(settings(kafka), home, seconds=1_500, prefill=1, decode=1, seats=seats) as running,

@@ -16,10 +16,10 @@ SHORT = replace(DAY, minutes=0.1, night_per_s=2.0, noon_per_s=4.0, workers_max=2
 
 
 @pytest.mark.parametrize("pools", ["1P1D", ""], ids=["fixed", "follows"])
-async def test_a_fleet_answers_the_day_and_its_workers_are_counted(
+async def test_fleet_serves_day_and_counts_worker_hours(
     kafka: LogSettings, tmp_path: Path, pools: str
 ) -> None:
-    """Whether in time is the machine's."""
+    """Whether answers are in time depends on the machine."""
     settings = replace(sim_settings(kafka, **ENGINE), scaling=targets(SHORT))
     plan = StackPlan(prefill=1, decode=1, broker=False)
     fleet = await serve(lasting_stack(settings, plan, folder=tmp_path), SHORT, pools)

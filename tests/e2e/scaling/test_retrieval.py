@@ -38,8 +38,8 @@ class Askers:
     async def _ask(self, number: int) -> None:
         while not self._stopped.is_set():
             number = (number + ASKERS) % ROWS
-            found = await self._books.search(self._vectors[number], k=1)
-            assert found.is_complete and [hit.document_id for hit in found.hits] == [f"d{number}"]
+            result = await self._books.search(self._vectors[number], k=1)
+            assert result.is_complete and [hit.document_id for hit in result.hits] == [f"d{number}"]
             self.answered += 1
             await pause(self._pause_s)
 
@@ -61,15 +61,17 @@ def searchers(running: Stack) -> dict[str, SearchLoad]:
     """What retrieval workers that serve are doing."""
     assert running.fleet is not None
     members = running.fleet.view.members.values()
-    return {each.member_id: each.search for each in members if each.search and serves(each)}
+    return {
+        member.member_id: member.search for member in members if member.search and serves(member)
+    }
 
 
-def held(running: Stack) -> int:
+def count_documents(running: Stack) -> int:
     loads = searchers(running).values()
-    return sum(each.documents for load in loads for each in load.collections)
+    return sum(collection.documents for load in loads for collection in load.collections)
 
 
-async def test_a_copy_starts_takes_its_share_and_leaves_with_the_load(
+async def test_retrieval_copy_starts_and_leaves_with_load(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     retrieval = RetrievalSettings(
@@ -85,12 +87,12 @@ async def test_a_copy_starts_takes_its_share_and_leaves_with_the_load(
         library(kafka) as books,
     ):
         await ready(books, 1)
-        await books.put({f"d{row}": each for row, each in enumerate(gaussian(ROWS, DIM))})
-        await until(lambda: held(running) == ROWS, seconds=START_S)
+        await books.put({f"d{row}": vector for row, vector in enumerate(gaussian(ROWS, DIM))})
+        await until(lambda: count_documents(running) == ROWS, seconds=START_S)
         async with scaled(running):
             await follows(running, books)
-        (left,) = searchers(running)
-        assert left == "retrieval-0" and running.plan.retrieval == 1
+        (worker_id,) = searchers(running)
+        assert worker_id == "retrieval-0" and running.plan.retrieval == 1
 
 
 async def follows(running: Stack, books: Library) -> None:

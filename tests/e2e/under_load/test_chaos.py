@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 
 
 @pytest.mark.parametrize("hostile", [0, 1])
-async def test_ninety_seconds_of_kills_lose_nothing(
+async def test_chaos_run_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: int
 ) -> None:
     options = replace(chaos.BENCHMARK.quick, hostile=hostile)
@@ -33,18 +33,18 @@ async def test_ninety_seconds_of_kills_lose_nothing(
         monkeypatch.setattr(chaos, patience, START_S)
     try:
         with long_leases():
-            found = await chaos.run(options, Console(stderr=True, width=100))
+            result = await chaos.run(options, Console(stderr=True, width=100))
     except ConfigError as error:  # no Java or no jars: the message says which
         pytest.skip(str(error))
-    figures = found.figures
-    assert [bar for bar in found.bars if not bar.met and not bar.unit] == []
+    figures = result.figures
+    assert [bar for bar in result.bars if not bar.met and not bar.unit] == []
     blows = Counter(figures["blows"]) + Counter(figures.get("alone", {}).get("blows"))
     assert blows.total() > 10
     misdeeds = {name.partition(":")[0] for name in figures["misdeeds"]}
-    assert misdeeds == ({each.__name__ for each in MISDEEDS} if hostile else set())
+    assert misdeeds == ({misdeed.__name__ for misdeed in MISDEEDS} if hostile else set())
     assert figures["outcomes"]["kinds"]["completed"] > 300
     assert figures["clients"]["ended"]["hung up"] > 5
     history = (tmp_path / "chaos" / "history.jsonl").read_text().splitlines()
-    told = Counter(json.loads(line)["what"] for line in history)
-    assert told["answer"] == figures["clients"]["answers"]
-    assert told["blow"] == blows.total()
+    counts = Counter(json.loads(line)["what"] for line in history)
+    assert counts["answer"] == figures["clients"]["answers"]
+    assert counts["blow"] == blows.total()

@@ -38,32 +38,32 @@ EXAMPLE = Benchmark(
 )  # fmt: skip
 
 
-def test_options_are_fields_of_their_types() -> None:
+def test_benchmark_parses_options_by_field_type() -> None:
     assert EXAMPLE.options([]) == (Options(), False)
-    given = "--quick --json --streams 4 8 --only b a --seed 3".split()
+    arguments = "--quick --json --streams 4 8 --only b a --seed 3".split()
     expected = Options(streams=(4, 8), warm_up_s=1.0, ways=("b", "a"), seed=3)
-    assert EXAMPLE.options(given) == (expected, True)
+    assert EXAMPLE.options(arguments) == (expected, True)
     assert EXAMPLE.options(["--quick", "--warm-up", "2"])[0].warm_up_s == 2.0
 
 
 @pytest.mark.parametrize(
-    "given", [["--settle", "1"], ["--streams", "x"], ["--only", "c"], ["--streams"]]
+    "arguments", [["--settle", "1"], ["--streams", "x"], ["--only", "c"], ["--streams"]]
 )
-def test_what_is_not_offered_is_refused(given: list[str]) -> None:
+def test_benchmark_refuses_unknown_options(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
-        EXAMPLE.options(given)
+        EXAMPLE.options(arguments)
 
 
-def test_help_says_what_each_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         EXAMPLE.options(["--help"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("Says how.", "closed loops", "--warm-up", "{a,b}", "less"):
-        assert word in said, word
+        assert word in output, word
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_report_is_written_and_shown(
+def test_benchmark_writes_and_prints_report(
     as_json: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -71,21 +71,21 @@ def test_the_report_is_written_and_shown(
 ) -> None:
     monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
     EXAMPLE.main(["--json"] * as_json)
-    told = capsys.readouterr()
-    shown = told.err if as_json else told.out
+    output = capsys.readouterr()
+    text = output.err if as_json else output.out
     for words in ("it runs", "a table", "All 1 bars met.", "an_example.json and more."):
-        assert words in shown.replace("\n", ""), words
+        assert words in text.replace("\n", ""), words
     report = json.loads((tmp_path / "an_example.json").read_text())
     assert report["seed"] == 7 and report["figures"] == {"rate": 3}
     assert report["load"]["words"] == 4 and report["load"]["streams"] == [1, 2]
     assert [bar["name"] for bar in report["bars"]] == ["rate"]
     if as_json:
-        assert json.loads(told.out) == report
+        assert json.loads(output.out) == report
     else:
-        assert told.err == ""
+        assert output.err == ""
 
 
-async def ended(options: Options, console: Console) -> BenchmarkResult:
+async def run_with_sigterm(options: Options, console: Console) -> BenchmarkResult:
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -95,15 +95,14 @@ async def ended(options: Options, console: Console) -> BenchmarkResult:
         console.print("all is stopped")
 
 
-def test_one_that_is_told_to_end_stops_what_it_has_started(
+def test_benchmark_stops_its_processes_on_sigterm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A process that it has frozen does not end by itself. What runs in the background of a script
-    ignores Ctrl-C."""
+    """Frozen processes do not end alone, and background jobs of scripts ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit, match="143"):
-            replace(EXAMPLE, run=ended).main([])
+            replace(EXAMPLE, run=run_with_sigterm).main([])
     finally:
         signal.signal(signal.SIGINT, before)
     assert "all is stopped" in capsys.readouterr().out

@@ -6,14 +6,14 @@ import threading
 from infra.bench.cpu_time import CpuMeter, cpu_s, wakeups
 
 
-def test_cpu_time_of_this_process_is_seen() -> None:
+def test_cpu_meter_reads_time_of_this_process() -> None:
     meter = CpuMeter({"me": os.getpid(), "nobody": 2**22 + 1})
     while meter.used_s()["me"] == 0:  # 10 ms of work at most
         sum(range(10_000))
     assert meter.used_s()["nobody"] == 0 and cpu_s(os.getpid()) > 0
 
 
-def test_each_wait_of_a_thread_is_a_wake_up() -> None:
+def test_wakeups_count_waits_of_threads() -> None:
     ask, answer = threading.Semaphore(0), threading.Semaphore(0)
 
     def answering() -> None:

@@ -11,7 +11,7 @@ from schemas.settings import LogSettings
 
 
 @pytest.mark.kafka
-async def test_what_was_written_meanwhile_is_counted(kafka: LogSettings) -> None:
+async def test_counts_report_records_written_between_two_reads(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     given_up = Cancellation(
         request_id="r", session_id="s", reason=CancelReason.CLIENT_GONE, at_ms=1_700_000_000_000
@@ -28,9 +28,9 @@ async def test_what_was_written_meanwhile_is_counted(kafka: LogSettings) -> None
             await send()
     finally:
         await producer.stop()
-    found = await counts(kafka, before, await end_offsets(kafka))
-    counted = found.pop("cancellations")
+    topic_counts = await counts(kafka, before, await end_offsets(kafka))
+    counted = topic_counts.pop("cancellations")
     assert (counted["records"], counted["marks"]) == (3, 0)
     value = len(Codec().encode(given_up))
     assert 3 * (len("s") + value) < counted["bytes"] < 3 * (len("s") + value) + 1_000  # headers
-    assert set(found) <= set(log_counts._INTERNAL)
+    assert set(topic_counts) <= set(log_counts._INTERNAL)

@@ -37,17 +37,19 @@ FINITE = st.floats(-1e9, 1e9)
         ([5.0, 1.0, 9.0], 100, 9.0),
     ],
 )
-def test_percentile(values: list[float], percent: float, expected: float | None) -> None:
+def test_percentile_interpolates_values(
+    values: list[float], percent: float, expected: float | None
+) -> None:
     assert percentile(values, percent) == (None if expected is None else pytest.approx(expected))
 
 
 @given(st.lists(FINITE, min_size=1), st.floats(0, 100))
-def test_percentile_lies_within(values: list[float], percent: float) -> None:
-    found = percentile(values, percent)
-    assert found is not None and min(values) <= found <= max(values)
+def test_percentile_lies_within_range(values: list[float], percent: float) -> None:
+    result = percentile(values, percent)
+    assert result is not None and min(values) <= result <= max(values)
 
 
-def test_median_ratios_pair_what_was_measured_side_by_side() -> None:
+def test_median_ratio_pairs_measurements() -> None:
     assert median_ratio([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == 3.0
     assert median_ratio([2.0, None, 8.0], [0.0, 10.0, 2.0]) == 4.0
     assert median_ratio([], []) is None
@@ -55,14 +57,14 @@ def test_median_ratios_pair_what_was_measured_side_by_side() -> None:
     assert median([None, None]) is None
 
 
-def test_bars_know_whether_they_are_met() -> None:
+def test_bars_compare_values_with_targets() -> None:
     assert at_least("a", 2.0, 2, "x").met and not at_least("a", 1.99, 2, "x").met
     assert at_most("a", 2.0, 2, "x").met and not at_most("a", 2.01, 2, "x").met
     assert not at_least("a", None, 2, "x").met and not at_most("a", None, 2, "x").met
     assert at_least("a", 1.0, 0.97, "x").target == ">= 0.97"
 
 
-def test_the_report_holds_what_is_asked_of_all_benchmarks(tmp_path: Path) -> None:
+def test_report_contains_fields_of_all_benchmarks(tmp_path: Path) -> None:
     bar = at_most("first token", 12.5, 10, "ms")
     path = write_report(
         "example",
@@ -88,19 +90,23 @@ def test_the_report_holds_what_is_asked_of_all_benchmarks(tmp_path: Path) -> Non
     assert report["commit"] == commit() and report["machine"]["cores"] >= 1
 
 
-def test_the_machine_is_described() -> None:
-    found = machine()
-    assert found["cpu"] and found["memory_gib"] > 0 and found["python"].startswith("3.")
+def test_machine_describes_cpu_memory_and_python() -> None:
+    description = machine()
+    assert (
+        description["cpu"]
+        and description["memory_gib"] > 0
+        and description["python"].startswith("3.")
+    )
 
 
-def shown(bars: list[Bar]) -> str:
+def render_bars(bars: list[Bar]) -> str:
     console = Console(record=True, width=200, file=Path("/dev/null").open("w"))
     show_bars(bars, console)
     console.file.close()
     return console.export_text()
 
 
-def test_missed_bars_are_said_plainly() -> None:
-    text = shown([at_least("rate", 1.0, 2, "x"), at_most("time", None, 2, "ms")])
+def test_show_bars_names_missed_bars() -> None:
+    text = render_bars([at_least("rate", 1.0, 2, "x"), at_most("time", None, 2, "ms")])
     assert "2 of 2 bars missed: rate; time." in text and "not measured" in text
-    assert "All 1 bars met." in shown([at_least("rate", 3.0, 2, "x")])
+    assert "All 1 bars met." in render_bars([at_least("rate", 3.0, 2, "x")])

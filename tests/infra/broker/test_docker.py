@@ -16,15 +16,15 @@ pytestmark = pytest.mark.docker
 
 def docker_answers() -> bool:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["docker", "info"], capture_output=True, check=False, timeout=PATIENCE_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
-async def test_records_cross_a_broker_in_docker() -> None:
+async def test_docker_broker_round_trips_record() -> None:
     if not docker_answers():
         pytest.skip("no Docker engine answers: Kafka in a container is not tested")
     from testcontainers.community.kafka import KafkaContainer
@@ -32,7 +32,7 @@ async def test_records_cross_a_broker_in_docker() -> None:
     with KafkaContainer().with_kraft() as container:
         log = LogSettings(bootstrap=container.get_bootstrap_server(), session_partitions=1)
         await create_topics(log)
-        sent = Cancellation(
+        cancellation = Cancellation(
             request_id="r1", session_id="s1", reason=CancelReason.CLIENT_GONE, at_ms=1
         )
         producer = LogProducer(log, Codec(), durable=True, client_id="docker")
@@ -40,9 +40,9 @@ async def test_records_cross_a_broker_in_docker() -> None:
         await producer.start()
         await reader.start("earliest")
         try:
-            await (await producer.send("cancellations", sent, key="s1", partition=0))
+            await (await producer.send("cancellations", cancellation, key="s1", partition=0))
             (record,) = await reader.read_to_end()
         finally:
             await reader.stop()
             await producer.stop()
-        assert Codec().decode(record.value) == sent
+        assert Codec().decode(record.value) == cancellation

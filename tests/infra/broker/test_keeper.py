@@ -39,12 +39,12 @@ class StubbornBroker:
 
 
 @virtual
-async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() -> None:
-    """A port that is taken for a while ends nothing."""
+async def test_keeper_restarts_broker_at_same_address_after_each_crash() -> None:
+    """A port that is taken for a while does not end the keeper."""
     broker = StubbornBroker()
-    kept = BrokerKeeper(broker, 10.0)  # type: ignore[arg-type]  # as much of one as is asked
-    assert await kept.start() == "127.0.0.1:9092"
-    task = asyncio.create_task(kept.keep())
+    keeper = BrokerKeeper(broker, 10.0)  # type: ignore[arg-type]  # as much of one as is asked
+    assert await keeper.start() == "127.0.0.1:9092"
+    task = asyncio.create_task(keeper.keep())
     for number in range(3):
         broker.alive, broker.refusals = False, number
         await until(lambda: broker.alive, seconds=600)
@@ -54,7 +54,7 @@ async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() 
 
 
 @virtual
-async def test_a_broker_that_never_answers_is_told_with_its_log() -> None:
+async def test_keeper_error_names_log_of_unresponsive_broker() -> None:
     broker = StubbornBroker()
     broker.answers = lambda: False  # type: ignore[method-assign]  # as long as anybody asks
     with pytest.raises(BrokerUnavailable, match="9092 did not answer within 10 s; see x.log"):

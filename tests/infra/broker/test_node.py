@@ -27,12 +27,12 @@ SILENCE_S = 0.1  # of who never answers
 @pytest.fixture
 def broker(tmp_path: Path, bootstrap: str) -> Iterator[Broker]:
     """A broker of the test's own, not started; skips like everything that needs Java."""
-    made = Broker(QUICK, tmp_path / "broker", tethered=True)
-    yield made
-    made.reset()
+    fresh_broker = Broker(QUICK, tmp_path / "broker", tethered=True)
+    yield fresh_broker
+    fresh_broker.reset()
 
 
-async def test_data_survives_a_restart_and_not_a_reset(broker: Broker) -> None:
+async def test_broker_keeps_data_over_restart_and_drops_it_on_reset(broker: Broker) -> None:
     address = broker.start()
     assert broker.start() == address, "starting what runs changes nothing"
     log = LogSettings(bootstrap=address, topic_prefix="kept.")
@@ -50,7 +50,7 @@ async def test_data_survives_a_restart_and_not_a_reset(broker: Broker) -> None:
     assert not broker.status().running
 
 
-def test_a_broker_uses_an_aot_cache_that_is_whole(
+def test_broker_uses_only_complete_aot_cache(
     broker: Broker, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.start()
@@ -73,9 +73,7 @@ def test_a_broker_uses_an_aot_cache_that_is_whole(
     assert "AOTCache" not in command(broker)
 
 
-def test_storage_is_formatted_beside_an_aot_cache_that_is_damaged(
-    broker: Broker, cache: Path
-) -> None:
+def test_broker_formats_storage_despite_damaged_aot_cache(broker: Broker, cache: Path) -> None:
     damage(cache)
     broker.folder.mkdir()
     assert any(broker.format().iterdir())
@@ -83,12 +81,12 @@ def test_storage_is_formatted_beside_an_aot_cache_that_is_damaged(
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A copy of the one that set-up has made, for brokers to use."""
-    made = node.aot_cache(node.DEFAULT_LIBS)
-    if not made.exists():
+    """A copy of the AOT cache that set-up made, for brokers to use."""
+    source_cache = node.aot_cache(node.DEFAULT_LIBS)
+    if not source_cache.exists():
         pytest.skip("no AOT cache of Kafka; run `make setup`")
-    copy = tmp_path / made.name
-    shutil.copyfile(made, copy)
+    copy = tmp_path / source_cache.name
+    shutil.copyfile(source_cache, copy)
     monkeypatch.setattr(node, "aot_cache", lambda libs: copy)
     return copy
 
@@ -103,33 +101,33 @@ def command(broker: Broker) -> str:
     return Path(f"/proc/{broker.pid}/cmdline").read_text()
 
 
-def test_a_broker_that_died_is_told_with_its_last_words(broker: Broker) -> None:
+def test_broker_error_reports_early_death(broker: Broker) -> None:
     broker.spawn()
     pid = broker.status().pid
     assert identify(pid)
     os.kill(pid, 9)
-    found = identify(pid)
-    assert found is None or found.wait(PATIENCE_S)
+    identity = identify(pid)
+    assert identity is None or identity.wait(PATIENCE_S)
     with pytest.raises(BrokerUnavailable, match="the broker ended"):
         broker.answers()
 
 
 @pytest.mark.parametrize("speaks_kafka", [True, False])
-def test_a_taken_port_is_told_with_what_to_do(
+def test_broker_error_names_port_holder_and_remedy(
     tmp_path: Path, bootstrap: str, speaks_kafka: bool
 ) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        taken = bootstrap.rpartition(":")[2] if speaks_kafka else other.getsockname()[1]
-        mine = Broker(BrokerSettings(port=int(taken)), tmp_path / "broker")
+    with socket.socket() as other_socket:
+        other_socket.bind(("127.0.0.1", 0))
+        port = bootstrap.rpartition(":")[2] if speaks_kafka else other_socket.getsockname()[1]
+        new_broker = Broker(BrokerSettings(port=int(port)), tmp_path / "broker")
         expected = "another Kafka broker" if speaks_kafka else "another program"
         with pytest.raises(BrokerUnavailable, match=f"{expected}.*--bootstrap"):
-            mine.start()
+            new_broker.start()
     assert broker_answers(bootstrap, timeout_s=PATIENCE_S), "what runs there goes on"
 
 
-def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Broker) -> None:
-    """Both found the port free, and the processes of both joined whichever broker got it."""
+def test_broker_refuses_port_reserved_by_concurrent_start(broker: Broker) -> None:
+    """Both once found the port free, and both stacks joined whichever broker got it."""
     bootstrap = broker.spawn()
     port = int(bootstrap.rpartition(":")[2])
     late = Broker(replace(QUICK, port=port), broker.folder.with_name("late"))
@@ -137,27 +135,27 @@ def test_of_two_that_start_at_the_same_moment_one_is_refused_at_once(broker: Bro
         late.spawn()
     assert not late.is_running()
     assert broker.stop()
-    held = reserve_port("127.0.0.1", port)
-    assert held is not None, "whoever stops lets go of it"
-    held.close()
+    reservation = reserve_port("127.0.0.1", port)
+    assert reservation is not None, "whoever stops lets go of it"
+    reservation.close()
 
 
-def test_another_clusters_broker_is_not_taken_for_ones_own(
+def test_broker_start_rejects_broker_of_another_cluster(
     tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else got the port between the look and the start."""
+    """Another broker got the port between the check and the start."""
     monkeypatch.setattr(node, "port_is_taken", lambda *_: False)
     port = int(bootstrap.rpartition(":")[2])
-    mine = Broker(replace(QUICK, port=port), tmp_path / "broker", tethered=True)
+    new_broker = Broker(replace(QUICK, port=port), tmp_path / "broker", tethered=True)
     try:
         with pytest.raises(BrokerUnavailable, match=f"broker.port {port}.*another Kafka broker"):
-            mine.start()
-        assert not mine.is_running()
+            new_broker.start()
+        assert not new_broker.is_running()
     finally:
-        mine.reset()
+        new_broker.reset()
 
 
-def test_jars_and_java_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_broker_error_names_missing_jars_or_java(tmp_path: Path) -> None:
     no_jars = Broker(BrokerSettings(port=0, java="true", libs=str(tmp_path)), tmp_path / "a")
     with pytest.raises(ConfigError, match="make setup"):
         no_jars.start()
@@ -166,27 +164,27 @@ def test_jars_and_java_that_are_missing_are_named(tmp_path: Path) -> None:
         no_java.start()
 
 
-def test_a_comma_in_the_folders_path_is_refused(tmp_path: Path) -> None:
-    """Kafka would cut `log.dirs` in two, and scatter its data over both."""
+def test_broker_rejects_comma_in_folder_path(tmp_path: Path) -> None:
+    """Kafka would split `log.dirs` at the comma and scatter its data over both halves."""
     folder = tmp_path / "this, that" / "broker"
     with pytest.raises(ConfigError, match="this, that.*without a comma.*TRIVIUM_HOME"):
         Broker(BrokerSettings(port=0, java="false"), folder).start()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_of_any_other_name_is_kafkas(tmp_path: Path) -> None:
-    """Java reads property files in Latin-1, and takes a backslash for an escape."""
+def test_broker_properties_escape_folder_path(tmp_path: Path) -> None:
+    """Java reads property files in Latin-1 and takes a backslash for an escape."""
     folder = tmp_path / "a b\\c \u00e9 \U0001f600" / "broker"
     broker = Broker(BrokerSettings(port=0), folder)
     folder.mkdir(parents=True)
     broker._write_properties(1, 2)
     lines = (folder / "server.properties").read_text().splitlines()
-    (found,) = [line.partition("=")[2] for line in lines if line.startswith("log.dirs=")]
-    read = found.encode("latin-1").decode("unicode_escape")
+    (encoded_folder,) = [line.partition("=")[2] for line in lines if line.startswith("log.dirs=")]
+    read = encoded_folder.encode("latin-1").decode("unicode_escape")
     assert read.encode("utf-16", "surrogatepass").decode("utf-16") == str(folder / "data")
 
 
-def test_storage_that_cannot_be_formatted_is_told(
+def test_broker_error_reports_failed_storage_format(
     tmp_path: Path, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "template_path", lambda libs: tmp_path / "none")
@@ -196,7 +194,7 @@ def test_storage_that_cannot_be_formatted_is_told(
         Broker(BrokerSettings(port=0, java="false"), tmp_path / "broker").start()
 
 
-def test_a_process_with_the_same_id_is_not_taken_for_the_broker(tmp_path: Path) -> None:
+def test_identity_ignores_process_with_reused_pid(tmp_path: Path) -> None:
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         identity = identify(child.pid)
@@ -209,7 +207,7 @@ def test_a_process_with_the_same_id_is_not_taken_for_the_broker(tmp_path: Path) 
     assert not identity.is_alive()
 
 
-def test_probe_tells_a_broker_from_silence_and_noise(bootstrap: str) -> None:
+def test_probe_distinguishes_broker_from_silence_and_noise(bootstrap: str) -> None:
     assert broker_answers(bootstrap, timeout_s=PATIENCE_S)
     with socket.socket() as deaf:  # it has a port, and does not listen
         deaf.bind(("127.0.0.1", 0))
@@ -221,8 +219,8 @@ def test_probe_tells_a_broker_from_silence_and_noise(bootstrap: str) -> None:
         assert not broker_answers(f"127.0.0.1:{port}", timeout_s=SILENCE_S)
 
 
-def test_free_ports_are_not_the_same() -> None:
-    """A port that was let go may be given out again at once."""
+def test_free_ports_returns_distinct_ports() -> None:
+    """A port that was released may be given out again at once."""
     assert len(set(free_ports(*["127.0.0.1"] * 200))) == 200
 
 
@@ -233,6 +231,6 @@ def test_free_ports_are_not_the_same() -> None:
         ({"heap_mb": 1}, "at least 128"),
     ],
 )
-def test_settings_are_checked(values: dict[str, int], message: str) -> None:
+def test_broker_settings_reject_values_out_of_range(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BrokerSettings(**values)  # type: ignore[arg-type]  # a table of one field each

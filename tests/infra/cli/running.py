@@ -21,8 +21,8 @@ def trivium(*arguments: str, home: Path | None = None, env: Mapping[str, str] | 
     """As a program of its own."""
     command = [sys.executable, "-m", "infra.cli.app", *arguments]
     environ = {**os.environ, **_variables(home, env)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-    return done.returncode, done.stdout, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    return process.returncode, process.stdout, process.stderr
 
 
 def trivium_here(
@@ -48,5 +48,5 @@ def trivium_here(
 
 
 def _variables(home: Path | None, env: Mapping[str, str] | None) -> dict[str, str]:
-    named = {} if home is None else {"TRIVIUM_HOME": str(home)}
-    return {**PLAIN, **SLOW_BROKER, **(env or {}), **named}
+    home_variables = {} if home is None else {"TRIVIUM_HOME": str(home)}
+    return {**PLAIN, **SLOW_BROKER, **(env or {}), **home_variables}

@@ -28,13 +28,13 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_help(command: str) -> None:
+def test_command_has_help(command: str) -> None:
     code, output, _ = trivium_here(command, "--help")
     assert code == 0
     assert "Usage" in output
 
 
-def test_paragraphs_of_help_flow_over_the_lines_of_the_source() -> None:
+def test_help_reflows_paragraphs() -> None:
     _, output, _ = trivium_here("pool", "move", "--help")
     assert max(len(line.strip()) for line in output.splitlines() if "`" in line) > 100
 
@@ -69,7 +69,7 @@ def test_paragraphs_of_help_flow_over_the_lines_of_the_source() -> None:
         (["status", "--bootstrap", "k:9092,k:99999"], "found 'k:9092,k:99999'"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+def test_cli_error_is_one_line_with_exit_code_2(arguments: list[str], message: str) -> None:
     code, _, errors = trivium_here(*arguments)
     assert code == 2
     assert message in errors
@@ -77,32 +77,32 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
     assert len(errors.splitlines()) == 1
 
 
-def test_what_kafka_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that read the log meet errors that only its client knows."""
+def test_cli_reports_kafka_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that read the log can raise errors that only the Kafka client defines."""
 
-    def refused() -> None:
+    def raise_error() -> None:
         raise TopicAuthorizationFailedError("prompts")
 
-    monkeypatch.setattr(app, "app", refused)
+    monkeypatch.setattr(app, "app", raise_error)
     code, _, errors = trivium_here("tail", "prompts")
     assert code == 2 and len(errors.splitlines()) == 1
     assert errors.startswith("trivium: the log: TopicAuthorizationFailedError: ")
 
 
-def test_chat_asks_where_the_settings_put_a_gateway(tmp_path: Path) -> None:
+def test_chat_finds_gateway_by_settings(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text('[gateway]\nhost = "0.0.0.0"\nport = 1\n')
     code, _, errors = trivium_here("chat", "-m", "x", "--config", str(file), home=tmp_path)
     assert (code, f"no gateway at http://{NOWHERE}: " in errors) == (2, True)
 
 
-def test_debug_shows_where_an_error_came_from() -> None:
+def test_debug_flag_prints_traceback() -> None:
     code, _, errors = trivium("tail", "bogus", "--debug")
     assert code == 1
     assert "Traceback" in errors
 
 
-def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
+def test_topics_command_creates_verifies_and_describes(bootstrap: str) -> None:
     prefix = f"cli-{os.getpid()}."  # a broker that is given may have those of another session
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": prefix, "TRIVIUM_LOG_WORKER_PARTITIONS": "2"}
     at = ["--bootstrap", bootstrap]
@@ -127,7 +127,7 @@ def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
     assert f"{prefix}prefill: expected 3, found 2" in errors
 
 
-def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> None:
+def test_broker_command_starts_stops_and_resets(tmp_path: Path, bootstrap: str) -> None:
     env = {"TRIVIUM_BROKER_PORT": "0", "TRIVIUM_BROKER_HEAP_MB": "256"}
     env |= {"TRIVIUM_BROKER_QUICK": "true", "TRIVIUM_BROKER_START_TIMEOUT_S": "200"}
     code, output, _ = trivium("broker", "status", "--json", home=tmp_path, env=env)
@@ -149,40 +149,44 @@ def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> Non
     assert not (tmp_path / "broker").exists()
 
 
-def test_a_state_folder_that_cannot_be_made_is_told() -> None:
+def test_cli_reports_unusable_state_folder() -> None:
     for command in (["up", "--engine", "sim"], ["broker", "start"]):
         code, _, errors = trivium_here(*command, home=Path("/dev/null/state"))
         assert (code, len(errors.splitlines())) == (2, 1)
         assert "/dev/null/state" in errors
 
 
-def test_a_process_that_the_system_ends_is_started_anew() -> None:
-    """Code 2 would have its supervisor give up."""
+def test_single_process_exits_with_code_1_on_os_error() -> None:
+    """With code 2 its supervisor would give it up."""
     code = (
         "from infra.cli.operate import single_process\n"
         "async def run(stop): raise OSError(28, 'No space left on device', '/x')\n"
         "single_process._serve(run, 'info')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "ERROR trivium ended by the system" in done.stderr and "No space left" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1
+    assert (
+        "ERROR trivium ended by the system" in process.stderr and "No space left" in process.stderr
+    )
 
 
-def test_down_where_nothing_runs(tmp_path: Path) -> None:
+def test_down_reports_no_running_stack(tmp_path: Path) -> None:
     code, output, _ = trivium_here("down", home=tmp_path)
     assert (code, output) == (0, f"nothing runs in {tmp_path}\n")
 
 
-def test_one_stack_per_state_folder(tmp_path: Path) -> None:
+def test_state_folder_lock_admits_one_stack(tmp_path: Path) -> None:
     first, second = StackFiles(tmp_path), StackFiles(tmp_path)
     first.lock()
     with pytest.raises(ConfigError, match="a stack runs already in .*trivium down"):
         second.lock()
     second.release()
     first.write(StackState(bootstrap="x:1", ready=True, gateways=["http://y"], processes=[]))
-    found = read_state(tmp_path)
-    assert found is not None
-    assert (found.bootstrap, found.gateways, found.launcher.pid) == (
+    state = read_state(tmp_path)
+    assert state is not None
+    assert (state.bootstrap, state.gateways, state.launcher.pid) == (
         "x:1",
         ["http://y"],
         os.getpid(),
@@ -193,12 +197,12 @@ def test_one_stack_per_state_folder(tmp_path: Path) -> None:
     second.release()
 
 
-def test_the_asyncapi_document_is_written(tmp_path: Path) -> None:
+def test_asyncapi_command_writes_document(tmp_path: Path) -> None:
     target = tmp_path / "asyncapi.json"
     assert trivium_here("asyncapi", "-o", str(target))[0] == 0
     assert json.loads(target.read_text())["asyncapi"].startswith("3.")
 
 
-def test_version_tells_what_decides_behaviour() -> None:
+def test_version_command_lists_dependencies() -> None:
     _, output, _ = trivium_here("version", "--json")
     assert {"aiokafka", "faust-streaming", "python"} <= set(json.loads(output))

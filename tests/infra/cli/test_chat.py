@@ -12,7 +12,7 @@ async def chatting(gateway: InProcessGateway, *words: str) -> Ran:
         return await asyncio.to_thread(trivium_here, "chat", "--url", url, "-m", "hello", *words)
 
 
-async def test_probes_look_up_more_in_the_collection() -> None:
+async def test_chat_probes_search_collection() -> None:
     gateway = InProcessGateway(max_model_len=4_000)
     gateway.answer_with("a", probes=2, stalled_ms=3.0)
     code, output, errors = await chatting(gateway, "-c", "books", "--probes", "--json")
@@ -22,10 +22,10 @@ async def test_probes_look_up_more_in_the_collection() -> None:
     assert retrieval.collection == "books"
     turn = json.loads(output)
     assert (turn["text"], turn["probes"]) == ("a", 2)
-    _, _, told = await chatting(gateway, "-c", "books", "--probes")
-    assert "2 probes, for which it stood still 3 ms" in told
+    _, _, plain_errors = await chatting(gateway, "-c", "books", "--probes")
+    assert "2 probes, for which it stood still 3 ms" in plain_errors
 
 
-async def test_probes_need_a_collection() -> None:
+async def test_chat_probes_require_collection() -> None:
     code, _, errors = await chatting(InProcessGateway(), "--probes")
     assert code != 0 and "--probes: needs --collection" in errors

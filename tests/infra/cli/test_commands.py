@@ -18,24 +18,24 @@ ALL = {name: line for lines in LINES.values() for name, line in lines.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_line_is_the_first_paragraph_of_the_commands_own_help(name: str) -> None:
+def test_command_table_line_equals_first_help_paragraph(name: str) -> None:
     assert ALL[name] == load_command(name).help.partition("\n\n")[0]
 
 
-def test_commands_keep_what_else_typer_is_told_of_them() -> None:
+def test_loaded_command_keeps_typer_options() -> None:
     assert load_command("simulate").epilog == EXAMPLES
     assert load_command("bench").context_settings == PASS_ON
     assert load_command("demo").context_settings == {}
 
 
-def test_only_what_begins_so_is_completed_down_to_options() -> None:
+def test_completion_offers_commands_and_options_by_prefix() -> None:
     assert completed("trivium", "s") == ["status", "scale", "search", "simulate", "schemas"]
     assert completed("trivium", "pool", "m") == ["move"]
     assert completed("trivium", "down", "--q") == ["--quiet"]
 
 
 def completed(*words: str) -> list[str]:
-    """What a shell is told of the last word."""
+    """The words that a shell is offered for the last word."""
     line = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     output = io.StringIO()
     with (
@@ -56,13 +56,13 @@ def completed(*words: str) -> list[str]:
         (["status", "--bogus"], "No such option: --bogus"),
     ],
 )
-def test_what_is_misspelt_is_told(arguments: list[str], message: str) -> None:
+def test_cli_suggests_command_for_misspelling(arguments: list[str], message: str) -> None:
     code, _, errors = trivium_here(*arguments)
     assert (code, message in errors) == (2, True)
 
 
-def test_flags_that_nobody_gave_are_off() -> None:
-    """Also for commands whose own parser reads them."""
+def test_flags_default_to_off() -> None:
+    """This includes commands whose own parser reads the flags."""
     group: Any = load_command("pool")
     assert not any(option.default for option in group.params)
     code, output, _ = trivium_here("bench", "--help")

@@ -25,8 +25,8 @@ def modules_after(code: str) -> set[str]:
     """Names of all modules that a Python program has imported at its end."""
     program = [sys.executable, "-c", f"import atexit, sys; {_PRINT_MODULES}; {code}"]
     env = {**os.environ, **PLAIN}
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
-    return set(done.stderr.split())
+    process = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    return set(process.stderr.split())
 
 
 def modules_after_command(*arguments: str) -> set[str]:
@@ -53,7 +53,7 @@ def packages(modules: set[str]) -> set[str]:
         (["broker", "--help"], 250),
     ],
 )
-def test_who_asks_for_help_imports_little(arguments: list[str], modules_max: int) -> None:
+def test_help_imports_few_modules(arguments: list[str], modules_max: int) -> None:
     modules = modules_after_command(*arguments)
     assert not packages(modules) & HEAVY
     assert len(modules) <= modules_max
@@ -93,8 +93,10 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
     ],
     ids=["settings", "router", "gateway", "simulated worker", "embedding", "retrieval"],
 )
-def test_a_process_imports_what_it_needs(code: str, heavy: set[str], modules_max: int) -> None:
-    """What `infra/cli/operate/single_process.py` imports for it."""
+def test_process_start_imports_only_needed_packages(
+    code: str, heavy: set[str], modules_max: int
+) -> None:
+    """The imports are those of `infra/cli/operate/single_process.py` for each process."""
     modules = modules_after(code)
     assert packages(modules) & HEAVY == heavy
     assert len(modules) <= modules_max

@@ -38,35 +38,41 @@ def reference(tmp_path: Path, path: str = "") -> ReferenceEngine:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[ReferenceEngine]:
-    made = reference(tmp_path)
-    yield made
-    made.stop()
+    new_engine = reference(tmp_path)
+    yield new_engine
+    new_engine.stop()
 
 
-def test_answers_are_compared_whenever_they_were_asked_for(engine: ReferenceEngine) -> None:
+def test_reference_engine_compares_answers_asked_early_or_late(engine: ReferenceEngine) -> None:
     first, second = stories("r1", "r2")
     engine.ask([first])
-    found = engine.compare([first, second])
-    assert [(each.request_id, each.tokens, each.equal) for each in found] == [
+    comparisons = engine.compare([first, second])
+    assert [
+        (comparison.request_id, comparison.tokens, comparison.equal) for comparison in comparisons
+    ] == [
         ("r1", 5, False),
         ("r2", 5, False),
     ]
-    assert [each.first_difference for each in found] == [0, 0], "nothing was served"
+    assert [comparison.first_difference for comparison in comparisons] == [0, 0], (
+        "nothing was served"
+    )
 
 
-def test_one_that_ends_early_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_reference_engine_error_reports_early_exit(tmp_path: Path) -> None:
     engine = reference(tmp_path, path=str(tmp_path / "nowhere"))
     with pytest.raises(EngineFailed, match="ended early"):
         engine.compare(stories("r1"))
 
 
-def test_to_stop_one_that_has_ended_raises_nothing(engine: ReferenceEngine) -> None:
+def test_reference_engine_stop_tolerates_dead_process(engine: ReferenceEngine) -> None:
     os.killpg(engine._process.pid, signal.SIGKILL)
     engine._process.wait()
     engine.stop()
 
 
-def test_one_that_hangs_is_ended(engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_engine_times_out_hanging_process(
+    engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.killpg(engine._process.pid, signal.SIGSTOP)
     monkeypatch.setattr(reference_engine, "_LIMIT_S", 0.1)
     engine.ask(stories(*map(str, range(2_000))))  # more than its pipe holds
@@ -74,7 +80,7 @@ def test_one_that_hangs_is_ended(engine: ReferenceEngine, monkeypatch: pytest.Mo
         engine.compare(stories("r1"))
 
 
-async def test_to_stop_one_that_hangs_ends_who_waits_for_it(engine: ReferenceEngine) -> None:
+async def test_reference_engine_stop_ends_pending_compare(engine: ReferenceEngine) -> None:
     os.killpg(engine._process.pid, signal.SIGSTOP)
     waiting = asyncio.create_task(asyncio.to_thread(engine.compare, stories("r1")))
     await until(lambda: engine._requests.closed)

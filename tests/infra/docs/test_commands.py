@@ -29,18 +29,18 @@ class Parsed(Exception):
 
 @pytest.fixture(autouse=True)
 def _only_parses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benchmarks read their own command lines; none of them goes on after that."""
+    """Benchmarks parse their own command lines; none of them runs after that."""
     parse = argparse.ArgumentParser.parse_args
 
-    def parse_and_stop(self: argparse.ArgumentParser, *given: Any, **named: Any) -> None:
-        parse(self, *given, **named)
+    def parse_and_stop(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        parse(self, *args, **kwargs)
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
 
 
 def below(group: Any, name: str) -> Any:
-    """What a group has by that name; of the whole program, imported for it."""
+    """The group's command of that name; for the whole program, imported on demand."""
     return load_command(name) if group is ROOT_COMMAND else group.commands[name]
 
 
@@ -62,8 +62,8 @@ def check(words: list[str]) -> None:
 def of_make(words: list[str]) -> list[str]:
     """What a target of the Makefile runs, as words of `trivium`; empty for other targets."""
     _, target, *rest = words
-    given = [word.removeprefix("ARGS=").split() for word in rest]
-    arguments = [each for part in given for each in part]
+    argument_lists = [word.removeprefix("ARGS=").split() for word in rest]
+    arguments = [argument for part in argument_lists for argument in part]
     if target == "evaluate":
         return ["evaluate", "ppd", *arguments]
     if target in TARGETS_OF_BENCHMARKS:
@@ -71,19 +71,18 @@ def of_make(words: list[str]) -> list[str]:
     return [TARGETS[target], *arguments] if target in TARGETS else []
 
 
-@pytest.mark.parametrize("block", blocks("sh"), ids=lambda each: each.page)
-def test_commands_are_taken(block: Block) -> None:
-    """By the parser of the command that they name."""
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: block.page)
+def test_page_commands_parse(block: Block) -> None:
     for words in block.commands():
         assert words[0] in PROGRAMS, words
         if words[0] == TRIVIUM:
             check(words[1:])
-        elif words[0] == "make" and (made := of_make(words)):
-            check(made)
+        elif words[0] == "make" and (command_words := of_make(words)):
+            check(command_words)
 
 
-def test_commands_in_sentences_exist() -> None:
-    """`trivium pool move` in a sentence need not be whole, but its names are real."""
+def test_inline_commands_exist() -> None:
+    """`trivium pool move` in a sentence need not be complete, but its names exist."""
     for page, text in sorted(inline_commands()):
         command = ROOT_COMMAND
         for word in text.split()[1:]:
@@ -93,26 +92,25 @@ def test_commands_in_sentences_exist() -> None:
             command = below(command, word)
 
 
-def test_make_commands_in_tables_are_taken() -> None:
+def test_make_commands_in_tables_parse() -> None:
     """`make bench-serving` with `ARGS="--quick"`, wherever a page names both in one cell."""
     for text in tidy_pages.of_today().values():
         for target, arguments in re.findall(r'`make ([\w-]+) ARGS="?([^"`]+)"?`', text):
-            if made := of_make(["make", target, f"ARGS={arguments}"]):
-                check(made)
+            if command_words := of_make(["make", target, f"ARGS={arguments}"]):
+                check(command_words)
 
 
-@pytest.mark.parametrize("block", blocks("toml"), ids=lambda each: each.page)
-def test_settings_are_taken(block: Block, tmp_path: Path) -> None:
-    """Each section and field exists, and its value is one that it takes."""
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.page)
+def test_page_settings_load(block: Block, tmp_path: Path) -> None:
+    """Each section and field exists, and each value is valid."""
     file = tmp_path / "trivium.toml"
     file.write_text(block.text)
     assert tomllib.loads(block.text)
     load(file, environ={})
 
 
-@pytest.mark.parametrize("block", blocks("json", "python"), ids=lambda each: each.page)
-def test_other_examples_are_whole(block: Block) -> None:
-    """JSON that parses, Python that compiles."""
+@pytest.mark.parametrize("block", blocks("json", "python"), ids=lambda block: block.page)
+def test_page_json_and_python_blocks_parse(block: Block) -> None:
     if block.language == "json":
         json.loads(block.text)
     else:

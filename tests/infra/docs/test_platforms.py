@@ -21,13 +21,15 @@ def fields(*names: str) -> set[str]:
 
 
 def of_page(*languages: str) -> list[Block]:
-    return [each for each in blocks(*languages) if each.page.endswith("platforms.md")]
+    return [block for block in blocks(*languages) if block.page.endswith("platforms.md")]
 
 
 def columns(sql: str, table: str) -> set[str]:
-    found = re.search(rf"CREATE (?:TABLE|STREAM) `?{table}`? \((.*?)\)\s*WITH", sql, re.DOTALL)
-    assert found, table
-    names = re.findall(r"(?:^|,)\s*`?(\w+)`? [A-Z]", found[1], re.MULTILINE)
+    table_match = re.search(
+        rf"CREATE (?:TABLE|STREAM) `?{table}`? \((.*?)\)\s*WITH", sql, re.DOTALL
+    )
+    assert table_match, table
+    names = re.findall(r"(?:^|,)\s*`?(\w+)`? [A-Z]", table_match[1], re.MULTILINE)
     assert names
     return set(names)
 
@@ -40,35 +42,35 @@ def columns(sql: str, table: str) -> set[str]:
         ("usage.sql", "usage", "Usage"),
     ],
 )
-def test_tables_of_flink_have_columns_of_the_records(file: str, table: str, record: str) -> None:
+def test_flink_tables_use_record_fields(file: str, table: str, record: str) -> None:
     assert columns((FLINK / file).read_text(), table) - KEYS <= fields(record)
 
 
-def test_streams_of_ksqldb_have_fields_of_the_records() -> None:
-    (sql,) = [each.text for each in of_page("sql") if "CREATE STREAM" in each.text]
+def test_ksqldb_streams_use_record_fields() -> None:
+    (sql,) = [block.text for block in of_page("sql") if "CREATE STREAM" in block.text]
     assert columns(sql, "prompts") - KEYS <= fields("Prompt")
     assert columns(sql, "answers") - KEYS <= fields("Answer")
     assert set(re.findall(r"`(\w+)`", sql)) <= fields("Prompt", "Answer")  # others are capitals
 
 
-def test_spark_reads_and_writes_fields_of_the_records() -> None:
-    (text,) = [each.text for each in of_page("python") if "pyspark" in each.text]
+def test_spark_recipe_uses_record_fields() -> None:
+    (text,) = [block.text for block in of_page("python") if "pyspark" in block.text]
     ast.parse(text)
     assert set(re.findall(r'alias\("(text|max_\w+)"\)', text)) <= fields("Prompt")
     (read,) = re.findall(r'fields = "(.*)"', text)
     assert {column.split()[0] for column in read.split(", ")} <= fields("Answer")
 
 
-def test_redpanda_connect_writes_fields_of_a_prompt() -> None:
-    (recipe,) = [yaml.safe_load(each.text) for each in of_page("yaml") if "input:" in each.text]
+def test_redpanda_connect_recipe_writes_prompt_fields() -> None:
+    (recipe,) = [yaml.safe_load(block.text) for block in of_page("yaml") if "input:" in block.text]
     assert recipe["output"]["redpanda"]["topic"] in TOPICS
-    (mapping,) = [each["mapping"] for each in recipe["pipeline"]["processors"]]
+    (mapping,) = [processor["mapping"] for processor in recipe["pipeline"]["processors"]]
     names = set(re.findall(r"root\.(\w+) =", mapping))
     assert names and names <= fields("Prompt")
 
 
-def test_keda_asks_for_the_lag_of_the_bridges() -> None:
-    (scaled,) = [yaml.safe_load(each.text) for each in of_page("yaml") if "keda" in each.text]
+def test_keda_recipe_reads_bridge_lag() -> None:
+    (scaled,) = [yaml.safe_load(block.text) for block in of_page("yaml") if "keda" in block.text]
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metadata"]["topic"] in TOPICS
     assert trigger["metadata"]["consumerGroup"] == "bridge"

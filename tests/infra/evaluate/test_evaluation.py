@@ -72,7 +72,7 @@ def every(config: Config, **figures: float) -> Iterator[Point]:
         yield point(config, workload.name, load, **figures)
 
 
-def test_the_grid_is_the_papers() -> None:
+def test_grid_equals_grid_of_paper() -> None:
     assert (len(WORKLOADS), len(LOADS_PER_S), len(CONFIGS), len(set(CONFIGS))) == (18, 10, 17, 17)
     """A load of 10 belongs to no class."""
     levelled = [load for loads in LEVELS.values() for load in loads]
@@ -83,18 +83,18 @@ def test_the_grid_is_the_papers() -> None:
         assert shape.name == config.pools
 
 
-def test_table_1_takes_medians_and_explains_what_is_off() -> None:
-    """Over all workloads, as published; those with long contexts beside it."""
-    made: list[Point] = []
+def test_table_1_takes_medians_and_explains_deviations() -> None:
+    """Medians are over all workloads; those with long contexts stand beside them."""
+    points: list[Point] = []
     for pools in RATIOS:
-        made += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
-        made += every(static(pools, "0"))
-        made += every(static(pools, "1"), ttft=110.0)
-        made += every(static(pools, "1", plain=True), decode_ttft=75.0)
+        points += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
+        points += every(static(pools, "0"))
+        points += every(static(pools, "1"), ttft=110.0)
+        points += every(static(pools, "1", plain=True), decode_ttft=75.0)
     full = static(POOLS, "1", plain=True)
-    made += [point(full, w.name, load, decode_ttft=50.0) for w in SHORT for load in LOADS_PER_S]
-    made.append(point(full, WORKLOADS[9].name, 20.0, decode_ttft=1e6))
-    cells = paper_tables.table_1(Points(made))
+    points += [point(full, w.name, load, decode_ttft=50.0) for w in SHORT for load in LOADS_PER_S]
+    points.append(point(full, WORKLOADS[9].name, 20.0, decode_ttft=1e6))
+    cells = paper_tables.table_1(Points(points))
     assert {(cell.long, round(cell.trivium)) for cell in cells} == {(-50.0, 10)}
     assert [cell.mean > 0 for cell in cells].count(True) == 1
     off = [cell for cell in cells if not cell.is_close]
@@ -109,7 +109,7 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
     assert "30 ms for the hand-over" in off[0].why
 
 
-def test_trends_compare_the_published_directions() -> None:
+def test_trends_compare_published_directions() -> None:
     cells = [
         paper_tables.Table1Cell(
             pools=pools,
@@ -125,64 +125,64 @@ def test_trends_compare_the_published_directions() -> None:
         for level, value in row.items()
     ]
     assert all(paper_tables.trends(cells).values())
-    other = [replace(cell, ours=-cell.ours) for cell in cells]
-    assert not any(paper_tables.trends(other).values())
+    reversed_cells = [replace(cell, ours=-cell.ours) for cell in cells]
+    assert not any(paper_tables.trends(reversed_cells).values())
 
 
-def test_failures_decide_winners_first() -> None:
-    made = [p for config in CONFIGS for p in every(config)]
-    made += every(CONFIGS[0], decode_ttft=1.0, failed=1)
-    made += every(CONFIGS[2], decode_ttft=50.0, every_decode_tpot=20.0)
-    rows_2 = {row.objective: row for row in paper_tables.table_2(Points(made))}
+def test_winner_tables_rank_failures_first() -> None:
+    points = [p for config in CONFIGS for p in every(config)]
+    points += every(CONFIGS[0], decode_ttft=1.0, failed=1)
+    points += every(CONFIGS[2], decode_ttft=50.0, every_decode_tpot=20.0)
+    rows_2 = {row.objective: row for row in paper_tables.table_2(Points(points))}
     assert rows_2["TTFT"].best["low"] == [(CONFIGS[2].name, 1.0)]
     assert rows_2["TPOT"].best["low"] == [(CONFIGS[1].name, 1.0)]
     assert rows_2["TTFT"].kinds == {**dict.fromkeys(paper_tables.KINDS, 0.0), CONFIGS[2].kind: 1.0}
-    assert paper_tables.unlike_winners(Points(made)) == 1.0
+    assert paper_tables.unlike_winners(Points(points)) == 1.0
     assert paper_tables.trends_2(list(rows_2.values()))["TPOT: x=0 wins most points"]
-    rows = {row.config: row for row in paper_tables.table_4(Points(made), CONFIGS)}
+    rows = {row.config: row for row in paper_tables.table_4(Points(points), CONFIGS)}
     assert rows[CONFIGS[0].name].percent == {"low": 10.0, "medium": 10.0, "high": 10.0}
     assert rows[CONFIGS[0].name].degraded_loads == 10
     assert rows[CONFIGS[0].name].workloads == dict.fromkeys(LOADS_PER_S, 100.0)
     assert rows[CONFIGS[1].name].workloads == dict.fromkeys(LOADS_PER_S, 0.0)
 
 
-def test_regret_is_against_the_best_share_of_each_point() -> None:
-    made = [p for share in SHARES for p in every(static(POOLS, share))]
-    made += every(static(POOLS, "1"), cost_ttft=50.0)  # cost (0.5 + 1) / 2
-    made += every(LEARNED, cost_ttft=65.0)
-    made += every(Config(pools=POOLS, policy="conditional"))
+def test_regrets_compare_with_best_share_of_each_point() -> None:
+    points = [p for share in SHARES for p in every(static(POOLS, share))]
+    points += every(static(POOLS, "1"), cost_ttft=50.0)  # cost (0.5 + 1) / 2
+    points += every(LEARNED, cost_ttft=65.0)
+    points += every(Config(pools=POOLS, policy="conditional"))
     worse = point(LEARNED, WORKLOADS[0].name, 1.0, cost_ttft=200.0, failed=2)
-    made.append(worse)
-    found = regret.regrets(Points(made), POOLS, LEARNED)
-    assert found.points == 180
-    assert found.mean_regret == pytest.approx((179 * 0.1 + 1.0) / 180)
-    assert found.worst_at == f"{WORKLOADS[0].name} at 1/s"
-    assert (found.missed, found.failed, found.failed_best) == (1, 2, 0)
-    best = regret.regrets(Points(made), POOLS, static(POOLS, "1"))
+    points.append(worse)
+    result = regret.regrets(Points(points), POOLS, LEARNED)
+    assert result.points == 180
+    assert result.mean_regret == pytest.approx((179 * 0.1 + 1.0) / 180)
+    assert result.worst_at == f"{WORKLOADS[0].name} at 1/s"
+    assert (result.missed, result.failed, result.failed_best) == (1, 2, 0)
+    best = regret.regrets(Points(points), POOLS, static(POOLS, "1"))
     assert best.mean_regret == 0.0 and best.mean_cost == pytest.approx(0.75)
 
 
-def test_a_table_is_made_of_its_half_and_the_halves_share_nothing() -> None:
-    made = list(every(static(POOLS, "0"), load_seen=0.2))
-    made += every(static(POOLS, "1"), load_seen=0.4, cost_ttft=60.0, cost_tpot=11.0)
-    points = Points(made)
+def test_plan_table_uses_only_training_half() -> None:
+    point_list = list(every(static(POOLS, "0"), load_seen=0.2))
+    point_list += every(static(POOLS, "1"), load_seen=0.4, cost_ttft=60.0, cost_tpot=11.0)
+    points = Points(point_list)
     train, test = plan_table.halves(3, points)
     assert len(train) == len(test) == 90 and not set(train) & set(test)
     table = plan_table.table_of(points, POOLS, train)
     cells = list(table.cells.values())
     assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in cells} == {(0.4, 0.1)}
-    known = {(w.profile.first, w.profile.later) for w in WORKLOADS if w.name in dict(train)}
-    assert len({cell.bin[:3] for cell in cells}) == len(known)
+    profiles = {(w.profile.first, w.profile.later) for w in WORKLOADS if w.name in dict(train)}
+    assert len({cell.bin[:3] for cell in cells}) == len(profiles)
     assert table.from_dict(json.loads(json.dumps(table.to_dict()))).cells == table.cells
 
 
-def test_interference_in_each_way_of_measuring_it() -> None:
+def test_interference_depends_on_measurement() -> None:
     """With as many tokens full and append cost about the same; few new tokens cost little. Only
     where a batch reads one context once does a full prompt cost much."""
-    found = {(row.prompts, row.kind): row for row in interference.slow_downs(Setup())}
+    rows_by_prompts = {(row.prompts, row.kind): row for row in interference.slow_downs(Setup())}
     for count, published in ((1, ppd_paper.FIGURE_2), (4, ppd_paper.FIGURE_6)):
-        full, append = found[count, "full"], found[count, "append"]
-        short = found[count, "short append"]
+        full, append = rows_by_prompts[count, "full"], rows_by_prompts[count, "append"]
+        short = rows_by_prompts[count, "short append"]
         assert append.steps == pytest.approx(full.steps, abs=2.0)
         assert short.steps < full.steps < append.steps
         assert append.answers < 10.0 and full.answers < append.answers
@@ -210,7 +210,7 @@ def talks(ttft_ms: dict[tuple[int, int], float]) -> step_change.ChangedRun:
     )
 
 
-def test_recovery_compares_windows_of_the_same_conversations() -> None:
+def test_recovery_compares_windows_of_same_conversations() -> None:
     fixed = {static(POOLS, share): talks({}) for share in SHARES}
     fixed[static(POOLS, "1")] = talks({(1, 1): 80.0, (4, 0): 10.0})
     slow = {(0, 1): 900.0, (2, 1): 150.0}
@@ -238,53 +238,53 @@ def test_recovery_compares_windows_of_the_same_conversations() -> None:
     assert bar.finding.endswith("4.5%, 29.0%")
 
 
-def test_loads_are_paired_with_what_they_were_run_with() -> None:
+def test_points_of_pairs_loads_with_runs() -> None:
     spec = Spec(config=LEARNED, workload=WORKLOADS[0], loads_per_s=(2.0, 1.0, 4.0), seed=1)
-    found = runs.points_of(spec)
-    assert [p.load_per_s for p in found] == [1.0, 2.0, 4.0]
+    points = runs.points_of(spec)
+    assert [p.load_per_s for p in points] == [1.0, 2.0, 4.0]
     alone = replace(spec, config=static(POOLS, "0"))
     assert runs.points_of(alone)[0] == run(replace(alone, loads_per_s=(2.0,)))[0]
-    asked = {p.load_per_s: p.requests for p in runs.points_of(alone)}
-    assert asked == {p.load_per_s: p.requests for p in found}
+    request_counts = {p.load_per_s: p.requests for p in runs.points_of(alone)}
+    assert request_counts == {p.load_per_s: p.requests for p in points}
 
 
-def test_a_full_buffer_beside_the_engine_ends_plain_disaggregation() -> None:
+def test_full_receive_buffer_crashes_plain_disaggregation() -> None:
     crowded = next(w for w in WORKLOADS if w.name == "large, long gen")
     spec = Spec(config=static("3P1D", "0", plain=True), workload=crowded, loads_per_s=(8,), seed=1)
-    lost = run(spec)[0]
-    assert lost.crashed == 1 and lost.failed > lost.requests / 2
-    assert lost.buffered_bytes > ppd_paper.RECEIVE_BUFFER_BYTES
+    crashed_run = run(spec)[0]
+    assert crashed_run.crashed == 1 and crashed_run.failed > crashed_run.requests / 2
+    assert crashed_run.buffered_bytes > ppd_paper.RECEIVE_BUFFER_BYTES
     for config in (static("3P1D", "1", plain=True), static("3P1D", "0")):
-        kept = run(replace(spec, config=config))[0]
-        assert (kept.crashed, kept.failed) == (0, 0)
-        assert kept.longest_ms < TIMEOUT_MS and kept.tokens_per_s > 1_000
+        stable_run = run(replace(spec, config=config))[0]
+        assert (stable_run.crashed, stable_run.failed) == (0, 0)
+        assert stable_run.longest_ms < TIMEOUT_MS and stable_run.tokens_per_s > 1_000
 
 
-def test_shared_conversations_are_like_the_published_ones() -> None:
+def test_shared_conversations_match_published_statistics() -> None:
     for source, answered in (
         (conversations.SHAREGPT, conversations.ANSWERED_TOKENS),
         (conversations.WILDCHAT, 441.34),
     ):
-        held = conversations.conversations([source], 8.0, 500, 64, 1)
-        turns = [turn for each in held for turn in each.turns]
-        assert len(turns) / len(held) == pytest.approx(source.turns_mean, rel=0.05)
-        assert min(len(each.turns) for each in held) >= 1
+        sampled_chats = conversations.conversations([source], 8.0, 500, 64, 1)
+        turns = [turn for chat in sampled_chats for turn in chat.turns]
+        assert len(turns) / len(sampled_chats) == pytest.approx(source.turns_mean, rel=0.05)
+        assert min(len(chat.turns) for chat in sampled_chats) >= 1
         answers = [turn.output_tokens for turn in turns]
         assert sum(answers) / len(answers) == pytest.approx(answered, rel=0.1)
-        last = max(each.turns[-1].prompt_tokens for each in held)
+        last = max(chat.turns[-1].prompt_tokens for chat in sampled_chats)
         assert last <= conversations.CONTEXT_MAX
 
 
 def test_prefill_heavy_conversations_ask_more_than_they_answer() -> None:
-    """Those of figure 5."""
-    for held in conversations.conversations(
+    """These are the conversations of figure 5."""
+    for conversation in conversations.conversations(
         conversations.SYNTHETIC, 8.0, 40, 64, 1, prefill_heavy=True
     ):
-        answered = sum(turn.output_tokens for turn in held.turns)
-        assert len(held.tokens) - answered > answered
+        answered = sum(turn.output_tokens for turn in conversation.turns)
+        assert len(conversation.tokens) - answered > answered
 
 
-def test_what_table_4_shows_is_put_in_words() -> None:
+def test_failure_trends_explain_table_4() -> None:
     row = paper_tables.Failures(
         config="2P2D x=0 plain",
         percent={"low": 0.0},
@@ -302,8 +302,8 @@ def test_what_table_4_shows_is_put_in_words() -> None:
         replace(row, config="2P2D x=1 plain"),
         replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
     ]
-    found, why = failures.trends(rows, [], [])
-    assert [words for words, holds in found.items() if not holds] == [
+    claims, why = failures.trends(rows, [], [])
+    assert [words for words, holds in claims.items() if not holds] == [
         "plain 2P2D loses requests",
         "x=1 loses requests too",
     ]
@@ -321,15 +321,17 @@ def test_what_table_4_shows_is_put_in_words() -> None:
         kv_bytes=0,
         decode_ttft_by_turn=[],
     )
-    found, why = failures.trends(rows, [], [length, replace(length, failed=0)])
-    assert not found["plain 2P2D loses requests"]  # not in the table's own set-up
+    claims, why = failures.trends(rows, [], [length, replace(length, failed=0)])
+    assert not claims["plain 2P2D loses requests"]  # not in the table's own set-up
     assert "30 of 100 at 16 turns" in why[2]
     rows[1] = replace(rows[1], percent={"low": 1.0})
     assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
 
 
-def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bars are written like those of every benchmark."""
+def test_tiny_evaluation_writes_page_and_bars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bars are written like those of all benchmarks."""
     tiny = evaluation.GridSize(
         workloads=WORKLOADS[15:16],
         loads_per_s=(0.5, 2.0),
@@ -355,8 +357,8 @@ def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert results.traffic_skipped and not results.traffic
     policies = [("1P3D x=0 plain", -1.0)]
     policies += product(["1P3D table plain", "1P3D learned"], [1.0, 3.0, 6.0])
-    found = {(row.config, row.w_tpot, row.load_per_s) for row in results.weighed}
-    assert found == {(*each, load) for each in policies for load in (8.0, 16.0)}
+    weighed_points = {(row.config, row.w_tpot, row.load_per_s) for row in results.weighed}
+    assert weighed_points == {(*policy, load) for policy in policies for load in (8.0, 16.0)}
     assert {row.model for row in results.models} == set(many_turns.MEMORY_SHARES)
     assert {row.among for row in results.places if row.figure == "8"} == {"prefill-heavy, 2/s"}
     assert {row.all_orders for row in results.orders} == {True, False}

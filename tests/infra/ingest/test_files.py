@@ -16,11 +16,11 @@ from streams.parsing.document import Unreadable
 from tests.streams.parsing.pdfs import pdf_bytes
 
 
-async def test_pdf_gives_its_pages_and_its_title(tmp_path: Path) -> None:
+async def test_pdf_reader_returns_text_and_title(tmp_path: Path) -> None:
     file = tmp_path / "a.pdf"
     file.write_bytes(pdf_bytes("Pier 7.", "Pier 9."))
-    (found,) = await read(file)
-    assert (found.title, found.text) == ("A paper", "Pier 7.\n\nPier 9.")
+    (document,) = await read(file)
+    assert (document.title, document.text) == ("A paper", "Pier 7.\n\nPier 9.")
     assert len(PdfReader(file).pages) == 2
 
 
@@ -34,13 +34,12 @@ WRONG: list[tuple[str, bytes, str]] = [
 ]
 
 
-async def test_what_cannot_be_read_is_named_with_its_reason(
+async def test_file_reader_error_names_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unreadable, empty, oversized and unknown files."""
-    for name, data, said in WRONG:
+    for name, data, reason in WRONG:
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(Unreadable, match=said):
+        with pytest.raises(Unreadable, match=reason):
             await read(tmp_path / name)
     with pytest.raises(Unreadable, match="no such file"):
         await read(tmp_path / "none.txt")
@@ -50,14 +49,14 @@ async def test_what_cannot_be_read_is_named_with_its_reason(
         await read(tmp_path / "long.txt")
 
 
-async def test_marks_of_other_encodings_are_understood(tmp_path: Path) -> None:
+async def test_text_reader_detects_encoding_by_mark(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         file.write_bytes("Grüße\r\nan alle".encode(encoding))
         assert (await read(file))[0].text == "Grüße\nan alle"
 
 
-async def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path: Path) -> None:
+async def test_jsonl_reader_returns_documents_and_names_bad_lines(tmp_path: Path) -> None:
     lines: list[Any] = [
         {"id": "a", "text": "A text.", "title": "A", "metadata": {"year": 2020}, "tenant": "t"},
         {"id": 7, "text": "Seven."},
@@ -71,24 +70,24 @@ async def test_each_line_of_json_is_a_document_and_wrong_ones_are_named(tmp_path
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n{")
     reading = SourceReader(Target(collection="c", tenant="all", metadata={"site": 1}))
-    found, refused = await reading.documents(FileSource(file, "a.jsonl"), 5)
-    assert [(each.document_id, each.text, each.tenant) for each in found] == [
+    documents, refused = await reading.documents(FileSource(file, "a.jsonl"), 5)
+    assert [(document.document_id, document.text, document.tenant) for document in documents] == [
         ("a", "A text.", "t"),
         ("7", "Seven.", "all"),
         ("a.jsonl/3", "No id.", "all"),
     ]
-    facts = json.loads(found[0].metadata)
+    facts = json.loads(documents[0].metadata)
     assert (facts["title"], facts["year"], facts["site"]) == ("A", 2020, 1)
     assert facts["source"].endswith("a.jsonl") and facts["mtime"] > 0
-    assert [each.path.rpartition(", ")[2] for each in refused] == [
+    assert [refusal.path.rpartition(", ")[2] for refusal in refused] == [
         *(f"line {number}" for number in (4, 5, 6, 7, 8, 10)),
     ]
-    for each, said in zip(
+    for refusal, fragments in zip(
         refused,
         ("a text", "object with", "documents load", "strings", "taken", "JSON"),
         strict=True,
     ):
-        assert any(part in each.reason for part in said.split("|")), each
+        assert any(part in refusal.reason for part in fragments.split("|")), refusal
 
 
 FACTS: list[tuple[str, str]] = [
@@ -107,21 +106,21 @@ FACTS: list[tuple[str, str]] = [
 ]
 
 
-async def test_metadata_that_no_index_holds_are_named_before_they_are_sent(tmp_path: Path) -> None:
-    """They were buried behind the caller's back, or ended the whole call."""
+async def test_reader_refuses_metadata_that_no_index_accepts(tmp_path: Path) -> None:
+    """Such documents were dead-lettered unseen by the caller, or failed the whole call."""
     file = tmp_path / "m.jsonl"
     lines = [f'{{"id": "{n}", "text": "x", "metadata": {f}}}' for n, (f, _) in enumerate(FACTS)]
     first = '{"id": "a", "text": "one", "metadata": {"v": "x", "none": null, "tags": []}}'
     file.write_text("\n".join([first, *lines, '{"id": "z", "text": "last"}']))
-    found, refused = await SourceReader(Target(collection="c")).documents(
+    documents, refused = await SourceReader(Target(collection="c")).documents(
         FileSource(file, "m.jsonl"), 0
     )
-    assert [each.document_id for each in found] == ["a", "z"]
-    for number, ((_, said), refusal) in enumerate(zip(FACTS, refused, strict=True), 2):
-        assert refusal.path.endswith(f"m.jsonl, line {number}") and said in refusal.reason
+    assert [document.document_id for document in documents] == ["a", "z"]
+    for number, ((_, reason), refusal) in enumerate(zip(FACTS, refused, strict=True), 2):
+        assert refusal.path.endswith(f"m.jsonl, line {number}") and reason in refusal.reason
 
 
-async def test_a_file_that_takes_too_long_or_too_much_is_left_out(
+async def test_file_reader_times_out_on_slow_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, good = tmp_path / "slow.html", tmp_path / "good.txt"
@@ -134,22 +133,22 @@ async def test_a_file_that_takes_too_long_or_too_much_is_left_out(
     assert (await read(good))[0].text == "Good."
 
 
-async def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+async def test_reader_refuses_file_name_outside_utf8(tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"caf\xe9.txt")
     file.write_text("x")
-    found, (refusal,) = await SourceReader(Target(collection="c")).documents(
+    documents, (refusal,) = await SourceReader(Target(collection="c")).documents(
         FileSource(file, file.name), 0
     )
-    assert not found and "a name in UTF-8" in refusal.reason
+    assert not documents and "a name in UTF-8" in refusal.reason
     assert refusal.path.endswith("caf\ufffd.txt")
 
 
-def test_ids_are_paths_below_what_was_named_and_hidden_files_are_left_out(tmp_path: Path) -> None:
+def test_source_ids_are_relative_paths_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.md", "a/c.txt", ".git/x.txt", "a/.hidden.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert [each.name for each in sources([tmp_path])] == ["b.md", "a/c.txt"]
-    assert [each.name for each in sources([tmp_path / "a" / "c.txt"])] == ["c.txt"]
+    assert [source.name for source in sources([tmp_path])] == ["b.md", "a/c.txt"]
+    assert [source.name for source in sources([tmp_path / "a" / "c.txt"])] == ["c.txt"]
     assert source_of(tmp_path / "a/c.txt", [tmp_path]) == FileSource(
         tmp_path / "a/c.txt", "a/c.txt"
     )
@@ -160,32 +159,32 @@ def test_ids_are_paths_below_what_was_named_and_hidden_files_are_left_out(tmp_pa
     )
 
 
-async def test_an_id_is_of_one_file_and_goes_with_it(tmp_path: Path) -> None:
+async def test_document_id_belongs_to_first_file_until_forgotten(tmp_path: Path) -> None:
     reading = SourceReader(Target(collection="c"))
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(f"From {folder}.")
-    one, two = (FileSource(tmp_path / folder / "a.txt", "a.txt") for folder in ("one", "two"))
-    assert len((await reading.documents(one, 0))[0]) == 1
-    found, refused = await reading.documents(two, 0)
-    assert not found and "'a.txt' is taken" in refused[0].reason
-    assert len((await reading.documents(one, 0))[0]) == 1, "its own id is not taken"
-    assert reading.forget(one.path, ["a.txt"]) == []
+    first, second = (FileSource(tmp_path / folder / "a.txt", "a.txt") for folder in ("one", "two"))
+    assert len((await reading.documents(first, 0))[0]) == 1
+    documents, refused = await reading.documents(second, 0)
+    assert not documents and "'a.txt' is taken" in refused[0].reason
+    assert len((await reading.documents(first, 0))[0]) == 1, "its own id is not taken"
+    assert reading.forget(first.path, ["a.txt"]) == []
     assert reading.forget(tmp_path / "one") == ["a.txt"]
-    assert len((await reading.documents(two, 0))[0]) == 1
+    assert len((await reading.documents(second, 0))[0]) == 1
 
 
-async def test_empty_and_long_texts_are_refused(
+async def test_reader_refuses_empty_and_long_text_and_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = SourceReader(Target(collection="c"))
-    for name, text, said in (
+    for name, text, reason in (
         ("empty.txt", " \n", "empty: expected a text with words"),
         ("long.txt", "a" * (DOCUMENT_CHARS_MAX + 1), "too large: expected at most"),
     ):
         (tmp_path / name).write_text(text)
-        found, refused = await reading.documents(FileSource(tmp_path / name, name), 0)
-        assert not found and said in refused[0].reason and refused[0].path.endswith(name)
+        documents, refused = await reading.documents(FileSource(tmp_path / name, name), 0)
+        assert not documents and reason in refused[0].reason and refused[0].path.endswith(name)
     monkeypatch.setattr(batch, "NAME_CHARS_MAX", 3)
     (tmp_path / "name.txt").write_text("x")
     _, (refusal,) = await reading.documents(FileSource(tmp_path / "name.txt", "name.txt"), 0)

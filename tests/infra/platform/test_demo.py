@@ -36,37 +36,39 @@ def begin(place: Path) -> "subprocess.Popen[str]":
     )
 
 
-def left(place: Path) -> list[str]:
-    """Processes that name the folder, and what lies in it; of the state folder only its frame."""
-    found = []
+def leftovers(place: Path) -> list[str]:
+    """Processes that name the folder, and the files left in it."""
+    commands = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = entry.read_text().replace("\0", " ")
-            found += [words] * (str(place) in words)
-    return found + [str(path) for path in (*place.glob("trivium-*"), *place.glob("home/platform"))]
+            commands += [words] * (str(place) in words)
+    return commands + [
+        str(path) for path in (*place.glob("trivium-*"), *place.glob("home/platform"))
+    ]
 
 
-def test_rows_are_looked_up_and_questions_answered(place: Path) -> None:
+def test_platform_demo_looks_up_rows_and_answers_questions(place: Path) -> None:
     demo = begin(place)
-    output, told = demo.communicate()
-    assert demo.returncode == 0, told[-4_000:]
-    seen = json.loads(output)
-    assert seen["good"]
-    assert seen["edit_cited"] and seen["delete_gone"]
-    assert len(seen["found_ms"]) == EDITS + 1
-    assert (seen["answers"], seen["errors"]) == (LOAD, 0)
-    assert left(place) == []
+    output, errors = demo.communicate()
+    assert demo.returncode == 0, errors[-4_000:]
+    report = json.loads(output)
+    assert report["good"]
+    assert report["edit_cited"] and report["delete_gone"]
+    assert len(report["found_ms"]) == EDITS + 1
+    assert (report["answers"], report["errors"]) == (LOAD, 0)
+    assert leftovers(place) == []
 
 
-def test_nothing_is_left_after_control_c(place: Path) -> None:
-    """In the middle: all processes run, and rows are on their way."""
+def test_platform_demo_cleans_up_after_interrupt(place: Path) -> None:
+    """The interrupt comes while all processes run and rows are on their way."""
     demo = begin(place)
     assert demo.stderr is not None
     for line in demo.stderr:
         if "rows of documents" in line:
             break
-    assert len(left(place)) > 5
+    assert len(leftovers(place)) > 5
     demo.send_signal(signal.SIGINT)
     demo.communicate()
     assert demo.returncode != 0
-    assert left(place) == []
+    assert leftovers(place) == []

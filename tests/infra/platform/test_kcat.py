@@ -18,28 +18,28 @@ pytestmark = [
 ]
 
 
-def kcat(log: LogSettings, *flags: str, sent: bytes = b"") -> bytes:
+def kcat(log: LogSettings, *flags: str, payload: bytes = b"") -> bytes:
     command = ["kcat", "-q", "-b", log.bootstrap, *flags]
     return subprocess.run(
-        command, input=sent, capture_output=True, check=True, timeout=PATIENCE_S
+        command, input=payload, capture_output=True, check=True, timeout=PATIENCE_S
     ).stdout
 
 
-async def test_every_topic_is_read_with_keys_headers_and_whole_values(kafka: LogSettings) -> None:
+async def test_kcat_reads_keys_headers_and_values_of_every_topic(kafka: LogSettings) -> None:
     for topic, values in (await fill(kafka)).items():
         lines = kcat(kafka, "-C", "-e", "-t", topic, "-f", "%k %h %S\n").splitlines()
         assert lines == [KEY + b" ce_type=x %d" % len(value) for value in values], topic
 
 
-async def test_an_answer_in_json_is_read_as_it_is(kafka: LogSettings) -> None:
+async def test_kcat_reads_json_answer_verbatim(kafka: LogSettings) -> None:
     await fill(kafka)
     whole = kcat(kafka, "-C", "-e", "-o", "-1", "-t", f"{kafka.topic_prefix}answers", "-p", "0")
     assert whole.strip() == ANSWER
 
 
-def test_a_prompt_is_written_with_key_and_value(kafka: LogSettings) -> None:
+def test_kcat_writes_prompt_with_key_and_value(kafka: LogSettings) -> None:
     topic = f"{kafka.topic_prefix}prompts"
-    kcat(kafka, "-P", "-K", "\t", "-t", topic, sent=b'k\t{"text": "Who?"}\n')
+    kcat(kafka, "-P", "-K", "\t", "-t", topic, payload=b'k\t{"text": "Who?"}\n')
     (line,) = kcat(kafka, "-C", "-e", "-J", "-t", topic).splitlines()
-    found = json.loads(line)
-    assert (found["key"], json.loads(found["payload"])) == ("k", {"text": "Who?"})
+    message = json.loads(line)
+    assert (message["key"], json.loads(message["payload"])) == ("k", {"text": "Who?"})

@@ -20,31 +20,29 @@ def has(root: Path, *folders: str) -> Path:
     return root
 
 
-def test_the_newest_server_is_taken(tmp_path: Path) -> None:
+def test_postgres_lookup_prefers_newest_version(tmp_path: Path) -> None:
     debian = [f"usr/lib/postgresql/{version}/bin" for version in (9, 15, 17)]
     assert binaries(has(tmp_path, *debian)) == tmp_path / debian[-1]
 
 
-def test_one_that_was_unpacked_comes_first(tmp_path: Path) -> None:
+def test_postgres_lookup_prefers_unpacked_server(tmp_path: Path) -> None:
     unpacked = has(tmp_path / "build", "usr/lib/postgresql/15/bin")
     installed = has(tmp_path / "root", "usr/pgsql-17/bin")
     assert binaries(unpacked, installed).is_relative_to(unpacked)
     assert binaries(tmp_path / "none", installed).is_relative_to(installed)
 
 
-def test_a_missing_server_is_named_with_its_package(tmp_path: Path) -> None:
+def test_postgres_lookup_error_names_package(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="apt-get install postgresql.*without root: `make "):
         binaries(tmp_path)
 
 
-def test_texts_are_quoted() -> None:
+def test_sql_quoting_escapes_single_quotes() -> None:
     assert quote_sql("it's; a \\ --\n") == "'it''s; a \\ --\n'"
 
 
 @pytest.mark.platform
-def test_a_server_of_our_own_leaves_nothing() -> None:
-    """Rows come back as they were written, and process and folder go with the server."""
-
+def test_postgres_stores_rows_and_leaves_no_process_or_folder() -> None:
     async def scenario() -> None:
         async with Postgres() as database:
             tables = DemoTables(database)

@@ -41,8 +41,8 @@ PROFILE = Profile(
 )
 
 
-class Seen(Checker):
-    """Keeps what was written."""
+class RecordCollector(Checker):
+    """Collect every record that the cluster writes."""
 
     def __init__(self) -> None:
         self.records: list[object] = []
@@ -52,27 +52,32 @@ class Seen(Checker):
 
 
 class TrueCluster(Cluster):
-    """The deployment that is recorded."""
+    """Simulate the deployment that is recorded."""
 
     def gpu_of(self, worker_id: str) -> Any:
-        return lambda *given: MeasuredGpu(TRUE, *given)
+        return lambda *gpu_args: MeasuredGpu(TRUE, *gpu_args)
 
 
 def recorded(local_share: float, seed: int = 1) -> RecordedTraffic:
-    """Twenty seconds of it, and what follows."""
-    settings, seen = RouterSettings(policy="static", local_share=local_share), Seen()
+    """Record twenty seconds of simulated traffic and the answers behind it."""
+    settings, collector = (
+        RouterSettings(policy="static", local_share=local_share),
+        RecordCollector(),
+    )
     cluster = TrueCluster(
         ClusterShape(prefill=1, decode=2),
         Setup(),
         settings,
         gateways=1,
-        checkers=[seen],
+        checkers=[collector],
         timeout_ms=60_000,
     )
     serve_all(cluster, PROFILE, per_s=2.0, duration_ms=20_000.0, seed=seed)
     members = cluster.router.core.tables.fleet.view.members.values()
-    traffic = RecordedTraffic(settings, [each for each in members if each.registration.capability])
-    for record in seen.records:
+    traffic = RecordedTraffic(
+        settings, [member for member in members if member.registration.capability]
+    )
+    for record in collector.records:
         match record:
             case Request():
                 traffic.requests[record.request_id] = record
@@ -90,56 +95,60 @@ def half() -> RecordedTraffic:
     return recorded(0.5)
 
 
-def test_speeds_are_read_off_phases_and_outcomes(half: RecordedTraffic) -> None:
-    found = measure_speeds(half)
-    assert found.prompt.at(400) == pytest.approx(TRUE.prompt.at(400), rel=0.05)
-    assert found.append.at(90) == pytest.approx(TRUE.append.at(90), rel=0.1)
-    assert found.step.at(3) == pytest.approx(TRUE.step.at(3), rel=0.1)
-    assert found.beside == pytest.approx(TRUE.beside, rel=0.5)
-    assert found.kv_bytes_per_token == Setup().model.kv_bytes_per_token
-    assert set(found.requests_ms) == set(found.hops_ms) == {Setup().bus_ms}
+def test_measured_speeds_match_simulated_gpu(half: RecordedTraffic) -> None:
+    speeds = measure_speeds(half)
+    assert speeds.prompt.at(400) == pytest.approx(TRUE.prompt.at(400), rel=0.05)
+    assert speeds.append.at(90) == pytest.approx(TRUE.append.at(90), rel=0.1)
+    assert speeds.step.at(3) == pytest.approx(TRUE.step.at(3), rel=0.1)
+    assert speeds.beside == pytest.approx(TRUE.beside, rel=0.5)
+    assert speeds.kv_bytes_per_token == Setup().model.kv_bytes_per_token
+    assert set(speeds.requests_ms) == set(speeds.hops_ms) == {Setup().bus_ms}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_other_shares_are_predicted_as_they_turn_out(half: RecordedTraffic, share: float) -> None:
+def test_prediction_matches_outcomes_of_other_local_shares(
+    half: RecordedTraffic, share: float
+) -> None:
     settings = with_overrides(half.settings, {"local_share": str(share)})
     predicted = predict(half, measure_speeds(half), settings)
     assert predicted.unserved == 0
     assert predicted.outcomes.keys() == half.requests.keys()
-    found = figures(predicted.outcomes.values())
+    predicted_figures = figures(predicted.outcomes.values())
     true = figures(recorded(share).outcomes.values())
-    assert found["local_share"] == pytest.approx(true["local_share"], abs=0.02)
-    assert found["kv_bytes"] == pytest.approx(true["kv_bytes"], rel=0.05)
-    wrong = errors(found, true)
+    assert predicted_figures["local_share"] == pytest.approx(true["local_share"], abs=0.02)
+    assert predicted_figures["kv_bytes"] == pytest.approx(true["kv_bytes"], rel=0.05)
+    wrong = errors(predicted_figures, true)
     assert all(abs(wrong[name]["p50"]) < 0.08 for name in wrong), wrong
     assert all(abs(wrong[name]["p99"]) < 0.15 for name in wrong), wrong
 
 
-def test_a_placement_that_was_never_seen_is_thought_to_slow_nobody() -> None:
-    """What it lacks, a prediction does not invent."""
+def test_speeds_have_no_interference_without_local_placements() -> None:
+    """A prediction does not invent what its recording lacks."""
     assert measure_speeds(recorded(0.0)).beside == 0.0
 
 
-def test_turns_follow_answers_and_what_overlaps_stands_alone(half: RecordedTraffic) -> None:
+def test_script_chains_turns_and_splits_overlapping_requests(half: RecordedTraffic) -> None:
     conversations, names = script(half, begin_ms=0.0, block_tokens=64)
     assert sorted(names.values()) == sorted(half.requests)
-    assert {len(each.turns) for each in conversations} == {3}
-    other = RecordedTraffic(
+    assert {len(conversation.turns) for conversation in conversations} == {3}
+    overlap_traffic = RecordedTraffic(
         half.settings, half.workers, dict(half.requests), outcomes=dict(half.outcomes)
     )
-    session = [each for each in half.requests.values() if each.session_id == "c-0"]
+    session = [request for request in half.requests.values() if request.session_id == "c-0"]
     late, early = session[1], session[0]
-    other.outcomes[early.request_id] = replace(
+    overlap_traffic.outcomes[early.request_id] = replace(
         half.outcomes[early.request_id], ended_ms=late.arrived_ms + 1
     )
-    conversations, names = script(other, begin_ms=0.0, block_tokens=64)
-    of_session = [each for each in conversations if each.session_id == "c-0"]
-    assert [len(each.turns) for each in of_session] == [1, 2]
-    assert [each.turns_before for each in of_session] == [0, 1]
+    conversations, names = script(overlap_traffic, begin_ms=0.0, block_tokens=64)
+    of_session = [
+        conversation for conversation in conversations if conversation.session_id == "c-0"
+    ]
+    assert [len(conversation.turns) for conversation in of_session] == [1, 2]
+    assert [conversation.turns_before for conversation in of_session] == [0, 1]
     assert of_session[1].at_ms - of_session[0].at_ms == late.arrived_ms - early.arrived_ms
 
 
-def test_pools_are_as_they_were_recorded() -> None:
+def test_pool_shape_counts_recorded_workers_by_role() -> None:
     def member(name: str, *roles: Role) -> Member:
         return Member(builders.registration(name, *roles), 0)
 

@@ -28,7 +28,7 @@ def tell(file: str) -> None:
 def main(file: str, *variables: str) -> None:
     """The child gets these variables, NAME=VALUE, too."""
     tell(file)
-    os.environ |= dict(each.split("=") for each in variables)
+    os.environ |= dict(variable.split("=") for variable in variables)
     child = forks.ForkContext().Process(target=tell, args=(file,), daemon=True)
     child.start()
     child.join()

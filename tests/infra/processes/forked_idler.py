@@ -5,12 +5,12 @@ import sys
 from typing import Any
 
 
-def _asked(*_: Any) -> None:
+def _handle_sigterm(*_: Any) -> None:
     sys.exit("asked to end")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _asked)
+    signal.signal(signal.SIGTERM, _handle_sigterm)
     print("up", flush=True)
     while True:
         signal.pause()

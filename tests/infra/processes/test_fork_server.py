@@ -70,8 +70,10 @@ def spec(tmp_path: Path, forks: ForkServer, *words: str, **changed: Any) -> Proc
     )
 
 
-async def told(tmp_path: Path, forks: ForkServer, *variables: str) -> list[dict[str, Any]]:
-    """What a program and its child say of themselves; the child's environment is another."""
+async def family_reports(
+    tmp_path: Path, forks: ForkServer, *variables: str
+) -> list[dict[str, Any]]:
+    """The reports of a program and its child, whose environment has more variables."""
     file = tmp_path / "told"
     words = (PROGRAM, str(file), *variables)
     process = Supervisor().start(spec(tmp_path, forks, *words, env=ENVIRON, restart=False))
@@ -80,37 +82,37 @@ async def told(tmp_path: Path, forks: ForkServer, *variables: str) -> list[dict[
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-async def test_a_program_and_its_child_are_forked_and_import_nothing(
+async def test_forked_program_and_child_reuse_imports_of_server(
     tmp_path: Path, forks: ForkServer
 ) -> None:
-    program, child = await told(tmp_path, forks, "LATER=1", "VLLM_HOST_IP=10.0.0.1")
-    for each in (program, child):
-        assert (each["imported_by"], each["parent"]) == (forks.pid, forks.pid)
-        assert (each["group"], each["folder"]) == (program["pid"], os.getcwd())
+    program, child = await family_reports(tmp_path, forks, "LATER=1", "VLLM_HOST_IP=10.0.0.1")
+    for report in (program, child):
+        assert (report["imported_by"], report["parent"]) == (forks.pid, forks.pid)
+        assert (report["group"], report["folder"]) == (program["pid"], os.getcwd())
     assert "LATER" not in program["environ"] and "HOME" not in program["environ"]
     assert (child["environ"]["LATER"], child["environ"]["VLLM_HOST_IP"]) == ("1", "10.0.0.1")
 
 
-async def test_a_child_for_whom_libraries_would_have_read_something_else_is_spawned(
+async def test_child_with_other_library_environment_is_spawned(
     tmp_path: Path, forks: ForkServer
 ) -> None:
-    program, child = await told(tmp_path, forks, "TORCH_SETTING=late")
+    program, child = await family_reports(tmp_path, forks, "TORCH_SETTING=late")
     assert (child["parent"], child["imported_by"]) == (program["pid"], child["pid"])
     assert child["environ"]["TORCH_SETTING"] == "late"
 
 
 @pytest.mark.parametrize(("threads", "is_forked"), [("1", True), ("2", False)])
-async def test_one_thread_is_bound_as_the_library_of_threads_would(
+async def test_fork_binds_single_thread_to_gomp_core(
     tmp_path: Path, forks: ForkServer, threads: str, is_forked: bool
 ) -> None:
     core = max(os.sched_getaffinity(0))
     variables = (f"OMP_NUM_THREADS={threads}", f"GOMP_CPU_AFFINITY={core}")
-    _, child = await told(tmp_path, forks, *variables)
+    _, child = await family_reports(tmp_path, forks, *variables)
     assert (child["parent"] == forks.pid) == is_forked
     assert (child["cores"] == [core]) or not is_forked
 
 
-async def test_what_was_forked_outlives_the_server_and_is_then_started_as_ever(
+async def test_forked_process_survives_server_and_restarts_by_spawn(
     tmp_path: Path, forks: ForkServer
 ) -> None:
     keeper = Supervisor()
@@ -127,19 +129,19 @@ async def test_what_was_forked_outlives_the_server_and_is_then_started_as_ever(
     assert not lives(process.pid)
 
 
-@pytest.mark.parametrize("other", ["", "PYTHONPATH", "OMP_NUM_THREADS"])
-async def test_a_program_that_would_have_begun_otherwise_is_started_as_ever(
-    tmp_path: Path, forks: ForkServer, other: str
+@pytest.mark.parametrize("changed_variable", ["", "PYTHONPATH", "OMP_NUM_THREADS"])
+async def test_program_with_other_python_environment_is_spawned(
+    tmp_path: Path, forks: ForkServer, changed_variable: str
 ) -> None:
     keeper = Supervisor()
-    environ = {**ENVIRON, "ANY": "1", **({other: "2"} if other else {})}
+    environ = {**ENVIRON, "ANY": "1", **({changed_variable: "2"} if changed_variable else {})}
     process = keeper.start(spec(tmp_path, forks, IDLE, env=environ))
     await is_up(process)
-    assert parent(process.pid) == (os.getpid() if other else forks.pid)
+    assert parent(process.pid) == (os.getpid() if changed_variable else forks.pid)
     await keeper.stop()
 
 
-async def test_a_frozen_server_is_asked_once(
+async def test_supervisor_asks_frozen_fork_server_once(
     tmp_path: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.forks.ANSWER_S", 0.01)
@@ -153,7 +155,7 @@ async def test_a_frozen_server_is_asked_once(
     await keeper.stop()
 
 
-async def test_a_server_that_never_has_imported_is_not_had(tmp_path: Path) -> None:
+async def test_frozen_fork_server_does_not_become_ready(tmp_path: Path) -> None:
     server = ForkServer("small", ["json"], dict(os.environ), tmp_path)
     server.start()
     os.kill(server.pid, signal.SIGSTOP)
@@ -161,7 +163,7 @@ async def test_a_server_that_never_has_imported_is_not_had(tmp_path: Path) -> No
     server.stop()
 
 
-async def test_without_room_for_an_address_nothing_is_forked(
+async def test_fork_server_with_too_long_socket_path_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / ("long" * 30)
@@ -174,8 +176,10 @@ async def test_without_room_for_an_address_nothing_is_forked(
     assert not list(folder.iterdir())
 
 
-async def test_who_died_unseen_is_stopped_like_any_other(tmp_path: Path, forks: ForkServer) -> None:
-    """The server has reaped it: its id is nobody's, or another's."""
+async def test_supervisor_stops_process_reaped_by_fork_server(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    """The server has reaped it: its id is free or reused."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, forks, IDLE))
     await is_up(process)
@@ -189,7 +193,7 @@ async def test_who_died_unseen_is_stopped_like_any_other(tmp_path: Path, forks: 
 
 
 @pytest.mark.parametrize("has_children", [False, True])
-async def test_who_has_no_children_there_leads_a_session(
+async def test_forked_process_leads_session_if_server_has_no_children(
     tmp_path: Path, has_children: bool
 ) -> None:
     server = ForkServer("small", ["json"], ENVIRON, tmp_path, has_children=has_children)
@@ -205,14 +209,16 @@ async def test_who_has_no_children_there_leads_a_session(
 
 
 @pytest.mark.parametrize("cores", ["0-1", "4096"])
-async def test_cores_that_are_no_list_or_not_there_stop_nobody(
+async def test_child_starts_despite_unusable_core_list(
     tmp_path: Path, forks: ForkServer, cores: str
 ) -> None:
-    _, child = await told(tmp_path, forks, "OMP_NUM_THREADS=1", f"GOMP_CPU_AFFINITY={cores}")
+    _, child = await family_reports(
+        tmp_path, forks, "OMP_NUM_THREADS=1", f"GOMP_CPU_AFFINITY={cores}"
+    )
     assert (child["parent"] == forks.pid) == (cores == "4096")
 
 
-async def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+async def test_killed_launcher_leaves_no_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), IDLE]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as launcher:
@@ -229,7 +235,7 @@ async def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> Non
     ("module", "why"),
     [("no.such.module", "No module named 'no'"), (f"{IDLE}_threads", "expected no threads")],
 )
-async def test_a_server_that_could_not_fork_is_not_had(
+async def test_fork_server_log_names_reason_for_no_fork(
     tmp_path: Path, module: str, why: str
 ) -> None:
     server = ForkServer("small", [module], dict(os.environ), tmp_path)
@@ -244,7 +250,7 @@ async def is_up(process: SupervisedProcess, lives: int = 1) -> None:
 
 
 async def answered_by(listener: socket.socket) -> int:
-    """Whose process id is said there."""
+    """The process id that the listener's process sends."""
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     try:
         return int(await reader.readline())
@@ -253,14 +259,14 @@ async def answered_by(listener: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-async def test_who_calls_between_two_lives_is_answered_by_the_next_one(
+async def test_call_between_restarts_is_answered_by_next_process(
     tmp_path: Path, forks: ForkServer, is_forked: bool
 ) -> None:
-    """As systemd has it, the socket is kept by who starts the process."""
+    """As with systemd, whoever starts the process keeps the socket open."""
     keeper = Supervisor()
     with listen("127.0.0.1", 0) as listener:
-        asked = spec(tmp_path, forks, LISTENS, env=ENVIRON, listener=listener)
-        process = keeper.start(replace(asked, forks=forks if is_forked else None))
+        process_spec = spec(tmp_path, forks, LISTENS, env=ENVIRON, listener=listener)
+        process = keeper.start(replace(process_spec, forks=forks if is_forked else None))
         first = await answered_by(listener)
         assert first == process.pid and (parent(first) == forks.pid) == is_forked
         process.kill()
@@ -270,9 +276,7 @@ async def test_who_calls_between_two_lives_is_answered_by_the_next_one(
         await keeper.stop()
 
 
-async def test_nobody_waits_at_a_socket_whose_process_is_given_up(
-    tmp_path: Path, forks: ForkServer
-) -> None:
+async def test_listener_closes_when_process_is_given_up(tmp_path: Path, forks: ForkServer) -> None:
     listener = listen("127.0.0.1", 0)
     process = Supervisor().start(
         spec(tmp_path, forks, "no.such.module", env=ENVIRON, listener=listener, restart=False)

@@ -21,7 +21,7 @@ def _as_before() -> Iterator[None]:
 
 
 @virtual
-async def test_it_goes_on_when_what_was_built_is_frozen() -> None:
+async def test_collector_resumes_after_freezing_start_objects() -> None:
     garbage.defer_gc(asyncio.get_running_loop())
     assert not gc.isenabled()
     with contextlib.suppress(TimeoutError):

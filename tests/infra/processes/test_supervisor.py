@@ -51,14 +51,14 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
 
 
-async def test_last_words_are_of_this_process(tmp_path: Path) -> None:
+async def test_process_tail_excludes_earlier_log(tmp_path: Path) -> None:
     (tmp_path / "one.log").write_text("the stack of yesterday\n")
     process = Supervisor().start(spec(tmp_path, "print('up')", restart=False))
     await until(lambda: process.failed)
     assert process.tail().startswith("up") and "yesterday" not in process.tail()
 
 
-async def test_what_dies_is_started_again_and_what_stops_stays_down(tmp_path: Path) -> None:
+async def test_supervisor_restarts_crashed_process_until_stop(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, IDLE))
     await is_up(process)
@@ -79,13 +79,13 @@ async def test_what_dies_is_started_again_and_what_stops_stays_down(tmp_path: Pa
         (1, 5.0, 0.01, 0.01), (-signal.SIGKILL, 5.0, 4.0, 4.0),
     ],
 )  # fmt: skip
-def test_who_was_asked_to_end_comes_back_at_once_but_not_again_and_again(
+def test_restart_pause_depends_on_exit_code_lifetime_and_backoff(
     exit_code: int, lived_s: float, backoff_s: float, pause_s: float
 ) -> None:
     assert supervisor.pause_s(exit_code, lived_s, backoff_s) == pytest.approx(pause_s)
 
 
-async def test_a_stop_lets_the_process_finish(tmp_path: Path) -> None:
+async def test_supervisor_stop_lets_process_finish(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, POLITE))
     await is_up(process)
@@ -95,7 +95,7 @@ async def test_a_stop_lets_the_process_finish(tmp_path: Path) -> None:
     assert not process.failed
 
 
-async def test_who_is_frozen_is_let_go_so_that_it_can_finish(tmp_path: Path) -> None:
+async def test_supervisor_stop_resumes_frozen_process(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, POLITE))
     await is_up(process)
@@ -104,7 +104,7 @@ async def test_who_is_frozen_is_let_go_so_that_it_can_finish(tmp_path: Path) -> 
     assert (process.exit_code, process.tail().split()[-1]) == (0, "bye")
 
 
-async def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
+async def test_supervisor_kills_unresponsive_process_after_grace(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, STUBBORN))
     await is_up(process)
@@ -112,10 +112,10 @@ async def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> 
     assert process.exit_code == -signal.SIGKILL
 
 
-async def test_who_is_asked_twice_to_stop_is_told_once_and_has_the_shorter_grace(
+async def test_second_stop_shortens_grace_without_second_signal(
     tmp_path: Path,
 ) -> None:
-    """A worker that drains takes a second signal for an order to end at once."""
+    """A worker that drains would take a second signal for an order to end at once."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, COUNTING))
     await is_up(process)
@@ -131,7 +131,7 @@ async def test_who_is_asked_twice_to_stop_is_told_once_and_has_the_shorter_grace
     ("code", "restart", "exit_code"),
     [("raise SystemExit(2)", True, 2), ("raise SystemExit(1)", False, 1)],
 )
-async def test_bad_settings_and_one_shots_are_not_tried_again(
+async def test_supervisor_does_not_restart_bad_settings_or_one_shots(
     tmp_path: Path, code: str, restart: bool, exit_code: int
 ) -> None:
     process = Supervisor().start(spec(tmp_path, code, restart=restart))
@@ -139,7 +139,7 @@ async def test_bad_settings_and_one_shots_are_not_tried_again(
     assert (process.exit_code, process.restarts) == (exit_code, 0)
 
 
-async def test_a_command_that_does_not_exist_is_told_in_the_log(tmp_path: Path) -> None:
+async def test_process_log_names_missing_command(tmp_path: Path) -> None:
     odd = ProcessSpec(name="odd", command=("no-such-command",), log_file=tmp_path / "odd.log")
     keeper = Supervisor()
     process = keeper.start(odd)
@@ -147,7 +147,7 @@ async def test_a_command_that_does_not_exist_is_told_in_the_log(tmp_path: Path) 
     await keeper.stop()
 
 
-async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
+async def test_process_children_end_with_process(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, PARENT))
     await until(lambda: "child" in process.tail())
@@ -158,7 +158,7 @@ async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
     await keeper.stop()
 
 
-async def test_processes_stop_together_or_by_name(tmp_path: Path) -> None:
+async def test_supervisor_stops_processes_together_or_by_name(tmp_path: Path) -> None:
     keeper = Supervisor()
     both = [keeper.start(spec(tmp_path, IDLE, name=name)) for name in ("one", "two")]
     with pytest.raises(ValueError, match="one runs already"):
@@ -171,7 +171,7 @@ async def test_processes_stop_together_or_by_name(tmp_path: Path) -> None:
     assert both[1].pid == 0
 
 
-def test_a_tethered_command_ends_with_whoever_started_it() -> None:
+def test_tethered_command_ends_with_its_starter() -> None:
     code = (
         "import os, subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1],"
         "str(os.getpid()), 'cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE);"
@@ -179,19 +179,19 @@ def test_a_tethered_command_ends_with_whoever_started_it() -> None:
         "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, tether.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    child = identify(int(done.stdout))
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    child = identify(int(process.stdout))
     assert child is None or child.wait(PATIENCE_S)
 
 
-def test_a_tethered_command_does_not_start_for_another_parent() -> None:
+def test_tethered_command_refuses_other_parent() -> None:
     command = [sys.executable, tether.__file__, str(os.getpid() + 1), "-1", "echo", "started"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "the launcher ended" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "the launcher ended" in process.stderr
 
 
-async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
+async def test_supervisor_keeps_restarting_process_that_has_served(tmp_path: Path) -> None:
     """Settings that were right stay right, so the cause lies outside."""
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, "print('up', flush=True); raise SystemExit(2)"))
@@ -201,7 +201,7 @@ async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
     await keeper.stop()
 
 
-async def test_wrong_settings_end_a_process_that_never_served(tmp_path: Path) -> None:
+async def test_supervisor_gives_up_unserved_process_with_bad_settings(tmp_path: Path) -> None:
     process = Supervisor().start(spec(tmp_path, "raise SystemExit(2)"))
     await until(lambda: process.failed)
     assert process.restarts == 0

@@ -22,8 +22,8 @@ CODEC = Codec()
 EPOCH = 5
 
 
-class Played:
-    """One life of a router on partition 0, with one replica."""
+class PlayedRouter:
+    """Play one life of a router on partition 0, with one replica."""
 
     def __init__(self, settings: RouterSettings | None = None, router_id: str = "router-a") -> None:
         self.router = Router(router_id, settings or RouterSettings())
@@ -39,7 +39,7 @@ class Played:
         self.happens("ready")
 
     def happens(self, topic: str, record: Any = None) -> None:
-        """One event, 10 ms after the last."""
+        """Apply one event, 10 ms after the last."""
         self.now_ms += 10
         self._offset += 1
         offset = self._offset
@@ -49,7 +49,7 @@ class Played:
         except AssertionError:
             effects = self.router.blame(self.now_ms)
         self.effects += effects
-        self.decisions += [each.decision for each in effects if isinstance(each, Decide)]
+        self.decisions += [effect.decision for effect in effects if isinstance(effect, Decide)]
         self.journal.add(event, topic, 0, offset, self.now_ms, effects)
         if topic in READ_BACK:
             self.records[topic, 0, offset] = CODEC.encode(record)
@@ -60,12 +60,12 @@ class Played:
         self._writes += self.journal.snapshot(self.router.settings, state, seq, EPOCH, self.now_ms)
 
     def entries(self) -> list[JournalEntry]:
-        """The journal, sent so far."""
+        """Return the journal entries sent so far."""
         self._writes += self.journal.cut(EPOCH)
         return self._writes
 
     def life(self) -> RecordedLife:
-        """What the journal has, sent so far."""
+        """Return the life that the journal sent so far records."""
         life = RecordedLife(self.router.router_id, EPOCH)
         for entry in self.entries():
             if isinstance(entry, JournalSnapshot):
@@ -75,19 +75,21 @@ class Played:
         return life
 
     def recorded(self, path: Path, since_ms: int = 0) -> Path:
-        """As a file."""
+        """Write the life and its decisions to a recording file."""
         life = self.life()
         assert life.cut(since_ms, 1 << 62)
         compared = [
-            RecordingRow(RECORD, topic="decisions", now_ms=each.at_ms, value=CODEC.encode(each))
-            for each in self.decisions
+            RecordingRow(
+                RECORD, topic="decisions", now_ms=decision.at_ms, value=CODEC.encode(decision)
+            )
+            for decision in self.decisions
         ]
         write(path, {}, [*life.rows(CODEC, self.records), *compared])
         return path
 
 
-def answered(played: Played, names: Iterable[str]) -> Played:
-    """Requests that one replica takes, one after the other."""
+def answered(played: PlayedRouter, names: Iterable[str]) -> PlayedRouter:
+    """Apply one request per name, each placed on the one replica."""
     played.happens("fleet", builders.registration("replica-a", Role.REPLICA))
     for seq, name in enumerate(names):
         played.happens("fleet", _beat(played, seq))
@@ -96,6 +98,6 @@ def answered(played: Played, names: Iterable[str]) -> Played:
     return played
 
 
-def _beat(played: Played, seq: int) -> Heartbeat:
+def _beat(played: PlayedRouter, seq: int) -> Heartbeat:
     room = {Role.REPLICA: 50}
     return builders.beat("replica-a", seq, room, router_id=played.router.router_id)

@@ -38,7 +38,7 @@ _TOPICS = {
 
 
 class Recorder(Checker):
-    """`rows` is the recording."""
+    """Record what a simulated router applies; `rows` is the recording."""
 
     def __init__(self, looks: int = 40, *, goes_on: bool = False) -> None:
         self.rows: list[RecordingRow] = []
@@ -50,11 +50,11 @@ class Recorder(Checker):
 
     @property
     def all_rows(self) -> list[RecordingRow]:
-        """Lives, and behind them what was decided."""
+        """Return the rows of all lives, and behind them the decisions."""
         return [*self.rows, *self.decided]
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Begin another life, or a part of one, now and then."""
+        """Begin another life, or another part of one, at intervals."""
         self._looks += 1
         if cluster.router.alive and (self._seq is None or not self._looks % self._looks_of_life):
             if self._seq is None or not self._goes_on:
@@ -85,14 +85,14 @@ class Recorder(Checker):
                 )
         if self._seq is None:
             return
-        topic, partition, offset, ahead_ms, value = self._told(event)
+        topic, partition, offset, ahead_ms, value = self._line_fields(event)
         self.rows.append(
             RecordingRow(LINE, ROUTER, self._life, self._seq, topic, partition, offset, int(now_ms),
                 ahead_ms, effects_sum(self._codec, effects), value)
         )  # fmt: skip
         self._seq += 1
 
-    def _told(self, event: Any) -> tuple[str, int, int, int, bytes]:
+    def _line_fields(self, event: Any) -> tuple[str, int, int, int, bytes]:
         match event:
             case Tick():
                 return TICK, 0, 0, 0, b""

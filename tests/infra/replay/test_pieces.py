@@ -17,7 +17,7 @@ from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router
 from streams.journal.snapshot import pack_router, unpack_router
-from tests.infra.replay.played import CODEC, Played, answered
+from tests.infra.replay.played import CODEC, PlayedRouter, answered
 from tests.infra.replay.simulated import Recorder
 from tests.infra.replay.test_replaying import altered
 from tests.infra.simulator.storms import weathered
@@ -27,8 +27,8 @@ NAMES = [f"r{number}" for number in range(6)]
 
 
 def played_on(path: Path, router_id: str = "router-a") -> Path:
-    """A life with three snapshots, two requests behind each."""
-    played = answered(Played(router_id=router_id), NAMES[:2])
+    """Record a life with three snapshots and two requests behind each."""
+    played = answered(PlayedRouter(router_id=router_id), NAMES[:2])
     for first in (2, 4):
         played.snapshot()
         for name in NAMES[first : first + 2]:
@@ -38,26 +38,26 @@ def played_on(path: Path, router_id: str = "router-a") -> Path:
 
 
 def both(path: Path) -> ReplayReport:
-    """What both come to."""
-    one, other = replay(path), replay_side_by_side(path, 2)
-    assert one.lives == other.lives
-    return other
+    """Replay in one go and in pieces, and return the report of the pieces."""
+    sequential_report, parallel_report = replay(path), replay_side_by_side(path, 2)
+    assert sequential_report.lives == parallel_report.lives
+    return parallel_report
 
 
 def rows_of(path: Path) -> list[RecordingRow]:
-    with open_recording(path) as found:
-        return list(found.rows())
+    with open_recording(path) as source:
+        return list(source.rows())
 
 
-def test_later_snapshots_are_recorded_before_their_lines(tmp_path: Path) -> None:
+def test_recording_places_snapshots_before_their_lines(tmp_path: Path) -> None:
     rows = rows_of(played_on(tmp_path / "a.avro"))
     places = [place for place, row in enumerate(rows) if row.kind == SNAPSHOT]
     assert len(places) == 3
     assert all(rows[place + 1].seq == rows[place].seq for place in places)
 
 
-def test_snapshots_outside_of_a_span_are_not(tmp_path: Path) -> None:
-    played = answered(Played(), NAMES[:2])
+def test_recorded_life_cut_drops_snapshots_outside_span(tmp_path: Path) -> None:
+    played = answered(PlayedRouter(), NAMES[:2])
     played.snapshot()
     since_ms = played.now_ms + 1
     played.happens("requests", builders.request("r2", session_id="r2"))
@@ -69,7 +69,7 @@ def test_snapshots_outside_of_a_span_are_not(tmp_path: Path) -> None:
     assert [parts[0].seq for parts in life.snapshots] == [life.lines[0][0]]
 
 
-def test_pieces_come_to_the_same(tmp_path: Path) -> None:
+def test_parallel_replay_equals_sequential_replay(tmp_path: Path) -> None:
     report = both(played_on(tmp_path / "a.avro"))
     (life,) = report.lives
     assert report.is_equal and life.is_stopped
@@ -77,27 +77,27 @@ def test_pieces_come_to_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["r0", "r2", "r5"])
-def test_the_first_difference_is_the_same(tmp_path: Path, name: str) -> None:
-    """In whichever piece it is."""
+def test_parallel_replay_finds_same_first_difference(tmp_path: Path, name: str) -> None:
+    """The difference is found in whichever piece it lies."""
     path = altered(played_on(tmp_path / "a.avro"), name, tokens=4_000)
     (life,) = both(path).lives
     assert life.difference is not None
     assert len(life.difference.decided) == 1
 
 
-def test_differences_of_several_lives_are_the_same(tmp_path: Path) -> None:
+def test_parallel_replay_finds_differences_of_several_routers(tmp_path: Path) -> None:
     rows = rows_of(altered(played_on(tmp_path / "a.avro"), "r3", tokens=4_000))
     rows += rows_of(played_on(tmp_path / "b.avro", "router-b"))
     lives = [row for row in rows if row.kind != recording.RECORD]
     recording.write(tmp_path / "a.avro", {}, [*lives, *(r for r in rows if r not in lives)])
-    one, other = both(tmp_path / "a.avro").lives
-    assert one.difference is not None and other.difference is None
+    first, second = both(tmp_path / "a.avro").lives
+    assert first.difference is not None and second.difference is None
 
 
-def test_what_only_an_earlier_piece_knows_counts(
+def test_parallel_replay_falls_back_when_pieces_do_not_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece that is equal in itself, but does not go on from where the one before it ended."""
+    """One piece is equal in itself, but does not continue the piece before it."""
     path = played_on(tmp_path / "a.avro")
     rows = rows_of(path)
     changed = replace(
@@ -121,7 +121,7 @@ def test_what_only_an_earlier_piece_knows_counts(
     assert in_one_go == [path]
 
 
-def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
+def test_parallel_replay_refuses_recording_without_snapshot(tmp_path: Path) -> None:
     rows = [row for row in rows_of(played_on(tmp_path / "a.avro")) if row.kind != SNAPSHOT]
     rows += [RecordingRow(LINE, "router-b", 5, topic="tick")]
     recording.write(tmp_path / "a.avro", {}, rows)
@@ -130,9 +130,9 @@ def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_storms_come_to_the_same(tmp_path: Path, seed: int) -> None:
+def test_parallel_replay_of_storm_equals_sequential_replay(tmp_path: Path, seed: int) -> None:
     recorder = Recorder(goes_on=True)
-    weathered(seed, more=[recorder], searching=seed == 1)
+    weathered(seed, extra_checkers=[recorder], searching=seed == 1)
     assert sum(row.kind == SNAPSHOT for row in recorder.rows) > recorder.rows[-1].router_epoch
     recording.write(tmp_path / "a.avro", {}, recorder.all_rows)
     assert _in_pieces(tmp_path / "a.avro").is_equal
@@ -143,36 +143,36 @@ def test_storms_come_to_the_same(tmp_path: Path, seed: int) -> None:
 
 
 def _in_pieces(path: Path) -> ReplayReport:
-    """Both, with no piece that had to be replayed again."""
+    """Replay both ways, where no piece may be replayed again."""
     with pytest.MonkeyPatch.context() as patched:
         patched.delattr(pieces, "replay")
         return both(path)
 
 
 def _router(names: Iterable[str] = NAMES) -> Router:
-    return answered(Played(), names).router
+    return answered(PlayedRouter(), names).router
 
 
-def test_a_state_is_alike_to_its_copy() -> None:
+def test_router_state_equals_its_unpacked_copy() -> None:
     router = _router()
     assert same_state(router, unpack_router(pack_router(router)))
     assert same_state(router, _router())
 
 
-def test_other_states_are_not() -> None:
+def test_router_state_differs_by_requests_id_and_order() -> None:
     assert not same_state(_router(), _router(NAMES[:-1]))
     assert not same_state(Router("a", RouterSettings()), Router("b", RouterSettings()))
     assert not same_state(_router(), _router([NAMES[1], NAMES[0], *NAMES[2:]]))
 
 
-def test_other_numbers_orders_and_shares_are_not_alike() -> None:
+def test_state_equality_compares_types_order_and_shared_references() -> None:
     def with_tables(value: object) -> Router:
         router = Router("a", RouterSettings())
         router.tables.effects = value  # type: ignore[assignment]  # any value will do
         return router
 
     same: list[int] = []
-    for one, other in (
+    for first, second in (
         ([0.0], [-0.0]),
         ([1], [1.0]),
         ([1], [1, 2]),
@@ -182,5 +182,5 @@ def test_other_numbers_orders_and_shares_are_not_alike() -> None:
         ([[], []], [same, same]),
         ([None], [[]]),
     ):
-        assert same_state(with_tables(one), with_tables(one))
-        assert not same_state(with_tables(one), with_tables(other))
+        assert same_state(with_tables(first), with_tables(first))
+        assert not same_state(with_tables(first), with_tables(second))

@@ -17,7 +17,7 @@ ROWS = [
 ]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_recording_reads_back_written_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     write(path, {"since_ms": 3}, ROWS)
     with open_recording(path) as recording:
@@ -26,8 +26,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_tells_what_its_values_are(tmp_path: Path) -> None:
-    """Other programs read it, without this one's schemas."""
+def test_recording_embeds_schemas_of_its_values(tmp_path: Path) -> None:
+    """Other programs read the file without this project's schemas."""
     request = builders.request("r1")
     write(tmp_path / "a.avro", {}, [RecordingRow(LINE, value=Codec().encode(request))])
     with (tmp_path / "a.avro").open("rb") as file:
@@ -38,7 +38,7 @@ def test_a_file_tells_what_its_values_are(tmp_path: Path) -> None:
     assert row["value"][:2] == b"\xc3\x01"
 
 
-def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+def test_recording_leaves_no_file_after_failed_write(tmp_path: Path) -> None:
     def rows() -> object:
         yield ROWS[0]
         raise RecordError("gone")
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_recording_refuses_other_files_and_versions(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     with pytest.raises(RecordError, match="cannot be read: No such file"), open_recording(path):
         pass
@@ -68,7 +68,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_that_was_cut_is_told(tmp_path: Path) -> None:
+def test_recording_reports_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     write(path, {}, ROWS * 1_000)
     path.write_bytes(path.read_bytes()[:-200])

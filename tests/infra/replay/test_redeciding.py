@@ -14,16 +14,16 @@ from streams.core.effects import Decide, Effect
 from streams.core.events import Event
 from streams.core.router import Router
 from streams.journal.snapshot import pack_router, unpack_router
-from tests.infra.replay.played import Played, answered
+from tests.infra.replay.played import PlayedRouter, answered
 from tests.infra.simulator.storms import weathered
 
 
-class Asked(Checker):
-    """A router whose placements others are asked about, beside the one that is not watched."""
+class RedecidingChecker(Checker):
+    """Ask a router about other settings, beside the same router without questions."""
 
-    def __init__(self, router: Router, **given: str) -> None:
-        self.redeciding = Redeciding(given)
-        self._given = given
+    def __init__(self, router: Router, **overrides: str) -> None:
+        self.redeciding = Redeciding(overrides)
+        self._overrides = overrides
         self._router: Router | None = unpack_router(pack_router(router))
         self.redeciding.watch(self._router)
         self.placed = 0
@@ -35,7 +35,7 @@ class Asked(Checker):
         if self._router is None:
             return
         assert self._router.apply(event, int(now_ms)) == list(effects)
-        kinds = [each.decision.kind.value for each in effects if isinstance(each, Decide)]
+        kinds = [effect.decision.kind.value for effect in effects if isinstance(effect, Decide)]
         self.placed += sum(kind in ("place", "replace") for kind in kinds)
 
 
@@ -45,48 +45,50 @@ SETTINGS = RouterSettings(
 
 
 @pytest.mark.parametrize(
-    ("given", "changes"),
+    ("overrides", "changes"),
     [
         ({"policy": "static"}, False),
         ({"local_share": "1"}, True),
         ({"policy": "conditional"}, True),
     ],
 )
-def test_only_what_is_decided_otherwise_is_a_change(given: dict[str, str], changes: bool) -> None:
-    """A router that is asked about goes on as it did."""
-    asked = Asked(Router("router-0", SETTINGS), **given)
-    weathered(0, count=0, more=[asked])
-    found = asked.redeciding.changes
-    assert found.placements == asked.placed > 20
-    assert (found.same < found.placements) is changes
-    assert found.modes["remote", "local"] > 0 or not changes
+def test_redeciding_counts_only_changed_placements(
+    overrides: dict[str, str], changes: bool
+) -> None:
+    """The questions change nothing in the router that answers them."""
+    checker = RedecidingChecker(Router("router-0", SETTINGS), **overrides)
+    weathered(0, count=0, extra_checkers=[checker])
+    placement_changes = checker.redeciding.changes
+    assert placement_changes.placements == checker.placed > 20
+    assert (placement_changes.same < placement_changes.placements) is changes
+    assert placement_changes.modes["remote", "local"] > 0 or not changes
 
 
 @pytest.mark.parametrize("policy", ["pairs", "round_robin"])
-def test_workers_in_turn_can_be_asked_about(policy: str) -> None:
-    """They compute nothing where it is decoded."""
-    asked = Asked(Router("router-0", SETTINGS), policy=policy)
-    weathered(0, count=0, more=[asked])
-    modes = asked.redeciding.changes.modes
+def test_redeciding_supports_rotation_policies(policy: str) -> None:
+    """These policies compute no prompt on the decode worker."""
+    checker = RedecidingChecker(Router("router-0", SETTINGS), policy=policy)
+    weathered(0, count=0, extra_checkers=[checker])
+    modes = checker.redeciding.changes.modes
     assert modes["local", "remote"] > 0 and not modes["remote", "local"]
 
 
-def test_a_recording_is_asked_about(tmp_path: Path) -> None:
-    path = answered(Played(), ["r1", "r2", "r3"]).recorded(tmp_path / "a.avro")
+def test_redeciding_watches_replay_of_recording(tmp_path: Path) -> None:
+    path = answered(PlayedRouter(), ["r1", "r2", "r3"]).recorded(tmp_path / "a.avro")
     redeciding = Redeciding({"policy": "replica"})
     report = replay(path, redeciding.watch)
     assert report.is_equal
     assert redeciding.changes.placements == redeciding.changes.same == 3
 
 
-def test_a_setting_that_placements_do_not_follow_is_refused() -> None:
+def test_redeciding_refuses_setting_without_effect_on_placement() -> None:
     with pytest.raises(ConfigError, match=r"--set queue_tokens_max: expected any of explore_"):
         Redeciding({"queue_tokens_max": "3"})
     fields = RouterSettings.__dataclass_fields__
     assert set(fields) > SETTABLE
 
 
-def test_a_wrong_value_is_told(tmp_path: Path) -> None:
+def test_redeciding_refuses_invalid_setting_values(tmp_path: Path) -> None:
     router = Router("router-a", RouterSettings())
     with pytest.raises(ConfigError, match="expected any|LOCAL_SHARE"):
         Redeciding({"local_share": "much"}).watch(router)

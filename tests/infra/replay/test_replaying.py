@@ -14,16 +14,16 @@ from streams.core.events import RequestArrived
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.requests.live import LiveRequest
 from streams.journal.inputs import STOPPED, TICK
-from tests.infra.replay.played import CODEC, Played, answered
+from tests.infra.replay.played import CODEC, PlayedRouter, answered
 from tests.streams import builders
 
 NAMES = [f"r{number}" for number in range(6)]
 
 
 def altered(path: Path, name: str, **changes: Any) -> Path:
-    """The recording of another history, in which a request was another one."""
-    with open_recording(path) as found:
-        rows = list(found.rows())
+    """Rewrite the recording so that one request was another one."""
+    with open_recording(path) as source:
+        rows = list(source.rows())
     for number, row in enumerate(rows):
         if row.kind == LINE and row.topic == "requests":
             if CODEC.decode(row.value).request_id == name:
@@ -33,8 +33,8 @@ def altered(path: Path, name: str, **changes: Any) -> Path:
     return path
 
 
-def test_a_replay_is_equal(tmp_path: Path) -> None:
-    played = answered(Played(), NAMES)
+def test_replay_equals_recorded_run(tmp_path: Path) -> None:
+    played = answered(PlayedRouter(), NAMES)
     played.journal.stop(played.now_ms)
     report = replay(played.recorded(tmp_path / "a.avro"))
     (life,) = report.lives
@@ -43,9 +43,9 @@ def test_a_replay_is_equal(tmp_path: Path) -> None:
     assert life.events == 3 + 3 * len(NAMES)
 
 
-def test_a_replay_begins_at_a_snapshot(tmp_path: Path) -> None:
-    """Lives last for weeks, the journal for a day."""
-    played = answered(Played(), NAMES[:3])
+def test_replay_starts_at_snapshot_before_span(tmp_path: Path) -> None:
+    """A router lives for weeks, and the journal keeps one day."""
+    played = answered(PlayedRouter(), NAMES[:3])
     played.snapshot()
     since_ms = played.now_ms + 1
     for name in NAMES[3:]:
@@ -56,8 +56,8 @@ def test_a_replay_begins_at_a_snapshot(tmp_path: Path) -> None:
     assert life.events == len(NAMES[3:])
 
 
-def test_the_first_difference_is_told_with_its_input(tmp_path: Path) -> None:
-    path = answered(Played(), NAMES).recorded(tmp_path / "a.avro")
+def test_replay_reports_first_difference_with_its_event(tmp_path: Path) -> None:
+    path = answered(PlayedRouter(), NAMES).recorded(tmp_path / "a.avro")
     report = replay(altered(path, "r2", tokens=4_000))
     (life,) = report.lives
     assert not report.is_equal
@@ -65,15 +65,15 @@ def test_the_first_difference_is_told_with_its_input(tmp_path: Path) -> None:
     assert isinstance(life.difference.event, RequestArrived)
     assert life.difference.event.request.request_id == "r2"
     (then,) = life.difference.decided
-    (now,) = (each.decision for each in life.difference.effects if isinstance(each, Decide))
+    (now,) = (effect.decision for effect in life.difference.effects if isinstance(effect, Decide))
     assert (then.request_id, then.prompt_tokens) == ("r2", 10)
     assert (now.request_id, now.prompt_tokens) == ("r2", 4_000)
 
 
-def test_a_core_that_raises_where_it_did_not_is_a_difference(
+def test_replay_reports_new_core_exception_as_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = answered(Played(), NAMES).recorded(tmp_path / "a.avro")
+    path = answered(PlayedRouter(), NAMES).recorded(tmp_path / "a.avro")
 
     def broken(*_: object) -> None:
         raise AssertionError("a bug")
@@ -83,9 +83,11 @@ def test_a_core_that_raises_where_it_did_not_is_a_difference(
     assert life.difference is not None and life.difference.error == "AssertionError: a bug"
 
 
-def test_a_core_that_raised_does_so_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom it failed over is an effect like others."""
-    played, place = answered(Played(), NAMES[:2]), Dispatcher._place
+def test_replay_reproduces_recorded_core_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed request is an effect like others."""
+    played, place = answered(PlayedRouter(), NAMES[:2]), Dispatcher._place
 
     def broken(dispatcher: Dispatcher, live: LiveRequest, now_ms: int) -> bool:
         assert live.request_id != "r9", "a bug"
@@ -99,25 +101,25 @@ def test_a_core_that_raised_does_so_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert not replay(tmp_path / "a.avro").is_equal  # it is mended
 
 
-def test_a_life_that_was_cut_is_replayed_up_to_there(tmp_path: Path) -> None:
-    """Its last lines were lost with it, and what it did behind them is counted."""
-    played = answered(Played(), NAMES[:2])
+def test_replay_counts_decisions_behind_end_of_journal(tmp_path: Path) -> None:
+    """The last lines were lost with the router, and its later decisions are counted."""
+    played = answered(PlayedRouter(), NAMES[:2])
     last_ms, life = played.now_ms, played.life()
     played.happens("requests", builders.request("r9", session_id="r9"))  # in no batch yet
     rows = list(life.rows(CODEC, played.records)) if life.cut(0, last_ms) else []
-    told = [
-        recording.RecordingRow(recording.RECORD, topic="decisions", value=CODEC.encode(each))
-        for each in played.decisions
+    decision_rows = [
+        recording.RecordingRow(recording.RECORD, topic="decisions", value=CODEC.encode(decision))
+        for decision in played.decisions
     ]
-    recording.write(tmp_path / "a.avro", {}, [*rows, *told])
+    recording.write(tmp_path / "a.avro", {}, [*rows, *decision_rows])
     report = replay(tmp_path / "a.avro")
-    (found,) = report.lives
-    assert report.is_equal and not found.is_stopped
-    assert found.unknown == 1
+    (replayed_life,) = report.lives
+    assert report.is_equal and not replayed_life.is_stopped
+    assert replayed_life.unknown == 1
 
 
-def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
-    played = answered(Played(), NAMES)
+def test_replay_refuses_recording_without_snapshot(tmp_path: Path) -> None:
+    played = answered(PlayedRouter(), NAMES)
     life = played.life()
     life.snapshots.clear()
     assert not life.cut(0, 1 << 62)
@@ -127,8 +129,8 @@ def test_a_recording_without_a_snapshot_is_refused(tmp_path: Path) -> None:
         replay(tmp_path / "a.avro")
 
 
-def test_lines_behind_a_gap_are_not_replayed(tmp_path: Path) -> None:
-    played = answered(Played(), NAMES)
+def test_recorded_life_cut_drops_lines_behind_gap(tmp_path: Path) -> None:
+    played = answered(PlayedRouter(), NAMES)
     life = played.life()
     del life.lines[5]
     assert life.cut(0, 1 << 62)
@@ -136,8 +138,8 @@ def test_lines_behind_a_gap_are_not_replayed(tmp_path: Path) -> None:
     assert STOPPED not in {line.topic for _, line in life.lines}
 
 
-def test_a_span_ends_where_it_is_told_to(tmp_path: Path) -> None:
-    played = answered(Played(), NAMES)
+def test_recorded_life_cut_ends_at_requested_time(tmp_path: Path) -> None:
+    played = answered(PlayedRouter(), NAMES)
     life, until_ms = played.life(), played.now_ms - 50
     assert life.cut(0, until_ms)
     assert life.lines[-1][1].now_ms <= until_ms

@@ -25,7 +25,7 @@ LOOKS = 20  # between two snapshots
 
 
 class Shadow(Checker):
-    """Applies everything to a router from a snapshot too, and compares what follows."""
+    """Apply each event to a router from a snapshot too, and compare the effects."""
 
     def __init__(self) -> None:
         self.snapshots = self.compared = 0
@@ -33,7 +33,7 @@ class Shadow(Checker):
         self._shadow: Router | None = None
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Begin anew from a snapshot, now and then."""
+        """Take a new snapshot at intervals."""
         if not self._looks % LOOKS and cluster.router.alive:
             self._shadow = unpack_router(pack_router(cluster.router.core))
             self.snapshots += 1
@@ -49,21 +49,21 @@ class Shadow(Checker):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_read_from_a_snapshot_decides_alike(seed: int) -> None:
+def test_router_from_snapshot_decides_same(seed: int) -> None:
     shadow = Shadow()
-    weathered(seed, more=[shadow], searching=seed == 1)
+    weathered(seed, extra_checkers=[shadow], searching=seed == 1)
     assert shadow.snapshots > 3
     assert shadow.compared > 100
 
 
-def test_what_is_decided_does_not_depend_on_the_order_of_sets() -> None:
-    """Another process, in which strings have other hashes, decides the same."""
+def test_router_decisions_do_not_depend_on_hash_seed() -> None:
+    """A second process, in which strings have other hashes, decides the same."""
     program = (
         "from tests.infra.replay.test_snapshots import Sums\n"
         "from tests.infra.simulator.storms import weathered\n"
-        "sums = Sums(); weathered(5, more=[sums]); print(sums.checksum)"
+        "sums = Sums(); weathered(5, extra_checkers=[sums]); print(sums.checksum)"
     )
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -73,11 +73,11 @@ def test_what_is_decided_does_not_depend_on_the_order_of_sets() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert told[0] == told[1] != "0\n"
+    assert outputs[0] == outputs[1] != "0\n"
 
 
 class Sums(Checker):
-    """A checksum of everything that was decided."""
+    """Sum up the effects of all events in one checksum."""
 
     checksum = 0
 
@@ -85,7 +85,7 @@ class Sums(Checker):
         self.checksum = zlib.crc32(repr(effects).encode(), self.checksum)
 
 
-def test_no_foreign_code_is_run() -> None:
+def test_snapshot_refuses_foreign_code() -> None:
     """A recording may come from anywhere."""
 
     class Foreign:
@@ -99,42 +99,42 @@ def test_no_foreign_code_is_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [CheckProcess, LogProducer])
-def test_nothing_is_made_that_does_more_than_hold_values(kind: type) -> None:
-    """Classes of the project's own start processes and connect."""
+def test_snapshot_refuses_project_classes_with_side_effects(kind: type) -> None:
+    """Such classes start processes and connect to brokers."""
     with pytest.raises(RecordError, match="is no part of a router"):
         unpack_router(zlib.compress(pickle.dumps(kind)))
 
 
 class Objects:
-    """An array whose bytes are taken for addresses of objects."""
+    """Build an array whose bytes are taken for addresses of objects."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return np.ndarray, ((1,), np.dtype("O"), (0xDEADBEEF).to_bytes(8, "little"))
 
 
 class OfObjects:
-    """The same by the name that is allowed."""
+    """Build the same array by the one function that is allowed."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return numbers, ("|O", (1,), b"\xef" * 8)
 
 
 @pytest.mark.parametrize(
-    ("evil", "said"), [(Objects, "ndarray is no part"), (OfObjects, "numbers")]
+    ("evil", "message"), [(Objects, "ndarray is no part"), (OfObjects, "numbers")]
 )
-def test_no_bytes_are_taken_for_objects(evil: type, said: str) -> None:
-    """A recording crashed the process at an address of its choice (found 28)."""
-    with pytest.raises(RecordError, match=said):
+def test_snapshot_refuses_arrays_of_object_pointers(evil: type, message: str) -> None:
+    """A recording once crashed the process at an address of its choice."""
+    with pytest.raises(RecordError, match=message):
         unpack_router(zlib.compress(pickle.dumps(frozenset([evil()]))))
 
 
-def test_a_small_snapshot_does_not_become_a_large_one() -> None:
+def test_snapshot_bounds_decompressed_size() -> None:
     zeros = pickle.dumps(bytes(64 << 20))
     with pytest.raises(RecordError, match="expected a whole state of at most 16777216 bytes"):
         unpack_router(zlib.compress(zeros))
 
 
-def test_what_is_no_snapshot_is_refused() -> None:
+def test_snapshot_refuses_invalid_or_truncated_state() -> None:
     whole = pack_router(Router("router-a", RouterSettings()))
     assert unpack_router(whole).router_id == "router-a"
     for state in (b"", b"nothing", whole[:-20], zlib.compress(pickle.dumps({"a": 1}))):

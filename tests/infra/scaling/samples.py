@@ -22,7 +22,7 @@ TARGETS = ScalingSettings()
 
 def backlog(**changes: Any) -> Backlog:
     """4 requests/s, of 1 000 tokens that prefill computes in 200 ms, answered in 5 s."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "requests_per_s": 4.0,
         "prompt_tokens": 1_000.0,
         "answer_tokens": 100.0,
@@ -30,28 +30,28 @@ def backlog(**changes: Any) -> Backlog:
         "step_ms": 46.0,
         "sharing_ms": 0.5,
     }
-    return Backlog(**{**known, **changes})
+    return Backlog(**{**defaults, **changes})
 
 
 def measured(
     *, prefill: int = 1, decode: int = 1, replica: int = 0, slots: int = 8, **changes: Any
 ) -> FleetMeasurement:
-    """So many workers, with so many answers at once each."""
+    """Measure pools of these sizes, each worker with so many slots."""
     present = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
     pools = {role: PoolLoad(present=count, slots=slots) for role, count in present.items()}
     return FleetMeasurement(backlog=backlog(**changes), pools=pools)
 
 
 def router_says(view: FleetView, backlog: Backlog | None, name: str = "router-0") -> None:
-    """A router lives, with its heartbeat."""
-    known = view.members.get(name)
-    if known is None:
+    """Apply the registration and a heartbeat of a router."""
+    member = view.members.get(name)
+    if member is None:
         kind = MemberKind.ROUTER
         view.apply(Registration(member_id=name, epoch=1, kind=kind, started_ms=T0), 0, T0)
     beat = Heartbeat(
         member_id=name,
         epoch=1,
-        seq=0 if known is None else known.beat_seq + 1,
+        seq=0 if member is None else member.beat_seq + 1,
         at_ms=T0,
         state=MemberState.READY,
         load=Load(),

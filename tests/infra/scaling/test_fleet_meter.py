@@ -17,13 +17,13 @@ DECODE = Role.DECODE
 def view_with(*beats: Heartbeat) -> FleetView:
     view = FleetView()
     router_says(view, backlog())
-    for number, one in enumerate(beats):
-        view.apply(registration(one.member_id, DECODE, partition=number), number, T0)
-        view.apply(one, 10 + number, T0)
+    for number, heartbeat in enumerate(beats):
+        view.apply(registration(heartbeat.member_id, DECODE, partition=number), number, T0)
+        view.apply(heartbeat, 10 + number, T0)
     return view
 
 
-def test_without_a_router_that_says_what_waits_nothing_is_known() -> None:
+def test_fleet_meter_measures_nothing_without_router_backlog() -> None:
     view = FleetView()
     assert FleetMeter().measure(view, T0) is None
     router_says(view, None)  # of an older release
@@ -33,18 +33,20 @@ def test_without_a_router_that_says_what_waits_nothing_is_known() -> None:
     assert FleetMeter().measure(view, T0 + LEASE_MS + 1) is None
 
 
-def test_a_pool_is_who_serves_in_it_with_the_credits_of_all_routers() -> None:
-    one = beat("d0", 1, {DECODE: 6}, at_ms=T0)
-    other = beat("d1", 1, {DECODE: 8}, at_ms=T0)
+def test_fleet_meter_counts_ready_workers_and_credits_of_all_routers() -> None:
+    first = beat("d0", 1, {DECODE: 6}, at_ms=T0)
+    second = beat("d1", 1, {DECODE: 8}, at_ms=T0)
     starting = replace(beat("d2", 1, {DECODE: 8}, at_ms=T0), state=MemberState.STARTING)
-    shared = (*one.grants, replace(one.grants[0], router_id="router-9"))
-    found = FleetMeter().measure(view_with(replace(one, grants=shared), other, starting), T0)
-    assert found is not None
-    assert (found.pools[DECODE].present, found.pools[DECODE].slots) == (2, 10)
-    assert found.pools[Role.PREFILL].present == 0 and found.shards == ()
+    shared = (*first.grants, replace(first.grants[0], router_id="router-9"))
+    measurement = FleetMeter().measure(
+        view_with(replace(first, grants=shared), second, starting), T0
+    )
+    assert measurement is not None
+    assert (measurement.pools[DECODE].present, measurement.pools[DECODE].slots) == (2, 10)
+    assert measurement.pools[Role.PREFILL].present == 0 and measurement.shards == ()
 
 
-def test_what_is_under_way_is_a_mean_of_the_last_seconds() -> None:
+def test_fleet_meter_averages_requests_in_flight() -> None:
     def holding(seq: int, running: int) -> Heartbeat:
         now = beat("d0", seq, {DECODE: 8}, at_ms=T0)
         return replace(now, load=Load(running=running, waiting=1))
@@ -61,20 +63,24 @@ def test_what_is_under_way_is_a_mean_of_the_last_seconds() -> None:
     assert later is not None and later.pools[DECODE].under_way == pytest.approx(1, abs=0.1)
 
 
-def test_a_rate_that_grows_evenly_is_known_to() -> None:
+def test_fleet_meter_estimates_growth_of_request_rate() -> None:
     measuring, view = FleetMeter(), FleetView()
     for second in range(300):
         router_says(view, backlog(requests_per_s=4 + 0.1 * second))
         now_ms = view.members["router-0"].seen_ms = T0 + 1_000 * second
-        found = measuring.measure(view, now_ms)
-    assert found is not None and found.growth_per_s2 == pytest.approx(0.1, rel=0.05)
+        measurement = measuring.measure(view, now_ms)
+    assert measurement is not None and measurement.growth_per_s2 == pytest.approx(0.1, rel=0.05)
 
 
-def test_backlogs_of_several_routers_are_one() -> None:
-    one = backlog(waiting=3, oldest_ms=500, slack_ms=4_000, requests_per_s=1.0, prefill_ms=100.0)
-    other = backlog(waiting=2, oldest_ms=900, slack_ms=9_000, requests_per_s=3.0, prefill_ms=300.0)
+def test_backlog_merge_adds_counts_and_weights_times_by_rate() -> None:
+    first = backlog(waiting=3, oldest_ms=500, slack_ms=4_000, requests_per_s=1.0, prefill_ms=100.0)
+    second = backlog(waiting=2, oldest_ms=900, slack_ms=9_000, requests_per_s=3.0, prefill_ms=300.0)
     idle = backlog(requests_per_s=0.0, prefill_ms=7.0)
-    found = merge_backlogs([one, other, idle])
-    assert (found.waiting, found.oldest_ms, found.slack_ms) == (5, 900, 4_000)
-    assert (found.requests_per_s, found.prefill_ms) == (4.0, 250.0)
+    merged_backlog = merge_backlogs([first, second, idle])
+    assert (merged_backlog.waiting, merged_backlog.oldest_ms, merged_backlog.slack_ms) == (
+        5,
+        900,
+        4_000,
+    )
+    assert (merged_backlog.requests_per_s, merged_backlog.prefill_ms) == (4.0, 250.0)
     assert merge_backlogs([idle, idle]).prefill_ms == 7.0

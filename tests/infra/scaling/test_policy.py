@@ -15,15 +15,19 @@ from tests.infra.scaling.samples import TARGETS, backlog, measured
 PREFILL, DECODE, REPLICA, RETRIEVAL = Role.PREFILL, Role.DECODE, Role.REPLICA, Role.RETRIEVAL
 
 
-def counts(found: FleetMeasurement, **targets: Any) -> dict[Role, int]:
-    return {pool.role: pool.workers for pool in wanted_pools(found, ScalingSettings(**targets))}
+def counts(measurement: FleetMeasurement, **targets: Any) -> dict[Role, int]:
+    return {
+        pool.role: pool.workers for pool in wanted_pools(measurement, ScalingSettings(**targets))
+    }
 
 
-def why(found: FleetMeasurement, role: Role, **targets: Any) -> str:
-    return next(p.why for p in wanted_pools(found, ScalingSettings(**targets)) if p.role is role)
+def why(measurement: FleetMeasurement, role: Role, **targets: Any) -> str:
+    return next(
+        p.why for p in wanted_pools(measurement, ScalingSettings(**targets)) if p.role is role
+    )
 
 
-def test_where_prompts_double_in_length_prefill_does_too() -> None:
+def test_prefill_pool_doubles_with_prompt_length() -> None:
     """The Neuron guide: "double the prefill servers"."""
     any_wait: dict[str, Any] = {"ttft_ms": 10_000, "workers_max": 16}
     before = counts(measured(requests_per_s=8.0), **any_wait)
@@ -33,7 +37,7 @@ def test_where_prompts_double_in_length_prefill_does_too() -> None:
     assert before[DECODE] == after[DECODE]
 
 
-def test_four_prefills_against_two_decodes_per_second_are_one_and_two() -> None:
+def test_policy_balances_one_prefill_with_two_decode_workers() -> None:
     """The Neuron guide: 1P2D is in balance. One worker prefills 4 prompts/s, one decodes 2/s."""
     paces: dict[str, Any] = {"prefill_ms": 250.0, "step_ms": 32.0, "sharing_ms": 1.0}  # 40 ms of 8
     at_most = measured(requests_per_s=4.0, **paces)
@@ -46,11 +50,11 @@ def test_four_prefills_against_two_decodes_per_second_are_one_and_two() -> None:
     assert busy == {PREFILL: pytest.approx(1.0), DECODE: pytest.approx(2.0)}
 
 
-def test_a_lull_wants_one_of_each() -> None:
+def test_policy_keeps_one_worker_per_pool_without_requests() -> None:
     assert counts(measured(requests_per_s=0.0)) == {PREFILL: 1, DECODE: 1}
 
 
-def test_where_more_and_more_comes_it_is_met_when_it_is_there() -> None:
+def test_policy_scales_ahead_of_growing_request_rate() -> None:
     grows = replace(measured(), growth_per_s2=0.1)  # 3 more per second, 30 s on
     assert [pool.work for pool in wanted_pools(grows, TARGETS)] == [
         pool.work for pool in wanted_pools(measured(requests_per_s=7.0), TARGETS)
@@ -70,25 +74,27 @@ def test_where_more_and_more_comes_it_is_met_when_it_is_there() -> None:
         ({"waiting": 50, "oldest_ms": 60_000, "slack_ms": 0}, 25),  # as soon as makes sense
     ],
 )
-def test_what_waits_is_to_be_gone_in_time(waits: dict[str, int], more_per_s: float) -> None:
+def test_backlog_adds_rate_that_clears_queue_in_time(
+    waits: dict[str, int], more_per_s: float
+) -> None:
     assert catching_up_per_s(backlog(**waits), TARGETS) == more_per_s
 
 
-def test_a_backlog_wants_all_pools_to_grow_whichever_held_it_up() -> None:
+def test_backlog_grows_prefill_and_decode_pools() -> None:
     waits = {"waiting": 60, "oldest_ms": 3_000, "slack_ms": 60_000}
     calm, late = counts(measured(), workers_max=16), counts(measured(**waits), workers_max=16)
     assert late[PREFILL] > calm[PREFILL] and late[DECODE] > calm[DECODE]
 
 
-def test_the_queue_of_a_few_prefill_workers_decides_before_their_time_does() -> None:
+def test_prefill_queue_decides_size_of_small_pool() -> None:
     slow = measured(requests_per_s=0.75, prefill_ms=800.0)
     assert counts(slow)[PREFILL] == 3
     assert "their queue decides" in why(slow, PREFILL)
     assert counts(slow, ttft_ms=5_000)[PREFILL] == 1
 
 
-def test_what_no_number_of_workers_gives_is_said_and_moves_nothing() -> None:
-    """A prompt that alone takes longer than the target, a token that does."""
+def test_policy_reports_unreachable_latency_targets() -> None:
+    """One prompt alone, or one token, takes longer than the target."""
     late = measured(prefill_ms=1_500.0, requests_per_s=1.0)
     assert counts(late)[PREFILL] == 2
     assert "alone is more than 1000 ms" in why(late, PREFILL)
@@ -96,70 +102,70 @@ def test_what_no_number_of_workers_gives_is_said_and_moves_nothing() -> None:
     assert "a lone token takes more than 25 ms" in slow and "slots" in slow
 
 
-def test_a_batch_is_bounded_by_slots_memory_and_the_target_of_a_token() -> None:
-    found = measured(slots=64)
-    assert "slots" in why(found, DECODE)
-    assert "the time per token" in why(found, DECODE, tpot_ms=50.0)
-    pools = {**found.pools, DECODE: replace(found.pools[DECODE], kv_tokens=5_500.0)}
-    assert "5.0 on each: KV memory" in why(replace(found, pools=pools), DECODE)
-    assert counts(found, tpot_ms=50.0)[DECODE] > counts(found)[DECODE]
+def test_decode_batch_is_bounded_by_slots_memory_and_tpot_target() -> None:
+    measurement = measured(slots=64)
+    assert "slots" in why(measurement, DECODE)
+    assert "the time per token" in why(measurement, DECODE, tpot_ms=50.0)
+    pools = {**measurement.pools, DECODE: replace(measurement.pools[DECODE], kv_tokens=5_500.0)}
+    assert "5.0 on each: KV memory" in why(replace(measurement, pools=pools), DECODE)
+    assert counts(measurement, tpot_ms=50.0)[DECODE] > counts(measurement)[DECODE]
 
 
-def test_what_decode_workers_hold_fits_in_any_case() -> None:
-    """Before the first answers have ended nobody knows how long they are."""
+def test_decode_pool_fits_requests_in_flight() -> None:
+    """No answer has ended yet, so that their length is unknown."""
     new = measured(answer_tokens=0.0)
-    held = {**new.pools, DECODE: PoolLoad(present=2, slots=8, under_way=30.0)}
+    busy_pools = {**new.pools, DECODE: PoolLoad(present=2, slots=8, under_way=30.0)}
     assert counts(new)[DECODE] == 1
-    assert counts(replace(new, pools=held))[DECODE] == 4
-    assert "30.0 are there now" in why(replace(new, pools=held), DECODE)
+    assert counts(replace(new, pools=busy_pools))[DECODE] == 4
+    assert "30.0 are there now" in why(replace(new, pools=busy_pools), DECODE)
 
 
-def test_prompts_that_decode_workers_compute_count_there() -> None:
+def test_decode_pool_counts_prompts_computed_locally() -> None:
     local = measured(prefill_ms=0.0, append_ms=400.0)
     assert counts(local)[PREFILL] == 1
     assert counts(local)[DECODE] > counts(measured())[DECODE]
 
 
-def test_replicas_do_both() -> None:
-    found = measured(prefill=0, decode=0, replica=2, prefill_ms=0.0, append_ms=200.0)
-    (pool,) = wanted_pools(found, TARGETS)
+def test_replica_pool_counts_prefill_and_decode_work() -> None:
+    measurement = measured(prefill=0, decode=0, replica=2, prefill_ms=0.0, append_ms=200.0)
+    (pool,) = wanted_pools(measurement, TARGETS)
     assert (pool.role, pool.present) == (REPLICA, 2)
     assert pool.work == pytest.approx(4 * (0.2 + 100 * 0.050 / 8))
-    assert counts(found, workers_max=2) == {REPLICA: 2}
+    assert counts(measurement, workers_max=2) == {REPLICA: 2}
 
 
-def test_where_nobody_lives_nobody_is_wanted() -> None:
-    """After an outage all leases may have ended: that says nothing of which pools there are."""
+def test_policy_plans_no_pools_without_workers() -> None:
+    """After an outage all leases may have ended, which does not tell what pools exist."""
     assert counts(measured(prefill=0, decode=0)) == {}
     assert counts(measured(prefill=0, decode=1)).keys() == {PREFILL, DECODE}
 
 
-def test_of_each_pool_there_is_one_however_few_there_may_be() -> None:
+def test_policy_keeps_one_worker_per_pool_beyond_workers_max() -> None:
     assert counts(measured(requests_per_s=20.0), workers_max=1) == {PREFILL: 1, DECODE: 1}
 
 
-def test_every_shard_gets_as_many_copies_as_the_busiest_wants() -> None:
+def test_retrieval_pool_gives_each_shard_copies_of_busiest_shard() -> None:
     shards = tuple(PoolLoad(present=1, slots=8, under_way=under_way) for under_way in (3.0, 12.0))
-    found = replace(measured(), shards=shards)
-    assert counts(found)[RETRIEVAL] == 2 * 2
-    assert counts(found, copies_max=1)[RETRIEVAL] == 2
+    measurement = replace(measured(), shards=shards)
+    assert counts(measurement)[RETRIEVAL] == 2 * 2
+    assert counts(measurement, copies_max=1)[RETRIEVAL] == 2
     idle = replace(measured(), shards=(PoolLoad(present=1), PoolLoad(present=1)))
     assert counts(idle)[RETRIEVAL] == 2
 
 
-def test_copies_that_emptied_the_queue_stay_as_long_as_one_could_not_hold_it() -> None:
-    """What they hold says that two are too many; what comes says that one is too few."""
+def test_retrieval_pool_keeps_copies_while_one_cannot_serve_rate() -> None:
+    """The load says that two copies are too many, the rate that one is too few."""
     calm = PoolLoad(present=2, slots=8, under_way=3.0, per_s=440.0)
     assert counts(replace(measured(), shards=(calm,)))[RETRIEVAL] == 1
-    known = replace(measured(), shards=(replace(calm, pace_per_s=400.0),))
-    assert counts(known)[RETRIEVAL] == 2
-    assert "440/s, and one can 400" in why(known, RETRIEVAL)
+    measurement = replace(measured(), shards=(replace(calm, pace_per_s=400.0),))
+    assert counts(measurement)[RETRIEVAL] == 2
+    assert "440/s, and one can 400" in why(measurement, RETRIEVAL)
     idle = replace(measured(), shards=(replace(calm, per_s=100.0, pace_per_s=400.0), PoolLoad()))
     assert counts(idle)[RETRIEVAL] == 2, "one for each shard"
 
 
-def test_at_the_bound_a_worker_moves_only_where_that_gains_something() -> None:
-    """Else it would go to and fro."""
+def test_policy_moves_worker_at_bound_only_for_gain() -> None:
+    """Otherwise the worker would move to and fro."""
     near: dict[str, Any] = {"requests_per_s": 20.0, "answer_tokens": 32.0}
     for prefill in (4, 5):
         there = measured(prefill=prefill, decode=9 - prefill, **near)

@@ -20,7 +20,7 @@ def wants(prefill: int, decode: int) -> ScalingPlan:
     return ScalingPlan(backlog(), pools)
 
 
-def test_the_fleet_is_looked_at_as_a_whole() -> None:
+def test_scaler_plans_pools_from_fleet_view() -> None:
     view, scaler = FleetView(), Scaler(SETTINGS)
     assert scaler.plan(view, T0) is None
     router_says(view, backlog())
@@ -32,14 +32,14 @@ def test_the_fleet_is_looked_at_as_a_whole() -> None:
     assert {p.role: (p.present, p.workers) for p in look.pools} == {PREFILL: (1, 2), DECODE: (1, 4)}
 
 
-def test_where_there_is_no_room_a_pool_gives_up_at_once_what_it_can_spare() -> None:
+def test_scaler_shrinks_pool_at_once_at_workers_max() -> None:
     scaler, present = Scaler(SETTINGS), {PREFILL: 4, DECODE: 2}
     for second in range(3):
         targets = scaler.settle(wants(2, 4), present, T0 + 1_000 * second)
     assert targets == {PREFILL: 2, DECODE: 4}
 
 
-def test_where_there_is_room_it_keeps_them_for_a_while() -> None:
+def test_scaler_shrinks_pool_late_below_workers_max() -> None:
     scaler, present = Scaler(SETTINGS), {PREFILL: 3, DECODE: 2}
     for second in range(3):
         targets = scaler.settle(wants(2, 3), present, T0 + 1_000 * second)

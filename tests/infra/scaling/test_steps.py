@@ -12,7 +12,7 @@ from schemas.records import Role
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
-def test_what_one_pool_can_spare_moves_to_the_other() -> None:
+def test_steps_move_spare_worker_to_other_pool() -> None:
     workers = {PREFILL: ["p0", "p1"], DECODE: ["d0"]}
     assert steps(workers, {PREFILL: 1, DECODE: 2}) == [MoveWorker("p1", DECODE)]
     assert steps(workers, {PREFILL: 1, DECODE: 3}) == [
@@ -23,27 +23,29 @@ def test_what_one_pool_can_spare_moves_to_the_other() -> None:
     assert steps(workers, {PREFILL: 2, DECODE: 1}) == []
 
 
-def test_pools_without_a_target_stay_and_retrieval_is_not_moved() -> None:
+def test_steps_keep_pools_without_target_and_never_move_retrieval() -> None:
     workers = {PREFILL: ["p0"], Role.REPLICA: ["x0", "x1"]}
     assert steps(workers, {PREFILL: 1, DECODE: 1, Role.RETRIEVAL: 4}) == [StartWorker(DECODE)]
 
 
 @given(st.tuples(*(st.tuples(st.integers(0, 5), st.integers(0, 5)) for _ in LLM)))
-def test_afterwards_each_pool_has_its_target(pools: tuple[tuple[int, int], ...]) -> None:
+def test_steps_bring_each_pool_to_its_target(pools: tuple[tuple[int, int], ...]) -> None:
     workers: dict[Role, Sequence[str]] = {
         role: [f"{role}-{n}" for n in range(there)]
         for role, (there, _) in zip(LLM, pools, strict=True)
     }
     targets = {role: target for role, (_, target) in zip(LLM, pools, strict=True)}
-    left = {name: role for role, names in workers.items() for name in names}
+    roles_by_name = {name: role for role, names in workers.items() for name in names}
     started = []
     for step in steps(workers, targets):
         match step:
             case StartWorker(role):
                 started.append(role)
             case DrainWorker(name):
-                del left[name]
+                del roles_by_name[name]
             case MoveWorker(name, role):
-                left[name] = role
-    assert [[*left.values(), *started].count(role) for role in LLM] == [*targets.values()]
-    assert not started or len(left) == sum(map(len, workers.values())), "nobody leaves meanwhile"
+                roles_by_name[name] = role
+    assert [[*roles_by_name.values(), *started].count(role) for role in LLM] == [*targets.values()]
+    assert not started or len(roles_by_name) == sum(map(len, workers.values())), (
+        "nobody leaves meanwhile"
+    )

@@ -40,19 +40,20 @@ def weathered(
     seed: int,
     *,
     count: int = 16,
-    more: Sequence[Checker] = (),
+    extra_checkers: Sequence[Checker] = (),
     timeout_ms: int = 0,
     searching: bool = False,
     probing: bool = False,
     policy: str = "",
 ) -> Cluster:
-    """A cluster that has served conversations in a storm of that seed; searching, routers also die
-    while requests wait for what they want to have found, and probing, answers search too."""
+    """Serve conversations in a storm; `searching` also kills routers, `probing` adds probes."""
     shape = SHAPES[seed % len(SHAPES)]
     settings = RouterSettings(
         policy=policy or ("static", "learned", "conditional")[seed % 3],
         local_share=0.3,
-        orchestration=("auto", *(each.value for each in ORCHESTRATIONS))[seed % 4],
+        orchestration=("auto", *(orchestration.value for orchestration in ORCHESTRATIONS))[
+            seed % 4
+        ],
         gateway_grace_ms=GRACE_MS,
         tick_ms=50,
     )
@@ -81,7 +82,7 @@ def weathered(
                 ContinuationChecker(),
             ),
             Rebuilds(lambda name: Router(name, settings)),
-            *more,
+            *extra_checkers,
         ],
         faults=[
             *storm(seed, shape, gateways=GATEWAYS, count=count, begin_ms=READY_MS, end_ms=end_ms),

@@ -23,9 +23,9 @@ from tests.infra.simulator.storms import PROFILE, SETUP
 DURATION_MS = 8_000.0
 
 
-def gone_on(seed: int) -> Counter[str]:
-    """What was seen while one worker after the other is not heard for longer than its lease."""
-    settings, goings = RouterSettings(policy="static", tick_ms=50), ContinuationChecker()
+def run_with_lost_heartbeats(seed: int) -> Counter[str]:
+    """Count continuations while the heartbeats of one worker after the other are lost."""
+    settings, checker = RouterSettings(policy="static", tick_ms=50), ContinuationChecker()
     shape = ClusterShape.parse(("2P3D", "3B")[seed % 2])
     names = [name for name, _ in shape.roles()]
     cluster = Cluster(
@@ -36,7 +36,7 @@ def gone_on(seed: int) -> Counter[str]:
         gateways=2,
         keeps_log=True,
         checkers=[
-            *(OneOutcome(), AnswerLogChecker(), ClientChecker(), UsageChecker(), goings),
+            *(OneOutcome(), AnswerLogChecker(), ClientChecker(), UsageChecker(), checker),
             Rebuilds(lambda name: Router(name, settings)),
         ],
         faults=[
@@ -49,19 +49,19 @@ def gone_on(seed: int) -> Counter[str]:
         ],
     )
     serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)
-    return goings.counts
+    return checker.counts
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_readers_stop_where_the_next_attempt_begins(seed: int) -> None:
-    seen = gone_on(seed)
-    assert seen["gone on"] and seen["tokens behind a mark"]
+def test_readers_stop_where_next_attempt_begins(seed: int) -> None:
+    counts = run_with_lost_heartbeats(seed)
+    assert counts["gone on"] and counts["tokens behind a mark"]
 
 
-def test_a_seed_finds_a_router_that_forgets_who_made_the_answer(
+def test_usage_checker_finds_missing_worker_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Usage of an answer that its readers had whole lacked the time of its attempt (found 28)."""
+    """Usage of a whole answer once lacked the worker time of its attempt."""
     right = decisions.as_read
 
     def wrong(outcome: Outcome, end: StreamEnd) -> Outcome:
@@ -69,4 +69,4 @@ def test_a_seed_finds_a_router_that_forgets_who_made_the_answer(
 
     monkeypatch.setattr(decisions, "as_read", wrong)
     with pytest.raises(AssertionError, match="without those of its answer"):
-        gone_on(1)
+        run_with_lost_heartbeats(1)

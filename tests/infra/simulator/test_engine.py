@@ -11,7 +11,7 @@ COSTS = StepCosts(SETUP)
 
 
 class Desk:
-    """An engine, and when its sequences came to what."""
+    """Run an engine, and note when its prompts and answers end."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -33,23 +33,23 @@ class Desk:
 
 
 def stepped(batch: list[tuple[int, int]]) -> list[float]:
-    """When sequences of (context, tokens) that begin together end, one step after the other."""
-    left = {i: tokens for i, (_, tokens) in enumerate(batch)}
+    """Return the end times of sequences of (context, tokens), taken step by step."""
+    remaining_tokens = {i: tokens for i, (_, tokens) in enumerate(batch)}
     context = {i: prompt + 1 for i, (prompt, _) in enumerate(batch)}
     ends, now_ms = [0.0] * len(batch), 0.0
-    while left:
-        total = sum(context[i] for i in left)
-        now_ms += COSTS.step_ms(decoding=len(left), context_tokens=total)
-        for i in list(left):
+    while remaining_tokens:
+        total = sum(context[i] for i in remaining_tokens)
+        now_ms += COSTS.step_ms(decoding=len(remaining_tokens), context_tokens=total)
+        for i in list(remaining_tokens):
             context[i] += 1
-            left[i] -= 1
-            if not left[i]:
-                del left[i]
+            remaining_tokens[i] -= 1
+            if not remaining_tokens[i]:
+                del remaining_tokens[i]
                 ends[i] = now_ms
     return ends
 
 
-def test_runs_of_steps_equal_single_steps() -> None:
+def test_gpu_bulk_steps_equal_single_steps() -> None:
     batch = [(100, 7), (2_000, 40), (50, 40), (900, 133)]
     # whoever comes during a run joins after its current step, so give all of them at a boundary
     desk = Desk()
@@ -59,7 +59,7 @@ def test_runs_of_steps_equal_single_steps() -> None:
     assert [desk.answers[i] for i in range(len(batch))] == pytest.approx(stepped(batch))
 
 
-def test_an_arrival_ends_the_run_at_its_current_step() -> None:
+def test_gpu_interrupts_bulk_run_on_arrival() -> None:
     desk = Desk()
     desk.gpu.add_answer(GpuSequence("a", 1_000, 1_000, 50))
     desk.clock.at(20.0, lambda: desk.gpu.add_answer(GpuSequence("b", 10, 10, 1)))
@@ -70,7 +70,7 @@ def test_an_arrival_ends_the_run_at_its_current_step() -> None:
     assert desk.gpu.batch == desk.gpu.context_tokens == 0
 
 
-def test_removed_sequences_leave_nothing_behind() -> None:
+def test_gpu_keeps_nothing_of_removed_sequences() -> None:
     desk = Desk()
     first, second = GpuSequence("a", 500, 500, 400), GpuSequence("b", 3_000, 0, 400)
     desk.gpu.add_answer(first)
@@ -82,7 +82,7 @@ def test_removed_sequences_leave_nothing_behind() -> None:
     assert desk.gpu.batch == desk.gpu.context_tokens == 0
 
 
-def test_a_prompt_beside_a_batch_is_computed_in_chunks_and_slows_it() -> None:
+def test_gpu_chunks_prompt_beside_decoding_batch() -> None:
     desk = Desk()
     desk.gpu.add_answer(GpuSequence("a", 1_000, 1_000, 30))
     desk.gpu.add_prompt(GpuSequence("b", 2_000, 0, 1))
@@ -93,7 +93,7 @@ def test_a_prompt_beside_a_batch_is_computed_in_chunks_and_slows_it() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "bound"), [(1, "memory"), (4_096, "compute")])
-def test_roofline(tokens: int, bound: str) -> None:
+def test_step_costs_follow_roofline(tokens: int, bound: str) -> None:
     """One token waits for the weights, thousands for arithmetic; the data sheet bounds both."""
     took_ms = COSTS.fixed_ms(tokens) - COSTS.overhead_ms
     read_ms = 1e3 * 2 * 8.03e9 / 3.35e12
@@ -103,7 +103,7 @@ def test_roofline(tokens: int, bound: str) -> None:
     assert least_ms < took_ms < 2 * least_ms
 
 
-def test_kv_sizes_are_the_models() -> None:
+def test_setup_has_kv_sizes_of_model() -> None:
     assert SETUP.model.kv_bytes_per_token == 131_072
     assert 400_000 < SETUP.kv_blocks * SETUP.block_tokens < 450_000
     assert SETUP.transfer_ms(0) == SETUP.link.latency_ms

@@ -27,7 +27,7 @@ PROFILE = Profile(
 
 
 def serve(seed: int, faults: tuple[SimFault, ...], readers: Readers) -> Cluster:
-    """Two-turn conversations through three gateways, under all checkers."""
+    """Serve two-turn conversations through three gateways, under all checkers."""
     cluster = Cluster(
         ClusterShape(prefill=2, decode=2),
         SETUP,
@@ -46,21 +46,25 @@ def serve(seed: int, faults: tuple[SimFault, ...], readers: Readers) -> Cluster:
 
 
 def ends(cluster: Cluster) -> dict[str, OutcomeKind]:
-    """How each request ended for its client."""
-    return {each.request_id: each.outcome.kind for each in cluster.clients.requests if each.outcome}
+    """Return how each request ended for its client."""
+    return {
+        request.request_id: request.outcome.kind
+        for request in cluster.clients.requests
+        if request.outcome
+    }
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
-    """Gateways die, return and are cut off at drawn times."""
+def test_router_cancels_exactly_requests_without_reader(seed: int) -> None:
+    """Gateways die, return and are cut off at random times."""
     readers = Readers(GRACE_MS)
     faults = gateway_losses(
         seed, gateways=3, count=8, begin_ms=READY_MS, end_ms=READY_MS + DURATION_MS
     )
     cluster = serve(seed, faults, readers)
-    found = ends(cluster)
+    kinds = ends(cluster)
     assert readers.lost_ids, "some were left by their clients"
-    for request_id, kind in found.items():
+    for request_id, kind in kinds.items():
         expected = (
             OutcomeKind.CANCELLED if request_id in readers.lost_ids else OutcomeKind.COMPLETED
         )
@@ -73,8 +77,8 @@ def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
-    """All of a gateway's, or none but those that are to go on anyway."""
+def test_resuming_clients_keep_their_answers(resumes: bool) -> None:
+    """All clients of a lost gateway resume, or none does."""
     readers = Readers(GRACE_MS)
     fault = lose_gateway(READY_MS + 6_000, "gateway-1", (500.0,) if resumes else (None,))
     cluster = serve(1, (fault,), readers)
@@ -82,8 +86,8 @@ def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
     assert all(kind is OutcomeKind.COMPLETED for kind in ends(cluster).values()) == resumes
 
 
-def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
-    """It joins again within the grace, as the same process."""
+def test_gateway_cut_off_within_grace_keeps_its_streams() -> None:
+    """The gateway joins again as the same process."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
     assert not readers.lost_ids
@@ -91,27 +95,27 @@ def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
 
 
 def frozen() -> SimFault:
-    """A gateway sleeps for three seconds; two of three clients go on elsewhere meanwhile."""
+    """Let a gateway sleep for 3 s, while two of three clients resume elsewhere."""
     return cut_gateway(READY_MS + 6_000, "gateway-1", 3_000.0, (800.0, None, 1_700.0))
 
 
-def test_a_gateway_that_wakes_gives_nothing_up_that_is_read_elsewhere() -> None:
-    """It finds its clients gone, who have resumed at another long ago."""
+def test_waking_gateway_cancels_nothing_that_is_read_elsewhere() -> None:
+    """Its clients are gone, and have resumed at another gateway long before."""
     readers = Readers(GRACE_MS)
     cluster = serve(2, (frozen(),), readers)
     assert not readers.lost_ids
     assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
 
 
-def test_a_seed_finds_what_is_given_up_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mend every word of a gateway counts."""
+def test_readers_checker_finds_cancellation_of_read_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check for outdated records every record of a gateway counts."""
     monkeypatch.setattr(live, "is_outdated", lambda *_, **__: False)
     with pytest.raises(AssertionError, match="given up while its client reads"):
         serve(2, (frozen(),), Readers(GRACE_MS))
 
 
-def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mend it runs to its end."""
+def test_readers_checker_finds_work_without_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the watch on gateways the work runs to its end."""
     monkeypatch.setattr(ReaderWatch, "lost_gateways", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
         serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))

@@ -28,7 +28,7 @@ PROFILE = Profile(
 
 
 def serve(seed: int, *, count: int = 200) -> OpenCluster:
-    """Two-turn conversations among harmful records, under all checkers."""
+    """Serve two-turn conversations among harmful records, under all checkers."""
     faults = hostile_faults(
         seed,
         count=count,
@@ -49,14 +49,14 @@ def serve(seed: int, *, count: int = 200) -> OpenCluster:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
-    """Each accepted request ends once, all others as usual."""
+def test_cluster_fails_only_requests_beyond_log_limit(seed: int) -> None:
+    """Each accepted request ends once, and all others complete."""
     cluster = serve(seed)
     kinds: dict[str, set[str]] = {"c": set(), "large": set()}
-    for each in cluster.clients.requests:
-        outcome, error = each.outcome, each.outcome and each.outcome.error
+    for request in cluster.clients.requests:
+        outcome, error = request.outcome, request.outcome and request.outcome.error
         kind = "refused" if outcome is None else error.code if error else outcome.kind.value
-        kinds[each.request_id.partition("-")[0]].add(kind)
+        kinds[request.request_id.partition("-")[0]].add(kind)
     assert kinds["c"] == {"completed"}
     assert kinds["large"] == {"completed", "refused", RecordTooLarge.code}
     assert cluster.buried, "some reports made no sense"
@@ -75,17 +75,17 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
         (f"{FAULTS}.check_leases", lambda *_: None, AssertionError, 4),  # nobody sends there
     ],
 )
-def test_a_seed_finds_what_is_not_mended(
+def test_hostile_record_stops_router_without_its_check(
     mend: str, without: Any, crash: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The router stops over one record."""
+    """One record is enough to stop the router."""
     monkeypatch.setattr(mend, without)
     with pytest.raises(crash):
         serve(seed)
 
 
-def test_what_the_size_rule_lets_in_is_served() -> None:
-    """At the log's own limit: what follows from an accepted request fits."""
+def test_cluster_serves_requests_within_size_rule() -> None:
+    """Records that follow from an accepted request fit the log's own limit."""
     fits = REQUEST_BYTES_MAX - 1_000
     sizes = (fits, fits, REQUEST_BYTES_MAX, RECORD_BYTES_MAX)
     cluster = Cluster(
@@ -99,14 +99,14 @@ def test_what_the_size_rule_lets_in_is_served() -> None:
         large_request(READY_MS, chars).strike(cluster)
     cluster.run([])
     cluster.finish()
-    assert [each.completed for each in cluster.clients.requests] == [True, True, False, False]
-    assert [each.refused for each in cluster.clients.requests] == [False, False, True, True]
+    assert [request.completed for request in cluster.clients.requests] == [True, True, False, False]
+    assert [request.refused for request in cluster.clients.requests] == [False, False, True, True]
 
 
-def test_without_a_limit_no_size_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_measures_no_record_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations have none; a check that ran would raise."""
     monkeypatch.delattr("infra.simulator.log.bus.check_size")
     cluster = Cluster(ClusterShape(replica=1), SETUP, RouterSettings(policy="replica"))
     large_request(READY_MS, RECORD_BYTES_MAX).strike(cluster)
     cluster.run([])
-    assert all(each.completed for each in cluster.clients.requests)
+    assert all(request.completed for request in cluster.clients.requests)

@@ -28,7 +28,7 @@ BURST_MS, BURSTS, TIMEOUT_MS = 3_000.0, 50, 30_000
 
 
 def serve(pools: str, policy: str, seed: int, per_s: float = 16.0) -> Cluster:
-    """Ten seconds of chats."""
+    """Serve ten seconds of chats."""
     settings = RouterSettings(policy=policy, tick_ms=250)
     cluster = Cluster(
         ClusterShape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits()]
@@ -37,49 +37,48 @@ def serve(pools: str, policy: str, seed: int, per_s: float = 16.0) -> Cluster:
 
 
 def means(cluster: Cluster) -> tuple[float, float]:
-    """TTFT and TPOT of all requests, in ms."""
+    """Return mean TTFT and TPOT of all requests, in ms."""
     served = cluster.clients.requests
     return (
-        float(np.mean([each.ttft_ms for each in served])),
-        float(np.mean([each.tpot_ms for each in served])),
+        float(np.mean([request.ttft_ms for request in served])),
+        float(np.mean([request.tpot_ms for request in served])),
     )
 
 
 @pytest.mark.parametrize("pools", ["1P3D", "2P2D", "3P1D"])
-def test_learned_finds_where_single_turns_belong(pools: str) -> None:
-    """With one prefill worker most are better off without it, with three hardly any: within 3 % of
-    the best policy, and first turns tell enough of themselves to learn that."""
-    found = {
+def test_learned_policy_is_near_best_for_single_turns(pools: str) -> None:
+    """The learned policy comes within 3 % of the best policy."""
+    means_by_policy = {
         policy: [means(serve(pools, policy, seed)) for seed in (11, 12)] for policy in POLICIES
     }
     costs = {}
-    for policy, runs in found.items():
-        pairs = zip(runs, found["static"], strict=True)
+    for policy, runs in means_by_policy.items():
+        pairs = zip(runs, means_by_policy["static"], strict=True)
         costs[policy] = np.mean([0.5 * t / t0 + 0.5 * p / p0 for (t, p), (t0, p0) in pairs])
     assert costs["learned"] <= 1.03 * min(costs.values())
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_workers_in_both_roles_answer_first_turns_alone(seed: int) -> None:
-    """Remote means another worker and a transfer, and spares nobody."""
+def test_learned_policy_keeps_first_turns_local_on_dual_role_workers(seed: int) -> None:
+    """A transfer to the other worker would relieve no one."""
     alone, split = serve("2B", "learned", seed, 6.0), serve("2B", "static", seed, 6.0)
-    modes = [each.mode for each in alone.clients.requests]
+    modes = [request.mode for request in alone.clients.requests]
     assert set(modes) == {Mode.LOCAL} and not alone.links.moved_bytes
-    assert {each.mode for each in split.clients.requests} == {Mode.REMOTE}
+    assert {request.mode for request in split.clients.requests} == {Mode.REMOTE}
     (ttft_alone, tpot_alone), (ttft_split, tpot_split) = means(alone), means(split)
     assert tpot_alone < tpot_split and ttft_alone < 1.02 * ttft_split
 
 
 def bursts(seed: int, per_burst: float) -> list[SimConversation]:
-    """Prompts of 8 000 tokens and answers of 300 by the median; some are as long as they get."""
+    """Sample bursts of prompts of 8 000 tokens and answers of 300 by the median."""
     draw = np.random.default_rng(seed)
-    found: list[SimConversation] = []
+    conversations: list[SimConversation] = []
     for burst in range(BURSTS):
         for _ in range(draw.poisson(per_burst)):
             prompt = int(min(110_000, draw.lognormal(np.log(8_000), 1.0)))
             answer = int(min(2_000, max(2, draw.lognormal(np.log(300), 0.9))))
-            name = len(found)
-            found.append(
+            name = len(conversations)
+            conversations.append(
                 conversation(
                     f"c{name}",
                     READY_MS + burst * BURST_MS,
@@ -88,24 +87,26 @@ def bursts(seed: int, per_burst: float) -> list[SimConversation]:
                     SETUP.block_tokens,
                 )
             )
-    return found
+    return conversations
 
 
-def lost(pools: str, policy: str, seed: int, per_burst: float) -> set[str]:
-    """What was not answered by its deadline."""
+def late_ids(pools: str, policy: str, seed: int, per_burst: float) -> set[str]:
+    """Return the ids of requests that missed their deadline."""
     settings = RouterSettings(policy=policy, tick_ms=250)
     cluster = Cluster(
         ClusterShape.parse(pools), SETUP, settings, timeout_ms=TIMEOUT_MS, checkers=[OneOutcome()]
     )
     cluster.run(bursts(seed, per_burst))
     cluster.finish()
-    return {each.request_id for each in cluster.clients.requests if not each.completed}
+    return {request.request_id for request in cluster.clients.requests if not request.completed}
 
 
 @pytest.mark.parametrize(("seed", "per_burst"), [(1, 4.0), (2, 4.0), (1, 5.0)])
-def test_no_policy_loses_a_request_that_another_would_not(seed: int, per_burst: float) -> None:
+def test_policies_miss_same_deadlines_in_bursts(seed: int, per_burst: float) -> None:
     """Formerly `learned` lost one of each, where x=0 and replicas lost none. With
     other seeds it still does (LOG.md)."""
     policies = (("2P2D", "static"), ("2P2D", "learned"), ("2P2D", "conditional"), ("4R", "replica"))
-    found = {policy: lost(pools, policy, seed, per_burst) for pools, policy in policies}
-    assert set.union(*found.values()) == set.intersection(*found.values()), found
+    ids_by_policy = {policy: late_ids(pools, policy, seed, per_burst) for pools, policy in policies}
+    assert set.union(*ids_by_policy.values()) == set.intersection(*ids_by_policy.values()), (
+        ids_by_policy
+    )

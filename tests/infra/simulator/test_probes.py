@@ -12,21 +12,23 @@ from workers.llm.stream import ActiveRequest
 
 
 def probed(seed: int) -> Counter[str]:
-    """A storm; what became of its probes."""
+    """Run a storm, and count the results of its probes."""
     books, repeats = ProbeChecker(), Repeats()
-    weathered(seed, searching=True, probing=True, more=[books, repeats, Contexts()])
+    weathered(seed, searching=True, probing=True, extra_checkers=[books, repeats, Contexts()])
     return books.counts + repeats.counts
 
 
-def test_every_invariant_holds_while_answers_search() -> None:
-    """Also where workers and routers die meanwhile."""
-    seen = sum((probed(seed) for seed in range(4)), Counter[str]())
+def test_invariants_hold_while_answers_probe() -> None:
+    """Workers and routers die meanwhile."""
+    counts = sum((probed(seed) for seed in range(4)), Counter[str]())
     kinds = ("put in", "nothing new", "late", "failed", "ends with passages", "works that repeat")
-    more = ("stalls", "repeated behind passages")
-    assert all(seen[kind] for kind in (*kinds, *more)), seen
+    repeat_kinds = ("stalls", "repeated behind passages")
+    assert all(counts[kind] for kind in (*kinds, *repeat_kinds)), counts
 
 
-def test_a_worker_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_checker_finds_worker_that_omits_probe_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ActiveRequest, "take", lambda self, probed: None)
     with pytest.raises(AssertionError, match="not told"):
         for seed in range(4):
@@ -40,12 +42,12 @@ def test_a_worker_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -
         (["requests.recovery"], "the log tells"),
     ],
 )
-def test_a_router_that_forgets_probes_is_found(
+def test_checkers_find_router_that_forgets_probes(
     places: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Live as well, or only when it takes a partition over."""
+    """The router forgets them at once, or when it takes over a partition."""
     for place in places:
-        monkeypatch.setattr(f"streams.core.{place}.with_probe", lambda kept, *_: kept)
+        monkeypatch.setattr(f"streams.core.{place}.with_probe", lambda probes, *_: probes)
     with pytest.raises(AssertionError, match=message):
         for seed in range(4):
             probed(seed)

@@ -16,29 +16,29 @@ from tests.infra.simulator.storms import weathered
 
 
 def searched(seed: int) -> Contexts:
-    """A storm in which routers also die while requests wait for a search."""
+    """Run a storm in which routers also die while requests wait for a search."""
     books = Contexts()
-    cluster = weathered(seed, searching=True, more=[books])
-    kinds = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
+    cluster = weathered(seed, searching=True, extra_checkers=[books])
+    kinds = {request.outcome.kind for request in cluster.clients.requests if request.outcome}
     assert OutcomeKind.COMPLETED in kinds
     return books
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_invariant_holds_while_routers_die_over_searches(seed: int) -> None:
-    """Answers come soon, late, never and twice; and all else of a storm."""
+def test_invariants_hold_while_routers_die_during_searches(seed: int) -> None:
+    """Search results come soon, late, never and twice."""
     books = searched(seed)
     assert books.counts["works with passages"] and books.counts["second answers"]
 
 
-def test_these_storms_meet_all_that_may_become_of_a_search() -> None:
-    """So that the test above is about something."""
-    seen = sum((searched(seed).counts for seed in (8, 9)), Counter[str]())
+def test_storms_cover_every_search_result() -> None:
+    """Together these seeds reach what the test above is about."""
+    counts = sum((searched(seed).counts for seed in (8, 9)), Counter[str]())
     kinds = (
         *("second answers", "errors", "histories", "changed documents"),
         *("repeated words", "citations", "beginnings"),
     )
-    assert all(seen[kind] for kind in kinds), seen
+    assert all(counts[kind] for kind in kinds), counts
 
 
 # What is wrong, in which module, its lines and what stands in their place, a seed, what it finds.
@@ -80,7 +80,7 @@ NAMES = {router: "Router", recovery: "Rebuild", retrievals: "Retrievals", attemp
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_seed_finds_a_bug_in_searches(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storm_finds_bug_in_searches(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, right, wrong, seed, message = BUGS[bug]
     source = Path(str(module.__file__)).read_text()
     assert source.count(right) == 1

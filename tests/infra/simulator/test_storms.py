@@ -12,29 +12,32 @@ from workers.llm import active_requests
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_invariant_holds_in_a_storm(seed: int) -> None:
+def test_invariants_hold_in_storm(seed: int) -> None:
     """Workers, routers and gateways die, drain and are cut off, clients leave, the log is slow, and
     records come twice."""
     cluster = weathered(seed)
-    kinds = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
+    kinds = {request.outcome.kind for request in cluster.clients.requests if request.outcome}
     assert OutcomeKind.COMPLETED in kinds
 
 
 @pytest.mark.parametrize("policy", ["pairs", "round_robin"])
 @pytest.mark.parametrize("seed", range(4))
-def test_workers_in_turn_keep_every_invariant(policy: str, seed: int) -> None:
-    """On pools of one and of unlike size, in every order."""
+def test_invariants_hold_for_rotation_policies(policy: str, seed: int) -> None:
+    """Pools have one worker or unlike sizes, and orchestrations vary."""
     cluster = weathered(seed, policy=policy)
-    placed = {each.outcome.kind for each in cluster.clients.requests if each.outcome}
+    placed = {request.outcome.kind for request in cluster.clients.requests if request.outcome}
     assert OutcomeKind.COMPLETED in placed
 
 
-def test_the_same_seed_gives_the_same_storm() -> None:
-    one, other = (
-        [(each.request_id, each.first_ms, each.ended_ms, each.outcome) for each in served]
+def test_storm_is_same_for_same_seed() -> None:
+    first, second = (
+        [
+            (request.request_id, request.first_ms, request.ended_ms, request.outcome)
+            for request in served
+        ]
         for served in (weathered(3).clients.requests for _ in range(2))
     )
-    assert one == other
+    assert first == second
 
 
 # What is wrong, the lines of active_requests.py and what stands in their place, a seed, and what it
@@ -79,9 +82,8 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator serves by the rules of workers/llm/active_requests.py: what is wrong there
-    shows."""
+def test_storm_finds_bug_in_active_requests(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator serves by the rules of workers/llm/active_requests.py."""
     right, wrong, seed, message = BUGS[bug]
     source = Path(active_requests.__file__).read_text()
     assert source.count(right) == 1
@@ -96,5 +98,5 @@ def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("seed", sorted({seed for *_, seed, _ in BUGS.values()}))
-def test_those_seeds_find_nothing_else(seed: int) -> None:
+def test_storm_of_bug_seed_passes_without_bug(seed: int) -> None:
     weathered(seed)

@@ -9,7 +9,7 @@ from infra.traces.formats import read
 from infra.traces.trace import Arrival
 
 
-def test_traces_become_sessions(tmp_path: Path) -> None:
+def test_trace_script_groups_requests_into_sessions(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 0, "input_length": 1_200, "output_length": 5, "hash_ids": [0, 1, 2]},
         {"timestamp": 900, "input_length": 300, "output_length": 0, "hash_ids": [3]},
@@ -17,15 +17,15 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
     ]
     file = tmp_path / "mooncake.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
-    said = traces.script(read(file).arrivals, begin_ms=10.0, faster=2.0, block_tokens=64)
-    assert [(c.session_id, c.turns_before, c.at_ms) for c in said] == [
+    conversations = traces.script(read(file).arrivals, begin_ms=10.0, faster=2.0, block_tokens=64)
+    assert [(c.session_id, c.turns_before, c.at_ms) for c in conversations] == [
         ("s0", 0, 10.0),
         ("s1", 0, 460.0),
         ("s0", 1, 1_010.0),
     ]
-    assert said[2].hashes[:16] == said[0].hashes[:16]
-    assert said[1].turns[0].output_tokens == 1  # an engine answers something
-    assert said[2].hashes[16] != said[0].hashes[16]
+    assert conversations[2].hashes[:16] == conversations[0].hashes[:16]
+    assert conversations[1].turns[0].output_tokens == 1  # an engine answers something
+    assert conversations[2].hashes[16] != conversations[0].hashes[16]
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
     file = tmp_path / "azure.csv"
     file.write_text(rows + "2023-11-16 18:17:04.9799600,7,0\n")
@@ -37,9 +37,8 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
     assert traces.window(arrivals, 2_000.0, 1) == arrivals
 
 
-def test_a_shared_opening_belongs_to_nobody() -> None:
-    """Block 0 begins every prompt, and some prompts are hardly more than that; only those that
-    extend another one as a whole go on with it."""
+def test_trace_sessions_ignore_shared_first_block() -> None:
+    """Only a prompt that extends another one as a whole continues its session."""
     prompts = (
         (600, [0, 90]),  # the opening and some words
         (1_200, [0, 1, 91]),
@@ -55,9 +54,8 @@ def test_a_shared_opening_belongs_to_nobody() -> None:
     assert traces.sessions(arrivals) == expected
 
 
-def test_prompts_that_part_are_no_turns_of_each_other() -> None:
-    """Three questions about one document, the last asked again, and a longer one that has no
-    room for the answer before it."""
+def test_trace_sessions_keep_diverging_prompts_apart() -> None:
+    """These prompts share a document, but none extends another one and its answer."""
     prompts = (
         (1_600, [5, 6, 7, 80]),
         (1_600, [5, 6, 8, 81]),

@@ -28,7 +28,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_seed_finds_a_bug_in_usage(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storm_finds_bug_in_usage(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, right, wrong, seed, message = BUGS[bug]
     source = Path(str(module.__file__)).read_text()
     assert source.count(right) == 1

@@ -12,21 +12,21 @@ class ProducerOnPaper:
     """Keeps what it is given, unless its broker is away."""
 
     def __init__(self) -> None:
-        self.sent: list[Wanted] = []
+        self.records: list[Wanted] = []
         self.is_away = False
 
     async def send(self, topic: str, record: Wanted, *, key: str, partition: int) -> None:
         if self.is_away:
             raise BrokerUnavailable("no broker")
         assert (topic, key, partition) == ("fleet", "#wanted", 0)
-        self.sent.append(record)
+        self.records.append(record)
 
 
 def pools(workers: int) -> list[WantedPool]:
     return [WantedPool(role=Role.DECODE, present=1, workers=workers, work=0.5, why="")]
 
 
-async def test_a_change_is_told_at_once_and_the_rest_now_and_then() -> None:
+async def test_announcer_writes_changes_at_once_and_repeats_periodically() -> None:
     paper: Any = ProducerOnPaper()
     announcer = Announcer(paper, "up")
     for now_ms, workers in (
@@ -37,21 +37,21 @@ async def test_a_change_is_told_at_once_and_the_rest_now_and_then() -> None:
         (2_000 + SCALING_TARGET_MS, 3),
     ):
         await announcer.announce(pools(workers), now_ms + SCALING_TARGET_MS)
-    assert [each.at_ms - SCALING_TARGET_MS for each in paper.sent] == [
+    assert [record.at_ms - SCALING_TARGET_MS for record in paper.records] == [
         0,
         2_000,
         2_000 + SCALING_TARGET_MS,
     ]
-    assert paper.sent[1].pools[0].workers == 3 and paper.sent[1].written_by == "up"
+    assert paper.records[1].pools[0].workers == 3 and paper.records[1].written_by == "up"
 
 
-async def test_what_a_broker_missed_is_told_again() -> None:
+async def test_announcer_resends_after_broker_outage() -> None:
     paper: Any = ProducerOnPaper()
     announcer = Announcer(paper, "up")
     paper.is_away = True
     await announcer.announce(pools(2), SCALING_TARGET_MS)
     paper.is_away = False
     await announcer.announce(pools(2), SCALING_TARGET_MS + 1)
-    assert len(paper.sent) == 1
+    assert len(paper.records) == 1
     await announcer.announce([], 9 * SCALING_TARGET_MS)
-    assert len(paper.sent) == 1, "nobody knows what is wanted"
+    assert len(paper.records) == 1, "nobody knows what is wanted"

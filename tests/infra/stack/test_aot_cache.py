@@ -8,7 +8,7 @@ from infra.stack import aot_cache
 from schemas.errors import BrokerUnavailable
 
 
-def test_a_cache_that_does_not_come_is_told(
+def test_failed_aot_dump_is_reported_and_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cut(draft: Path) -> None:

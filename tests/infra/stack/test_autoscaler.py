@@ -30,7 +30,7 @@ class StackOnPaper:
         self.settings, self.plan = Settings(scaling=scaling), plan
         self.fleet = SimpleNamespace(view=FleetView(), is_silent=lambda now_ms: False)
         self.processes = {name: self.process(number) for number, name in enumerate(plan.names(), 1)}
-        self.told: list[tuple[Any, ...]] = []
+        self.actions: list[tuple[Any, ...]] = []
         self.may_go = asyncio.Event()
         self.trouble: Exception | None = None
 
@@ -43,30 +43,30 @@ class StackOnPaper:
 
     def serves(self, name: str, *roles: Role, running: int = 0) -> None:
         """The fleet hears from a worker."""
-        one = registration(name, *roles, pid=self.processes[name].pid)
-        self.fleet.view.apply(one, 0, T0)
+        record = registration(name, *roles, pid=self.processes[name].pid)
+        self.fleet.view.apply(record, 0, T0)
         self.fleet.view.apply(beat(name, 1, {}, load=Load(running=running)), 1, T0)
 
     def add_worker(self, role: Role) -> str:
         self.plan, name = self.plan.with_worker(role.value)
         self.processes[name] = self.process(99)
-        self.told.append(("start", name))
+        self.actions.append(("start", name))
         return name
 
     async def drain_worker(self, name: str) -> None:
         self.processes[name].stopping = True
-        self.told.append(("drain", name))
+        self.actions.append(("drain", name))
         await self._goes()
         del self.processes[name]
 
     async def scale(self, **counts: int) -> None:
-        self.told.append(("scale", counts))
+        self.actions.append(("scale", counts))
         await self._goes()
 
     async def move(
         self, fleet: Any, producer: Any, log: Any, name: str, roles: Any, **_: Any
     ) -> None:
-        self.told.append(("move", name, roles[0].value))
+        self.actions.append(("move", name, roles[0].value))
         await self._goes()
         self.serves(name, *roles)
 
@@ -78,9 +78,9 @@ class StackOnPaper:
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> StackOnPaper:
-    found = StackOnPaper(StackPlan(prefill=2, decode=2))
-    monkeypatch.setattr(autoscaler, "move_worker", found.move)
-    return found
+    fake_stack = StackOnPaper(StackPlan(prefill=2, decode=2))
+    monkeypatch.setattr(autoscaler, "move_worker", fake_stack.move)
+    return fake_stack
 
 
 def wants(**counts: int) -> ScalingPlan:
@@ -100,46 +100,46 @@ async def settled(scaler: Autoscaler) -> None:
     await until(lambda: not scaler._under_way)
 
 
-async def test_it_starts_and_drains_and_does_each_once(stack: Any) -> None:
+async def test_autoscaler_starts_and_drains_worker_once(stack: Any) -> None:
     scaler = Autoscaler(stack)
     follow(scaler, prefill=2, decode=3)
     follow(scaler, prefill=2, decode=3)  # the third starts yet
-    assert stack.told == [("start", "decode-2")]
+    assert stack.actions == [("start", "decode-2")]
     follow(scaler, prefill=1, decode=3)
-    await until(lambda: len(stack.told) == 2)
+    await until(lambda: len(stack.actions) == 2)
     follow(scaler, prefill=1, decode=3)  # it drains yet
-    assert stack.told[1:] == [("drain", "prefill-1")]
+    assert stack.actions[1:] == [("drain", "prefill-1")]
     stack.may_go.set()
     await settled(scaler)
     assert "prefill-1" not in stack.processes
 
 
-async def test_a_worker_moves_from_the_pool_that_can_spare_it(stack: Any) -> None:
+async def test_autoscaler_moves_idle_worker_between_pools(stack: Any) -> None:
     for name, running in (("prefill-0", 0), ("prefill-1", 3), ("decode-0", 1), ("decode-1", 1)):
         stack.serves(name, Role(name.partition("-")[0]), running=running)
     scaler = Autoscaler(stack)
     for _ in range(3):
         follow(scaler, prefill=1, decode=3)
-        await until(lambda: bool(stack.told))
-    assert stack.told == [("move", "prefill-0", "decode")], "who does the least, once"
+        await until(lambda: bool(stack.actions))
+    assert stack.actions == [("move", "prefill-0", "decode")], "who does the least, once"
     stack.may_go.set()
     await settled(scaler)
     follow(scaler, prefill=1, decode=3)
-    assert len(stack.told) == 1, "it is counted where it is now"
+    assert len(stack.actions) == 1, "it is counted where it is now"
 
 
-async def test_a_step_that_fails_is_tried_again(stack: Any) -> None:
+async def test_autoscaler_retries_failed_step(stack: Any) -> None:
     stack.may_go.set()
     stack.trouble = NotReady("it starts yet")
     scaler = Autoscaler(stack)
     for tries in (1, 2):
         follow(scaler, prefill=1, decode=3)
-        await until(lambda tries=tries: len(stack.told) == tries)
+        await until(lambda tries=tries: len(stack.actions) == tries)
         await settled(scaler)
-    assert stack.told == 2 * [("move", "prefill-1", "decode")]
+    assert stack.actions == 2 * [("move", "prefill-1", "decode")]
 
 
-async def test_workers_with_several_roles_and_other_members_are_left_alone(stack: Any) -> None:
+async def test_autoscaler_skips_workers_with_several_roles(stack: Any) -> None:
     stack.serves("decode-1", PREFILL, DECODE)
     scaler = Autoscaler(stack)
     assert scaler._workers() == {
@@ -149,27 +149,27 @@ async def test_workers_with_several_roles_and_other_members_are_left_alone(stack
     }
 
 
-async def test_the_retrieval_pool_is_scaled_beside_them(stack: Any) -> None:
+async def test_autoscaler_scales_retrieval_pool(stack: Any) -> None:
     stack.plan = replace(stack.plan, retrieval=2, shards=2)
     scaler = Autoscaler(stack)
     for _ in range(2):
         follow(scaler, prefill=2, decode=2, retrieval=4)
-        await until(lambda: bool(stack.told))
-    assert stack.told == [("scale", {"retrieval": 4})]
+        await until(lambda: bool(stack.actions))
+    assert stack.actions == [("scale", {"retrieval": 4})]
     scaler._under_way["retrieval"].cancel()
 
 
-async def test_without_a_broker_nothing_is_known(stack: Any) -> None:
+async def test_autoscaler_without_router_or_broker_makes_no_plan(stack: Any) -> None:
     scaler = Autoscaler(stack)
     assert scaler._look() is None, "no router says what waits"
     stack.fleet.is_silent = lambda now_ms: True
     assert scaler._look() is None
 
 
-async def test_the_law_looks_as_far_ahead_as_a_start_took(
+async def test_autoscaler_learns_start_time_from_completed_starts(
     stack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not as far as one that was ended or died on the way."""
+    """Starts that were ended or died on the way do not count."""
     scaler, now_s = Autoscaler(stack), 7.0
     monkeypatch.setattr(autoscaler, "monotonic", lambda: now_s)
     assert scaler._scaler.start_ms == ScalingSettings().start_ms
@@ -180,7 +180,7 @@ async def test_the_law_looks_as_far_ahead_as_a_start_took(
     stack.serves("decode-2", DECODE)
     follow(scaler, prefill=3, decode=3)
     assert (scaler._started_s, scaler._scaler.start_ms) == ({}, 70_000)
-    assert stack.told == [("start", "prefill-2"), ("start", "decode-2")], "each is started once"
+    assert stack.actions == [("start", "prefill-2"), ("start", "decode-2")], "each is started once"
     follow(scaler, prefill=3, decode=4)
     now_s += 50
     stack.serves("decode-3", DECODE)
@@ -189,19 +189,21 @@ async def test_the_law_looks_as_far_ahead_as_a_start_took(
 
 
 @pytest.mark.parametrize(
-    ("scaling", "found"),
+    ("scaling", "message"),
     [
         ({"workers_max": 17}, "scaling.workers_max: expected at most 16, .* found 17"),
         ({"copies_max": 5}, "scaling.copies_max: expected at most 4, .* found 5"),
     ],
 )
-def test_more_members_than_partitions_are_refused(scaling: dict[str, int], found: str) -> None:
+def test_autoscaler_rejects_limits_above_partition_count(
+    scaling: dict[str, int], message: str
+) -> None:
     """A copy of a shard without a partition would never be ready."""
     paper: Any = StackOnPaper(StackPlan(retrieval=1), ScalingSettings(**scaling))
-    with pytest.raises(ConfigError, match=found):
+    with pytest.raises(ConfigError, match=message):
         Autoscaler(paper)
 
 
-def test_copies_of_no_pool_are_not_checked() -> None:
+def test_autoscaler_ignores_copies_max_without_retrieval_pool() -> None:
     paper: Any = StackOnPaper(StackPlan(), ScalingSettings(copies_max=5))
     Autoscaler(paper)

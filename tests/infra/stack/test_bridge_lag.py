@@ -27,7 +27,7 @@ AGE_MS = 60_000
 
 
 async def ask(log: LogSettings, count: int, *, ago_ms: int = AGE_MS) -> None:
-    """Prompts on partition 1, each a second younger than the one before."""
+    """Write prompts to partition 1, each a second younger than the one before."""
     producer = LogProducer(log, Codec(), durable=True, client_id="test")
     async with producer:
         for number in range(count):
@@ -41,7 +41,7 @@ async def ask(log: LogSettings, count: int, *, ago_ms: int = AGE_MS) -> None:
 
 
 async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set[int]) -> None:
-    """What a bridge commits."""
+    """Commit answers as a bridge does."""
     prompts, transactions = f"{log.topic_prefix}prompts", Transactions(log, "bridge-test")
     await transactions.start()
     sends = [
@@ -66,7 +66,7 @@ async def answer(log: LogSettings, offsets: list[int], position: int, ahead: set
 
 @asynccontextmanager
 async def member(log: LogSettings, name: str) -> AsyncIterator[None]:
-    """Somebody who has all partitions of the prompts."""
+    """A group member that has all partitions of the prompts."""
     consumer = AIOKafkaConsumer(
         f"{log.topic_prefix}prompts",
         **client_options(log),
@@ -86,10 +86,10 @@ async def lags(log: LogSettings) -> dict[int, Lag]:
     return {row.partition: row for row in rows if row.pair == f"{log.topic_prefix}prompts"}
 
 
-async def test_what_is_not_answered_is_the_lag(
+async def test_bridge_lag_counts_unanswered_prompts(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also before any bridge ran; what is answered behind the first that is not counts."""
+    """It counts before any bridge ran, too; answers beyond the first gap reduce it."""
     await ask(kafka, 5)
     before = await lags(kafka)
     assert (before[0].lag, before[0].oldest_ms, before[0].owner) == (0, 0, "")
@@ -110,8 +110,8 @@ async def test_what_is_not_answered_is_the_lag(
     assert (row.position, row.lag, row.oldest_ms, row.owner) == (5, 0, 0, "")
 
 
-async def test_marks_of_transactions_are_no_lag(kafka: LogSettings) -> None:
-    """They lie around the prompt, where its producer sends in transactions."""
+async def test_bridge_lag_excludes_transaction_markers_after_answer(kafka: LogSettings) -> None:
+    """Markers lie around the prompt where its producer writes in transactions."""
     prompts, transactions = f"{kafka.topic_prefix}prompts", Transactions(kafka, "producer")
     await transactions.start()
     sending = OutgoingRecord(topic=prompts, partition=1, key=None, value=b"?")
@@ -123,14 +123,14 @@ async def test_marks_of_transactions_are_no_lag(kafka: LogSettings) -> None:
     assert (await lags(kafka))[1].lag == 0
 
 
-def test_the_command(kafka: LogSettings) -> None:
+def test_bridge_status_command_prints_lag(kafka: LogSettings) -> None:
     asyncio.run(ask(kafka, 2))
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": kafka.topic_prefix}
-    of = ("bridge", "status", "--bootstrap", kafka.bootstrap)
-    code, shown, errors = trivium_here(*of, "--json", env=env)
+    command = ("bridge", "status", "--bootstrap", kafka.bootstrap)
+    code, output, errors = trivium_here(*command, "--json", env=env)
     assert (code, errors) == (0, "")
-    rows = {(row["pair"], row["partition"]): row["lag"] for row in json.loads(shown)}
+    rows = {(row["pair"], row["partition"]): row["lag"] for row in json.loads(output)}
     assert rows[f"{kafka.topic_prefix}prompts", 1] == 2
     assert rows[f"{kafka.topic_prefix}batch.prompts", 0] == 0
-    code, shown, _ = trivium_here(*of, env=env)
-    assert code == 0 and "nobody" in shown and "oldest" in shown
+    code, output, _ = trivium_here(*command, env=env)
+    assert code == 0 and "nobody" in output and "oldest" in output

@@ -21,7 +21,7 @@ decode_step_ms = 2.5
 """
 
 
-def test_flags_beat_the_environment_beats_the_file(tmp_path: Path) -> None:
+def test_flags_override_environment_and_environment_overrides_file(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(FILE)
     environ = {"TRIVIUM_GATEWAY_PORT": "9001", "TRIVIUM_LOG_SESSION_PARTITIONS": "9"}
@@ -34,7 +34,7 @@ def test_flags_beat_the_environment_beats_the_file(tmp_path: Path) -> None:
     assert settings.engines == {"sim": {"decode_step_ms": 2.5}}
 
 
-def test_the_file_is_the_flags_or_the_environments_or_the_folders(
+def test_settings_file_comes_from_flag_environment_or_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_the_file_is_the_flags_or_the_environments_or_the_folders(
         ("", {"TRIVIUM_NONSENSE": "1"}, "TRIVIUM_NONSENSE: unknown; expected TRIVIUM_HOME"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_configuration_error_names_bad_setting(
     tmp_path: Path, file: str, environ: dict[str, str], message: str
 ) -> None:
     path = tmp_path / "trivium.toml"
@@ -82,12 +82,12 @@ def test_what_is_wrong_is_named(
         load(path, environ=environ)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_configuration_error_names_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent.toml: no such settings file"):
         load(tmp_path / "absent.toml", environ={})
 
 
-def test_a_dump_reads_back_the_same(tmp_path: Path) -> None:
+def test_settings_dump_loads_back_equal(tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(FILE)
     settings = load(file, environ={"TRIVIUM_LOG_TOPIC_PREFIX": 'quote " and \\ and ü'})
@@ -95,6 +95,6 @@ def test_a_dump_reads_back_the_same(tmp_path: Path) -> None:
     assert load(file, environ=secrets_environ(settings)) == settings
 
 
-def test_children_get_the_engine_variables_and_not_those_already_dumped() -> None:
+def test_without_sections_keeps_engine_variables() -> None:
     environ = {"PATH": "x", "TRIVIUM_LOG_BOOTSTRAP": "y", "TRIVIUM_SIM_RUNNING_MAX": "3"}
     assert without_sections(environ) == {"PATH": "x", "TRIVIUM_SIM_RUNNING_MAX": "3"}

@@ -15,7 +15,7 @@ from tests.infra.watched_fleet import CODEC
 from tests.streams.builders import T0, beat, registration
 
 
-def test_a_worker_is_silent_only_while_others_are_heard() -> None:
+def test_worker_is_silent_only_while_others_send_heartbeats() -> None:
     watch, order = (
         FleetWatch(LogSettings()),
         AssignRoles(worker_id="both-0", worker_epoch=1, roles=(Role.DECODE,), at_ms=T0),

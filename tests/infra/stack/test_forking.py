@@ -14,18 +14,18 @@ ALL = StackPlan(replica=1, retrieval=1, embedding=1, bridges=1)
 
 
 def forked(engine: str, plan: StackPlan = ALL) -> dict[str, str]:
-    """By the first part of names."""
+    """The title of the fork server for each first part of a name."""
     settings = Settings(worker=WorkerSettings(engine=engine))
-    return {name: each.title for name, each in fork_servers(plan, settings, Path("/s")).items()}
+    return {name: server.title for name, server in fork_servers(plan, settings, Path("/s")).items()}
 
 
-def test_simulated_engines_are_forked_with_all_that_is_small() -> None:
+def test_simulated_engines_share_small_fork_server() -> None:
     names = ("router", "gateway", "bridge", "prefill", "decode", "replica")
     assert forked("sim") == dict.fromkeys(names, "Trivium")
 
 
 @pytest.mark.skipif(not preload.is_on_cpu(), reason="needs vLLM for CPUs, which is not installed")
-def test_what_needs_vllm_or_most_of_its_libraries_has_a_server_of_its_own() -> None:
+def test_vllm_processes_have_own_fork_server() -> None:
     small = dict.fromkeys(("router", "gateway", "bridge"), "Trivium")
     large = dict.fromkeys(("prefill", "decode", "replica", "embedding"), "vLLM")
     assert forked("vllm") == small | large
@@ -34,6 +34,6 @@ def test_what_needs_vllm_or_most_of_its_libraries_has_a_server_of_its_own() -> N
     }
 
 
-def test_vllm_on_a_device_is_not_imported_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_on_device_is_not_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "is_on_cpu", lambda: False)
     assert {*forked("vllm").values()} == {"Trivium"}

@@ -26,10 +26,10 @@ from tests.virtual import virtual
 from tests.waiting import PATIENCE_S, until
 
 
-def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
+def test_launcher_distinguishes_broker_outage_from_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And gives up no process that was ready once."""
+    """A process that was ready once is not given up."""
     stack = Stack(Settings(), StackPlan(), folder=tmp_path)
     process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, has_served=False)
     stack.processes["decode-0"] = process
@@ -52,8 +52,8 @@ def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
     assert state_at(later_ms) == "starting"
 
 
-def test_a_gateway_that_drains_gets_no_listener(tmp_path: Path) -> None:
-    """Nobody would serve what comes there; it is refused (found 28)."""
+def test_draining_gateway_has_no_listener(tmp_path: Path) -> None:
+    """No process would serve connections to it; they are refused."""
     stack = Stack(Settings(), StackPlan(gateways=2), folder=tmp_path)
     stack._listen()
     for name in stack.plan.gateway_names():
@@ -68,8 +68,8 @@ def test_a_gateway_that_drains_gets_no_listener(tmp_path: Path) -> None:
 
 
 @virtual
-async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> None:
-    """It ended with the first error."""
+async def test_fleet_watch_follows_fleet_after_broker_outage() -> None:
+    """It once ended with the first error."""
     fleet, codec = FleetWatch(Settings().log), Codec()
     answers: list[Any] = [KafkaConnectionError("away"), KafkaTimeoutError("away")]
     value = codec.encode(registration("decode-0", Role.DECODE))
@@ -78,9 +78,9 @@ async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> No
     async def batch() -> Any:
         if not answers:
             await asyncio.Event().wait()
-        if isinstance(found := answers.pop(0), Exception):
-            raise found
-        return found
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
 
     reader: Any = fleet._reader  # it is not connected
     reader.batch = batch
@@ -90,10 +90,10 @@ async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> No
     following.cancel()
 
 
-async def test_a_start_tells_what_it_unpacks(
+async def test_stack_start_reports_model_unpacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a progress line, and before anything else is started."""
+    """It does so before anything else is started."""
     unpacked = threading.Event()
 
     def slow(model: ModelSettings, engine: str, *, report: Callable[[str], None]) -> ModelSettings:
@@ -112,10 +112,10 @@ async def test_a_start_tells_what_it_unpacks(
     await stack.stop()
 
 
-async def test_a_start_takes_as_long_as_the_last_one_of_such_a_stack(
+async def test_stack_estimates_start_time_from_last_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is told while one waits; where none was yet, that of two idle cores."""
+    """The estimate is shown meanwhile; without an earlier start it is of two idle cores."""
     monkeypatch.setattr(Stack, "age_s", 71.0)
     plan = StackPlan(prefill=0, decode=0, routers=0, gateways=0)
     stack = Stack(Settings(), plan, folder=tmp_path)
@@ -124,8 +124,8 @@ async def test_a_start_takes_as_long_as_the_last_one_of_such_a_stack(
     assert Stack(Settings(), StackPlan(), folder=tmp_path).usual_s == launcher._USUAL_S["vllm"]
 
 
-def test_a_start_that_cannot_be_remembered_is_a_start(tmp_path: Path) -> None:
-    """A disk was full; here a folder stands in the way, which holds up root, too."""
+def test_unwritable_start_record_does_not_fail_start(tmp_path: Path) -> None:
+    """A disk was full; here a folder is in the way, which stops root, too."""
     (tmp_path / START_FILE).mkdir()
     files = StackFiles(tmp_path)
     files.record_start("sim", 3.0)

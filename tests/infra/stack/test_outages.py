@@ -25,22 +25,22 @@ from tests.infra.cli.running import trivium
 from tests.virtual import virtual
 
 
-def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
+def test_backoff_doubles_to_maximum_and_resets_after_stable_run() -> None:
     pauses = retry.Backoff()
-    found = [pauses.after(1.0) for _ in range(8)]
-    assert found[:3] == [retry.PAUSE_S * 2**n for n in range(3)]
-    assert found[-1] == retry.PAUSE_MAX_S
+    waits_s = [pauses.after(1.0) for _ in range(8)]
+    assert waits_s[:3] == [retry.PAUSE_S * 2**n for n in range(3)]
+    assert waits_s[-1] == retry.PAUSE_MAX_S
     assert pauses.after(retry.STABLE_S + 1) == retry.PAUSE_S
 
 
-async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
+async def test_stack_waits_for_gateways_that_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All processes are ready, and still a call would be refused."""
-    answers, asked = [False, True, True, True], list[str]()
+    answers, probed_urls = [False, True, True, True], list[str]()
 
     async def is_served(url: str) -> bool:
-        asked.append(url)
+        probed_urls.append(url)
         return answers.pop(0)
 
     urls = ["http://one", "http://two"]
@@ -49,14 +49,14 @@ async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
     monkeypatch.setattr(Stack, "gateway_urls", urls)
     stack = Stack(Settings(), StackPlan(gateways=2, broker=False), folder=tmp_path)
     await stack.wait_ready("gateway-0", "gateway-1")
-    assert asked == urls * 2
+    assert probed_urls == urls * 2
     half = Stack(Settings(), StackPlan(decode=0, broker=False), folder=tmp_path)
     await half.wait_ready("gateway-0")  # nobody could serve anything
-    assert asked == urls * 2
+    assert probed_urls == urls * 2
 
 
-def test_status_answers_without_a_broker(tmp_path: Path) -> None:
-    """What the launcher knows is told."""
+def test_status_command_answers_without_broker(tmp_path: Path) -> None:
+    """It shows what the launcher knows."""
     row = ProcessRow(
         name="decode-0", kind="worker", pid=7, state=NO_BROKER, restarts=0, url="", log_file="x.log"
     )
@@ -65,21 +65,21 @@ def test_status_answers_without_a_broker(tmp_path: Path) -> None:
     try:
         state = StackState(bootstrap="127.0.0.1:1", ready=True, gateways=[], processes=[row])
         files.write(state)
-        code, shown, errors = trivium("status", "--once", home=tmp_path)
+        code, output, errors = trivium("status", "--once", home=tmp_path)
         assert code == 0, errors
-        assert "no broker answers at 127.0.0.1:1" in shown
-        assert "decode-0 no broker 7" in " ".join(shown.split())
-        _, told, _ = trivium("status", "--json", home=tmp_path)
-        assert [(each["member_id"], each["state"]) for each in json.loads(told)] == [
+        assert "no broker answers at 127.0.0.1:1" in output
+        assert "decode-0 no broker 7" in " ".join(output.split())
+        _, status_json, _ = trivium("status", "--json", home=tmp_path)
+        assert [(member["member_id"], member["state"]) for member in json.loads(status_json)] == [
             ("decode-0", NO_BROKER)
         ]
     finally:
         files.release()
 
 
-async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path) -> None:
-    """A busy machine's broker does not say in time where the fleet's records are."""
-    asked: list[str] = []
+async def test_stack_start_retries_after_slow_broker(tmp_path: Path) -> None:
+    """A busy machine's broker does not answer in time where the fleet's records are."""
+    calls: list[str] = []
 
     class Consumer:
         """Knows the topic, and times out once."""
@@ -97,8 +97,8 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
             """All of them."""
 
         async def beginning_offsets(self, places: list[Any]) -> dict[Any, int]:
-            asked.append("beginnings")
-            if len(asked) == 1:
+            calls.append("beginnings")
+            if len(calls) == 1:
                 raise KafkaTimeoutError("too slow")
             return dict.fromkeys(places, 0)
 
@@ -120,25 +120,25 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
     with patch("schemas.log.clients.AIOKafkaConsumer", lambda **_: Consumer()):
         stack = Stack(Settings(), StackPlan(), folder=tmp_path)
         await stack._retry_until(FleetWatch(stack.settings.log).start, time.monotonic() + 30)
-    assert asked == ["beginnings"] * 2
+    assert calls == ["beginnings"] * 2
 
 
 @virtual
-async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> None:
-    """And says so meanwhile; one that does not come ends it."""
+async def test_stack_start_waits_for_late_broker(tmp_path: Path) -> None:
+    """It says so meanwhile, and fails at its deadline."""
     stack = Stack(Settings(), StackPlan(broker=False), folder=tmp_path)
-    asked, seen = 0, set[str]()
+    attempts, waiting_texts = 0, set[str]()
 
     async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        seen.add(stack.waits_for)
-        if asked < 5:
+        nonlocal attempts
+        attempts += 1
+        waiting_texts.add(stack.waits_for)
+        if attempts < 5:
             raise BrokerUnavailable("no broker at k:9092")
 
     await stack._retry_until(ask, time.monotonic() + 30)
-    assert (asked, seen, stack.waits_for) == (5, {"", "no broker at k:9092"}, "")
-    asked = -100
+    assert (attempts, waiting_texts, stack.waits_for) == (5, {"", "no broker at k:9092"}, "")
+    attempts = -100
     began_s = time.monotonic()
     with pytest.raises(BrokerUnavailable, match="no broker at k:9092 .asked for 20 s"):
         await stack._retry_until(ask, began_s + 20)
@@ -147,8 +147,8 @@ async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_up_says_that_it_waits_for_a_cluster(tmp_path: Path, detached: bool) -> None:
-    """The line is there while the start goes on trying."""
+def test_up_command_prints_wait_for_broker(tmp_path: Path, detached: bool) -> None:
+    """The line appears while the start still retries."""
     command = [sys.executable, "-m", "infra.cli.app", "up", "--engine", "sim"]
     command += ["--bootstrap", "127.0.0.1:1", *["-d"] * detached]
     env = os.environ | {"TRIVIUM_HOME": str(tmp_path)}

@@ -15,24 +15,24 @@ from workers.config import WorkerSettings
 
 
 def specs(plan: StackPlan, engine: str = "sim", port: int = 8000) -> dict[str, ProcessSpec]:
-    found = process_specs(
+    all_specs = process_specs(
         plan, folder=Path("/state"), config=Path("/state/x.toml"), engine=engine, gateway_port=port
     )
-    return {spec.name: spec for spec in found}
+    return {spec.name: spec for spec in all_specs}
 
 
-def test_each_process_gets_its_name_its_role_and_its_log() -> None:
-    found = specs(StackPlan(prefill=2, decode=1, replica=1, routers=2, gateways=2))
-    assert list(found) == [
+def test_process_specs_have_names_roles_and_logs() -> None:
+    specs_by_name = specs(StackPlan(prefill=2, decode=1, replica=1, routers=2, gateways=2))
+    assert list(specs_by_name) == [
         *("router-0", "router-1", "prefill-0", "prefill-1", "decode-0", "replica-0"),
         *("gateway-0", "gateway-1"),
     ]
-    worker = found["prefill-1"]
+    worker = specs_by_name["prefill-1"]
     expected = ("worker", "--id", "prefill-1", "--role", "prefill", "--config", "/state/x.toml")
     assert worker.command[3:] == expected
     assert worker.log_file == Path("/state/logs/prefill-1.log")
     assert worker.env["TRIVIUM_HOME"] == "/state"
-    assert found["gateway-1"].command[6:8] == ("--port", "8001")
+    assert specs_by_name["gateway-1"].command[6:8] == ("--port", "8001")
 
 
 def deployment(engine: str, policy: str, orchestration: str, push: bool = False) -> Settings:
@@ -62,10 +62,10 @@ def deployment(engine: str, policy: str, orchestration: str, push: bool = False)
         ("sim", "pairs", "auto", False, {"prefill": 0, "replica": 1}, "pairs needs prefill and"),
     ],
 )
-def test_a_wish_that_no_workers_can_meet_stops_the_start(
+def test_stack_rejects_settings_that_no_worker_supports(
     engine: str, policy: str, orchestration: str, push: bool, counts: dict[str, Any], error: str
 ) -> None:
-    """Instead of becoming something else in silence."""
+    """The setting would otherwise be changed silently."""
     settings, plan = deployment(engine, policy, orchestration, push), StackPlan(**counts)
     if not error:
         Stack(settings, plan)
@@ -74,18 +74,18 @@ def test_a_wish_that_no_workers_can_meet_stops_the_start(
         Stack(settings, plan)
 
 
-def test_a_moved_worker_is_started_anew_with_its_roles() -> None:
-    found = specs(StackPlan(retrieval=1))
-    moved = with_roles(found["decode-0"], ("prefill", "decode"))
+def test_moved_worker_restarts_with_its_roles() -> None:
+    specs_by_name = specs(StackPlan(retrieval=1))
+    moved = with_roles(specs_by_name["decode-0"], ("prefill", "decode"))
     assert moved.command[3:7] == ("worker", "--id", "decode-0", "--role")
     assert moved.command[7:9] == ("prefill,decode", "--config")
-    assert with_roles(moved, ("decode",)) == found["decode-0"]
+    assert with_roles(moved, ("decode",)) == specs_by_name["decode-0"]
     assert with_roles(moved, ()) == moved
     for name in ("retrieval-0", "router-0"):
-        assert with_roles(found[name], ("prefill",)) == found[name]
+        assert with_roles(specs_by_name[name], ("prefill",)) == specs_by_name[name]
 
 
-def test_workers_come_and_go_under_the_first_name_that_is_free() -> None:
+def test_plan_reuses_first_free_worker_name() -> None:
     plan = StackPlan(prefill=2, decode=2).without("decode-0")
     assert [name for name in plan.names() if "code" in name] == ["decode-1"]
     plan, name = plan.with_worker("decode")
@@ -95,11 +95,13 @@ def test_workers_come_and_go_under_the_first_name_that_is_free() -> None:
     assert specs(plan)["decode-2"].command[7] == "decode"
 
 
-def test_gateways_on_any_port_are_told_none() -> None:
+def test_gateway_spec_without_fixed_port_has_no_port_flag() -> None:
     assert "--port" not in specs(StackPlan(), port=0)["gateway-0"].command
 
 
-def test_children_keep_their_bytecode_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_allows_bytecode_and_sets_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("TRIVIUM_LOG_BOOTSTRAP", "in the settings file already")
     env = specs(StackPlan())["decode-0"].env
@@ -109,23 +111,23 @@ def test_children_keep_their_bytecode_and_one_thread(monkeypatch: pytest.MonkeyP
     assert "VLLM_CPU_OMP_THREADS_BIND" not in env
 
 
-def test_vllm_workers_are_dealt_the_cores() -> None:
+def test_vllm_workers_are_bound_to_cores() -> None:
     env = specs(StackPlan(prefill=1, decode=1), engine="vllm")
     binds = {env[name].env["VLLM_CPU_OMP_THREADS_BIND"] for name in ("prefill-0", "decode-0")}
     assert all(binds)
 
 
-def test_a_vllm_worker_that_comes_later_gets_cores_that_no_other_has(
+def test_added_vllm_worker_gets_unused_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever was there keeps theirs."""
+    """Workers that were there keep their cores."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)))
     bound = "VLLM_CPU_OMP_THREADS_BIND"
     plan = StackPlan(prefill=1, decode=1, seats=3)
     seats = assign_seats(plan.engine_names(), {})
     assert [specs(plan, engine="vllm")[n].env[bound] for n in seats] == ["0,1", "2,3"]
     plan, name = plan.with_worker("prefill")
-    found = process_specs(
+    all_specs = process_specs(
         plan,
         folder=Path("/s"),
         config=Path("/s/x"),
@@ -133,7 +135,7 @@ def test_a_vllm_worker_that_comes_later_gets_cores_that_no_other_has(
         gateway_port=0,
         used_seats=seats,
     )
-    assert {each.name: each.env[bound] for each in found if bound in each.env} == {
+    assert {spec.name: spec.env[bound] for spec in all_specs if bound in spec.env} == {
         "prefill-0": "0,1",
         "decode-0": "2,3",
         "prefill-1": "4,5",
@@ -157,19 +159,19 @@ def test_a_vllm_worker_that_comes_later_gets_cores_that_no_other_has(
         ([0], 0, []),
     ],
 )
-def test_core_shares(cores: list[int], count: int, shares: list[list[int]]) -> None:
+def test_core_shares_split_cores(cores: list[int], count: int, shares: list[list[int]]) -> None:
     assert core_shares(cores, count) == shares
 
 
-def test_counts_are_checked() -> None:
+def test_plan_rejects_negative_count() -> None:
     with pytest.raises(ConfigError, match="decode: expected at least 0, found -1"):
         StackPlan(decode=-1)
 
 
-def test_embedding_workers_are_processes_of_their_own() -> None:
-    found = specs(StackPlan(prefill=0, decode=0, retrieval=1, embedding=2, gateways=1))
-    assert list(found) == [
+def test_embedding_workers_are_separate_processes() -> None:
+    specs_by_name = specs(StackPlan(prefill=0, decode=0, retrieval=1, embedding=2, gateways=1))
+    assert list(specs_by_name) == [
         *("router-0", "retrieval-0", "embedding-0", "embedding-1", "gateway-0"),
     ]
     expected = ("embedding", "--id", "embedding-1", "--config", "/state/x.toml")
-    assert found["embedding-1"].command[3:] == expected
+    assert specs_by_name["embedding-1"].command[3:] == expected

@@ -11,7 +11,7 @@ from infra.stack.readiness import is_served
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """A gateway that says no more than this."""
+    """A gateway that answers every call with this status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -32,10 +32,10 @@ def answering(status: int) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_gateway_is_asked_over_http() -> None:
-    found = {}
+def test_readiness_check_asks_gateway_over_http() -> None:
+    answers = {}
     for status in (503, 200):
         with answering(status) as url:
-            found[status] = asyncio.run(is_served(url))
-    assert found == {503: False, 200: True}
+            answers[status] = asyncio.run(is_served(url))
+    assert answers == {503: False, 200: True}
     assert asyncio.run(is_served("http://127.0.0.1:1")) is False

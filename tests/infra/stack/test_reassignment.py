@@ -15,7 +15,7 @@ from tests.infra.watched_fleet import fleet
 from tests.streams.builders import registration
 
 
-def test_only_workers_with_a_language_model_can_be_moved() -> None:
+def test_find_worker_accepts_only_language_model_workers() -> None:
     watch = fleet()
     search = replace(registration("search-0", Role.DECODE, partition=7), roles=[Role.RETRIEVAL])
     watch.view.apply(search, 100, wall_ms())
@@ -32,10 +32,10 @@ def test_only_workers_with_a_language_model_can_be_moved() -> None:
         find_worker(watch, "embed-0")
 
 
-async def test_a_worker_that_is_silent_for_a_moment_is_waited_for(
+async def test_wait_for_worker_tolerates_short_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy machine nobody may be heard for a lease."""
+    """On a busy machine no heartbeat may arrive for the length of a lease."""
     watch = fleet()
     watch.changed = asyncio.Event()
     for member in watch.view.members.values():

@@ -13,8 +13,10 @@ from schemas.errors import ConfigError, NotReady
 
 def state(**processes: tuple[int, str]) -> StackState:
     rows = [
-        ProcessRow(name=name, kind="worker", pid=pid, state=told, restarts=0, url="", log_file="")
-        for name, (pid, told) in processes.items()
+        ProcessRow(
+            name=name, kind="worker", pid=pid, state=process_state, restarts=0, url="", log_file=""
+        )
+        for name, (pid, process_state) in processes.items()
     ]
     return StackState(bootstrap="", ready=True, gateways=[], processes=rows)
 
@@ -30,14 +32,14 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         moments[pid] = 0
 
     def read(folder: Path | None) -> StackState:
-        told = {}
+        rows = {}
         for name, pid in (("a", 1), ("b", 2)):
             if pid in moments:
                 moments[pid] += 1
             since = moments.get(pid, -1)
-            told[name] = {-1: (pid, "ready"), 1: (pid, "ready"), 2: (0, "restarting"),
+            rows[name] = {-1: (pid, "ready"), 1: (pid, "ready"), 2: (0, "restarting"),
                           3: (10 + pid, "starting")}.get(since, (10 + pid, "ready"))  # fmt: skip
-        return state(**told)
+        return state(**rows)
 
     monkeypatch.setattr(rolling, "_LOOK_S", 0.0)
     monkeypatch.setattr(rolling, "read_state", read)
@@ -46,17 +48,20 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("names", "pids"), [((), [1, 2]), (("b",), [2]), (("b", "a"), [2, 1])])
-async def test_each_is_ended_when_the_one_before_is_back(
+async def test_rolling_restart_waits_for_each_process(
     killed: list[int], names: tuple[str, ...], pids: list[int]
 ) -> None:
-    told: list[str] = []
+    restarted_names: list[str] = []
     await restart(
-        names, folder=None, process_timeout_s=5, on_restart=lambda name, seconds: told.append(name)
+        names,
+        folder=None,
+        process_timeout_s=5,
+        on_restart=lambda name, seconds: restarted_names.append(name),
     )
-    assert killed == pids and told == list(names or ("a", "b"))
+    assert killed == pids and restarted_names == list(names or ("a", "b"))
 
 
-async def test_what_is_not_there_is_told(
+async def test_rolling_restart_rejects_unknown_or_unready_processes(
     killed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="expected names of a, b, found c"):

@@ -36,14 +36,14 @@ def settings(tmp_path: Path) -> Settings:
 
 def exposed(folder: Path) -> list[str]:
     """Whatever another user could read."""
-    found = [folder, *folder.rglob("*")]
-    return [f"{path}: {path.stat().st_mode:o}" for path in found if path.stat().st_mode & 0o077]
+    paths = [folder, *folder.rglob("*")]
+    return [f"{path}: {path.stat().st_mode:o}" for path in paths if path.stat().st_mode & 0o077]
 
 
-def test_secrets_are_neither_written_nor_shown(settings: Settings, tmp_path: Path) -> None:
+def test_secrets_are_absent_from_dump_repr_and_commands(settings: Settings, tmp_path: Path) -> None:
     """Processes get them by their environment."""
-    written, shown = dump(settings), repr(settings)
-    assert not [each for each in SECRETS if each in written or each in shown]
+    written, settings_text = dump(settings), repr(settings)
+    assert not [secret for secret in SECRETS if secret in written or secret in settings_text]
     specs = process_specs(
         StackPlan(),
         folder=tmp_path,
@@ -53,23 +53,23 @@ def test_secrets_are_neither_written_nor_shown(settings: Settings, tmp_path: Pat
         secrets=secrets_environ(settings),
     )
     (tmp_path / "stack.toml").write_text(written)
-    assert not [each for spec in specs for each in SECRETS if each in " ".join(spec.command)]
+    assert not [secret for spec in specs for secret in SECRETS if secret in " ".join(spec.command)]
     for spec in specs:
         names = {name: value for name, value in spec.env.items() if name.startswith("TRIVIUM_")}
-        own = load(tmp_path / "stack.toml", environ=names)
-        assert own.log == settings.log
+        process_settings = load(tmp_path / "stack.toml", environ=names)
+        assert process_settings.log == settings.log
         is_asked = spec.name.startswith("gateway")
-        assert own.gateway.api_keys == (settings.gateway.api_keys if is_asked else ())
+        assert process_settings.gateway.api_keys == (settings.gateway.api_keys if is_asked else ())
 
 
-def test_secrets_can_be_in_files_of_their_own(tmp_path: Path) -> None:
+def test_secrets_load_from_files(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hunter2\n")
     (tmp_path / "keys").write_text("key-one\n\nkey-two\n")
     (tmp_path / "trivium.toml").write_text(f"[log]\nsasl_password_file = '{tmp_path}/password'\n")
     environ = {"TRIVIUM_GATEWAY_API_KEYS_FILE": f"{tmp_path}/keys"}
-    found = load(tmp_path / "trivium.toml", environ=environ)
-    assert found.log.sasl_password == "hunter2"
-    assert found.gateway.api_keys == ("key-one", "key-two")
+    loaded_settings = load(tmp_path / "trivium.toml", environ=environ)
+    assert loaded_settings.log.sasl_password == "hunter2"
+    assert loaded_settings.gateway.api_keys == ("key-one", "key-two")
     assert load(environ={"TRIVIUM_LOG_SASL_PASSWORD": "x"}).log.sasl_password == "x"
 
 
@@ -83,7 +83,9 @@ def test_secrets_can_be_in_files_of_their_own(tmp_path: Path) -> None:
         ("[gateway]\napi_keys = ['a,b']", "gateway.api_keys: expected keys without"),
     ],
 )
-def test_messages_about_secrets_do_not_quote_them(tmp_path: Path, text: str, message: str) -> None:
+def test_configuration_error_does_not_quote_secrets(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "trivium.toml").write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path / "trivium.toml", environ={})
@@ -91,7 +93,7 @@ def test_messages_about_secrets_do_not_quote_them(tmp_path: Path, text: str, mes
     assert "a,b" not in str(caught.value)
 
 
-async def test_what_processes_write_is_private_whatever_the_umask(tmp_path: Path) -> None:
+async def test_process_files_are_private_under_any_umask(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o755)
     before = os.umask(0o022)
     supervisor, files = Supervisor(), StackFiles(tmp_path / "home")
@@ -116,13 +118,13 @@ async def test_what_processes_write_is_private_whatever_the_umask(tmp_path: Path
         await supervisor.stop()
 
 
-def test_a_folder_that_everybody_writes_to_is_refused(tmp_path: Path) -> None:
+def test_private_folder_rejects_world_writable_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     with pytest.raises(ConfigError, match="expected a folder of our own, found one that others"):
         private_folder(tmp_path)
 
 
-def test_the_brokers_data_are_private(tmp_path: Path, bootstrap: str) -> None:
+def test_broker_data_are_private(tmp_path: Path, bootstrap: str) -> None:
     broker = Broker(QUICK, tmp_path / "broker", tethered=True)
     before = os.umask(0o022)
     try:

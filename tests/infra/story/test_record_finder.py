@@ -28,11 +28,11 @@ NOW_MS = 1_790_000_000_000
 
 
 class FakeLog:
-    """Records by topic and partition, with the time at which each was written."""
+    """Hold records by topic and partition, with the time of each write."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, int], list[tuple[int, Any]]] = {}
-        self.asked: list[tuple[str, tuple[int, ...], Window]] = []
+        self.queries: list[tuple[str, tuple[int, ...], Window]] = []
 
     def add(self, topic: str, partition: int, at_ms: int, record: Any) -> None:
         self.records.setdefault((topic, partition), []).append((at_ms, record))
@@ -40,7 +40,7 @@ class FakeLog:
     async def find(
         self, topic: str, partitions: Sequence[int], needle: str, window: Window, limit: int = 0
     ) -> list[Any]:
-        self.asked.append((topic, tuple(partitions), window))
+        self.queries.append((topic, tuple(partitions), window))
         return [
             record
             for partition in partitions
@@ -50,20 +50,20 @@ class FakeLog:
 
 
 def stored(*ids: str, arrived_ms: int = NOW_MS - 1_000) -> FakeLog:
-    """A log with these requests."""
+    """Return a log with these requests."""
     log = FakeLog()
     for request_id in ids:
-        one = request(request_id, arrived_ms=arrived_ms)
-        log.add("requests", partition_of(one.session_id, 4), arrived_ms + 5, one)
+        record = request(request_id, arrived_ms=arrived_ms)
+        log.add("requests", partition_of(record.session_id, 4), arrived_ms + 5, record)
     return log
 
 
 async def find(log: FakeLog, name: str, *, since_ms: int = HOUR_MS) -> str:
-    found = await find_request(log, LOG, name, since_ms=since_ms, now_ms=NOW_MS)
-    return found.request_id
+    hit = await find_request(log, LOG, name, since_ms=since_ms, now_ms=NOW_MS)
+    return hit.request_id
 
 
-def test_an_id_tells_when_its_call_arrived() -> None:
+def test_request_id_gives_arrival_time_and_search_window() -> None:
     request_id = new_request_id(NOW_MS)
     assert arrival_of(request_id) == arrival_of(request_id[:11]) == (NOW_MS, NOW_MS)
     first, last = arrival_of(request_id[:7]) or (0, 0)
@@ -76,17 +76,17 @@ def test_an_id_tells_when_its_call_arrived() -> None:
         assert window_of(name, HOUR_MS, NOW_MS) == Window(NOW_MS - HOUR_MS, NOW_MS + CLOCKS_MS)
 
 
-async def test_an_old_request_is_found_where_its_id_says() -> None:
+async def test_finder_locates_old_request_by_time_in_its_id() -> None:
     request_id = new_request_id(NOW_MS - 9 * HOUR_MS)
     log = stored(request_id, arrived_ms=NOW_MS - 9 * HOUR_MS)
     for name in (request_id, "chatcmpl-" + request_id, "cmpl-" + request_id, request_id[:14]):
         assert await find(log, name) == request_id
-    topic, partitions, window = log.asked[0]
+    topic, partitions, window = log.queries[0]
     assert (topic, partitions) == ("requests", (0, 1, 2, 3))
     assert window.until_ms - window.since_ms == CLOCKS_MS + ACCEPT_MS
 
 
-async def test_a_beginning_is_enough_where_only_one_request_has_it() -> None:
+async def test_finder_accepts_unique_id_prefix() -> None:
     log = stored("call-a", "call-a-b", "call-b0", "call-b1")
     assert await find(log, "call-a") == "call-a"  # the whole id of one, a beginning of another
     assert await find(log, "call-a-") == "call-a-b"
@@ -98,7 +98,7 @@ async def test_a_beginning_is_enough_where_only_one_request_has_it() -> None:
         await find(log, "cal")
 
 
-async def test_what_is_not_there_says_where_was_looked_and_what_to_try() -> None:
+async def test_not_found_error_names_window_and_remedy() -> None:
     log = stored("call-a")
     with pytest.raises(NotFound, match=r"requests at .* from 2026-.* UTC; try `--since 24h`"):
         await find(log, "call-z")
@@ -109,9 +109,9 @@ async def test_what_is_not_there_says_where_was_looked_and_what_to_try() -> None
         await find(log, old)
 
 
-async def test_only_what_belongs_to_the_request_is_read() -> None:
-    log, asked = FakeLog(), request("r1", tokens=100, gateway_partition=3)
-    session = partition_of(asked.session_id, 4)
+async def test_collect_reads_only_records_of_request() -> None:
+    log, target = FakeLog(), request("r1", tokens=100, gateway_partition=3)
+    session = partition_of(target.session_id, 4)
     log.add("outcomes", session, T0 + 100, ENDED)
     log.add("outcomes", session, T0 + 200, replace(ENDED, kind=OutcomeKind.FAILED))
     log.add("decisions", session, T0 + 4, PLACED)
@@ -119,22 +119,22 @@ async def test_only_what_belongs_to_the_request_is_read() -> None:
     log.add("phases", session, T0 + 36, RECEIVED)
     log.add("prefill", 1, T0 + 5, PREFILL)
     log.add("decode", 0, T0 + 31, DECODE)
-    for one in FRAMES:
-        log.add("tokens", 3, one.at_ms, one)
+    for token_frame in FRAMES:
+        log.add("tokens", 3, token_frame.at_ms, token_frame)
     log.add("tokens", 2, T0 + 27, frame("elsewhere", 27, 0, 9))
-    story = await collect(log, LOG, asked)
+    story = await collect(log, LOG, target)
     assert story.outcome == ENDED
     assert (story.decisions, story.phases, story.work) == ([PLACED], [RECEIVED], [PREFILL, DECODE])
     assert story.token_ids == [0, 1, 2, 3, 4]
-    windows = {topic: (partitions, window) for topic, partitions, window in log.asked}
+    windows = {topic: (partitions, window) for topic, partitions, window in log.queries}
     assert windows["tokens"] == ((3,), Window(T0 - CLOCKS_MS, T0 + 100 + CLOCKS_MS))
     assert windows["decisions"][0] == (session,)
     assert windows["prefill"][0] == (0, 1)
     assert windows["outcomes"][1].until_ms > T0 + 10 * HOUR_MS  # to the end
 
 
-def test_a_prompts_request_is_looked_for_from_its_prompt_on() -> None:
-    """It may have waited for hours until it was asked."""
+def test_prompt_request_window_starts_at_prompt_time() -> None:
+    """The request may have waited for hours before it was submitted."""
     name, _ = derive_ids(NOW_MS - 3_600_000, b"0123456789")
     window = window_of(name, DAY_MS, NOW_MS)
     assert window.since_ms == NOW_MS - 3_600_000 - CLOCKS_MS

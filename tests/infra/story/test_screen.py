@@ -6,11 +6,11 @@ import pytest
 
 from infra.story.screen import as_json_value
 from infra.terminal.output import print_json
-from tests.infra.story.told_requests import remote, shown
+from tests.infra.story.told_requests import remote, render_story
 
 
-def test_one_screen() -> None:
-    text = shown(remote(w_ttft=1.0, w_tpot=0.0, tenant="abc", turn=1))
+def test_screen_shows_story_in_one_page() -> None:
+    text = render_story(remote(w_ttft=1.0, w_tpot=0.0, tenant="abc", turn=1))
     lines = text.splitlines()
     assert lines[0] == "r1: completed in 100 ms, attempt 1"
     assert "chat, class standard, tenant abc, session s-r1, turn 2, arrived 1970-01-01" in lines[1]
@@ -25,17 +25,17 @@ def test_one_screen() -> None:
     assert max(map(len, lines)) <= 160
 
 
-def test_json_holds_everything_but_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_story_json_omits_prompt_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(as_json_value(remote()))
-    found = json.loads(capsys.readouterr().out)
-    assert found["request"]["prompt_tokens"] == 100
-    assert found["work"][1]["kv"]["worker_id"] == "prefill-0"
-    assert found["decisions"][0]["estimate"]["kv_price"] == 0.02
-    assert len(found["decisions"][0]["candidates"]) == 8
-    assert found["tokens"]["rows"] == [[27, "prefill-0", 1], [50, "decode-0", 2]] + [
+    story_json = json.loads(capsys.readouterr().out)
+    assert story_json["request"]["prompt_tokens"] == 100
+    assert story_json["work"][1]["kv"]["worker_id"] == "prefill-0"
+    assert story_json["decisions"][0]["estimate"]["kv_price"] == 0.02
+    assert len(story_json["decisions"][0]["candidates"]) == 8
+    assert story_json["tokens"]["rows"] == [[27, "prefill-0", 1], [50, "decode-0", 2]] + [
         [99, "decode-0", 2]
     ]
-    assert (found["tokens"]["ttft_ms"], found["tokens"]["tpot_ms"]) == (27, 18)
-    assert found["outcome"]["kind"] == "completed"
-    assert found["kv_bytes"] == 2_000_000
-    assert found["steps"][0]["what"].startswith("accepted")
+    assert (story_json["tokens"]["ttft_ms"], story_json["tokens"]["tpot_ms"]) == (27, 18)
+    assert story_json["outcome"]["kind"] == "completed"
+    assert story_json["kv_bytes"] == 2_000_000
+    assert story_json["steps"][0]["what"].startswith("accepted")

@@ -22,17 +22,17 @@ from tests.streams.builders import (
 )
 
 
-def told(*answers: Retrieved, **changes: Any) -> Story:
-    asked = request("r1", retrieval=retrieval(T0 + 400, **changes))
-    return build_stories([asked], list(answers))["r1"]
+def story_of(*answers: Retrieved, **changes: Any) -> Story:
+    search_request = request("r1", retrieval=retrieval(T0 + 400, **changes))
+    return build_stories([search_request], list(answers))["r1"]
 
 
 def search_of(story: Story) -> StoryStep:
-    (found,) = [step for step in steps_of(story) if step.kind == "retrieval"]
-    return found
+    (search_step,) = [step for step in steps_of(story) if step.kind == "retrieval"]
+    return search_step
 
 
-def found(*passages: Any, **changes: Any) -> Retrieved:
+def search_result(*passages: Any, **changes: Any) -> Retrieved:
     return retrieved(
         "r1", *passages, asked_ms=T0 + 5, at_ms=T0 + 95, shards=3, missing=(2,), extends=12,
         distances_computed=3_400, embedded_ms=21.5, wait_ms=3.0, took_ms=14.25, mode="hybrid",
@@ -40,10 +40,10 @@ def found(*passages: Any, **changes: Any) -> Retrieved:
     )  # fmt: skip
 
 
-def test_a_search_is_a_step_with_its_times_passages_and_tokens() -> None:
+def test_search_step_shows_times_passages_and_tokens() -> None:
     history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
-    answer = found(passage(1), passage(2, 60), passage(3, title=""), history=history)
-    story = told(answer, room_tokens=90)
+    answer = search_result(passage(1), passage(2, 60), passage(3, title=""), history=history)
+    story = story_of(answer, room_tokens=90)
     assert steps_of(story)[0].what.endswith("wants 2 passages of handbook by 400 ms")
     step = search_of(story)
     assert (step.after_ms, step.took_ms, step.who) == (95, 90, "router-a")
@@ -60,10 +60,10 @@ def test_a_search_is_a_step_with_its_times_passages_and_tokens() -> None:
     )
 
 
-def test_what_is_late_or_failed_says_so() -> None:
+def test_search_step_explains_late_search() -> None:
     error = DeadlineExceeded("r1: nothing was found in time").to_wire()
     late = retrieved("r1", error=error, asked_ms=T0, at_ms=T0 + 505, shards=0)
-    step = search_of(told(late, found(passage(1))))
+    step = search_of(story_of(late, search_result(passage(1))))
     assert step.what == (
         "goes on without passages: r1: nothing was found in time (deadline_exceeded)"
     )
@@ -73,9 +73,11 @@ def test_what_is_late_or_failed_says_so() -> None:
     )
 
 
-def test_nothing_found_and_words_alone_are_told() -> None:
+def test_search_step_reports_empty_and_degraded_results() -> None:
     question = "where  is\nthe " + "very " * 20 + "old pier"
-    step = search_of(told(replace(found(), degraded="no embedding worker"), query=question))
+    step = search_of(
+        story_of(replace(search_result(), degraded="no embedding worker"), query=question)
+    )
     assert step.what == "found no passages (hybrid), 90 ms after asking"
     assert step.details[0].startswith("searched handbook for: where is the very")
     assert step.details[0].endswith("...") and len(step.details[0]) < 90
@@ -83,43 +85,49 @@ def test_nothing_found_and_words_alone_are_told() -> None:
     assert "tokens put" not in step.details[-1]
 
 
-def test_a_request_without_a_search_has_no_such_step() -> None:
-    story = build_stories([request("r1")], [found(passage(1))])["r1"]
+def test_request_without_retrieval_has_no_search_details() -> None:
+    story = build_stories([request("r1")], [search_result(passage(1))])["r1"]
     assert "wants" not in steps_of(story)[0].what
     assert search_of(story).details == ()
 
 
-def test_the_story_as_json_counts_tokens() -> None:
+def test_story_json_counts_tokens_of_searches() -> None:
     history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
-    value = json.loads(json.dumps(as_json_value(told(found(passage(1), history=history)))))
+    value = json.loads(
+        json.dumps(as_json_value(story_of(search_result(passage(1), history=history))))
+    )
     assert value["retrieved"][0]["passages"][0]["tokens"] == 3
     assert value["retrieved"][0]["history"] == [[1, 2]]
     assert value["request"]["retrieval"]["tail"] == 2
 
 
-def test_what_earlier_turns_quoted_and_this_prompt_does_not_is_told() -> None:
+def test_search_step_reports_omitted_quotes_of_earlier_turns() -> None:
     quoted = tuple(Quoted(document_id=name, content="x") for name in ("d8", "d9"))
     history = (Insert(at=1, tokens=pack_tokens([71, 72]), quoted=quoted),)
-    changed = found(passage(1), history=history, changed=("d9", "d7"))
+    changed = search_result(passage(1), history=history, changed=("d9", "d7"))
     (line,) = [
-        each for each in search_of(told(changed, room_tokens=90)).details if "quoted" in each
+        detail
+        for detail in search_of(story_of(changed, room_tokens=90)).details
+        if "quoted" in detail
     ]
     assert line == "what earlier turns quoted is left out where it changed: d9"
-    failed = found(history=history, error=DeadlineExceeded("late").to_wire())
+    failed = search_result(history=history, error=DeadlineExceeded("late").to_wire())
     assert "what earlier turns quoted of 2 documents is left out: nobody was asked" in (
-        search_of(told(failed, room_tokens=90)).details
+        search_of(story_of(failed, room_tokens=90)).details
     )
-    same = found(passage(1), history=history)
-    assert not any("quoted" in each for each in search_of(told(same, room_tokens=90)).details)
+    same = search_result(passage(1), history=history)
+    assert not any(
+        "quoted" in detail for detail in search_of(story_of(same, room_tokens=90)).details
+    )
 
 
-def test_a_beginning_that_was_computed_meanwhile_is_told() -> None:
-    asked = request("r1", retrieval=retrieval(T0 + 400))
+def test_search_step_reports_prefix_warming() -> None:
+    search_request = request("r1", retrieval=retrieval(T0 + 400))
     warm = WarmPrefix(
         request_id="r1", session_id="s", worker_id="p0", worker_epoch=1, model="tiny",
         prompt_tokens=pack_tokens([1, 2, 3]), deadline_ms=T0 + 400,
     )  # fmt: skip
-    story = build_stories([asked], [warm, found(passage(1))])["r1"]
+    story = build_stories([search_request], [warm, search_result(passage(1))])["r1"]
     line = "p0 was told to compute the first 3 tokens meanwhile"
     assert search_of(story).details[-1] == line
     value = json.loads(json.dumps(as_json_value(story)))
@@ -130,20 +138,20 @@ def test_a_beginning_that_was_computed_meanwhile_is_told() -> None:
 
 
 def probe(number: int, *passages: Any, **changes: Any) -> Retrieved:
-    tokens = b"".join(each.tokens for each in passages)
+    tokens = b"".join(hit.tokens for hit in passages)
     where = {"probe": number, "seq": 32 * number, "tokens": tokens, "attempt": 1}
-    return replace(found(*passages), **{**where, **changes})
+    return replace(search_result(*passages), **{**where, **changes})
 
 
 def probes_of(*answers: Retrieved, **changes: Any) -> list[StoryStep]:
-    story = told(*answers, probing=probing(probes_max=4), **changes)
+    story = story_of(*answers, probing=probing(probes_max=4), **changes)
     assert "and at most 4 probes while answering" in steps_of(story)[0].what
     return [step for step in steps_of(story) if step.kind == "probe"]
 
 
-def test_each_probe_is_a_step_with_its_place_its_wait_its_work_and_what_stood_still() -> None:
+def test_probe_step_shows_place_wait_work_and_stall() -> None:
     first, second = probes_of(
-        found(passage(1)), probe(1, passage(3), stalled_ms=12.25), probe(2, attempt=2)
+        search_result(passage(1)), probe(1, passage(3), stalled_ms=12.25), probe(2, attempt=2)
     )
     assert (first.after_ms, first.took_ms, first.who) == (95, 90, "router-a")
     assert first.what == "probe 1, 3 tokens put in before token 32"
@@ -157,30 +165,34 @@ def test_each_probe_is_a_step_with_its_place_its_wait_its_work_and_what_stood_st
     assert second.details[1:] == ("decoding went on",)
 
 
-def test_a_probe_that_came_to_nothing_says_why_and_is_no_answer_for_the_prompt() -> None:
+def test_failed_probe_explains_error_and_is_no_prompt_result() -> None:
     error = DeadlineExceeded("late").to_wire()
     (step,) = probes_of(probe(1, error=error, shards=0, stalled_ms=200.0))
     assert step.what == "probe 1, before token 32: goes on without: late (deadline_exceeded)"
     assert step.details == ("decoding stood still for 200.0 ms",)
-    story = told(found(passage(1)), probe(1), probe(2))
+    story = story_of(search_result(passage(1)), probe(1), probe(2))
     assert not any("later answers" in line for line in search_of(story).details)
 
 
-def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_to() -> None:
-    asked = request("r1", retrieval=retrieval(T0 + 400, probing=probing()))
-    kept = (Insert(at=8, tokens=pack_tokens([71, 72])), Insert(at=16, tokens=b""))
-    assert asked.retrieval is not None
-    again = replace(
+def test_later_attempt_and_outcome_count_probe_inserts() -> None:
+    search_request = request("r1", retrieval=retrieval(T0 + 400, probing=probing()))
+    inserts = (Insert(at=8, tokens=pack_tokens([71, 72])), Insert(at=16, tokens=b""))
+    assert search_request.retrieval is not None
+    second_attempt = replace(
         work(WorkPhase.DECODE, "w1", T0 + 100, attempt=2),
-        probes=Probes(retrieval=asked.retrieval, inserts=kept, decided=3),
+        probes=Probes(retrieval=search_request.retrieval, inserts=inserts, decided=3),
     )
-    ended = replace(outcome(again, T0 + 900), probes=3, retrieved_tokens=2, stalled_ms=40.4)
-    story = build_stories([asked], [again, ended])["r1"]
-    told_of = {step.kind: step for step in steps_of(story)}
-    assert told_of["work"].details == (
+    final_outcome = replace(
+        outcome(second_attempt, T0 + 900), probes=3, retrieved_tokens=2, stalled_ms=40.4
+    )
+    story = build_stories([search_request], [second_attempt, final_outcome])["r1"]
+    steps_by_kind = {step.kind: step for step in steps_of(story)}
+    assert steps_by_kind["work"].details == (
         "what 1 of 3 probes of earlier attempts put in goes in again",
     )
-    assert told_of["outcome"].what.endswith(", 3 probes put in 2 more and stalled it for 40 ms")
+    assert steps_by_kind["outcome"].what.endswith(
+        ", 3 probes put in 2 more and stalled it for 40 ms"
+    )
     value = json.loads(json.dumps(as_json_value(story)))
     assert value["work"][0]["probes"]["inserts"][0]["tokens"] == 2
     assert value["request"]["retrieval"]["probing"]["lead"] == 0

@@ -27,12 +27,12 @@ from tests.infra.story.told_requests import (
     PREFILL,
     decision,
     remote,
-    shown,
+    render_story,
 )
 from tests.streams.builders import T0, cancellation, outcome, phase, request, resumption
 
 
-def test_the_steps_of_a_remote_request_in_order() -> None:
+def test_steps_of_remote_request_are_in_time_order() -> None:
     steps = steps_of(remote())
     assert [(step.after_ms, step.who) for step in steps] == [
         (0, "gateway-a"),
@@ -46,18 +46,18 @@ def test_the_steps_of_a_remote_request_in_order() -> None:
         (99, "decode-0"),
         (100, "decode-0"),
     ]
-    told = [step.what for step in steps]
-    assert told[0] == "accepted, 100 prompt tokens, at most 16 new"
-    assert told[1] == "place remote on prefill-0 and decode-0, prefill_first: learned (learned)"
-    assert told[4] == "prefill done: 64 tokens computed, 36 cached, 20 ms"
+    texts = [step.what for step in steps]
+    assert texts[0] == "accepted, 100 prompt tokens, at most 16 new"
+    assert texts[1] == "place remote on prefill-0 and decode-0, prefill_first: learned (learned)"
+    assert texts[4] == "prefill done: 64 tokens computed, 36 cached, 20 ms"
     assert steps[4].took_ms == 20
     assert steps[6].details == ("KV of 100 tokens from prefill-0 (2 blocks, once)",)
-    assert told[7] == "kv received: 2,000,000 bytes over NIXL in 4.0 ms, 500 MB/s"
-    assert told[8] == "5 tokens in 3 frames, TPOT 18.00 ms"
-    assert told[9] == "completed (length): 5 tokens"
+    assert texts[7] == "kv received: 2,000,000 bytes over NIXL in 4.0 ms, 500 MB/s"
+    assert texts[8] == "5 tokens in 3 frames, TPOT 18.00 ms"
+    assert texts[9] == "completed (length): 5 tokens"
 
 
-def test_an_outcome_follows_the_frame_that_it_waited_for() -> None:
+def test_outcome_step_follows_awaited_token_frame() -> None:
     story = remote()
     story.outcome = replace(ENDED, ended_ms=T0 + 97)  # the engine was done, its frame not gone yet
     steps = steps_of(story)[-2:]
@@ -67,8 +67,8 @@ def test_an_outcome_follows_the_frame_that_it_waited_for() -> None:
     assert [(step.after_ms, step.kind) for step in steps] == [(97, "outcome"), (99, "tokens")]
 
 
-def test_all_tokens_are_on_their_way_no_sooner_than_the_first() -> None:
-    """Both of a pair say the first token, and the log need not have their frames by time."""
+def test_token_steps_never_precede_first_token() -> None:
+    """Both workers of a pair send the first token, and their frames may come unordered."""
     story = remote()
     story.rows = [TokenRow(T0 + 52, "prefill-0", 1), TokenRow(T0 + 50, "decode-0", 4)]
     story.outcome = replace(ENDED, ended_ms=T0 + 49)
@@ -82,7 +82,7 @@ def test_all_tokens_are_on_their_way_no_sooner_than_the_first() -> None:
     assert steps_of(story)[-2].what == "5 tokens in 1 frame, TPOT 0.00 ms"
 
 
-def test_a_decision_tells_what_it_looked_at() -> None:
+def test_decision_step_shows_inputs_and_candidates() -> None:
     details = steps_of(remote())[1].details
     assert details[0] == (
         "waited 4 ms, 3 in the queue, slack 59996 ms, session holds 64 tokens, load 0.50, "
@@ -98,22 +98,22 @@ def test_a_decision_tells_what_it_looked_at() -> None:
     assert details[-1] == "  and 2 more"
 
 
-def test_each_policy_tells_the_terms_of_its_score() -> None:
-    def told(placed: Decision) -> tuple[str, ...]:
+def test_decision_step_shows_score_terms_of_policy() -> None:
+    def details_of(placed: Decision) -> tuple[str, ...]:
         return steps_of(build_stories([request("r1")], [placed])["r1"])[1].details
 
     assert PLACED.estimate is not None
     stranger = replace(PLACED.estimate, gain_ttft=(60 - 160) / 60)
-    assert "would wait behind it" in told(replace(PLACED, estimate=stranger))[3]
+    assert "would wait behind it" in details_of(replace(PLACED, estimate=stranger))[3]
     cell = Estimate(score=0.5 * 0.4 - 0.5 * 0.1, samples=12, gain_ttft=0.4, loss_tpot=0.1)
     tabled = decision(4, policy="table", reason=Reason.TABLE, w_ttft=0.5, w_tpot=0.5)
-    assert told(replace(tabled, estimate=cell)) == (
+    assert details_of(replace(tabled, estimate=cell)) == (
         "weights ttft 0.5, tpot 0.5",
         "score +0.150 = 0.5 * TTFT gain +0.400 - 0.5 * TPOT loss +0.100; local above 0; 12 samples",
     )
 
 
-def test_a_worker_is_marked_in_the_role_for_which_it_was_chosen() -> None:
+def test_decision_step_marks_worker_in_chosen_role() -> None:
     roles = (Role.PREFILL, Role.DECODE, Role.REPLICA)
     looked_at = [
         Candidate(worker_id="both", role=role, credits=1, running=0, work_ahead_tokens=0)
@@ -125,23 +125,23 @@ def test_a_worker_is_marked_in_the_role_for_which_it_was_chosen() -> None:
         assert "".join(detail[0] for detail in details) == marks
 
 
-def test_one_worker_is_named_once() -> None:
-    ended = outcome(DECODE, mode=Mode.LOCAL, orchestration=Orchestration.NONE)
-    ended = replace(ended, prefill_worker="decode-0")
-    text = shown(build_stories([request("r1")], [ended])["r1"])
+def test_story_names_single_worker_once() -> None:
+    local_outcome = outcome(DECODE, mode=Mode.LOCAL, orchestration=Orchestration.NONE)
+    local_outcome = replace(local_outcome, prefill_worker="decode-0")
+    text = render_story(build_stories([request("r1")], [local_outcome])["r1"])
     assert "\nlocal: decode-0, 0 bytes of KV over NIXL" in text
 
 
-def test_a_request_that_runs_or_waits_still_has_a_story() -> None:
+def test_story_of_unfinished_request_shows_missing_outcome() -> None:
     story = build_stories([request("r1")], [])["r1"]
     assert (story.ttft_ms, story.tpot_ms, story.kv_bytes) == (None, None, 0)
-    text = shown(story)
+    text = render_story(story)
     assert "no outcome on the log yet" in text
     assert "placed nowhere; no tokens" in text
     assert "weights of its class or the deployment" in text
 
 
-def test_failures_cancellations_and_paired_orchestrations() -> None:
+def test_steps_show_failures_cancellations_and_paired_work() -> None:
     paired: dict[str, Any] = {"orchestration": Orchestration.DECODE_FIRST}
     target = replace(KV, worker_id="decode-0", tokens=32, block_ids=(1, 2, 3))
     decode, prefill = replace(DECODE, **paired, kv=None), replace(PREFILL, **paired)
@@ -164,7 +164,7 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
     ]
     story = build_stories([request("r1")], records)["r1"]
     assert story.kv_bytes == 1_200  # both ends tell of the same bytes, and prefill of what it read
-    told = " | ".join(line for step in steps_of(story) for line in (step.what, *step.details))
+    text = " | ".join(line for step in steps_of(story) for line in (step.what, *step.details))
     for words in (
         "kv allocated: 3 blocks, of which 32 tokens are held already",
         "KV goes to decode-0, which holds 32 tokens of it",
@@ -175,11 +175,10 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         "cancellation: client_request (by another tenant: without effect) | cancellation: client",
         "failed: 16 tokens; engine_failed: it broke",
     ):
-        assert words in told
+        assert words in text
 
 
-def test_stages_of_phases_are_all_told() -> None:
-    """No kind of phase breaks the story."""
+def test_steps_cover_every_phase_kind() -> None:
     for kind in PhaseKind:
         bare: Phase = replace(phase(PREFILL, kind), kv=None, error=None)
         story = build_stories([request("r1")], [bare])["r1"]

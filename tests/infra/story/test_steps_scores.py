@@ -35,7 +35,7 @@ from tests.streams.builders import request
         ({"reason": Reason.FIRST_TURN}, 0.1, None),  # written before that was told
     ],
 )
-def test_a_score_that_was_not_used_is_told_with_the_rule_that_decided(
+def test_decision_step_names_rule_that_overruled_score(
     changes: dict[str, Any], score: float, rule: str | None
 ) -> None:
     estimate = Estimate(score=score, samples=0)
@@ -44,6 +44,6 @@ def test_a_score_that_was_not_used_is_told_with_the_rule_that_decided(
     (step,) = (
         s for s in steps_of(build_stories([request("r1")], [placed])["r1"]) if s.kind == "decision"
     )
-    found = [detail for detail in step.details if "the score was not used: " in detail]
-    assert len(found) == (rule is not None)
-    assert rule is None or rule in found[0]
+    notes = [detail for detail in step.details if "the score was not used: " in detail]
+    assert len(notes) == (rule is not None)
+    assert rule is None or rule in notes[0]

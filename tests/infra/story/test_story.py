@@ -6,7 +6,7 @@ from tests.infra.story.told_requests import frame
 from tests.streams.builders import T0, request
 
 
-def test_tokens_are_counted_once_whatever_repeats_them() -> None:
+def test_story_counts_repeated_tokens_once() -> None:
     frames = [
         frame("decode-0", 20, 1, 2),  # before the first token, which has another producer
         frame("prefill-0", 25, 0, 1),
@@ -24,7 +24,7 @@ def test_tokens_are_counted_once_whatever_repeats_them() -> None:
     assert "2 repeated rows dropped" in steps_of(story)[-1].what
 
 
-def test_an_attempt_that_says_something_else_is_told_by_the_gateways_rule() -> None:
+def test_story_reports_first_divergent_token() -> None:
     frames = [
         frame("decode-0", 20, 0, 3),
         frame("decode-1", 60, 0, 4, attempts=[1, 2], token_ids=[7, 7, 0, 9, 9, 9]),

@@ -21,7 +21,7 @@ ONE = Usage(
 )
 
 
-def test_sums_are_grouped_as_wished_and_of_all() -> None:
+def test_usage_sums_group_by_columns_and_total() -> None:
     sums = Sums(["tenant", "class"])
     for usage in (
         ONE,
@@ -44,13 +44,13 @@ def test_sums_are_grouped_as_wished_and_of_all() -> None:
     assert (sums.total.requests, sums.total.completion_tokens) == (3, 10)
 
 
-def test_an_hour_is_that_of_the_end() -> None:
+def test_usage_hour_is_hour_of_request_end() -> None:
     sums = Sums(["hour"])
     sums.add(ONE)
     assert [row["hour"] for row in sums.rows()] == ["2026-07-25T17:00Z"]
 
 
-def test_a_check_tells_gaps_and_repeats_and_takes_any_first_number() -> None:
+def test_usage_check_reports_gaps_and_repeated_numbers() -> None:
     check = Check()
     check.add(0, ONE)
     check.add(1, replace(ONE, number=0, request_id="r2"))

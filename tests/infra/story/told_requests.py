@@ -26,11 +26,11 @@ from tests.streams.builders import T0, handle, outcome, phase, request
 
 
 def work(phase: WorkPhase, worker_id: str, at_ms: int, **changes: Any) -> Work:
-    """Remote work for r1."""
-    asked = request("r1", tokens=100)
+    """Return remote work for request r1."""
+    base_request = request("r1", tokens=100)
     base = Work(
         request_id="r1",
-        session_id=asked.session_id,
+        session_id=base_request.session_id,
         attempt=1,
         router_id="router-a",
         worker_id=worker_id,
@@ -39,10 +39,10 @@ def work(phase: WorkPhase, worker_id: str, at_ms: int, **changes: Any) -> Work:
         mode=Mode.REMOTE,
         orchestration=Orchestration.PREFILL_FIRST,
         model="tiny",
-        prompt_tokens=asked.prompt_tokens,
-        sampling=asked.sampling,
+        prompt_tokens=base_request.prompt_tokens,
+        sampling=base_request.sampling,
         arrived_ms=T0,
-        deadline_ms=asked.deadline_ms,
+        deadline_ms=base_request.deadline_ms,
         gateway_partition=0,
         dispatched_ms=T0 + at_ms,
     )
@@ -68,7 +68,7 @@ def decision(at_ms: int, kind: DecisionKind = DecisionKind.PLACE, **changes: Any
 
 
 def frame(worker_id: str, at_ms: int, first_seq: int, count: int, **changes: Any) -> TokenFrame:
-    """Tokens of r1, one character each, between those of another stream."""
+    """Return a frame with tokens of r1 behind those of another stream."""
     base = TokenFrame(
         worker_id=worker_id,
         at_ms=T0 + at_ms,
@@ -150,13 +150,13 @@ FRAMES = [frame("prefill-0", 27, 0, 1), frame("decode-0", 50, 1, 2), frame("deco
 
 
 def remote(**changes: Any) -> Story:
-    """r1 was placed remotely, prefill first, and completed with five tokens."""
-    asked = request("r1", tokens=100, **changes)
-    told: list[Any] = [PLACED, HANDED, PREFILL, DECODE, COMPUTED, RECEIVED, ENDED, *FRAMES]
-    return build_stories([asked], told)["r1"]
+    """Return the story of r1, placed remotely and completed with five tokens."""
+    base_request = request("r1", tokens=100, **changes)
+    records: list[Any] = [PLACED, HANDED, PREFILL, DECODE, COMPUTED, RECEIVED, ENDED, *FRAMES]
+    return build_stories([base_request], records)["r1"]
 
 
-def shown(story: Story) -> str:
+def render_story(story: Story) -> str:
     out = io.StringIO()
     show(story, Console(file=out, width=160, highlight=False))
     return out.getvalue()

@@ -13,28 +13,28 @@ CITED: dict[str, Any] = {
 }
 
 
-def test_a_passage_is_a_line() -> None:
+def test_citation_is_one_line() -> None:
     assert list(citation_lines({"citations": [CITED]})) == [
         "[1] Ferries (ferries.md, 0.51): From pier 7."
     ]
 
 
-def test_a_passage_of_a_probe_tells_where_it_went() -> None:
+def test_citation_of_probe_names_token_position() -> None:
     (line,) = citation_lines({"citations": [{**CITED, "probe": 1, "before_token": 32}]})
     assert line == "[1] Ferries (ferries.md, 0.51, at token 32): From pier 7."
 
 
-def test_a_long_text_is_cut_and_what_has_no_title_has_its_id() -> None:
+def test_citation_cuts_long_text_and_falls_back_to_document_id() -> None:
     bare = {**CITED, "title": "", "source": "", "text": "word " * 40}
     (line,) = citation_lines({"citations": [bare]})
     assert line.startswith("[1] pier (0.51): word word") and line.endswith(" ...")
     assert len(line) < 110
 
 
-def test_an_answer_without_says_why() -> None:
+def test_citations_without_passages_show_error() -> None:
     late = {"citations": [], "error": {"code": "deadline_exceeded", "message": "too late"}}
     assert list(citation_lines(late)) == ["answered without documents: too late"]
 
 
-def test_an_answer_that_wanted_nothing_has_no_lines() -> None:
+def test_citations_without_retrieval_are_empty() -> None:
     assert list(citation_lines({})) == []

@@ -28,13 +28,13 @@ assert type(drawn) is Markdown
 
 def _printed(code: str, *arguments: str) -> str:
     program, env = [sys.executable, "-c", code, *arguments], {**os.environ, **PLAIN}
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
-    return done.stdout
+    process = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    return process.stdout
 
 
-def test_help_looks_the_same() -> None:
+def test_help_without_markdown_import_looks_the_same() -> None:
     assert _printed(_HELP, "ready") == _printed(_HELP, "as it is")
 
 
-def test_what_is_spared_comes_when_it_is_called() -> None:
+def test_rich_markdown_is_imported_on_first_use() -> None:
     _printed(_LATER)

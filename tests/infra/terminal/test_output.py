@@ -8,7 +8,7 @@ from rich.console import Console
 from infra.terminal.output import PIPED_COLUMNS, print_indented, stdout_console
 
 
-def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_in_pipe_has_fixed_or_requested_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
     monkeypatch.delenv("COLUMNS", raising=False)
     assert stdout_console().width == PIPED_COLUMNS
@@ -16,7 +16,7 @@ def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stdout_console().width == 90
 
 
-def test_text_is_indented_and_no_line_is_longer_than_the_terminal() -> None:
+def test_print_indented_wraps_or_cuts_at_terminal_width() -> None:
     console = Console(file=io.StringIO(), width=20)
     print_indented(console, " one two three four five six\n", "dim")
     print_indented(console, "one two three four five six", "dim", cut=True)

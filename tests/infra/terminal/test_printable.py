@@ -11,17 +11,17 @@ from tests.schemas.examples import example
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\r\n"
 
 
-def test_a_terminal_obeys_nothing_of_a_record() -> None:
-    """`trivium tail` printed escapes of ids, keys and headers as they were."""
+def test_tail_escapes_control_characters_of_records() -> None:
+    """`trivium tail` once printed escape sequences of ids, keys and headers unchanged."""
     record = replace(example("trivium.Cancellation"), request_id=EVIL)
     value = Codec().encode(record)
-    for found in (value, b"garbage"):
+    for record_value in (value, b"garbage"):
         line = SimpleNamespace(
             partition=0,
             offset=1,
             timestamp=2,
             key=EVIL.encode(),
-            value=found,
+            value=record_value,
             headers=[("x", EVIL.encode())],
         )
         text = _line(Codec(), line, False)
@@ -29,7 +29,7 @@ def test_a_terminal_obeys_nothing_of_a_record() -> None:
         assert _line(Codec(), line, True).isprintable()
 
 
-def test_what_is_kept_and_what_is_spelled_out() -> None:
+def test_printable_escapes_all_but_allowed_characters() -> None:
     assert printable("plain é") == "plain é"
     assert printable("a\n\tb\x1b", "\n\t") == "a\n\tb\\x1b"
     assert printable(EVIL).isprintable()

@@ -10,7 +10,7 @@ from infra.stack.statefile import ProcessRow
 from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
 
 
-class Stacked:
+class FakeStack:
     """A stack as displays see it."""
 
     bootstrap, folder, gateway_urls, ready = "k:9092", Path("/state"), ["http://g:1"], True
@@ -34,8 +34,8 @@ class Stacked:
         ]
 
 
-def lives(display: PlainLines, stack: Stacked) -> None:
-    """It starts, is ready, drains and ends."""
+def run_lifecycle(display: PlainLines, stack: FakeStack) -> None:
+    """The stack starts, is ready, drains and ends."""
     display.show()
     display.show()
     stack.states = dict.fromkeys(stack.states, "ready")
@@ -44,26 +44,26 @@ def lives(display: PlainLines, stack: Stacked) -> None:
     display.stopped()
 
 
-def test_lines_tell_each_change_once_and_processes_before_the_whole(
+def test_plain_lines_print_each_change_once_before_readiness(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stack: Any = Stacked()
-    lives(PlainLines(stack), stack)
-    told = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
-    assert told[:4] == [
+    stack: Any = FakeStack()
+    run_lifecycle(PlainLines(stack), stack)
+    lines = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [
         "gateway-0: starting, pid 7",
         "router-0: ready, pid 7",
         "gateway-0: ready, pid 7",
         "ready: http://g:1/v1 (OpenAI API), http://g:1/docs",
     ]
-    assert told[-1].startswith("stopped")
+    assert lines[-1].startswith("stopped")
 
 
-def test_json_lines_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    stack: Any = Stacked()
-    lives(JsonLines(stack), stack)
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["event"], each.get("name")) for each in told] == [
+def test_json_lines_print_process_and_stack_events(capsys: pytest.CaptureFixture[str]) -> None:
+    stack: Any = FakeStack()
+    run_lifecycle(JsonLines(stack), stack)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(event["event"], event.get("name")) for event in events] == [
         ("process", "gateway-0"),
         ("process", "router-0"),
         ("process", "gateway-0"),
@@ -71,20 +71,20 @@ def test_json_lines_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         ("draining", None),
         ("stopped", None),
     ]
-    assert (told[3]["gateways"], told[3]["bootstrap"]) == (["http://g:1"], "k:9092")
+    assert (events[3]["gateways"], events[3]["bootstrap"]) == (["http://g:1"], "k:9092")
 
 
-def test_a_table_shows_states_in_place(capsys: pytest.CaptureFixture[str]) -> None:
-    stack: Any = Stacked()
-    lives(LiveTable(stack), stack)
+def test_live_table_updates_states_in_place(capsys: pytest.CaptureFixture[str]) -> None:
+    stack: Any = FakeStack()
+    run_lifecycle(LiveTable(stack), stack)
     assert "gateway-0: " not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [PlainLines, JsonLines, LiveTable])
-def test_what_holds_up_a_start_is_told(
+def test_display_prints_start_obstacle_once(
     capsys: pytest.CaptureFixture[str], kind: type[PlainLines]
 ) -> None:
-    stack: Any = Stacked()
+    stack: Any = FakeStack()
     stack.waits_for, stack.ready = "no broker at [::1]:9092", False
     with (display := kind(stack)):
         for _ in range(2):
@@ -95,15 +95,15 @@ def test_what_holds_up_a_start_is_told(
 
 
 @pytest.mark.parametrize("kind", [PlainLines, LiveTable])
-def test_who_waits_is_told_for_what_and_how_long_it_usually_takes(
+def test_display_shows_wait_reason_and_usual_start_time(
     capsys: pytest.CaptureFixture[str], kind: type[PlainLines]
 ) -> None:
-    stack: Any = Stacked()
+    stack: Any = FakeStack()
     stack.waits_for, stack.ready = "the broker starts", False
     with kind(stack) as display:
         display.show()
         stack.waits_for = ""
         display.show()
-    told = capsys.readouterr().out
-    assert "waiting: the broker starts" in told or kind is LiveTable
-    assert told.count("21") == 1
+    output = capsys.readouterr().out
+    assert "waiting: the broker starts" in output or kind is LiveTable
+    assert output.count("21") == 1

@@ -40,7 +40,7 @@ AGENTIC: list[dict[str, Any]] = [
 
 
 def request_end(number: int, **changes: Any) -> dict[str, Any]:
-    """A row as Dynamo's reference page has it: a prompt of 100 tokens in blocks of 64."""
+    """Return a request trace row in Dynamo's format: 100 prompt tokens, blocks of 64."""
     replay = {
         "trace_block_size": 64,
         "input_length": 100,
@@ -61,12 +61,16 @@ def request_end(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def span(name: str, start_ns: int, **attributes: Any) -> dict[str, Any]:
-    """A span of OTLP JSON, where 64-bit numbers are texts; `__` stands for a dot."""
+    """Return a span of OTLP JSON, with 64-bit numbers as texts and `__` for dots."""
 
-    def value(found: Any) -> dict[str, Any]:
-        if isinstance(found, int):
-            return {"intValue": str(found)}
-        return {"doubleValue": found} if isinstance(found, float) else {"stringValue": found}
+    def value(attribute: Any) -> dict[str, Any]:
+        if isinstance(attribute, int):
+            return {"intValue": str(attribute)}
+        return (
+            {"doubleValue": attribute}
+            if isinstance(attribute, float)
+            else {"stringValue": attribute}
+        )
 
     return {
         "traceId": "5b8efff798038103d269b633813fc60c",
@@ -76,20 +80,20 @@ def span(name: str, start_ns: int, **attributes: Any) -> dict[str, Any]:
         "startTimeUnixNano": str(start_ns),
         "endTimeUnixNano": str(start_ns + 2_000_000_000),
         "attributes": [
-            {"key": key.replace("__", "."), "value": value(found)}
-            for key, found in attributes.items()
+            {"key": key.replace("__", "."), "value": value(attribute)}
+            for key, attribute in attributes.items()
         ],
     }
 
 
-def spans(*found: dict[str, Any]) -> dict[str, Any]:
-    """A document of OTLP JSON."""
-    scope = {"scope": {"name": "s"}, "spans": list(found)}
+def spans(*rows: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of OTLP JSON with these spans."""
+    scope = {"scope": {"name": "s"}, "spans": list(rows)}
     return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [scope]}]}
 
 
 def written(folder: Path, rows: list[dict[str, Any]], name: str = "trace.jsonl") -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path = folder / name
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path

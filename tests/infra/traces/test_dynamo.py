@@ -12,7 +12,7 @@ from schemas.errors import ConfigError
 from tests.infra.traces.samples import AGENTIC, AZURE, SESSIONS, request_end, written
 
 
-def test_rows_become_requests_and_come_back(tmp_path: Path) -> None:
+def test_dynamo_trace_round_trips(tmp_path: Path) -> None:
     trace = read(written(tmp_path, [request_end(0), request_end(9)]))
     assert (trace.format, trace.block_tokens) == ("dynamo", 64)
     assert trace.began_unix_ms == 1_777_312_800_000
@@ -21,46 +21,46 @@ def test_rows_become_requests_and_come_back(tmp_path: Path) -> None:
     assert (second.request_id, second.total_ms) == ("d9", 1_000.0)
     assert first.blocks[0] == second.blocks[0]
     assert first.blocks[1] != second.blocks[1]
-    again = tmp_path / "again.jsonl"
-    write(trace, again, "dynamo", "")
-    assert read(again) == trace
+    copy_path = tmp_path / "again.jsonl"
+    write(trace, copy_path, "dynamo", "")
+    assert read(copy_path) == trace
 
 
-def test_a_sinks_envelope_gzip_and_rows_of_other_kinds_are_read(tmp_path: Path) -> None:
+def test_dynamo_reader_accepts_envelope_gzip_and_other_row_kinds(tmp_path: Path) -> None:
     payload = {"schema": "dynamo.request.trace.v1", "event_type": "request_payload"}
     rows = [{"timestamp": 5, "event": row} for row in (payload, request_end(0))]
     path = tmp_path / "trace.000001.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     trace = read(path)
-    assert [each.request_id for each in trace.arrivals] == ["d0"]
+    assert [arrival.request_id for arrival in trace.arrivals] == ["d0"]
     assert trace.left_out == {"request_payload": 1}
 
 
-def test_sessions_are_of_all_or_of_none(tmp_path: Path) -> None:
+def test_dynamo_trace_needs_sessions_in_all_requests_or_none(tmp_path: Path) -> None:
     session = {"agent_context": {"session_id": "s"}}
     trace = read(written(tmp_path, [request_end(0, **session), request_end(1, **session)]))
-    assert {each.session_id for each in trace.arrivals} == {"s"}
-    again = tmp_path / "again.jsonl"
-    write(trace, again, "dynamo", "")
-    assert read(again) == trace
+    assert {arrival.session_id for arrival in trace.arrivals} == {"s"}
+    copy_path = tmp_path / "again.jsonl"
+    write(trace, copy_path, "dynamo", "")
+    assert read(copy_path) == trace
     with pytest.raises(ConfigError, match=r":2: agent_context: expected one in every request"):
         read(written(tmp_path, [request_end(0, **session), request_end(1)]))
 
 
-def test_what_has_no_block_ids_shares_nothing(tmp_path: Path) -> None:
-    """A written row has a hash for each block, as Dynamo's loader demands."""
+def test_dynamo_export_gives_unique_hashes_without_block_ids(tmp_path: Path) -> None:
+    """Dynamo's loader demands a hash for each block."""
     path, out = tmp_path / "a.csv", tmp_path / "out.jsonl"
     path.write_text(AZURE)
     write(read(path), out, "dynamo", "m")
     rows = [json.loads(line)["request"] for line in out.read_text().splitlines()]
     assert [row["model"] for row in rows] == ["m", "m"]
     hashes = [row["replay"]["input_sequence_hashes"] for row in rows]
-    assert [len(each) for each in hashes] == [10, 7]
+    assert [len(row_hashes) for row_hashes in hashes] == [10, 7]
     assert len({*hashes[0], *hashes[1]}) == 17
     assert rows[1]["request_received_ms"] - rows[0]["request_received_ms"] == 52
 
 
-def test_mixed_sessions_and_other_dependencies_are_refused(tmp_path: Path) -> None:
+def test_dynamo_export_refuses_mixed_sessions_and_dependencies(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     alone = {"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": [1]}
     with pytest.raises(ConfigError, match="expected a session for every request or for none"):
@@ -84,6 +84,6 @@ def test_mixed_sessions_and_other_dependencies_are_refused(tmp_path: Path) -> No
         (request_end(1, request={"request_id": "x"}), r":2: replay: expected an object"),
     ],
 )
-def test_a_bad_row_is_told_by_its_line(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_dynamo_parse_error_names_line(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         read(written(tmp_path, [request_end(0), row]))

@@ -15,14 +15,14 @@ from tests.infra.traces.samples import AZURE, MOONCAKE, written
     "text",
     ["", "hello\n", "a,b,c\n1,2,3\n", '{"a": 1}\n', "[1]\n", "{\n}\n", "null\n", '{"event": 3}\n'],
 )
-def test_what_is_no_trace_is_told_what_would_be_one(text: str, tmp_path: Path) -> None:
+def test_format_error_lists_supported_formats(text: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"trace\.txt:1: expected a trace: Azure's CSV"):
         read(path)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_trace_reader_refuses_binary_and_truncated_files(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe" + os.urandom(64))
     (tmp_path / "a.gz").write_bytes(b"plain")
     (tmp_path / "b.gz").write_bytes(gzip.compress(AZURE.encode() * 99)[:-20])
@@ -31,20 +31,20 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+def test_trace_reader_refuses_file_without_requests(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(AZURE.splitlines()[0])
     with pytest.raises(ConfigError, match="expected requests, found none"):
         read(path)
 
 
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+def test_trace_writer_refuses_unknown_format(tmp_path: Path) -> None:
     trace = read(written(tmp_path, MOONCAKE))
     with pytest.raises(ConfigError, match="--to: expected mooncake, dynamo, aiperf, found 'csv'"):
         write(trace, tmp_path / "out", "csv", "m")
 
 
-def test_a_file_ending_in_gz_is_packed(tmp_path: Path) -> None:
+def test_trace_writer_compresses_gz_file(tmp_path: Path) -> None:
     trace, out = read(written(tmp_path, MOONCAKE)), tmp_path / "out.jsonl.gz"
     write(trace, out, "mooncake", "m")
     assert gzip.decompress(out.read_bytes()).decode() == (tmp_path / "trace.jsonl").read_text()

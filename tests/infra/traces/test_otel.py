@@ -25,8 +25,8 @@ OLD = {
 }
 
 
-def test_calls_are_requests_and_the_rest_is_counted(tmp_path: Path) -> None:
-    found = spans(
+def test_otel_reader_keeps_model_calls_and_counts_other_spans(tmp_path: Path) -> None:
+    document = spans(
         span("later", START_NS + 1_500_000_000, **OLD),
         span("first", START_NS, **CHAT),
         span("tool", START_NS, gen_ai__operation__name="execute_tool"),
@@ -34,7 +34,7 @@ def test_calls_are_requests_and_the_rest_is_counted(tmp_path: Path) -> None:
         span("failed", START_NS, gen_ai__operation__name="chat", error__type="timeout"),
         span("mute", START_NS, gen_ai__operation__name="chat"),
     )
-    trace = read(written(tmp_path, [found]))
+    trace = read(written(tmp_path, [document]))
     first, later = trace.arrivals
     assert (first.at_ms, first.prompt_tokens, first.output_tokens) == (0.0, 100, 180)
     assert (first.session_id, first.model) == ("conv_5", "gpt-4")
@@ -49,13 +49,13 @@ def test_calls_are_requests_and_the_rest_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_one_document_over_many_lines_is_read_too(tmp_path: Path) -> None:
+def test_otel_reader_accepts_multiline_document(tmp_path: Path) -> None:
     path = tmp_path / "spans.json"
     path.write_text(json.dumps(spans(span("a", START_NS, **CHAT)), indent=2))
-    assert [each.request_id for each in read(path).arrivals] == ["a"]
+    assert [arrival.request_id for arrival in read(path).arrivals] == ["a"]
 
 
-def test_files_without_calls_and_bad_spans_are_told(tmp_path: Path) -> None:
+def test_otel_reader_refuses_missing_calls_and_bad_spans(tmp_path: Path) -> None:
     path = written(tmp_path, [spans(span("http", START_NS))])
     with pytest.raises(ConfigError, match="expected requests, found 1 spans of something else"):
         read(path)

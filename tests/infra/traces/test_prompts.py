@@ -5,12 +5,12 @@ from infra.traces.trace import Arrival, Trace, scale_trace
 
 
 def trace(*arrivals: Arrival, block_tokens: int = 16) -> Trace:
-    """Of these requests."""
+    """Return a trace of these requests."""
     return Trace(format="test", arrivals=arrivals, block_tokens=block_tokens)
 
 
 def arrival(prompt_tokens: int, *blocks: int, session_id: str = "", at_ms: float = 0) -> Arrival:
-    """A request with these blocks."""
+    """Return a request with these blocks."""
     return Arrival(
         at_ms=at_ms,
         prompt_tokens=prompt_tokens,
@@ -20,38 +20,41 @@ def arrival(prompt_tokens: int, *blocks: int, session_id: str = "", at_ms: float
     )
 
 
-def test_prompts_are_equal_as_far_as_their_blocks_are() -> None:
-    one, two = arrival(40, 1, 2, 3), arrival(48, 1, 2, 4)
-    found = trace(one, two)
-    first, second = token_ids(found, one), token_ids(found, two)
+def test_prompts_share_tokens_of_equal_blocks() -> None:
+    base_request, sibling_request = arrival(40, 1, 2, 3), arrival(48, 1, 2, 4)
+    sample_trace = trace(base_request, sibling_request)
+    first, second = token_ids(sample_trace, base_request), token_ids(sample_trace, sibling_request)
     assert (len(first), len(second)) == (40, 48)
     assert first[:32] == second[:32]
     assert first[32:] != second[32:40]
-    assert token_ids(found, one) == first
-    assert all(32 <= each < 256 for each in first)
+    assert token_ids(sample_trace, base_request) == first
+    assert all(32 <= token_id < 256 for token_id in first)
 
 
-def test_turns_without_block_ids_extend_each_other_and_others_share_nothing() -> None:
+def test_prompts_without_block_ids_share_prefix_only_in_session() -> None:
     first, second = arrival(20, session_id="s"), arrival(50, session_id="s", at_ms=1)
-    alone, other = arrival(50, at_ms=2), arrival(50, at_ms=3)
-    found = trace(first, second, alone, other)
-    assert token_ids(found, second)[:20] == token_ids(found, first)
-    assert len({tuple(token_ids(found, each)) for each in (second, alone, other)}) == 3
+    alone, last = arrival(50, at_ms=2), arrival(50, at_ms=3)
+    sample_trace = trace(first, second, alone, last)
+    assert token_ids(sample_trace, second)[:20] == token_ids(sample_trace, first)
+    assert len({tuple(token_ids(sample_trace, request)) for request in (second, alone, last)}) == 3
 
 
-def test_a_smaller_trace_keeps_what_is_equal() -> None:
-    one, two = arrival(40, 1, 2, 3), arrival(33, 1, 2, 4)
-    small = scale_trace(trace(one, two), 0.25)
-    assert (small.block_tokens, [each.prompt_tokens for each in small.arrivals]) == (4, [10, 9])
-    assert [each.output_tokens for each in small.arrivals] == [1, 1]
-    first, second = (token_ids(small, each) for each in small.arrivals)
+def test_scaled_trace_keeps_shared_prefixes() -> None:
+    base_request, sibling_request = arrival(40, 1, 2, 3), arrival(33, 1, 2, 4)
+    small = scale_trace(trace(base_request, sibling_request), 0.25)
+    assert (small.block_tokens, [request.prompt_tokens for request in small.arrivals]) == (
+        4,
+        [10, 9],
+    )
+    assert [request.output_tokens for request in small.arrivals] == [1, 1]
+    first, second = (token_ids(small, request) for request in small.arrivals)
     assert first[:8] == second[:8]
     assert first[8] != second[8]
 
 
-def test_an_answer_is_as_long_as_the_traces_and_one_token_at_least() -> None:
+def test_request_body_asks_for_trace_length_or_one_token() -> None:
     none = Arrival(at_ms=0, prompt_tokens=4, output_tokens=0)
     assert body(trace(none), none, "m")["max_tokens"] == 1
-    one = arrival(4)
-    asked = body(trace(one), one, "m")
-    assert (asked["model"], asked["max_tokens"], asked["ignore_eos"]) == ("m", 3, True)
+    request = arrival(4)
+    payload = body(trace(request), request, "m")
+    assert (payload["model"], payload["max_tokens"], payload["ignore_eos"]) == ("m", 3, True)

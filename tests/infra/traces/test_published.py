@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 from tests.infra.traces.samples import AZURE, BURSTGPT
 
 
-def test_azures_requests_stand_alone_and_count_from_the_first(tmp_path: Path) -> None:
+def test_azure_requests_have_no_session_and_relative_times(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(AZURE)
     trace = read(path)
@@ -24,7 +24,7 @@ def test_azures_requests_stand_alone_and_count_from_the_first(tmp_path: Path) ->
     assert trace.began_unix_ms == round(began.timestamp() * 1e3)
 
 
-def test_azures_files_of_2024_tell_a_time_zone(tmp_path: Path) -> None:
+def test_azure_trace_of_2024_has_time_zone(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,1,2\n"
@@ -32,7 +32,7 @@ def test_azures_files_of_2024_tell_a_time_zone(tmp_path: Path) -> None:
     assert read(path).began_unix_ms == 1_715_299_200_010
 
 
-def test_burstgpts_conversations_have_sessions(tmp_path: Path) -> None:
+def test_burstgpt_conversations_have_sessions(tmp_path: Path) -> None:
     path = tmp_path / "b.csv"
     path.write_text(BURSTGPT)
     alone, turn = read(path).arrivals
@@ -60,7 +60,7 @@ def test_burstgpts_conversations_have_sessions(tmp_path: Path) -> None:
         (BURSTGPT + "nan,,,GPT-4,1,2,3,API log\n", r":4: Timestamp: expected a number from 0"),
     ],
 )
-def test_a_bad_row_is_told_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+def test_published_trace_parse_error_names_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):

@@ -19,13 +19,17 @@ CODEC = Codec()
 
 
 def recorded(path: Path, requests: list[Any], outcomes: list[Any], **about: Any) -> Resend:
-    rows = [RecordingRow(LINE, topic="requests", value=CODEC.encode(each)) for each in requests]
-    rows += [RecordingRow(LINE, topic="outcomes", value=CODEC.encode(each)) for each in outcomes]
+    rows = [
+        RecordingRow(LINE, topic="requests", value=CODEC.encode(request)) for request in requests
+    ]
+    rows += [
+        RecordingRow(LINE, topic="outcomes", value=CODEC.encode(outcome)) for outcome in outcomes
+    ]
     write(path / "a.avro", {"since_ms": 0, "until_ms": 1 << 62, **about}, rows)
     return Resend(path / "a.avro")
 
 
-def ended(request_id: str, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
+def make_outcome(request_id: str, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
     return Outcome(
         request_id=request_id,
         session_id="s",
@@ -40,14 +44,14 @@ def ended(request_id: str, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome
     )
 
 
-def heard(again: Resend, **changes: Any) -> list[SentRequest]:
-    """Each answer as it was then, unless changed."""
-    told = {"output_tokens": 12, "finish_reason": "stop", "chunks_s": [1.25, 2.0], **changes}
-    return [SentRequest(arrival=each, sent_s=1.0, **told) for each in again.trace.arrivals]
+def sent_requests(resend: Resend, **changes: Any) -> list[SentRequest]:
+    """Return each answer as recorded, unless changed."""
+    fields = {"output_tokens": 12, "finish_reason": "stop", "chunks_s": [1.25, 2.0], **changes}
+    return [SentRequest(arrival=arrival, sent_s=1.0, **fields) for arrival in resend.trace.arrivals]
 
 
 @pytest.mark.parametrize(
-    ("form", "asked"),
+    ("form", "body_fields"),
     [
         (None, {}),
         (Structured(kind=StructuredKind.REGEX, value="a+"), {"guided_regex": "a+"}),
@@ -58,54 +62,60 @@ def heard(again: Resend, **changes: Any) -> list[SentRequest]:
         ),
     ],
 )
-def test_the_same_is_asked(tmp_path: Path, form: Structured | None, asked: dict[str, Any]) -> None:
-    """Token by token, with the seed that was drawn."""
+def test_resend_body_repeats_prompt_and_sampling(
+    tmp_path: Path, form: Structured | None, body_fields: dict[str, Any]
+) -> None:
+    """The prompt is sent as tokens, with the seed that was sampled."""
     sampling = Sampling(max_tokens=40, temperature=0.7, seed=5, stop=("x",), structured=form)
     request = builders.request("r1", sampling=sampling)
-    again = recorded(tmp_path, [request], [ended("r1")])
-    (arrival,) = again.trace.arrivals
-    body = again.make_body(arrival, "tiny")
+    resend = recorded(tmp_path, [request], [make_outcome("r1")])
+    (arrival,) = resend.trace.arrivals
+    body = resend.make_body(arrival, "tiny")
     assert body["prompt"] == unpack_tokens(request.prompt_tokens)
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.7, 5)
     assert (body["stop"], body["stream"], body["model"]) == (["x"], True, "tiny")
-    assert asked.items() <= body.items()
+    assert body_fields.items() <= body.items()
 
 
-def test_what_was_cancelled_is_as_long_as_it_was(tmp_path: Path) -> None:
+def test_resend_asks_for_exact_length_of_cancelled_answer(tmp_path: Path) -> None:
     request = builders.request("r1", sampling=Sampling(max_tokens=40, min_tokens=20))
-    again = recorded(tmp_path, [request], [ended("r1", OutcomeKind.CANCELLED)])
-    body = again.make_body(again.trace.arrivals[0], "tiny")
+    resend = recorded(tmp_path, [request], [make_outcome("r1", OutcomeKind.CANCELLED)])
+    body = resend.make_body(resend.trace.arrivals[0], "tiny")
     assert (body["max_tokens"], body["min_tokens"]) == (12, 12)
-    found = again.compare(heard(again))
-    assert (found.completed_then, found.completed_now, found.differences) == (0, 1, [])
+    comparison = resend.compare(sent_requests(resend))
+    assert (comparison.completed_then, comparison.completed_now, comparison.differences) == (
+        0,
+        1,
+        [],
+    )
 
 
-def test_ends_are_compared(tmp_path: Path) -> None:
-    again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
-    found = again.compare(heard(again))
-    assert (found.same, found.differences, found.failed) == (1, [], 0)
-    assert found.times["TTFT p50"] == (100.0, 250.0)
-    assert found.times["latency p99"] == (700.0, 1_000.0)
+def test_resend_compares_outcomes(tmp_path: Path) -> None:
+    resend = recorded(tmp_path, [builders.request("r1")], [make_outcome("r1")])
+    comparison = resend.compare(sent_requests(resend))
+    assert (comparison.same, comparison.differences, comparison.failed) == (1, [], 0)
+    assert comparison.times["TTFT p50"] == (100.0, 250.0)
+    assert comparison.times["latency p99"] == (700.0, 1_000.0)
     for change, now in (
         ({"output_tokens": 13}, "stop, 13 tokens"),
         ({"finish_reason": "length"}, "length, 12 tokens"),
         ({"error": "queue_full"}, "queue_full"),
     ):
-        found = again.compare(heard(again, **change))
-        assert found.differences == [OutcomeDifference("r1", "stop, 12 tokens", now)]
-        assert (found.failed, found.same) == (int("error" in change), 0)
+        comparison = resend.compare(sent_requests(resend, **change))
+        assert comparison.differences == [OutcomeDifference("r1", "stop, 12 tokens", now)]
+        assert (comparison.failed, comparison.same) == (int("error" in change), 0)
 
 
-def test_without_bodies_lengths_are_asked_for(tmp_path: Path) -> None:
-    """Stand-ins are no tokens of any model."""
+def test_resend_without_bodies_asks_for_lengths(tmp_path: Path) -> None:
+    """Stand-ins are tokens of no model."""
     request = builders.request("r1", tokens=20)
-    again = recorded(tmp_path, [request], [ended("r1")], leaves_out=["bodies"])
-    body = again.make_body(again.trace.arrivals[0], "tiny")
+    resend = recorded(tmp_path, [request], [make_outcome("r1")], leaves_out=["bodies"])
+    body = resend.make_body(resend.trace.arrivals[0], "tiny")
     assert len(body["prompt"]) == 20 and max(body["prompt"]) < 256
     assert (body["max_tokens"], body["ignore_eos"]) == (12, True)
-    assert again.compare(heard(again, finish_reason="length")).same == 1
+    assert resend.compare(sent_requests(resend, finish_reason="length")).same == 1
 
 
-def test_a_recording_in_which_nothing_ended_is_refused(tmp_path: Path) -> None:
+def test_resend_refuses_recording_without_outcomes(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="expected requests that have ended, found none"):
         recorded(tmp_path, [builders.request("r1")], [])

@@ -5,13 +5,13 @@ from infra.traces.trace import Arrival, Trace
 
 
 def arrival(at_ms: float, tokens: int, *blocks: int, session_id: str = "") -> Arrival:
-    """A request."""
+    """Return a request with these blocks."""
     return Arrival(
         at_ms=at_ms, prompt_tokens=tokens, output_tokens=5, blocks=blocks, session_id=session_id
     )
 
 
-def test_counts_rates_and_what_begins_alike() -> None:
+def test_summary_counts_requests_rates_and_shared_prefixes() -> None:
     trace = Trace(
         format="test",
         block_tokens=10,
@@ -22,22 +22,22 @@ def test_counts_rates_and_what_begins_alike() -> None:
             arrival(2_000, 20, 1, 5, session_id="b"),
         ],
     )
-    found = summary(trace)
-    assert (found["requests"], found["sessions"], found["turns_max"]) == (4, 2, 2)
-    assert (found["duration_s"], found["mean_per_s"]) == (2.0, 2.0)
-    assert found["begins_alike"] == 30 / 80
-    assert (found["prompt_tokens"]["p50"], found["prompt_tokens"]["max"]) == (20.0, 25.0)
-    assert found["ttft_ms"] is None
+    figures = summary(trace)
+    assert (figures["requests"], figures["sessions"], figures["turns_max"]) == (4, 2, 2)
+    assert (figures["duration_s"], figures["mean_per_s"]) == (2.0, 2.0)
+    assert figures["begins_alike"] == 30 / 80
+    assert (figures["prompt_tokens"]["p50"], figures["prompt_tokens"]["max"]) == (20.0, 25.0)
+    assert figures["ttft_ms"] is None
 
 
-def test_the_busiest_minute_counts() -> None:
+def test_rates_include_busiest_minute() -> None:
     arrivals = [arrival(1e3 * second, 1) for second in range(61)] + [arrival(59_500, 1)] * 59
-    mean_per_s, busiest_per_s = rates(sorted(arrivals, key=lambda each: each.at_ms))
+    mean_per_s, busiest_per_s = rates(sorted(arrivals, key=lambda request: request.at_ms))
     assert (mean_per_s, round(busiest_per_s, 3)) == (2.0, 1.983)
     assert rates(arrivals[:1]) == (1e3, 1e3)
 
 
-def test_bars_show_when_there_was_much() -> None:
+def test_bars_show_load_over_time() -> None:
     trace = Trace(format="test", arrivals=[arrival(0, 1)] * 8 + [arrival(99, 1)])
     assert bars(trace, 4) == "█  ▁"
     assert bars(trace, 2, "prompt_tokens") == "█▁"

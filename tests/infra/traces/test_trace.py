@@ -10,13 +10,13 @@ OTHER = Arrival(at_ms=0, prompt_tokens=1, output_tokens=1, request_id="x")
 
 
 def delays(*after: After) -> list[float | None]:
-    """Of two turns, the second with these dependencies, and of another request between them."""
+    """Return the delays of two turns, the second with these dependencies."""
     turn = Arrival(at_ms=9, prompt_tokens=1, output_tokens=1, session_id="s", after=after)
     trace = Trace(format="test", arrivals=[FIRST, OTHER, turn])
     return [delay_ms for _, delay_ms in with_delays(trace)]
 
 
-def test_a_delay_is_behind_the_turn_before() -> None:
+def test_delay_counts_from_previous_turn() -> None:
     assert delays() == [None, None, None]
     assert delays(After(request_id="a", delay_ms=5)) == [None, None, 5]
 
@@ -29,6 +29,6 @@ def test_a_delay_is_behind_the_turn_before() -> None:
         (After(request_id="a"), After(request_id="a")),
     ],
 )
-def test_anything_else_is_refused_and_not_lost(after: tuple[After, ...]) -> None:
+def test_delays_refuse_other_dependencies(after: tuple[After, ...]) -> None:
     with pytest.raises(ConfigError, match="r2: expected a request that waits for the turn before"):
         delays(*after)

@@ -34,11 +34,11 @@ def resolve(reference: str) -> Any:
     return node
 
 
-def test_the_committed_copy_is_current() -> None:
+def test_committed_asyncapi_document_is_current() -> None:
     assert ASYNCAPI_FILE.read_text() == asyncapi_text(), "run `make schemas`; commit it"
 
 
-def test_required_parts_are_there() -> None:
+def test_asyncapi_document_has_required_parts() -> None:
     assert DOCUMENT["asyncapi"] == "3.0.0"
     assert {"title", "version"} <= set(DOCUMENT["info"])
     for server in DOCUMENT["servers"].values():
@@ -46,14 +46,14 @@ def test_required_parts_are_there() -> None:
     assert json.loads(json.dumps(DOCUMENT)) == DOCUMENT
 
 
-def test_every_reference_leads_somewhere() -> None:
-    found = list(references(DOCUMENT))
-    assert found
-    for reference in found:
+def test_asyncapi_references_resolve() -> None:
+    reference_list = list(references(DOCUMENT))
+    assert reference_list
+    for reference in reference_list:
         assert resolve(reference)
 
 
-def test_every_topic_is_a_channel_with_a_dead_letter_channel() -> None:
+def test_asyncapi_has_channel_and_dead_letter_channel_per_topic() -> None:
     names = {name + suffix for name in TOPICS for suffix in ("", ".dlq")}
     assert set(DOCUMENT["channels"]) == names
     for name, channel in DOCUMENT["channels"].items():
@@ -62,7 +62,7 @@ def test_every_topic_is_a_channel_with_a_dead_letter_channel() -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS.values(), ids=lambda t: t.name)
-def test_a_channel_says_what_the_table_says(topic: Any) -> None:
+def test_asyncapi_channel_matches_topic_table(topic: Any) -> None:
     channel = DOCUMENT["channels"][topic.name]
     kafka = channel["bindings"]["kafka"]
     assert tuple(channel["messages"]) == topic.records
@@ -71,7 +71,7 @@ def test_a_channel_says_what_the_table_says(topic: Any) -> None:
     assert kafka["topicConfiguration"]["retention.ms"] == topic.retention_ms
 
 
-def test_operations_send_and_receive_only_what_their_channel_carries() -> None:
+def test_asyncapi_operations_carry_only_messages_of_their_channel() -> None:
     for name, operation in DOCUMENT["operations"].items():
         actor, action, topic = name.split(".", 2)
         assert operation["action"] == action in ("send", "receive")
@@ -82,7 +82,7 @@ def test_operations_send_and_receive_only_what_their_channel_carries() -> None:
         assert actor in side
 
 
-def test_payloads_are_avro_that_parses() -> None:
+def test_asyncapi_payloads_parse_as_avro() -> None:
     for name, message in DOCUMENT["components"]["messages"].items():
         if name == "DeadLetter":
             continue
@@ -92,8 +92,8 @@ def test_payloads_are_avro_that_parses() -> None:
         )
 
 
-def test_settings_show_in_the_document() -> None:
-    found = asyncapi_document(LogSettings(topic_prefix="dev.", session_partitions=9))
-    channel = found["channels"]["requests"]
+def test_asyncapi_document_reflects_settings() -> None:
+    document = asyncapi_document(LogSettings(topic_prefix="dev.", session_partitions=9))
+    channel = document["channels"]["requests"]
     assert channel["address"] == "dev.requests"
     assert channel["bindings"]["kafka"]["partitions"] == 9

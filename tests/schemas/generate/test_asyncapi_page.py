@@ -11,7 +11,7 @@ DOCUMENT = asyncapi_document()
 PAGE = asyncapi_page(DOCUMENT)
 
 
-def test_every_topic_and_field_is_told() -> None:
+def test_page_lists_every_topic_and_field() -> None:
     text = unescape(PAGE)
     for topic in TOPICS.values():
         assert f'id="topic-{topic.name}"' in PAGE and topic.doc in text
@@ -20,18 +20,18 @@ def test_every_topic_and_field_is_told() -> None:
             assert f"<td>{field['name']}</td>" in PAGE and field["doc"] in text, (name, field)
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_page_links_resolve_within_page() -> None:
     links = re.findall(r'href="([^"]*)"', PAGE)
     inside = {link for link in links if link.startswith("#")}
     assert len(inside) > len(TOPICS) and set(links) - inside == {"data:,"}
     assert {link[1:] for link in inside} <= set(re.findall(r'id="([^"]*)"', PAGE))
 
 
-def test_it_asks_nobody_for_anything() -> None:
+def test_page_loads_no_external_resources() -> None:
     assert not re.search(r"<script|src=|@import|url\(|https?:", PAGE)
 
 
-def test_what_is_described_is_text() -> None:
+def test_page_escapes_descriptions() -> None:
     hostile = asyncapi_document()
     hostile["channels"]["requests"]["description"] = "<script>alert(1)</script>"
     assert "<script" not in asyncapi_page(hostile)

@@ -4,5 +4,5 @@ from schemas.codec import MARKS_FILE
 from schemas.generate.marks import marks_text
 
 
-def test_the_committed_copy_is_current() -> None:
+def test_committed_marks_are_current() -> None:
     assert MARKS_FILE.read_text() == marks_text(), "run `make schemas` and commit what it writes"

@@ -8,7 +8,7 @@ from schemas.generate import records
 from schemas.generate.records import RECORDS_FILE, records_text
 
 
-def test_the_committed_module_is_current() -> None:
+def test_committed_records_module_is_current() -> None:
     assert RECORDS_FILE.read_text() == records_text(), "run `make schemas`; commit it"
 
 
@@ -39,35 +39,41 @@ def part(**field: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("field", "expected"), FIELDS, ids=[line for _, line in FIELDS])
-def test_fields_of_every_type(
+def test_generator_writes_field_of_every_type(
     monkeypatch: pytest.MonkeyPatch, field: dict[str, Any], expected: str
 ) -> None:
-    known = {"trivium.Kind": KIND, "trivium.Whole": part(**field), "trivium.Part": part(type="int")}
-    monkeypatch.setattr(records, "schemas", lambda: known)
+    definitions = {
+        "trivium.Kind": KIND,
+        "trivium.Whole": part(**field),
+        "trivium.Part": part(type="int"),
+    }
+    monkeypatch.setattr(records, "schemas", lambda: definitions)
     assert f'"""A part."""\n\n    {expected}\n' in records_text()
 
 
-def test_what_a_record_is_made_of_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_writes_parts_before_record_that_uses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = {**part(type={"type": "array", "items": "trivium.Part"}), "name": "Whole"}
-    known = {
+    definitions = {
         "trivium.Whole": whole,
         "trivium.Part": part(type="trivium.Kind"),
         "trivium.Kind": KIND,
     }
-    monkeypatch.setattr(records, "schemas", lambda: known)
+    monkeypatch.setattr(records, "schemas", lambda: definitions)
     text = records_text()
     assert 'class Kind(StrEnum):\n    """A kind."""\n\n    ONE = "one"\n    TWO = "two"\n' in text
     assert text.index("class Kind") < text.index("class Part") < text.index("class Whole")
 
 
-def test_a_type_that_no_record_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_rejects_unsupported_type(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = {"type": "fixed", "size": 8, "name": "F"}
     monkeypatch.setattr(records, "schemas", lambda: {"trivium.Part": part(type=fixed)})
     with pytest.raises(ValueError, match="expected a type that records have, found .*fixed"):
         records_text()
 
 
-def test_long_documentation_stands_above() -> None:
+def test_generator_writes_long_documentation_above_field() -> None:
     long = "one two three four " * 8
     text = records._field({"name": "x", "type": "int", "doc": long.strip()}, {})
     assert text.startswith("    # one two") and text.endswith("\n    x: int\n")

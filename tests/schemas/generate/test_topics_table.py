@@ -5,13 +5,13 @@ from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
 
-def test_the_page_has_the_present_table() -> None:
+def test_page_has_current_topics_table() -> None:
     page = PAGE.read_text()
     assert page == page_with_table(page), "run `make schemas`; commit it"
     assert all(f"| `{name}` |" in page for name in TOPICS)
 
 
-def test_every_topic_says_all() -> None:
+def test_topic_rows_are_complete() -> None:
     rows = {row["topic"]: row for row in about_topics(LogSettings(topic_prefix="dev."))}
     assert list(rows) == [f"dev.{name}" for name in TOPICS]
     prompts, phases = rows["dev.prompts"], rows["dev.phases"]

@@ -29,25 +29,25 @@ class StubRegistry:
 
     def answer(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         self.calls.append(f"{method} {path}")
-        if method == "PUT" and (found := re.fullmatch(r"/config/([^/]+)", path)) and body:
-            self.compatibility[unquote(found[1])] = body["compatibility"]
+        if method == "PUT" and (match := re.fullmatch(r"/config/([^/]+)", path)) and body:
+            self.compatibility[unquote(match[1])] = body["compatibility"]
             return 200, body
         if path == "/subjects":
             return 200, list(self.subjects)
-        if found := re.fullmatch(r"/subjects/([^/]+)/versions", path):
-            subject = unquote(found[1])
+        if match := re.fullmatch(r"/subjects/([^/]+)/versions", path):
+            subject = unquote(match[1])
             if method == "GET":
                 if subject not in self.subjects:
                     return 404, {"error_code": 40401, "message": "Subject not found"}
                 return 200, list(range(1, len(self.subjects[subject]) + 1))
             return self._register(subject, (body or {})["schema"])
-        if found := re.fullmatch(r"/subjects/([^/]+)/versions/(\d+)", path):
-            schema_id = self.subjects[unquote(found[1])][int(found[2]) - 1]
+        if match := re.fullmatch(r"/subjects/([^/]+)/versions/(\d+)", path):
+            schema_id = self.subjects[unquote(match[1])][int(match[2]) - 1]
             return 200, {"id": schema_id, "schema": self.schemas[schema_id - 1]}
-        if found := re.fullmatch(r"/schemas/guids/([0-9a-f-]+)", path):
-            path = f"/schemas/ids/{UUID(found[1]).int}"
-        if found := re.fullmatch(r"/schemas/ids/(\d+)", path):
-            index = int(found[1]) - 1
+        if match := re.fullmatch(r"/schemas/guids/([0-9a-f-]+)", path):
+            path = f"/schemas/ids/{UUID(match[1]).int}"
+        if match := re.fullmatch(r"/schemas/ids/(\d+)", path):
+            index = int(match[1]) - 1
             if 0 <= index < len(self.schemas):
                 return 200, {"schema": self.schemas[index]}
             return 404, {"error_code": 40403, "message": "Schema not found"}
@@ -68,9 +68,9 @@ class StubRegistry:
         return 200, {"id": schema_id, "guid": str(UUID(int=schema_id))}
 
     def _reads(self, new: str, old: str) -> bool:
-        known = {field["name"] for field in json.loads(old)["fields"]}
+        old_names = {field["name"] for field in json.loads(old)["fields"]}
         fields = json.loads(new)["fields"]
-        return all("default" in field for field in fields if field["name"] not in known)
+        return all("default" in field for field in fields if field["name"] not in old_names)
 
 
 def _handler(stub: StubRegistry) -> type[BaseHTTPRequestHandler]:
@@ -80,8 +80,8 @@ def _handler(stub: StubRegistry) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(length)) if length else None
             stub.authorizations.add(self.headers.get("Authorization"))
             path = self.path.partition("?")[0]  # some clients say more than we know of
-            status, found = stub.answer(self.command, path, body)
-            data = json.dumps(found).encode()
+            status, answer = stub.answer(self.command, path, body)
+            data = json.dumps(answer).encode()
             if stub.answer_instead is not None:
                 status, data = stub.answer_instead
             self.send_response(status)

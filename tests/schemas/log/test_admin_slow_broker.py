@@ -25,20 +25,20 @@ _TIMED_OUT, _COPIES, _DENIED = 7, 38, 29  # Kafka's codes
 
 
 class SlowBroker:
-    """As an admin client meets it: each kind of answer fails as often as is said."""
+    """Stands for an admin client; each kind of call in `failing` fails once."""
 
     def __init__(self, **failing: Callable[[], Any]) -> None:
         self.failing = failing
         self.topics: dict[str, int] = {}
         self.led = True
-        self.asked: list[int] = []  # for coordinators, by kind
+        self.coordinator_kinds: list[int] = []  # for coordinators, by kind
 
     def __call__(self, **_: object) -> "SlowBroker":
         return self
 
     async def find_coordinator(self, name: str, kind: int) -> int:
-        """As a new cluster answers."""
-        self.asked.append(kind)
+        """Raise what a new cluster answers."""
+        self.coordinator_kinds.append(kind)
         raise GroupCoordinatorNotAvailableError(name)
 
     async def start(self) -> None:
@@ -77,10 +77,10 @@ class SlowBroker:
 
     async def _fail(self, kind: str) -> Any:
         if kind in self.failing:
-            found = self.failing.pop(kind)()
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            outcome = self.failing.pop(kind)()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
         return None
 
 
@@ -111,43 +111,42 @@ SLOW: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
 
 @pytest.mark.parametrize("case", SLOW)
 @virtual
-async def test_a_slow_broker_is_told_and_asked_again(case: str) -> None:
-    """Each of these ended a start with a bare error."""
+async def test_topic_creation_reports_slow_broker_and_retries(case: str) -> None:
+    """Each of these answers once ended a start with a bare error."""
     failing, message = SLOW[case]
     broker = SlowBroker(**failing)
-    told: list[str] = []
+    messages: list[str] = []
     with answering(broker):
-        await retry_until(lambda: create_topics(SETTINGS), told.append, within_s=20)
+        await retry_until(lambda: create_topics(SETTINGS), messages.append, within_s=20)
         assert all(row.fits for row in await describe_topics(SETTINGS))
-    assert re.search(message, told[0])
-    assert told[1:] == [""]
+    assert re.search(message, messages[0])
+    assert messages[1:] == [""]
 
 
 @virtual
-async def test_topics_without_leaders_are_named_in_the_end() -> None:
-    """What is still missing, however long it was asked for."""
+async def test_topic_creation_error_names_topics_without_leaders() -> None:
     broker = SlowBroker()
     with answering(broker):
         await create_topics(SETTINGS)
-        made = list(expected_topics(SETTINGS))
-        assert list(broker.topics) == made
+        names = list(expected_topics(SETTINGS))
+        assert list(broker.topics) == names
         broker.led = False
-        named = f"find leaders for {made[0]}, .*asked for 21 s"
-        with pytest.raises(BrokerUnavailable, match=named):
+        message = f"find leaders for {names[0]}, .*asked for 21 s"
+        with pytest.raises(BrokerUnavailable, match=message):
             await retry_until(lambda: create_topics(SETTINGS), lambda _: None, within_s=21)
 
 
 @virtual
-async def test_what_the_broker_refuses_for_good_is_not_asked_again() -> None:
+async def test_topic_creation_does_not_retry_final_refusal() -> None:
     broker = SlowBroker(create=lambda: _DENIED)
-    told: list[str] = []
+    messages: list[str] = []
     with answering(broker), pytest.raises(TopicError, match=for_code(_DENIED).__name__):
-        await retry_until(lambda: create_topics(SETTINGS), told.append, within_s=20)
-    assert told == [""]
+        await retry_until(lambda: create_topics(SETTINGS), messages.append, within_s=20)
+    assert messages == [""]
 
 
 @virtual
-async def test_a_bound_ends_also_what_never_answers() -> None:
+async def test_retry_raises_broker_unavailable_at_time_limit() -> None:
     async def silent() -> None:
         await pass_time(1_000)
         raise NodeNotReadyError
@@ -157,10 +156,10 @@ async def test_a_bound_ends_also_what_never_answers() -> None:
 
 
 @virtual
-async def test_a_new_cluster_is_asked_for_coordinators_and_one_that_has_our_topics_is_not() -> None:
-    """So that it makes its own topics meanwhile."""
+async def test_topic_creation_looks_up_coordinators_only_on_new_cluster() -> None:
+    """The look-up has the new cluster create its own topics meanwhile."""
     broker = SlowBroker()
     with patch("schemas.log.admin.AIOKafkaAdminClient", broker):
         await create_topics(SETTINGS)
         await create_topics(SETTINGS)
-    assert broker.asked == [0, 1]
+    assert broker.coordinator_kinds == [0, 1]

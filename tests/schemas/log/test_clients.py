@@ -42,7 +42,7 @@ async def send(producer: LogProducer, number: int, partition: int = 0) -> int:
     return int((await ack).offset)
 
 
-async def test_what_is_sent_is_read_in_order_with_its_headers(kafka: LogSettings) -> None:
+async def test_reader_reads_records_in_order_with_headers(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
     await producer.start()
@@ -61,7 +61,7 @@ async def test_what_is_sent_is_read_in_order_with_its_headers(kafka: LogSettings
     assert {record.partition for record in records} == {1}
 
 
-async def test_latest_is_fixed_when_start_returns(kafka: LogSettings) -> None:
+async def test_reader_fixes_latest_offset_when_start_returns(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=False, client_id="writer")
     reader = AssignedReader(kafka, "cancellations", [0], client_id="reader")
     await producer.start()
@@ -76,7 +76,7 @@ async def test_latest_is_fixed_when_start_returns(kafka: LogSettings) -> None:
         await producer.stop()
 
 
-async def test_a_reader_finds_its_place_by_time(kafka: LogSettings) -> None:
+async def test_reader_finds_offsets_by_time(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
     await producer.start()
@@ -90,7 +90,7 @@ async def test_a_reader_finds_its_place_by_time(kafka: LogSettings) -> None:
         await producer.stop()
 
 
-async def test_a_reader_that_is_nowhere_reads_from_where_it_is_sent(kafka: LogSettings) -> None:
+async def test_reader_without_position_reads_after_seek(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
     await producer.start()
@@ -135,24 +135,24 @@ async def test_dead_letters_carry_origin_and_error(kafka: LogSettings) -> None:
     assert headers["x-dlq-offset"] == b"0"
 
 
-async def test_a_record_of_nothing_is_buried_too() -> None:
-    """Other clients may write it; ours refuses to, and must not fail here."""
+async def test_dead_letter_is_written_for_record_without_key_and_value() -> None:
+    """Other clients may write such a record; this producer refuses to, but must not fail here."""
 
     class Producer:
         async def send_raw(self, topic: str, value: Any, *, key: Any, **where: Any) -> Any:
             assert not (value is None and key is None)
-            sent.append((topic, dict(where["headers"])["x-dlq-error-message"]))
+            letters.append((topic, dict(where["headers"])["x-dlq-error-message"]))
             return asyncio.sleep(0)
 
-    sent: list[Any] = []
+    letters: list[Any] = []
     record: Any = SimpleNamespace(
         topic="requests", partition=0, offset=7, timestamp=0, headers=(), key=None, value=None
     )
     await send_dead_letter(Producer(), record, RecordError("found \ud800"))  # type: ignore[arg-type]  # a fake
-    assert sent == [("requests.dlq", b"found \\ud800")]
+    assert letters == [("requests.dlq", b"found \\ud800")]
 
 
-async def test_a_record_on_a_foreign_topic_is_refused(kafka: LogSettings) -> None:
+async def test_producer_rejects_record_of_other_topic(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     session = Session(
         session_id="s",
@@ -168,7 +168,7 @@ async def test_a_record_on_a_foreign_topic_is_refused(kafka: LogSettings) -> Non
         await producer.send("sessions", session, key="s", partition=0)
 
 
-async def test_committed_positions_are_visible_to_lag_tools(kafka: LogSettings) -> None:
+async def test_reader_commits_positions_that_lag_tools_see(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(
         kafka, "cancellations", [0], client_id="reader", committed_group="workers"
@@ -193,21 +193,21 @@ async def test_committed_positions_are_visible_to_lag_tools(kafka: LogSettings) 
             await client.stop()
 
 
-async def test_a_reader_closes_where_nobody_takes_its_positions(
+async def test_reader_closes_without_group_coordinator(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """aiokafka would offer them for ever."""
+    """aiokafka alone would retry the commit for ever."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(
         kafka, "cancellations", [0], client_id="reader", committed_group="workers"
     )
     reader._answer_s = 0.1  # always waited for
 
-    async def nobody(*_: object) -> None:
+    async def fail_lookup(*_: object) -> None:
         raise GroupCoordinatorNotAvailableError
 
     await producer.start()
-    monkeypatch.setattr(AIOKafkaClient, "coordinator_lookup", nobody)
+    monkeypatch.setattr(AIOKafkaClient, "coordinator_lookup", fail_lookup)
     try:
         await send(producer, 1)
         await reader.start({0: 0})
@@ -218,7 +218,7 @@ async def test_a_reader_closes_where_nobody_takes_its_positions(
     gc.collect()  # what is left says so now, which is an error here
 
 
-async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
+async def test_create_topics_creates_each_topic_once(kafka: LogSettings) -> None:
     assert await create_topics(kafka) == []
     rows = await describe_topics(kafka)
     assert all(row.fits for row in rows)
@@ -226,34 +226,37 @@ async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "named", "least"), [(1, 0, None), (2, 0, "2"), (3, 0, "2"), (3, 3, "3"), (5, 0, "3")]
+    ("copies", "min_insync", "expected"),
+    [(1, 0, None), (2, 0, "2"), (3, 0, "2"), (3, 3, "3"), (5, 0, "3")],
 )
-def test_acknowledged_means_on_most_replicas(copies: int, named: int, least: str | None) -> None:
-    """Not on the leader alone, with which it would go."""
-    settings = LogSettings(replication_factor=copies, min_insync_replicas=named)
+def test_topics_require_majority_of_replicas_in_sync(
+    copies: int, min_insync: int, expected: str | None
+) -> None:
+    """A record on the leader alone would be lost with it."""
+    settings = LogSettings(replication_factor=copies, min_insync_replicas=min_insync)
     for topic in expected_topics(settings).values():
         assert topic.replication_factor == copies
-        assert topic.topic_configs.get("min.insync.replicas") == least
+        assert topic.topic_configs.get("min.insync.replicas") == expected
 
 
-def test_more_copies_than_there_are_brokers_to_hold_them_are_refused() -> None:
+def test_settings_reject_min_insync_replicas_above_replication_factor() -> None:
     with pytest.raises(ConfigError, match="min_insync_replicas: expected at most replication_f"):
         LogSettings(replication_factor=2, min_insync_replicas=3)
 
 
-async def test_another_partition_count_is_refused_with_what_to_do(kafka: LogSettings) -> None:
-    other = replace(kafka, session_partitions=kafka.session_partitions + 1)
+async def test_create_topics_error_explains_partition_count_mismatch(kafka: LogSettings) -> None:
+    other_settings = replace(kafka, session_partitions=kafka.session_partitions + 1)
     with pytest.raises(TopicError, match="requests: expected 3, found 2.*set them in \\[log\\]"):
-        await create_topics(other)
+        await create_topics(other_settings)
 
 
-async def test_missing_topics_name_the_command_that_makes_them(kafka: LogSettings) -> None:
+async def test_missing_topics_error_names_create_command(kafka: LogSettings) -> None:
     nowhere = LogSettings(bootstrap=kafka.bootstrap, topic_prefix="nowhere.")
     with pytest.raises(TopicError, match="trivium topics create"):
         await verify_topics(nowhere)
 
 
-async def test_no_broker_is_said_at_once() -> None:
+async def test_clients_report_missing_broker_immediately() -> None:
     settings = LogSettings(bootstrap="127.0.0.1:1")
     producer = LogProducer(settings, Codec(), durable=True, client_id="writer")
     async with asyncio.timeout(PATIENCE_S):
@@ -271,34 +274,32 @@ STARTS: dict[str, Callable[[LogSettings], Coroutine[Any, Any, object]]] = {
 
 
 @pytest.mark.parametrize("client", STARTS)
-async def test_a_start_that_is_cancelled_leaves_nothing_open(
+async def test_cancelled_client_start_leaves_no_connection_open(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
-    send, asked = AIOKafkaConnection.send, asyncio.Event()
+    send, request_sent = AIOKafkaConnection.send, asyncio.Event()
 
     def asking(*args: Any, **options: Any) -> Any:
-        asked.set()
+        request_sent.set()
         return send(*args, **options)
 
     monkeypatch.setattr(AIOKafkaConnection, "send", asking)
     task = asyncio.create_task(STARTS[client](kafka))
-    await asked.wait()
+    await request_sent.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     gc.collect()  # what is left says so now, which is an error here
 
 
-def test_every_process_agrees_on_a_sessions_partition() -> None:
+def test_partition_of_is_stable_across_processes() -> None:
     assert [partition_of(f"session-{n}", 4) for n in range(6)] == [0, 2, 0, 2, 1, 3]
 
 
-async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
+async def test_producer_rejects_oversized_record_and_largest_is_dead_lettered(
     kafka: LogSettings,
 ) -> None:
-    """No record stops its reader, not even one that fits its topic but no dead letter; what the
-    client takes, the broker takes.
-    """
+    """The largest record still gets a dead letter, and the broker takes what the client takes."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "requests", [0], client_id="reader")
     await producer.start()
@@ -324,16 +325,16 @@ async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
         await producer.stop()
 
 
-async def test_what_reads_or_writes_for_a_while_is_closed_whatever_ends_that(
+async def test_reader_and_producer_contexts_stop_at_exit_or_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[object] = []
+    calls: list[object] = []
 
     async def start(_self: object, at: object = "now") -> None:
-        told.append(at)
+        calls.append(at)
 
     async def stop(_self: object) -> None:
-        told.append("stopped")
+        calls.append("stopped")
 
     for kind in (AssignedReader, LogProducer):
         monkeypatch.setattr(kind, "start", start)
@@ -341,9 +342,9 @@ async def test_what_reads_or_writes_for_a_while_is_closed_whatever_ends_that(
     reader = AssignedReader(LogSettings(), "fleet", [0], client_id="r")
     with pytest.raises(ZeroDivisionError):
         async with reader.reading("latest") as reading:
-            assert reading is reader and told == ["latest"]
+            assert reading is reader and calls == ["latest"]
             raise ZeroDivisionError
     making = LogProducer(LogSettings(), Codec(), durable=True, client_id="p")
     async with making as producer:
         assert producer is making
-    assert told == ["latest", "stopped", "now", "stopped"]
+    assert calls == ["latest", "stopped", "now", "stopped"]

@@ -18,41 +18,41 @@ class Host:
         )
 
     def pass_ms(self, passed_ms: int, step_ms: int = 50) -> list[int]:
-        """What the clock says, asked regularly."""
-        told = []
+        """Return the clock's readings at regular steps."""
+        readings = []
         for _ in range(passed_ms // step_ms):
             self.now_ms += step_ms
-            told.append(self.clock.ms())
-        return told
+            readings.append(self.clock.ms())
+        return readings
 
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000, SLEWED_MS + 1])
-def test_a_jump_for_a_second_moves_nothing(jump_ms: int) -> None:
-    """Else router time would stand until the wall clock has caught up."""
+def test_clock_ignores_jump_of_one_second(jump_ms: int) -> None:
+    """Otherwise router time would stand until the wall clock has caught up."""
     host = Host()
     host.pass_ms(1_000)
     host.off_ms = jump_ms
-    told = host.pass_ms(1_000)
+    readings = host.pass_ms(1_000)
     host.off_ms = 0
-    told += host.pass_ms(1_000)
-    assert told == list(range(T0 + 6_050, T0 + 8_001, 50))
+    readings += host.pass_ms(1_000)
+    assert readings == list(range(T0 + 6_050, T0 + 8_001, 50))
 
 
 @pytest.mark.parametrize("off_ms", [3_600_000, -3_600_000])
-def test_a_new_time_is_followed_once_it_has_lasted(off_ms: int) -> None:
+def test_clock_follows_lasting_new_time(off_ms: int) -> None:
     host = Host()
     host.off_ms = off_ms
-    told = host.pass_ms(LASTING_MS)
-    assert told == list(range(T0 + 5_050, T0 + 5_001 + LASTING_MS, 50))
+    readings = host.pass_ms(LASTING_MS)
+    assert readings == list(range(T0 + 5_050, T0 + 5_001 + LASTING_MS, 50))
     host.pass_ms(50)
     assert host.clock.ms() == T0 + host.now_ms + off_ms
 
 
 @pytest.mark.parametrize("off_ms", [SLEWED_MS, -SLEWED_MS])
-def test_small_differences_are_followed_slowly_and_never_backwards(off_ms: int) -> None:
+def test_clock_slews_small_offsets_without_running_backwards(off_ms: int) -> None:
     host = Host()
     host.off_ms = off_ms
-    told = host.pass_ms(LASTING_MS + 1_000)
-    steps = [after - before for before, after in zip(told, told[1:], strict=False)]
+    readings = host.pass_ms(LASTING_MS + 1_000)
+    steps = [after - before for before, after in zip(readings, readings[1:], strict=False)]
     assert 47 <= min(steps) and max(steps) <= 53
-    assert told[-1] == T0 + host.now_ms + off_ms
+    assert readings[-1] == T0 + host.now_ms + off_ms

@@ -18,7 +18,7 @@ STEPS = 12  # of the loop; closing takes fewer
 
 @contextlib.asynccontextmanager
 async def asking(log: LogSettings) -> AsyncIterator[None]:
-    """One that has its connections."""
+    """Open a query client that has its connections."""
     async with query_client(log) as client:
         await client.end_offsets([TopicPartition(log.topic_prefix + "fleet", 0)])
         yield
@@ -30,7 +30,7 @@ CLIENTS: dict[str, Callable[[LogSettings], contextlib.AbstractAsyncContextManage
 }
 
 
-async def test_an_asking_client_knows_from_the_start_where_its_topics_are(
+async def test_query_client_knows_partitions_of_its_topics_at_start(
     kafka: LogSettings,
 ) -> None:
     topics = {kafka.topic_prefix + name for name in ("requests", "usage", "fleet")}
@@ -39,8 +39,8 @@ async def test_an_asking_client_knows_from_the_start_where_its_topics_are(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_whoever_closes_a_client_can_be_cancelled(kafka: LogSettings, client: str) -> None:
-    """At any step of it: else it would live on, and who ended it would wait for that for ever."""
+async def test_closing_client_can_be_cancelled_at_any_step(kafka: LogSettings, client: str) -> None:
+    """Otherwise the task would live on, and its canceller would wait for ever."""
     for steps in range(STEPS):
         is_open, end = asyncio.Event(), asyncio.Event()
 

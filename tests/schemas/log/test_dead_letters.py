@@ -36,11 +36,11 @@ async def prompts(kafka: LogSettings) -> list[Any]:
 
 async def letters(kafka: LogSettings) -> list[DeadLetter]:
     await settle(kafka, f"dlq-{kafka.topic_prefix}prompts")
-    return [each async for each in read_letters(kafka, f"{kafka.topic_prefix}prompts", 1)]
+    return [letter async for letter in read_letters(kafka, f"{kafka.topic_prefix}prompts", 1)]
 
 
 async def bury_some(kafka: LogSettings, values: Sequence[bytes], partition: int = 1) -> None:
-    """Written to `prompts`, and buried from there."""
+    """Write values to `prompts`, and dead-letter them from there."""
     async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
         for value in values:
             ack = await producer.send_raw(
@@ -57,13 +57,13 @@ async def bury_some(kafka: LogSettings, values: Sequence[bytes], partition: int 
             )
 
 
-async def run(kafka: LogSettings, wanted: LetterSelection = EVERY) -> RetryCounts:
-    done = RetryCounts()
-    await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, wanted, done)
-    return done
+async def run(kafka: LogSettings, selection: LetterSelection = EVERY) -> RetryCounts:
+    counts = RetryCounts()
+    await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, selection, counts)
+    return counts
 
 
-async def test_what_is_sent_again_is_as_it_was(kafka: LogSettings) -> None:
+async def test_retry_resends_dead_letter_unchanged_once(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one", b"two"])
     first, second = await letters(kafka)
     counts = {f"{kafka.topic_prefix}{name}": 1 for name in ("prompts", "requests")}
@@ -77,16 +77,20 @@ async def test_what_is_sent_again_is_as_it_was(kafka: LogSettings) -> None:
     assert await run(kafka, LetterSelection(places=frozenset({second.place}))) == RetryCounts(
         sent=1
     )
-    *_, again = await prompts(kafka)
-    assert (again.partition, again.key, again.value) == (1, b"k-two", b"two")
-    assert again.headers == (("trace", b"t"), ("trace", b"u"), ("x-dlq-sent-again", b"1"))
-    assert [each.is_retried for each in await letters(kafka)] == [False, True]
+    *_, resent_prompt = await prompts(kafka)
+    assert (resent_prompt.partition, resent_prompt.key, resent_prompt.value) == (
+        1,
+        b"k-two",
+        b"two",
+    )
+    assert resent_prompt.headers == (("trace", b"t"), ("trace", b"u"), ("x-dlq-sent-again", b"1"))
+    assert [letter.is_retried for letter in await letters(kafka)] == [False, True]
     assert await run(kafka) == RetryCounts(sent=1, already=1)
-    assert [each.value for each in await prompts(kafka)] == [b"one", b"two", b"two", b"one"]
+    assert [prompt.value for prompt in await prompts(kafka)] == [b"one", b"two", b"two", b"one"]
 
 
-async def test_who_sends_the_same_again_and_again_is_told(kafka: LogSettings) -> None:
-    """A letter that comes back is a new one, so nothing else says that it goes round in circles."""
+async def test_retry_counts_repeatedly_resent_letters(kafka: LogSettings) -> None:
+    """A returning letter is a new one, so only its header shows that it was resent before."""
     await bury_some(kafka, [b"one"])
     assert await run(kafka) == RetryCounts(sent=1)
     async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
@@ -94,76 +98,76 @@ async def test_who_sends_the_same_again_and_again_is_told(kafka: LogSettings) ->
             *_, record = await prompts(kafka)
             await send_dead_letter(producer, record, RecordError("no prompt still"))
             *_, letter = await letters(kafka)
-            wanted = LetterSelection(places=frozenset({letter.place}))
-            assert await run(kafka, wanted) == RetryCounts(sent=1, repeatedly=1)
+            selection = LetterSelection(places=frozenset({letter.place}))
+            assert await run(kafka, selection) == RetryCounts(sent=1, repeatedly=1)
     *_, record = await prompts(kafka)
     assert record.headers[-1] == ("x-dlq-sent-again", b"3")
 
 
-async def test_a_rehearsal_sends_nothing(kafka: LogSettings) -> None:
+async def test_count_retries_sends_nothing(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one"])
-    done = RetryCounts()
-    await count_retries(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
-    assert done == RetryCounts(sent=1)
+    counts = RetryCounts()
+    await count_retries(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, counts)
+    assert counts == RetryCounts(sent=1)
     assert len(await prompts(kafka)) == 1 and not (await letters(kafka))[0].is_retried
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
-async def test_a_command_that_breaks_off_sends_nothing_twice(
+async def test_interrupted_retry_resends_nothing_twice(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, is_committed: bool
 ) -> None:
-    """Also where the broker took what nobody heard of."""
+    """The broker may have committed records although the client got an error."""
     await bury_some(kafka, [b"one", b"two", b"three"])
     monkeypatch.setattr(dead_letters, "_COMMIT_RECORDS", 2)
     commit = Transactions.commit
-    left = [True, False]
+    commit_outcomes = [True, False]
 
     async def breaking(
         self: Transactions, sends: Sequence[OutgoingRecord], *rest: Any
     ) -> list[int]:
-        if left.pop(0):
+        if commit_outcomes.pop(0):
             return await commit(self, sends, *rest)
         if is_committed:
             await commit(self, sends, *rest)
         raise BrokerUnavailable("gone")
 
-    done = RetryCounts()
+    counts = RetryCounts()
     with monkeypatch.context() as patch:
         patch.setattr(Transactions, "commit", breaking)
         with pytest.raises(BrokerUnavailable):
-            await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, done)
-    assert done == RetryCounts(sent=1)
+            await retry(kafka, f"{kafka.topic_prefix}prompts", PARTITIONS, EVERY, counts)
+    assert counts == RetryCounts(sent=1)
     already = 1 + is_committed
     assert await run(kafka) == RetryCounts(sent=3 - already, already=already)
-    values = sorted(each.value for each in await prompts(kafka))
+    values = sorted(prompt.value for prompt in await prompts(kafka))
     assert values == sorted([b"one", b"two", b"three"] * 2)
 
 
-async def test_a_second_command_ends_the_first(
+async def test_second_retry_fences_first(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both read the same letters before either has sent any."""
+    """Both commands read the same letters before either has sent any."""
     await bury_some(kafka, [b"one"])
     commit = Transactions.commit
-    others: list[RetryCounts] = []
+    rival_counts: list[RetryCounts] = []
 
     async def overtaken(
         self: Transactions, sends: Sequence[OutgoingRecord], *rest: Any
     ) -> list[int]:
-        if not others:
-            others.append(RetryCounts())
+        if not rival_counts:
+            rival_counts.append(RetryCounts())
             topic = f"{kafka.topic_prefix}prompts"
-            await retry(kafka, topic, PARTITIONS, EVERY, others[0])
+            await retry(kafka, topic, PARTITIONS, EVERY, rival_counts[0])
         return await commit(self, sends, *rest)
 
     monkeypatch.setattr(Transactions, "commit", overtaken)
     with pytest.raises(Fenced):
         await run(kafka)
-    assert others == [RetryCounts(sent=1)] and len(await prompts(kafka)) == 2
+    assert rival_counts == [RetryCounts(sent=1)] and len(await prompts(kafka)) == 2
 
 
-async def test_what_was_not_kept_is_not_sent(kafka: LogSettings) -> None:
-    """Too large for a dead letter, so without a value; or nobody's, without an origin."""
+async def test_retry_skips_letters_without_value_or_origin(kafka: LogSettings) -> None:
+    """Some values are too large for a dead letter; some letters have no valid origin."""
     dead = f"{kafka.topic_prefix}prompts.dlq"
     async with LogProducer(kafka, Codec(), durable=True, client_id="test") as producer:
         for value, partition in ((None, b"0"), (b"x", b"9"), (b"x", b"?")):
@@ -173,7 +177,7 @@ async def test_what_was_not_kept_is_not_sent(kafka: LogSettings) -> None:
     assert await prompts(kafka) == []
 
 
-async def test_letters_are_wanted_by_time_and_error(kafka: LogSettings) -> None:
+async def test_letter_selection_filters_by_time_and_error(kafka: LogSettings) -> None:
     await bury_some(kafka, [b"one", b"two"])
     first, second = await letters(kafka)
     assert first in LetterSelection(error="PROMPT: one") and second not in LetterSelection(

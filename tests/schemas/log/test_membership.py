@@ -53,7 +53,7 @@ class Fleet:
         self.members: list[Membership] = []
 
     def member(self, member_id: str, *topics: str) -> Membership:
-        found = Membership(
+        member = Membership(
             self.settings,
             Codec(),
             self.producer,
@@ -62,34 +62,34 @@ class Fleet:
             roles=[Role.DECODE],
             lease_topics=topics,
         )
-        self.members.append(found)
-        return found
+        self.members.append(member)
+        return member
 
     @asynccontextmanager
     async def running(self, *members: Membership) -> AsyncIterator[None]:
-        """They join together, and each beats as soon as it has joined."""
+        """Have members join together, and each send heartbeats once it has joined."""
         tasks: list[asyncio.Task[None]] = []
 
         async def live(member: Membership) -> None:
             await member.join()
             tasks.append(asyncio.create_task(member.run()))
 
-        async with ended(tasks):
+        async with task_cleanup(tasks):
             await asyncio.gather(*map(live, members))
             yield
 
     @asynccontextmanager
     async def following(self, member: Membership) -> AsyncIterator[None]:
-        """It joins and reads on, but does not beat: no lease of its own ends that."""
+        """Have a member join and read on without heartbeats: no lease of its own ends that."""
         with long_leases():
             await member.join()
-        async with ended([asyncio.create_task(member._follow())]):
+        async with task_cleanup([asyncio.create_task(member._follow())]):
             yield
 
 
 @asynccontextmanager
-async def ended(tasks: list[asyncio.Task[None]]) -> AsyncIterator[None]:
-    """Ends the tasks that are there by then."""
+async def task_cleanup(tasks: list[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """Cancel the tasks of the list at the end."""
     try:
         yield
     finally:
@@ -113,7 +113,7 @@ async def fleet_of(settings: LogSettings, *, leases_last: bool = True) -> AsyncI
         await producer.stop()
 
 
-async def test_members_that_join_together_lease_different_partitions(kafka: LogSettings) -> None:
+async def test_members_joining_together_lease_different_partitions(kafka: LogSettings) -> None:
     async with fleet_of(kafka) as fleet:
         count = kafka.worker_partitions
         members = [fleet.member(f"w{n}", "decode") for n in range(count)]
@@ -121,7 +121,7 @@ async def test_members_that_join_together_lease_different_partitions(kafka: LogS
             assert {member.leases["decode"] for member in members} == set(range(count))
 
 
-async def test_a_full_topic_says_what_to_do(kafka: LogSettings) -> None:
+async def test_lease_error_on_full_topic_suggests_remedy(kafka: LogSettings) -> None:
     small = replace(kafka, worker_partitions=1)
     async with fleet_of(small) as fleet:
         first, second = fleet.member("w1", "decode"), fleet.member("w2", "decode")
@@ -130,19 +130,19 @@ async def test_a_full_topic_says_what_to_do(kafka: LogSettings) -> None:
                 await second.join()
 
 
-async def test_a_new_life_has_a_higher_epoch_and_may_reuse_its_partition(
+async def test_rejoining_member_gets_higher_epoch_and_same_partition(
     kafka: LogSettings,
 ) -> None:
     small = replace(kafka, worker_partitions=1)
     async with fleet_of(small) as fleet:
-        first, again = fleet.member("w1", "decode"), fleet.member("w1", "decode")
+        first, second = fleet.member("w1", "decode"), fleet.member("w1", "decode")
         await first.join()
-        await again.join()
-        assert again.epoch > first.epoch
-        assert again.leases == first.leases == {"decode": 0}
+        await second.join()
+        assert second.epoch > first.epoch
+        assert second.leases == first.leases == {"decode": 0}
 
 
-async def test_a_member_that_met_the_fleet_claims_nothing_until_it_joins(
+async def test_member_claims_no_lease_before_join(
     kafka: LogSettings,
 ) -> None:
     small = replace(kafka, worker_partitions=1)
@@ -160,7 +160,7 @@ async def test_a_member_that_met_the_fleet_claims_nothing_until_it_joins(
         assert slow.epoch == epoch
 
 
-async def test_a_member_whose_later_life_came_first_does_not_join(kafka: LogSettings) -> None:
+async def test_member_does_not_join_after_newer_process_with_its_name(kafka: LogSettings) -> None:
     async with fleet_of(kafka) as fleet:
         early, late = fleet.member("w1", "decode"), fleet.member("w1", "decode")
         await early.meet()
@@ -177,52 +177,52 @@ async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings
         late = fleet.member("w2")
         async with fleet.running(*members, late):
             before = [dict(member.leases) for member in members]
-            found = await asyncio.gather(*(member.lease("prefill") for member in members))
-            assert sorted(found) == [0, 1]
+            partitions = await asyncio.gather(*(member.lease("prefill") for member in members))
+            assert sorted(partitions) == [0, 1]
             with pytest.raises(LeaseError, match="all 2 partitions of prefill are leased"):
                 await late.lease("prefill")
             assert late.leases == {}
-            for member, earlier, partition in zip(members, before, found, strict=True):
+            for member, earlier, partition in zip(members, before, partitions, strict=True):
                 assert member.leases == {**earlier, "prefill": partition}
                 holder = late.view.holder("decode", earlier["decode"], wall_ms())
                 assert holder is not None
                 assert holder.member_id == member.member_id
             await members[0].update(CAPABILITY, [Role.PREFILL, Role.DECODE])
-            seen = late.view.members
-            await until(lambda: len(seen["w0"].registration.roles) == 2)
-            assert seen["w0"].epoch == members[0].epoch
+            fleet_members = late.view.members
+            await until(lambda: len(fleet_members["w0"].registration.roles) == 2)
+            assert fleet_members["w0"].epoch == members[0].epoch
 
 
-async def test_beats_carry_state_credits_and_load(kafka: LogSettings) -> None:
-    seen: list[Registration | Heartbeat] = []
+async def test_heartbeats_carry_state_credits_and_load(kafka: LogSettings) -> None:
+    records: list[Registration | Heartbeat] = []
     async with fleet_of(kafka) as fleet:
         worker, watcher = fleet.member("w1", "decode"), fleet.member("w2")
-        watcher._on_record = lambda record, offset, now_ms: seen.append(record)
+        watcher._on_record = lambda record, offset, now_ms: records.append(record)
         worker.load_source = lambda: Load(running=3)
         worker.grant_source = lambda: [Grant(router_id="r1", role=Role.DECODE, credits=5)]
         async with fleet.running(worker), fleet.running(watcher):
             worker.set_state(MemberState.READY)
             await until(lambda: watcher.view.members["w1"].state is MemberState.READY)
-        found = watcher.view.members["w1"]
-        assert found.load.running == 3
-        assert found.credits == {("r1", Role.DECODE): 5}
-        assert isinstance(seen[0], Registration)
+        worker_view = watcher.view.members["w1"]
+        assert worker_view.load.running == 3
+        assert worker_view.credits == {("r1", Role.DECODE): 5}
+        assert isinstance(records[0], Registration)
 
 
-async def test_a_new_state_is_told_before_the_next_beat_is_due(
+async def test_member_sends_new_state_before_next_heartbeat_is_due(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "HEARTBEAT_MS", 3_600_000)
     async with fleet_of(kafka) as fleet:
         member = fleet.member("decode-0")
         async with fleet.running(member):
-            known = member.view.members
-            await until(lambda: "decode-0" in known)
+            fleet_members = member.view.members
+            await until(lambda: "decode-0" in fleet_members)
             member.set_state(MemberState.READY)
-            await until(lambda: known["decode-0"].state is MemberState.READY)
+            await until(lambda: fleet_members["decode-0"].state is MemberState.READY)
 
 
-async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
+async def test_lease_ends_after_silence_or_immediately_on_leave(
     kafka: LogSettings,
 ) -> None:
     async with fleet_of(kafka, leases_last=False) as fleet:
@@ -241,7 +241,7 @@ async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
             assert not lives["w1"].is_alive(seen_ms + LEASE_MS + 1), "nothing renewed it"
 
 
-async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
+async def test_silent_member_is_fenced_in_every_view(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("schemas.fleet.SILENCE_MAX_MS", 0)  # as if others had been heard
@@ -263,12 +263,12 @@ async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
                 await frozen.run()
 
 
-async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
+async def test_member_dead_letters_invalid_fleet_records_and_continues(
     kafka: LogSettings,
 ) -> None:
-    wanted = Wanted(written_by="up", at_ms=1, pools=())
+    scaling_target = Wanted(written_by="up", at_ms=1, pools=())
     async with fleet_of(kafka) as fleet:
-        watcher, other = fleet.member("w1"), fleet.member("w2")
+        watcher, joiner = fleet.member("w1"), fleet.member("w2")
         dead = AssignedReader(kafka, "fleet.dlq", [0], client_id="dead")
         await dead.start("earliest")
         try:
@@ -278,9 +278,9 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
                 forged = Registration(
                     member_id="w9", epoch=1, kind=MemberKind.WORKER, leases=[astray], started_ms=0
                 )
-                for value in (b"garbage", Codec().encode(wanted), Codec().encode(forged)):
+                for value in (b"garbage", Codec().encode(scaling_target), Codec().encode(forged)):
                     await (await fleet.producer.send_raw(topic, value, key=b"w9", partition=0))
-                await other.join()
+                await joiner.join()
                 await until(lambda: "w2" in watcher.view.members)
                 buried: list[ConsumerRecord] = []
                 while len(buried) < 2:
@@ -289,13 +289,13 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
             await dead.stop()
         assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
         assert "w9" not in watcher.view.members, "nobody could send work to it"
-        assert watcher.view.scaling_target == wanted
+        assert watcher.view.scaling_target == scaling_target
 
 
-async def test_a_member_whose_clock_is_ahead_takes_no_lease_that_is_held(
+async def test_member_with_fast_clock_takes_no_active_lease(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took the others' last heartbeats, by the broker's clock, for older than a lease."""
+    """It once took the others' last heartbeats for older than a lease, by the broker's clock."""
     monkeypatch.setattr(membership, "wall_ms", lambda: wall_ms() + _AHEAD_MS.get())
     async with fleet_of(replace(kafka, worker_partitions=1)) as fleet:
         holder, late = fleet.member("w1", "decode"), fleet.member("w2", "decode")

@@ -25,19 +25,19 @@ PATIENT: Any = {"timeout_ms": 60_000}  # for stalls: the stub is a thread of thi
 
 @pytest.fixture
 def stub() -> Iterator[StubRegistry]:
-    with running_registry() as found:
-        yield found
+    with running_registry() as registry:
+        yield registry
 
 
-def test_subjects_follow_the_topic_or_topic_and_record() -> None:
-    """Kafka's default name where a topic has one kind of record."""
-    found = subjects("dev.")
-    assert found["dev.requests-value"] == "Request" and found["dev.prompts-value"] == "Prompt"
-    assert found["dev.prefill-trivium.Work"] == found["dev.decode-trivium.Work"] == "Work"
-    assert set(found.values()) == {name for t in TOPICS.values() for name in t.records}
+def test_registry_subjects_name_topic_or_topic_and_record() -> None:
+    """A topic with one kind of record has Kafka's default subject name."""
+    records = subjects("dev.")
+    assert records["dev.requests-value"] == "Request" and records["dev.prompts-value"] == "Prompt"
+    assert records["dev.prefill-trivium.Work"] == records["dev.decode-trivium.Work"] == "Work"
+    assert set(records.values()) == {name for t in TOPICS.values() for name in t.records}
 
 
-def test_every_record_gets_an_id(stub: StubRegistry) -> None:
+def test_register_all_gives_id_to_every_record(stub: StubRegistry) -> None:
     ids = register_all(stub.url, prefix="dev.", **PATIENT)
     assert set(ids) == set(subjects("dev.")) == set(stub.subjects)
     assert len(set(ids.values())) == len(set(subjects().values()))
@@ -47,12 +47,12 @@ def test_every_record_gets_an_id(stub: StubRegistry) -> None:
     assert json.loads(work) == full_schema("Work")
 
 
-def test_registering_again_gives_the_same_ids(stub: StubRegistry) -> None:
+def test_repeated_registration_gives_same_ids(stub: StubRegistry) -> None:
     assert register_all(stub.url, **PATIENT) == register_all(stub.url, **PATIENT)
     assert all(len(versions) == 1 for versions in stub.subjects.values())
 
 
-def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
+def test_registry_fetch_returns_schema(stub: StubRegistry) -> None:
     ids = register_all(stub.url, **PATIENT)
     registry = Registry(stub.url, **PATIENT)
     assert registry.fetch(ids["phases-trivium.Phase"]) == full_schema("Phase")
@@ -61,8 +61,8 @@ def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
         registry.fetch(999)
 
 
-def test_only_schemas_of_avro_are_read(stub: StubRegistry) -> None:
-    """Of JSON there is none to read with; others are refused."""
+def test_registry_fetch_rejects_other_schema_types(stub: StubRegistry) -> None:
+    """A JSON schema gives nothing to read with; other types are refused."""
     registry = Registry(stub.url, **PATIENT)
     stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
     assert registry.fetch(1) is None
@@ -71,15 +71,15 @@ def test_only_schemas_of_avro_are_read(stub: StubRegistry) -> None:
         registry.fetch(1)
 
 
-def test_what_is_not_registered_has_no_versions(stub: StubRegistry) -> None:
+def test_unregistered_subject_has_no_versions(stub: StubRegistry) -> None:
     assert Registry(stub.url, **PATIENT).versions("nobody's") == []
 
 
 @pytest.mark.parametrize("subject", ["dev.decisions-value", "dev.decisions-trivium.Decision"])
-def test_the_codec_writes_registered_ids_and_reads_older_versions(
+def test_codec_writes_registered_ids_and_reads_older_versions(
     subject: str, stub: StubRegistry
 ) -> None:
-    """Also where they were registered when all subjects had the record's name."""
+    """Older versions may be registered under a subject with the record's name."""
     current = full_schema("Decision")
     older = {**current, "fields": current["fields"][:-1]}  # before policies' reasons were told
     old_id = Registry(stub.url, **PATIENT).register(subject, older)
@@ -93,19 +93,19 @@ def test_the_codec_writes_registered_ids_and_reads_older_versions(
     assert codec.decode(old_value) == decision
 
 
-def test_without_a_registry_the_codec_is_plain(stub: StubRegistry) -> None:
+def test_codec_without_registry_uses_plain_framing(stub: StubRegistry) -> None:
     assert make_codec(LogSettings()).encode(CANCELLATION) == Codec().encode(CANCELLATION)
     assert stub.calls == []
 
 
-def test_incompatible_schemas_stop_the_start(stub: StubRegistry) -> None:
+def test_register_all_rejects_incompatible_schema(stub: StubRegistry) -> None:
     schema = {**full_schema("Outcome"), "fields": full_schema("Outcome")["fields"][:1]}
     Registry(stub.url, **PATIENT).register("outcomes-value", schema)
     with pytest.raises(ConfigError, match="outcomes-value: .*answered 409.*incompat"):
         register_all(stub.url, **PATIENT)
 
 
-def test_credentials_become_basic_authentication(stub: StubRegistry) -> None:
+def test_registry_sends_url_credentials_as_basic_authentication(stub: StubRegistry) -> None:
     url = stub.url.replace("http://", "http://me:p%40ss@")
     Registry(url, **PATIENT).register("x", full_schema("WireError"))
     assert stub.authorizations == {"Basic bWU6cEBzcw=="}
@@ -115,13 +115,13 @@ def test_credentials_become_basic_authentication(stub: StubRegistry) -> None:
     assert "p%40ss" not in str(caught.value) and "p@ss" not in str(caught.value)
 
 
-def test_an_answer_that_is_no_json_is_refused(stub: StubRegistry) -> None:
+def test_registry_rejects_answer_without_json(stub: StubRegistry) -> None:
     stub.answer_instead = (200, b"<html>")
     with pytest.raises(ConfigError, match="expected JSON from the schema registry"):
         Registry(stub.url, **PATIENT).fetch(1)
 
 
-def test_an_absent_registry_is_named() -> None:
+def test_missing_registry_error_names_url() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"  # ours, and nobody listens there
@@ -130,12 +130,12 @@ def test_an_absent_registry_is_named() -> None:
 
 
 @pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://"])
-def test_a_bad_url_is_refused(url: str) -> None:
+def test_registry_rejects_invalid_url(url: str) -> None:
     with pytest.raises(ConfigError, match="expected an http or https URL"):
         Registry(url)
 
 
-def test_ids_of_other_versions_of_a_record_read(stub: StubRegistry) -> None:
+def test_codec_reads_learned_schema_id(stub: StubRegistry) -> None:
     ids = register_all(stub.url, **PATIENT)
     codec = Codec({record: ids[subject] for subject, record in subjects().items()})
     schema = {**full_schema("WireError"), "fields": full_schema("WireError")["fields"][:2]}

@@ -68,9 +68,8 @@ async def closing_of(task: "asyncio.Task[None]") -> None:
 
 
 @virtual
-async def test_a_reader_closes_soon_however_long_requests_may_take() -> None:
-    """With 30 s for a request, workers were away for 30 s after a leader change: each waited for
-    its last positions before it joined again."""
+async def test_reader_closes_soon_despite_long_request_timeout() -> None:
+    """With a 30 s request timeout, workers were once away for 30 s after a leader change."""
     settings = LogSettings(request_timeout_ms=30_000)
     reader = AssignedReader(settings, "decode", [0], client_id="r", committed_group="decode")
     away: Any = Away()
@@ -83,8 +82,8 @@ async def test_a_reader_closes_soon_however_long_requests_may_take() -> None:
 
 
 @virtual
-async def test_a_consumer_that_loses_its_cancellation_is_closed_all_the_same() -> None:
-    """A router whose consumer did so after an outage never joined again."""
+async def test_consumer_closes_after_lost_cancellation() -> None:
+    """A router whose consumer lost it after an outage never rejoined."""
     deaf: Any = Deaf()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -94,8 +93,8 @@ async def test_a_consumer_that_loses_its_cancellation_is_closed_all_the_same() -
 
 
 @virtual
-async def test_the_tasks_of_a_consumers_group_end_with_it() -> None:
-    """They would beat for ever for a member that is gone."""
+async def test_consumer_close_ends_tasks_of_its_group() -> None:
+    """Otherwise they would send heartbeats for ever for a member that has left."""
     away: Any = Away()
     away._coordinator = group = Away()
     beating: Any = asyncio.create_task(deaf_to(1))
@@ -108,43 +107,43 @@ class Offering:
     """A producer whose records nobody takes, and whose parts do not close either."""
 
     def __init__(self, error: type[Exception] = KafkaError) -> None:
-        self.asked: list[str] = []
-        self._sender = Part(self.asked, "sender", error)
-        self.client = Part(self.asked, "client", error)
+        self.close_calls: list[str] = []
+        self._sender = Part(self.close_calls, "sender", error)
+        self.client = Part(self.close_calls, "client", error)
 
     async def stop(self) -> None:
         await asyncio.Event().wait()
 
 
 class Part:
-    def __init__(self, asked: list[str], name: str, error: type[Exception]) -> None:
-        self.asked, self.name, self.error = asked, name, error
+    def __init__(self, close_calls: list[str], name: str, error: type[Exception]) -> None:
+        self.close_calls, self.name, self.error = close_calls, name, error
 
     async def close(self) -> None:
-        self.asked.append(self.name)
+        self.close_calls.append(self.name)
         raise self.error(self.name)
 
 
 @virtual
-async def test_every_part_of_a_producer_is_closed_whatever_the_others_raise() -> None:
+async def test_producer_closes_every_part_despite_errors() -> None:
     offering: Any = Offering()
     with pytest.raises(KafkaError):
         await close_producer(offering, 1.0)
-    assert offering.asked == ["sender", "client"]
+    assert offering.close_calls == ["sender", "client"]
 
 
 @virtual
-async def test_who_is_cancelled_while_a_producer_is_flushed_closes_all_of_it() -> None:
+async def test_producer_closes_every_part_after_cancelled_flush() -> None:
     offering: Any = Offering()
     task = asyncio.create_task(close_producer(offering, 5.0))
     await taking(1.0)
     await cancel_and_wait(task)
     assert task.cancelled()
-    assert offering.asked == ["sender", "client"]
+    assert offering.close_calls == ["sender", "client"]
 
 
 class Follower:
-    """Of the fleet's topic."""
+    """Stands for the reader of the fleet topic."""
 
     stopped = False
 
@@ -153,7 +152,7 @@ class Follower:
 
 
 @virtual
-async def test_a_member_whose_goodbye_is_cancelled_again_and_again_stops_reading() -> None:
+async def test_member_stops_reader_after_cancelled_leave() -> None:
     member = Membership(
         LogSettings(),
         Codec(),
@@ -195,7 +194,7 @@ class Silent:
 
 
 @virtual
-async def test_a_commit_that_nobody_answers_ends_in_bounded_time() -> None:
+async def test_unanswered_commit_ends_in_bounded_time() -> None:
     """aiokafka's own context waits for the abort for ever."""
     sending = OutgoingRecord(topic="usage", partition=0, key=None, value=b"")
     writer = Transactions(LogSettings(), "t")
@@ -215,8 +214,8 @@ async def test_a_commit_that_nobody_answers_ends_in_bounded_time() -> None:
 
 
 @virtual
-async def test_a_client_that_never_starts_is_stopped_in_bounded_time() -> None:
-    """A transactional producer asks for its id until somebody answers."""
+async def test_client_that_never_starts_stops_in_bounded_time() -> None:
+    """A transactional producer asks for its id until a broker answers."""
     stopped_at_s = list[float]()
     loop = asyncio.get_running_loop()
 
@@ -234,37 +233,37 @@ async def test_a_client_that_never_starts_is_stopped_in_bounded_time() -> None:
 
 
 @virtual
-async def test_a_client_whose_start_is_cancelled_again_and_again_is_stopped() -> None:
-    """It would start by itself, and a producer then fences whoever has its id by now."""
-    seen = list[str]()
+async def test_client_stops_after_repeatedly_cancelled_start() -> None:
+    """Otherwise a producer would start later and fence the present owner of its id."""
+    events = list[str]()
 
     async def start() -> None:
         await taking(5.0)
-        seen.append("started")
+        events.append("started")
 
     async def stop() -> None:
-        seen.append("stopped")
+        events.append("stopped")
 
     task = asyncio.create_task(start_client(start, stop))
     await taking(0.5)
     await cancel_and_wait(task)
     assert task.cancelled()
-    assert seen == ["started", "stopped"]
+    assert events == ["started", "stopped"]
 
 
 @virtual
-async def test_a_producer_that_is_dropped_closes_its_sender_whatever_the_client_raises() -> None:
+async def test_discarded_producer_closes_sender_despite_client_error() -> None:
     offering: Any = Offering()
     producer = LogProducer(LogSettings(), Codec(), durable=True, client_id="p")
     producer._producer = offering
     with pytest.raises(KafkaError, match="client"):
         await producer.discard()
-    assert offering.asked == ["client", "sender"]
+    assert offering.close_calls == ["client", "sender"]
 
 
 @virtual
-async def test_whatever_a_client_raises_while_it_is_closed_is_a_trouble_that_is_outlived() -> None:
-    """uvloop's RuntimeError for a write to a closed connection ended a router."""
+async def test_reconnect_loop_continues_after_error_in_client_close() -> None:
+    """uvloop's RuntimeError for a write to a closed connection once ended a router."""
     offering: Any = Offering(RuntimeError)
     lives, stop = list[str](), asyncio.Event()
 
@@ -275,11 +274,11 @@ async def test_whatever_a_client_raises_while_it_is_closed_is_a_trouble_that_is_
 
     await run_with_reconnect("router-0", life, stop)
     assert lives == ["begun", "begun"]
-    assert offering.asked == ["client", "sender"]
+    assert offering.close_calls == ["client", "sender"]
 
 
 @virtual
-async def test_tasks_are_cancelled_until_they_end() -> None:
+async def test_cancel_and_wait_repeats_cancellation_until_tasks_end() -> None:
     tasks = [asyncio.create_task(deaf_to(count)) for count in (0, 1, 3)]
     await asyncio.sleep(0)
     await cancel_and_wait(*tasks)
@@ -287,7 +286,7 @@ async def test_tasks_are_cancelled_until_they_end() -> None:
 
 
 @virtual
-async def test_a_task_that_never_ends_is_left_behind_with_a_warning(
+async def test_cancel_and_wait_abandons_endless_task_with_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     deaf = asyncio.create_task(deaf_to(1_000), name="deaf")
@@ -305,7 +304,7 @@ async def test_a_task_that_never_ends_is_left_behind_with_a_warning(
 
 
 @virtual
-async def test_how_tasks_ended_is_nobodys_error() -> None:
+async def test_cancel_and_wait_raises_no_error_of_tasks() -> None:
     async def fails() -> None:
         raise ValueError
 
@@ -316,14 +315,14 @@ async def test_how_tasks_ended_is_nobodys_error() -> None:
 
 
 @virtual
-async def test_closing_tells_whether_it_was_done_in_time() -> None:
+async def test_run_within_returns_whether_closing_finished_in_time() -> None:
     assert await run_within(2.0, taking(1.0))
     assert not await run_within(1.0, taking(2.0))
     assert not await run_within(1.0, deaf_to(1))
 
 
 @virtual
-async def test_closing_raises_what_it_raised() -> None:
+async def test_run_within_raises_error_of_closing() -> None:
     async def fails() -> None:
         raise ValueError("broken")
 
@@ -332,8 +331,8 @@ async def test_closing_raises_what_it_raised() -> None:
 
 
 @virtual
-async def test_who_is_cancelled_while_it_closes_closes_and_ends_then() -> None:
-    """Half closed clients would keep their connections."""
+async def test_cancelled_closing_finishes_before_task_ends() -> None:
+    """Half-closed clients would keep their connections."""
     closing, deaf = asyncio.create_task(taking(1.0)), asyncio.create_task(deaf_to(2))
     for work in (run_within(2.0, closing_of(closing)), cancel_and_wait(deaf)):
         task = asyncio.create_task(work)

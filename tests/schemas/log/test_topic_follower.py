@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kafka
 
 
 class Copy:
-    """What a follower has read; nothing new is put in while it may not."""
+    """Holds what a follower has read; applies nothing while `may_apply` is not set."""
 
     def __init__(self, log: LogSettings) -> None:
         self.values: list[bytes] = []
@@ -63,12 +63,12 @@ def sending(kafka: LogSettings, value: bytes) -> OutgoingRecord:
 async def write(kafka: LogSettings, *values: bytes) -> None:
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=0) as producer:
         for value in values:
-            each = sending(kafka, value)
-            await producer.send_and_wait(each.topic, value, key=each.key, partition=0)
+            record = sending(kafka, value)
+            await producer.send_and_wait(record.topic, value, key=record.key, partition=0)
 
 
-async def test_a_copy_has_what_was_written_before_it_is_asked(kafka: LogSettings) -> None:
-    """Also when it has read, and not put in yet, what is asked for."""
+async def test_follower_catches_up_with_earlier_writes(kafka: LogSettings) -> None:
+    """It also waits for records that were read but not applied yet."""
     async with Copy(kafka).following() as copy:
         await copy.follower.catch_up()
         assert copy.values == []
@@ -80,15 +80,15 @@ async def test_a_copy_has_what_was_written_before_it_is_asked(kafka: LogSettings
         before = copy.reads
         await write(kafka, b"4")
         await until(lambda: copy.reads > before)
-        asked = asyncio.gather(*(copy.follower.catch_up() for _ in range(9)))
-        assert await copy.reader.has_reached({0: 4}) and not asked.done()
+        catch_ups = asyncio.gather(*(copy.follower.catch_up() for _ in range(9)))
+        assert await copy.reader.has_reached({0: 4}) and not catch_ups.done()
         copy.may_apply.set()
-        await asked
+        await catch_ups
         assert copy.values == [b"1", b"2", b"3", b"4"]
 
 
-async def test_nothing_is_waited_for_that_is_not_decided(kafka: LogSettings) -> None:
-    """Nor for a mark of a transaction, which is no record, to be read."""
+async def test_follower_does_not_wait_for_open_transactions(kafka: LogSettings) -> None:
+    """It does not wait for a transaction's marker either, which is no record."""
     async with Copy(kafka).following() as copy, writer(kafka) as transactions:
         await transactions.commit([sending(kafka, b"1")])
         await until(lambda: copy.values == [b"1"])  # seen a moment after its commit
@@ -98,8 +98,8 @@ async def test_nothing_is_waited_for_that_is_not_decided(kafka: LogSettings) -> 
         )
         async with open_one:
             await open_one.begin_transaction()
-            each = sending(kafka, b"2")
-            await open_one.send_and_wait(each.topic, each.value, key=each.key, partition=0)
+            record = sending(kafka, b"2")
+            await open_one.send_and_wait(record.topic, record.value, key=record.key, partition=0)
             await copy.follower.catch_up()
             assert copy.values == [b"1"]
             await open_one.abort_transaction()
@@ -107,21 +107,21 @@ async def test_nothing_is_waited_for_that_is_not_decided(kafka: LogSettings) -> 
         await until(lambda: copy.values == [b"1", b"3"])
 
 
-async def test_a_copy_goes_on_with_another_reader(kafka: LogSettings) -> None:
-    """Who asks meanwhile waits for that, instead of hearing what it had."""
+async def test_follower_continues_with_next_reader(kafka: LogSettings) -> None:
+    """A query meanwhile waits for the next reader instead of getting the old copy."""
     copy = Copy(kafka)
     async with copy.following():
         await write(kafka, b"1")
         await copy.follower.catch_up()
     await write(kafka, b"2")
     copy.values.clear()
-    asked = asyncio.gather(copy.follower.catch_up(), copy.follower.reach({0: 2}))
+    waits = asyncio.gather(copy.follower.catch_up(), copy.follower.reach({0: 2}))
     async with copy.following():
-        await asked
+        await waits
         assert copy.values == [b"1", b"2"]
 
 
-async def test_who_does_not_follow_yet_is_not_waited_for_long(kafka: LogSettings) -> None:
+async def test_follower_without_reader_fails_after_wait_limit(kafka: LogSettings) -> None:
     follower = TopicFollower("objects", wait_ms=1)
     for wait in (follower.catch_up(), follower.reach({0: 1})):
         with pytest.raises(BrokerUnavailable, match="objects: not read in 0.001 s"):

@@ -39,7 +39,7 @@ async def read(kafka: LogSettings) -> list[tuple[int, bytes]]:
         return [(record.offset, record.value) for record in await reader.read_to_end()]
 
 
-async def test_records_and_positions_are_committed_together(kafka: LogSettings) -> None:
+async def test_transaction_commits_records_and_positions_together(kafka: LogSettings) -> None:
     group, place = f"g{uuid4().hex}", (f"{kafka.topic_prefix}prompts", 1)
     name = uuid4().hex
     writer, successor = Transactions(kafka, name), Transactions(kafka, name)
@@ -60,7 +60,7 @@ async def test_records_and_positions_are_committed_together(kafka: LogSettings) 
         await asyncio.gather(writer.stop(), successor.stop())
 
 
-async def test_a_successor_fences_whoever_had_the_id(kafka: LogSettings) -> None:
+async def test_successor_fences_former_owner_of_transactional_id(kafka: LogSettings) -> None:
     name, group, place = uuid4().hex, f"g{uuid4().hex}", (f"{kafka.topic_prefix}prompts", 1)
     former, successor, third = (Transactions(kafka, name) for _ in range(3))
     await former.start()
@@ -81,14 +81,14 @@ async def test_a_successor_fences_whoever_had_the_id(kafka: LogSettings) -> None
 
 
 @pytest.mark.parametrize("voided", [False, True])
-async def test_who_is_fenced_between_two_records_is_told_so(
+async def test_writer_fenced_between_records_raises_fenced(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, voided: bool
 ) -> None:
-    """aiokafka's sender finds out by itself, and the next call is refused in other words then."""
+    """aiokafka's sender notices the fencing, and the next call fails with another error."""
     name = uuid4().hex
     writer, successor = Transactions(kafka, name), Transactions(kafka, name)
     sends = [replace(sending(kafka, b"late"), partition=partition) for partition in (0, 1)]
-    await writer.start([(each.topic, each.partition) for each in sends] if voided else ())
+    await writer.start([(record.topic, record.partition) for record in sends] if voided else ())
     try:
         await successor.start()
         producer: Any = writer._producer
@@ -107,10 +107,10 @@ async def test_who_is_fenced_between_two_records_is_told_so(
         await asyncio.gather(writer.stop(), successor.stop())
 
 
-async def test_what_a_transaction_failed_with_counts_not_what_is_refused_after_it(
+async def test_commit_raises_first_error_of_transaction(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a topic that this client may not write to, as its sender finds out."""
+    """The sender finds out that this client may not write to the topic."""
     writer = Transactions(kafka, uuid4().hex)
     refused = sending(kafka, b"refused")
     await writer.start([(refused.topic, refused.partition)])
@@ -130,8 +130,7 @@ async def test_what_a_transaction_failed_with_counts_not_what_is_refused_after_i
 
 
 async def leave_open(kafka: LogSettings, name: str) -> None:
-    """Records of a transaction that its coordinator knows nothing of, as a killed broker can leave
-    them."""
+    """Leave records of a transaction unknown to its coordinator, as a killed broker can."""
     producer = AIOKafkaProducer(
         bootstrap_servers=kafka.bootstrap, transactional_id=f"{kafka.topic_prefix}{name}"
     )
@@ -157,10 +156,10 @@ async def can_leave_open(kafka: LogSettings, name: str) -> bool:
 
 @asynccontextmanager
 async def unchecked(kafka: LogSettings) -> AsyncIterator[None]:
-    """The broker does not ask the coordinator whether what it gets is of a transaction."""
+    """Have the broker accept records without asking the coordinator for their transaction."""
 
-    async def check(wanted: str) -> None:
-        configs = {"transaction.partition.verification.enable": wanted}
+    async def check(flag: str) -> None:
+        configs = {"transaction.partition.verification.enable": flag}
         await admin.alter_configs([ConfigResource(ConfigResourceType.BROKER, "1", configs)])
 
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
@@ -182,7 +181,7 @@ async def all_is_decided(kafka: LogSettings) -> bool:
     return ends[0] == ends[1]
 
 
-async def test_what_a_killed_broker_left_open_is_void(kafka: LogSettings) -> None:
+async def test_writer_voids_transaction_left_open_by_killed_broker(kafka: LogSettings) -> None:
     name, place = uuid4().hex, (f"{kafka.topic_prefix}answers", 0)
     reader, writer = Transactions(kafka, name), Transactions(kafka, name)
     try:
@@ -201,8 +200,8 @@ async def test_what_a_killed_broker_left_open_is_void(kafka: LogSettings) -> Non
 
 
 @virtual
-async def test_a_log_with_copies_may_take_longer_to_commit() -> None:
-    """Its leaders change meanwhile."""
+async def test_commit_waits_longer_with_long_request_timeout() -> None:
+    """Leaders of a replicated log may change meanwhile."""
     settings = LogSettings(request_timeout_ms=3 * TRANSACTION_MS)
     writer = Transactions(settings, "w")
     writer._producer = SlowProducer(settings.request_timeout_ms - 5_000)
@@ -210,7 +209,7 @@ async def test_a_log_with_copies_may_take_longer_to_commit() -> None:
 
 
 class SlowProducer:
-    """Commits after so long."""
+    """Commits after `after_ms` of waiting."""
 
     def __init__(self, after_ms: int) -> None:
         self._after_ms = after_ms

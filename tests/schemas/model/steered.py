@@ -82,7 +82,7 @@ def _bytes(normalizer: Any = None) -> Tokenizer:
 
 
 def _unigram() -> Tokenizer:
-    """Whose control tokens are words of its vocabulary, as T5's are."""
+    """Return a tokenizer whose control tokens are words of its vocabulary, as T5's are."""
     special = ["<unk>", "</s>", "<s>"]
     trainer = trainers.UnigramTrainer(
         vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False
@@ -92,7 +92,7 @@ def _unigram() -> Tokenizer:
 
 
 def _not_special() -> Tokenizer:
-    """As DeepSeek's roles and Qwen's `<tool_call>` are."""
+    """Return a tokenizer whose control tokens are not special, as some of Qwen's are."""
     tokenizer = _bytes()
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<\uff5cUser\uff5c>",)])
     tokenizer.add_tokens([AddedToken("<end_of_turn>", normalized=True)])
@@ -101,7 +101,7 @@ def _not_special() -> Tokenizer:
 
 
 def _folding() -> Tokenizer:
-    """That looks for names in small letters."""
+    """Return a tokenizer that folds names to small letters."""
     tokenizer = _bytes(normalizers.Lowercase())
     tokenizer.add_special_tokens(
         [AddedToken(name, normalized=True) for name in ("<|begin|>", "<|end|>")]
@@ -154,5 +154,5 @@ KINDS = {  # by name; that one's tokenizer comes with its weights, half a minute
 
 @cache
 def steered(kind: str) -> Steered:
-    make, begin, end, more = _MADE[kind]
-    return Steered(_folder(make(), begin, end), begin, end, (begin, end, *more))
+    make, begin, end, other_names = _MADE[kind]
+    return Steered(_folder(make(), begin, end), begin, end, (begin, end, *other_names))

@@ -26,7 +26,7 @@ def loaded(kind: str) -> tuple[Encoder, ControlTokens, ServedTokens]:
 
 
 def parts_of(names: Sequence[str]) -> st.SearchStrategy[str]:
-    """Pieces of names, whole ones, and what may stand around them, in either case."""
+    """Sample pieces of names, whole names, and their surroundings, in either case."""
     name = st.sampled_from(names)
     piece = st.builds(
         lambda name, begin, end: name[begin % len(name) :][: end or None],
@@ -40,51 +40,53 @@ def parts_of(names: Sequence[str]) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("kind", KINDS.values())
 @given(data=st.data())
-def test_only_what_the_template_writes_whole_is_a_control_token(
+def test_only_names_written_by_template_become_control_tokens(
     kind: str, data: st.DataObject
 ) -> None:
-    """Between texts from outside stand names and pieces of names that a template writes. Control
-    tokens are those that the template's texts have without anything from outside."""
+    """Outside texts add no control tokens to those of the template's own parts."""
     encoder, control, served = loaded(kind)
     names = steered(kind).names
     assert control.names.issuperset(names)
     outside = data.draw(st.lists(parts_of(names), min_size=1, max_size=4))
     templates = [data.draw(st.sampled_from([*names, *SIGNS])) for _ in outside]
-    text = "".join(own + control.mark(said) for own, said in zip(templates, outside, strict=True))
+    text = "".join(
+        template + control.mark(outside_text)
+        for template, outside_text in zip(templates, outside, strict=True)
+    )
     pieces = control.pieces(text)
     assert "".join(pieces) == text.replace(MARK, "")
-    expected = [token for own in templates for token in encoder.ids([own]) if token in control.ids]
+    expected = [
+        token for template in templates for token in encoder.ids([template]) if token in control.ids
+    ]
     for ids in (encoder.ids(pieces), encoder._plain(pieces, False)):
         assert [token for token in ids if token in control.ids] == expected
-    for said in outside:
-        assert control.ids.isdisjoint(served.ids(said))
+    for outside_text in outside:
+        assert control.ids.isdisjoint(served.ids(outside_text))
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
 @given(data=st.data())
-def test_other_texts_have_the_tokens_that_they_have_anywhere(
-    kind: str, data: st.DataObject
-) -> None:
-    """Marks go without a trace where no name comes about."""
+def test_texts_without_names_keep_their_tokens(kind: str, data: st.DataObject) -> None:
+    """Marks leave no trace where no control token's name can form."""
     encoder, control, served = loaded(kind)
-    said = data.draw(st.text(st.sampled_from("ab <>|[]/\n1.,"), max_size=40))
+    text = data.draw(st.text(st.sampled_from("ab <>|[]/\n1.,"), max_size=40))
     end = steered(kind).end
-    assert encoder.ids(control.pieces(control.mark(said) + end)) == encoder.ids([said + end])
-    assert served.ids(said) == list(encoder.ids([said]))
+    assert encoder.ids(control.pieces(control.mark(text) + end)) == encoder.ids([text + end])
+    assert served.ids(text) == list(encoder.ids([text]))
 
 
 @pytest.mark.parametrize(
     "kind",
     [KINDS[name] for name in KINDS if name not in ("part of the vocabulary", "words in pieces")],
 )
-def test_what_is_spelled_stays_readable(kind: str) -> None:
+def test_spelled_out_names_decode_to_same_text(kind: str) -> None:
     model, (encoder, _, served) = steered(kind), loaded(kind)
     for name in model.names:
         ids = served.ids(f"a{name} b")
         assert encoder.raw.decode(ids, skip_special_tokens=False) == f"a{name} b"
 
 
-def test_a_token_that_stands_for_what_is_unknown_steers_nothing() -> None:
+def test_unknown_token_is_no_control_token_in_outside_text() -> None:
     _, control, served = loaded("part of the vocabulary")
     assert served.ids("\u4f60") and control.ids.isdisjoint(served.ids("\u4f60"))
     assert "<unk>" in control.names

@@ -15,7 +15,7 @@ from tests.schemas.model.steered import steered
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
 
 
-def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
+def test_folder_without_template_serves_only_completions(tmp_path: Path) -> None:
     shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)
     with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
         Tokenizer(tmp_path).render(Chat(messages=MESSAGES))
@@ -39,14 +39,16 @@ def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> 
         },
     ],
 )
-def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> None:
+def test_tokenizer_finds_template_in_any_of_its_files(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
     shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert Tokenizer(tmp_path).render(Chat(messages=MESSAGES)) == "J2"
 
 
-def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+def test_model_folder_errors_name_missing_part(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a fast tokenizer"):
         Tokenizer(tmp_path)
     shutil.copy(steered("sim").folder / "tokenizer.json", tmp_path)

@@ -3,7 +3,7 @@
 from schemas.rules.buckets import Buckets
 
 
-def test_a_bound_belongs_to_its_bucket_and_what_is_longer_to_the_last() -> None:
+def test_buckets_include_their_bound_and_last_takes_longer_times() -> None:
     buckets = Buckets((1, 10))
     buckets.add(0.5)
     buckets.add(1)

@@ -9,7 +9,7 @@ from schemas.rules.tokens import pack_tokens
 from tests.schemas.examples import example
 
 
-def asked(max_tokens: int = 16) -> Request:
+def plain_request(max_tokens: int = 16) -> Request:
     request = example("trivium.Request")
     assert isinstance(request, Request)
     sampling = Sampling(max_tokens=max_tokens, seed=7)
@@ -28,31 +28,31 @@ def so_far(tokens: bytes, chars: int = 0) -> Continued:
     )
 
 
-def test_an_answer_goes_on_behind_its_tokens() -> None:
+def test_answer_continues_after_prior_tokens() -> None:
     continued = so_far(pack_tokens([5, 6]), 7)
-    assert prior_answer(asked(), continued) == (continued.tokens, 7)
-    assert prior_answer(asked(), None) == (b"", 0)
+    assert prior_answer(plain_request(), continued) == (continued.tokens, 7)
+    assert prior_answer(plain_request(), None) == (b"", 0)
 
 
-def test_what_a_request_has_no_room_for_begins_anew() -> None:
-    """A request leaves room for so much, and work is never too large over it."""
-    most = so_far(bytes(PRIOR_BYTES_MAX))
-    check_size(most, PRIOR_BYTES_MAX + 1_000)
-    assert prior_answer(asked(1 << 20), most) == (most.tokens, 0)
-    more = replace(most, tokens=bytes(PRIOR_BYTES_MAX + 4))
-    assert prior_answer(asked(1 << 20), more) == (b"", 0)
+def test_answer_too_large_for_request_restarts() -> None:
+    """A request leaves room for so many tokens, and its work never grows too large."""
+    largest_answer = so_far(bytes(PRIOR_BYTES_MAX))
+    check_size(largest_answer, PRIOR_BYTES_MAX + 1_000)
+    assert prior_answer(plain_request(1 << 20), largest_answer) == (largest_answer.tokens, 0)
+    larger_answer = replace(largest_answer, tokens=bytes(PRIOR_BYTES_MAX + 4))
+    assert prior_answer(plain_request(1 << 20), larger_answer) == (b"", 0)
 
 
-def test_sampling_goes_on_and_what_is_kept_beside_the_tokens_does_not() -> None:
-    plain = asked()
-    drawn = replace(plain.sampling, temperature=0.9, seed=3, logprobs=2, min_tokens=4)
-    assert may_continue(replace(plain, sampling=drawn))
-    assert not may_continue(replace(plain, sampling=replace(drawn, stop=("x",))))
+def test_request_with_stop_strings_may_not_continue() -> None:
+    plain = plain_request()
+    sampling = replace(plain.sampling, temperature=0.9, seed=3, logprobs=2, min_tokens=4)
+    assert may_continue(replace(plain, sampling=sampling))
+    assert not may_continue(replace(plain, sampling=replace(sampling, stop=("x",))))
 
 
-def test_what_searches_during_its_answer_waits_for_word_and_begins_anew() -> None:
-    """What was put in before a token that somebody reads is known then."""
-    plain, whole = asked(), example("trivium.Request")
+def test_probing_request_awaits_progress_and_restarts() -> None:
+    """Passages that were inserted before a token was read are known by then."""
+    plain, whole = plain_request(), example("trivium.Request")
     assert isinstance(whole, Request) and whole.retrieval and whole.retrieval.probing
     searching = replace(plain, retrieval=whole.retrieval)
     formed = replace(plain, sampling=replace(plain.sampling, stop=("x",)))

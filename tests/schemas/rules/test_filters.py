@@ -34,7 +34,7 @@ from schemas.rules.filters import (
         ("2024-05-31T12:00:00.123456789Z", 1_717_156_800_123_456),
     ],
 )
-def test_dates_are_moments_in_utc_unless_they_say_otherwise(text: str, expected: int) -> None:
+def test_dates_default_to_utc(text: str, expected: int) -> None:
     assert moment_us(text) == expected
 
 
@@ -44,23 +44,23 @@ def test_dates_are_moments_in_utc_unless_they_say_otherwise(text: str, expected:
      "2024-05-31T12:00:00Z and more", "2024-05-31T12:00+02:60", "2016-12-31T23:59:60Z",
      " 2024-05-31", "0000-01-01", "٢٠٢٤-05-31"],
 )  # fmt: skip
-def test_other_texts_are_no_dates(text: str) -> None:
+def test_invalid_dates_have_no_moment(text: str) -> None:
     assert moment_us(text) is None
 
 
 @given(st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=-5, minutes=30)))))
-def test_any_moment_that_python_writes_is_read(moment: datetime) -> None:
+def test_moment_reads_any_date_written_by_python(moment: datetime) -> None:
     expected = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert moment_us(moment.isoformat()) == expected
 
 
-def test_an_expression_is_read_as_what_it_says() -> None:
+def test_filter_parses_expressions() -> None:
     assert parse('{"a": null}') == parse('{"a": {"$exists": false}}') == Not(FieldExists("a"))
     assert parse('{"a": {"$ne": null}}') == Not(Not(FieldExists("a")))
     assert parse('{"a": {"$contains": "x"}}') == parse('{"a": "x"}') == FieldIn("a", ("x",))
     assert parse('{"a": {"$contains_any": [1, 2]}}') == FieldIn("a", (1.0, 2.0))
-    each = (FieldIn("a", ("x",)), FieldIn("a", ("y",)))
-    assert parse('{"a": {"$contains_all": ["x", "y"]}}') == All(each)
+    conditions = (FieldIn("a", ("x",)), FieldIn("a", ("y",)))
+    assert parse('{"a": {"$contains_all": ["x", "y"]}}') == All(conditions)
     assert parse('{"a": {"$gte": "1970-01-01"}}') == DateRange("a", low=0)
     assert parse('{"a": {"$lt": "1970-01-01"}}') == DateRange("a", high=-1)
     assert parse('{"a": {"$gt": "1970-01-01", "$lte": 5}}') == All(
@@ -69,21 +69,21 @@ def test_an_expression_is_read_as_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_number_that_no_float_stands_for_is_beyond_all_of_metadata(sign: int) -> None:
-    """Rounded, 2**53 + 1 would be 2**53, which a row may have."""
+def test_filter_treats_number_beyond_floats_as_unreachable(sign: int) -> None:
+    """Rounding would turn 2**53 + 1 into 2**53, which a row may have."""
     edge, far, last = sign * (2**53 + 1), sign * math.inf, float(sign * 2**53)
     assert parse(f'{{"a": {edge}}}') == FieldIn("a", (far,))
     for name in ("$gt", "$gte", "$lt", "$lte"):
-        found = parse(f'{{"a": {{"{name}": {edge}}}}}')
-        assert isinstance(found, NumberRange)
-        holds = (found.low or last) <= last <= (found.high or last)
+        condition = parse(f'{{"a": {{"{name}": {edge}}}}}')
+        assert isinstance(condition, NumberRange)
+        holds = (condition.low or last) <= last <= (condition.high or last)
         assert holds == (("g" in name) == (sign < 0))
     with pytest.raises(InvalidRequest, match="that a float can hold, found 1000"):
         parse(f'{{"a": {10**400}}}')
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ('{"a": {"$exists": 1}}', r"true or false under \$exists, found 1"),
         ('{"a": {"$contains": ["x"]}}', "text, a number or a truth value, found"),
@@ -100,13 +100,13 @@ def test_a_number_that_no_float_stands_for_is_beyond_all_of_metadata(sign: int) 
         ('{"a": {"$like": 1}}', r"\$eq, \$ne, .* or \$exists, found '\$like'"),
     ],
 )
-def test_what_means_nothing_is_refused_with_the_reason(text: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_filter_rejects_invalid_expression_with_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
         parse(text)
 
 
-def test_a_number_with_more_digits_than_a_float_has_is_refused() -> None:
-    """Else what is found has another number."""
+def test_filter_rejects_number_with_too_many_digits() -> None:
+    """Otherwise the filter would match another number."""
     assert parse('{"x": 1.2345678901234567}') == FieldIn("x", (1.2345678901234567,))
     assert parse('{"x": 12.50}') == FieldIn("x", (12.5,))
     with pytest.raises(InvalidRequest, match="0.1234567890123456789 has more digits than a float"):

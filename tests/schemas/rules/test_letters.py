@@ -24,11 +24,11 @@ from schemas.rules.letters import plain_letters
         ("cafe\u0301", "café"),
     ],
 )
-def test_characters_that_stand_for_others_are_those(written: str, plain: str) -> None:
+def test_plain_letters_replaces_equivalent_characters(written: str, plain: str) -> None:
     assert plain_letters(written) == plain
 
 
 @given(st.text())
-def test_what_is_plain_stays_as_it_is(text: str) -> None:
+def test_plain_letters_is_idempotent(text: str) -> None:
     once = plain_letters(text)
     assert plain_letters(once) == once

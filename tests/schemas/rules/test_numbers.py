@@ -35,7 +35,7 @@ PHASE = Phase(
         {"attempt": -1},
     ],
 )
-def test_what_no_worker_can_mean_is_refused(wrong: dict[str, Any]) -> None:
+def test_check_numbers_rejects_impossible_report(wrong: dict[str, Any]) -> None:
     check_numbers(PHASE)
     check_numbers(object())
     with pytest.raises(RecordError, match=next(iter(wrong))):
@@ -49,7 +49,7 @@ def test_what_no_worker_can_mean_is_refused(wrong: dict[str, Any]) -> None:
         "9007199254740993.0 0.12345678901234567 1.00000000000000000000000000000001"
     ).split(),
 )
-def test_a_number_that_no_float_stands_for_is_a_value_error(text: str) -> None:
+def test_float_of_rejects_unrepresentable_number(text: str) -> None:
     with pytest.raises(ValueError, match="has more digits than a float; store it as text"):
         float_of(text)
 
@@ -62,5 +62,5 @@ def test_a_number_that_no_float_stands_for_is_a_value_error(text: str) -> None:
         "0.1000000000000000055511151231257827021181583404541015625"
     ).split(),
 )
-def test_a_number_that_a_float_stands_for_is_that_float(text: str) -> None:
+def test_float_of_reads_representable_number(text: str) -> None:
     assert float_of(text) == float(text)

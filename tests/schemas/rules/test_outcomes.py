@@ -7,7 +7,7 @@ from schemas.rules.outcomes import counting_outcome, outcome_key
 from tests.schemas.examples import example
 
 
-def test_the_outcome_of_the_highest_attempt_counts_in_any_order() -> None:
+def test_outcome_of_highest_attempt_counts_in_any_order() -> None:
     outcome: Any = example("trivium.Outcome")
     first, second = (replace(outcome, request_id="r", attempt=attempt) for attempt in (1, 2))
     assert counting_outcome([first, second]) == counting_outcome([second, first]) == second

@@ -4,6 +4,6 @@ from schemas.records import Orchestration
 from schemas.rules.pairs import is_paired
 
 
-def test_decode_has_its_blocks_before_prefill_ends_in_a_pair() -> None:
-    paired = {each for each in Orchestration if is_paired(each)}
+def test_only_decode_first_and_concurrent_are_paired() -> None:
+    paired = {orchestration for orchestration in Orchestration if is_paired(orchestration)}
     assert paired == {Orchestration.DECODE_FIRST, Orchestration.CONCURRENT}

@@ -8,7 +8,7 @@ from schemas.rules.ranks import DEPTH_MIN, candidates, depth_of, fuse_ranks
 LISTS = st.tuples(*[st.lists(st.integers(0, 12).map(str), unique=True) for _ in range(4)])
 
 
-def test_scores_are_sums_of_reciprocal_ranks() -> None:
+def test_fuse_ranks_sums_reciprocal_ranks() -> None:
     assert fuse_ranks((["a", "b"], ["b", "c"])) == {
         "b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62
     }  # fmt: skip
@@ -17,32 +17,35 @@ def test_scores_are_sums_of_reciprocal_ranks() -> None:
     assert fuse_ranks(()) == {} and fuse_ranks(([], [])) == {}
 
 
-def test_lists_are_deeper_than_what_is_wanted_of_them() -> None:
+def test_depth_of_is_at_least_minimum() -> None:
     assert depth_of(1) == DEPTH_MIN and depth_of(DEPTH_MIN + 1) == DEPTH_MIN + 1
 
 
 @given(LISTS, st.integers(1, 4))
-def test_no_shard_leaves_out_what_is_among_the_best_of_all(
-    lists: tuple[list[str], ...], k: int
-) -> None:
-    """Ids are of one shard each; both shards' lists are merged in any order that keeps theirs."""
-    one, two = (
-        [[f"{shard}{each}" for each in lists[2 * shard + at]] for at in range(2)]
+def test_candidates_of_shards_include_best_of_merge(lists: tuple[list[str], ...], k: int) -> None:
+    """Each id is on one shard; merges keep the order of both shards' lists."""
+    first_lists, second_lists = (
+        [[f"{shard}{suffix}" for suffix in lists[2 * shard + at]] for at in range(2)]
         for shard in range(2)
     )
     for turn in range(2):
-        whole = [_merged(one[at], two[at], first=(at + turn) % 2) for at in range(2)]
+        whole = [
+            _merged(first_lists[at], second_lists[at], first=(at + turn) % 2) for at in range(2)
+        ]
         best = list(fuse_ranks(whole))[:k]
-        kept = {*candidates(one[0], one[1], k), *candidates(two[0], two[1], k)}
-        assert kept.issuperset(best)
+        picks = {
+            *candidates(first_lists[0], first_lists[1], k),
+            *candidates(second_lists[0], second_lists[1], k),
+        }
+        assert picks.issuperset(best)
 
 
-def _merged(one: list[str], two: list[str], first: int) -> list[str]:
-    return [*one, *two] if first == 0 else [*two, *one]
+def _merged(first_list: list[str], second_list: list[str], first: int) -> list[str]:
+    return [*first_list, *second_list] if first == 0 else [*second_list, *first_list]
 
 
-def test_few_are_left_of_long_lists() -> None:
-    one, other = [f"a{n}" for n in range(50)], [f"b{n}" for n in range(50)]
-    assert candidates(one, other, 2) == ["a0", "b0", "a1", "b1"]
-    assert candidates(one, one, 3) == one[:3]
-    assert len(candidates(one, one[::-1], 1)) == 50, "each is the best of some merge"
+def test_candidates_shorten_long_lists() -> None:
+    by_vector, by_words = [f"a{n}" for n in range(50)], [f"b{n}" for n in range(50)]
+    assert candidates(by_vector, by_words, 2) == ["a0", "b0", "a1", "b1"]
+    assert candidates(by_vector, by_vector, 3) == by_vector[:3]
+    assert len(candidates(by_vector, by_vector[::-1], 1)) == 50, "each is the best of some merge"

@@ -34,14 +34,14 @@ NOW_MS = 1_790_000_000_000
 LONG_NAME = "n" * NAME_CHARS_MAX
 
 
-def filled(record: Any, most: int, fill: Any) -> Any:
+def filled(record: Any, bytes_max: int, fill: Any) -> Any:
     """The largest record of the kind that keeps the rule: filled up to the last byte."""
-    size = most - len(CODEC.encode(fill(record, 0)))
-    while len(CODEC.encode(fill(record, size))) > most:
+    size = bytes_max - len(CODEC.encode(fill(record, 0)))
+    while len(CODEC.encode(fill(record, size))) > bytes_max:
         size -= 1
-    found = fill(record, size)
-    check_size(found, len(CODEC.encode(found)))
-    return found
+    largest = fill(record, size)
+    check_size(largest, len(CODEC.encode(largest)))
+    return largest
 
 
 def with_prompt(request: Request, size: int) -> Request:
@@ -53,13 +53,13 @@ def with_handle(phase: Phase, size: int) -> Phase:
     return replace(phase, kv=replace(phase.kv, params=bytes(size)))
 
 
-def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
-    """Whatever a gateway lets in can be sent to a worker."""
-    one = replace(
+def test_work_of_largest_request_and_handle_fits_record() -> None:
+    """Every request that a gateway accepts can be sent to a worker."""
+    draft = replace(
         example("trivium.Request"), request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME
     )
-    one = replace(one, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME, retrieval=None)
-    request = filled(one, REQUEST_BYTES_MAX, with_prompt)
+    draft = replace(draft, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME, retrieval=None)
+    request = filled(draft, REQUEST_BYTES_MAX, with_prompt)
     kv = example("trivium.KvHandle")
     assert isinstance(kv, KvHandle)
     report = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, kv=kv)
@@ -76,9 +76,9 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"tokens_max": 99, "room_tokens": 500}, {"tokens_max": 500}])
-def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[str, int]) -> None:
-    found = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0, "probing": None}
-    retrieval = replace(example("trivium.Retrieval"), **{"room_tokens": 0, **found})
+def test_request_size_reserves_room_for_retrieved_tokens(wish: dict[str, int]) -> None:
+    fields = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0, "probing": None}
+    retrieval = replace(example("trivium.Retrieval"), **{"room_tokens": 0, **fields})
     record = replace(example("trivium.Request"), retrieval=retrieval)
     check_size(record, REQUEST_BYTES_MAX - 2_000)
     with pytest.raises(RecordTooLarge, match=f"found {REQUEST_BYTES_MAX + 1}"):
@@ -94,21 +94,23 @@ def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[st
 
 
 @pytest.mark.parametrize("kind", [name for name in RECORDS if name in ("Request", "Phase")])
-def test_what_would_leave_no_room_is_refused(kind: str) -> None:
+def test_check_size_rejects_record_above_its_limit(kind: str) -> None:
     record = example(f"trivium.{kind}")
     if kind == "Request":
         record = replace(record, retrieval=None)
-    most = {"Request": REQUEST_BYTES_MAX, "Phase": REPORT_BYTES_MAX}[kind]
-    check_size(record, most)
-    with pytest.raises(RecordTooLarge, match=f"expected at most {most} bytes, found {most + 1}"):
-        check_size(record, most + 1)
+    bytes_max = {"Request": REQUEST_BYTES_MAX, "Phase": REPORT_BYTES_MAX}[kind]
+    check_size(record, bytes_max)
+    with pytest.raises(
+        RecordTooLarge, match=f"expected at most {bytes_max} bytes, found {bytes_max + 1}"
+    ):
+        check_size(record, bytes_max + 1)
 
 
 @pytest.mark.parametrize(
     "kind",
     ["Request", "Cancellation", "Resumption", "Work", "CancelWork", "Phase", "Outcome"],
 )
-def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
+def test_check_size_rejects_long_names_in_request_records(kind: str) -> None:
     record = example(f"trivium.{kind}")
     check_size(replace(record, request_id=LONG_NAME), 1)
     with pytest.raises(RecordTooLarge, match="expected names of at most"):
@@ -116,7 +118,7 @@ def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "most"),
+    ("kind", "field", "bytes_max"),
     [
         ("Registration", "roles", FLEET_BYTES_MAX),
         ("Heartbeat", "grants", FLEET_BYTES_MAX),
@@ -126,29 +128,31 @@ def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
         ("AssignRoles", "roles", REST_BYTES_MAX),
     ],
 )
-def test_what_takes_long_to_read_is_refused_by_its_bytes(kind: str, field: str, most: int) -> None:
+def test_codec_rejects_oversized_record_before_reading(
+    kind: str, field: str, bytes_max: int
+) -> None:
     """Many small items take 0.2 to 0.6 s per MB, and all members read the fleet."""
     record = example(f"trivium.{kind}")
     items = getattr(record, field)
-    value = CODEC.encode(replace(record, **{field: [items[0]] * most}))
+    value = CODEC.encode(replace(record, **{field: [items[0]] * bytes_max}))
     unreadable = value[:FRAMING_BYTES] + b"\xff" * len(value)  # so that it is refused unread
-    for sent in (value, unreadable):
-        with pytest.raises(RecordTooLarge, match=f"{kind}: expected at most {most} bytes"):
-            CODEC.decode(sent)
+    for data in (value, unreadable):
+        with pytest.raises(RecordTooLarge, match=f"{kind}: expected at most {bytes_max} bytes"):
+            CODEC.decode(data)
     with pytest.raises(RecordError, match="damaged"):
         CODEC.decode(unreadable[:100])
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_everything_else_may_fill_a_record(name: str) -> None:
+def test_check_size_limits_every_record_to_record_bytes_max(name: str) -> None:
     record = example(f"trivium.{name}")
     assert isinstance(record, class_of(name))
     with pytest.raises(RecordTooLarge):
         check_size(record, RECORD_BYTES_MAX + 1)
 
 
-def test_messages_that_travel_are_clipped() -> None:
-    """An error fits beside whatever else a record has, however much it quotes."""
+def test_wire_error_messages_are_clipped() -> None:
+    """An error fits beside all other fields of a record, however much it quotes."""
     assert clip_message("short") == "short"
     wire = EngineFailed("x" * 9_000_000).to_wire()
     assert len(wire.message) == MESSAGE_CHARS_MAX and wire.message.endswith("...")

@@ -20,6 +20,6 @@ def test_tokens_are_packed_little_endian() -> None:
     assert pack_tokens([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
 
 
-def test_packed_tokens_of_odd_length_are_refused() -> None:
+def test_unpack_tokens_rejects_odd_length() -> None:
     with pytest.raises(RecordError, match="expected a multiple of 4 bytes, found 3"):
         unpack_tokens(b"abc")

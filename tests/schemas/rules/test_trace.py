@@ -8,7 +8,7 @@ from tests.schemas.examples import TRACEPARENT
 ZEROS = b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01"
 
 
-def test_a_trace_is_handed_on_alone() -> None:
+def test_trace_of_keeps_only_one_traceparent() -> None:
     headers = [("other", b"x"), ("traceparent", TRACEPARENT), ("traceparent", TRACEPARENT)]
     assert trace_of(headers) == [("traceparent", TRACEPARENT)]
     assert trace_of([("other", TRACEPARENT)]) == []
@@ -30,6 +30,6 @@ def test_a_trace_is_handed_on_alone() -> None:
         b"a" * 8_388_145,
     ],
 )
-def test_what_is_of_another_form_stays_behind(value: bytes | None) -> None:
-    """A header of eight megabytes would fit a request, and not its work."""
+def test_trace_of_drops_invalid_traceparent(value: bytes | None) -> None:
+    """A header of eight megabytes would fit a request, but not its work."""
     assert trace_of([("traceparent", value)]) == []

@@ -29,7 +29,7 @@ class FakeProducer:
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.at_once = at_once
-        self.sent: list[tuple[str, Any, str, int, Any]] = []
+        self.sends: list[tuple[str, Any, str, int, Any]] = []
         self.acks: list[asyncio.Future[None]] = []
 
     def session_partition(self, session_id: str) -> int:
@@ -43,7 +43,7 @@ class FakeProducer:
         ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.at_once:
             ack.set_result(None)
-        self.sent.append((topic, record, key, partition, headers))
+        self.sends.append((topic, record, key, partition, headers))
         self.acks.append(ack)
         return ack
 

@@ -4,7 +4,7 @@ from streams.agents.app import TOPICS, make_app
 from tests.streams.agents.fakes import LOG, router_with_partition
 
 
-async def test_the_app_is_the_groups_and_hears_of_its_partitions() -> None:
+async def test_app_has_group_id_and_follows_partitions() -> None:
     partitions, _ = await router_with_partition()
     app = make_app(LOG, "router-a", partitions)
     assert (app.conf.id, app.conf.consumer_group_instance_id) == ("test.router", "router-a")

@@ -13,18 +13,18 @@ from tests.virtual import virtual
 
 
 @virtual
-async def test_a_router_whose_lease_is_lost_leaves_without_a_word() -> None:
-    """It waited for what would never leave, and then flushed what it had buffered."""
-    for lost, expected in ((True, "discarded"), (False, "sent")):
+async def test_router_with_lost_lease_discards_pending_records() -> None:
+    """A shutdown after a lost lease once waited for sends that could not leave."""
+    for lease_lost, expected in ((True, "discarded"), (False, "sent")):
         partitions, producer = await router_with_partition()
-        assert await wound_up(partitions, producer, lost=lost) == [expected]
-        said = {topic for topic, *_ in producer.sent}
-        assert said == (set() if lost else {"decisions", "decode", "journal"})
+        assert await wound_up(partitions, producer, lease_lost=lease_lost) == [expected]
+        topics = {topic for topic, *_ in producer.sends}
+        assert topics == (set() if lease_lost else {"decisions", "decode", "journal"})
 
 
 @virtual
-async def test_a_router_joins_again_though_libraries_lose_cancellations() -> None:
-    """After an outage one waited for ever: its consumer's stop had lost the bound."""
+async def test_router_shuts_down_though_libraries_lose_cancellations() -> None:
+    """After an outage a router waited for ever: its consumer's stop had lost the bound."""
 
     async def deaf() -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -37,7 +37,7 @@ async def test_a_router_joins_again_though_libraries_lose_cancellations() -> Non
 
     partitions, producer = await router_with_partition()
     closed = await wound_up(
-        partitions, producer, lost=True, app=DeafApp(), others=[deaf()], within_s=30
+        partitions, producer, lease_lost=True, app=DeafApp(), coroutines=[deaf()], within_s=30
     )
     assert closed == ["discarded"]
 
@@ -53,9 +53,9 @@ async def wound_up(
     partitions: OwnedPartitions,
     producer: FakeProducer,
     *,
-    lost: bool,
+    lease_lost: bool,
     app: Any = None,
-    others: Sequence[Coroutine[Any, Any, None]] = (),
+    coroutines: Sequence[Coroutine[Any, Any, None]] = (),
     within_s: float = 1,
 ) -> list[str]:
     """How the producer is closed when the router winds up with something to say."""
@@ -72,16 +72,16 @@ async def wound_up(
         closed.append("sent")
 
     async def wait_for_lease() -> None:
-        if lost:
+        if lease_lost:
             await asyncio.Event().wait()
 
     producer.stop, producer.discard = stop, discard  # type: ignore[attr-defined]  # of a fake
     process.outbox._wait_for_lease = wait_for_lease
     member: Any = process.membership
-    member.is_valid, member.leave = (lambda: not lost), nothing
+    member.is_valid, member.leave = (lambda: not lease_lost), nothing
     process.prefixes.stop = nothing  # type: ignore[method-assign]  # it never started
-    loops: list[Any] = [process.outbox.run(), asyncio.Event().wait(), *others]
-    tasks = [asyncio.create_task(each) for each in loops]
+    loops: list[Any] = [process.outbox.run(), asyncio.Event().wait(), *coroutines]
+    tasks = [asyncio.create_task(loop) for loop in loops]
     process.outbox.put(replicas().request("r1"))
     began_s = asyncio.get_running_loop().time()
     await lifecycle._shut_down(partitions, app or App(), tasks)

@@ -29,7 +29,7 @@ from tests.waiting import run
 pytestmark = pytest.mark.kafka
 
 
-def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
+def test_router_serves_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
     async def main() -> None:
         async with (
             stage(kafka) as on,
@@ -41,10 +41,10 @@ def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
             await on.send("requests", request, request.session_id)
             (prefill,) = await on.until("prefill", of("r1", Work))
             assert prefill.phase is WorkPhase.PREFILL
-            done = builders.phase(prefill, PhaseKind.PREFILL_DONE, wall_ms())
-            await on.send("phases", done, request.session_id)
+            prefill_done = builders.phase(prefill, PhaseKind.PREFILL_DONE, wall_ms())
+            await on.send("phases", prefill_done, request.session_id)
             (decode,) = await on.until("decode", of("r1", Work))
-            assert decode.kv == done.kv
+            assert decode.kv == prefill_done.kv
             assert (decode.first_seq, decode.first_char) == (1, 3)
             outcome = builders.outcome(decode, wall_ms())
             await on.send("outcomes", outcome, request.session_id)
@@ -58,9 +58,9 @@ def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
     run(main())
 
 
-def test_a_router_follows_prefix_caches_and_buries_what_is_none(kafka: LogSettings) -> None:
+def test_router_applies_kv_events_and_dead_letters_malformed_ones(kafka: LogSettings) -> None:
     async def main() -> None:
-        held = KvEvents(
+        kv_events = KvEvents(
             worker_id="decode-a",
             epoch=1,
             seq=0,
@@ -71,7 +71,7 @@ def test_a_router_follows_prefix_caches_and_buries_what_is_none(kafka: LogSettin
         )
         async with stage(kafka) as on, worker(on, "replica-a", Role.REPLICA, 4), router(kafka):
             await on.until("journal", applied("ready"))
-            for record in (replace(held, stored=b"odd"), held):
+            for record in (replace(kv_events, stored=b"odd"), kv_events):
                 await (await on.producer.send("prefixes", record, key="decode-a", partition=0))
             await on.until("journal", applied("prefixes"))
             (buried,) = await on.until("prefixes.dlq", lambda r: True)
@@ -80,7 +80,7 @@ def test_a_router_follows_prefix_caches_and_buries_what_is_none(kafka: LogSettin
     run(main())
 
 
-def test_garbage_on_every_topic_is_buried_and_work_goes_on(kafka: LogSettings) -> None:
+def test_router_dead_letters_garbage_on_every_topic_and_continues(kafka: LogSettings) -> None:
     async def main() -> None:
         async with stage(kafka) as on, worker(on, "replica-a", Role.REPLICA, 4), router(kafka):
             for topic in TOPICS:
@@ -103,7 +103,7 @@ def test_garbage_on_every_topic_is_buried_and_work_goes_on(kafka: LogSettings) -
     run(main())
 
 
-def test_a_restarted_router_loses_nothing(kafka: LogSettings) -> None:
+def test_router_restart_loses_no_requests(kafka: LogSettings) -> None:
     async def main() -> None:
         async with stage(kafka) as on:
             requests = [fresh(f"r{i}") for i in range(6)]
@@ -113,10 +113,10 @@ def test_a_restarted_router_loses_nothing(kafka: LogSettings) -> None:
                 await on.until("decode", lambda r: isinstance(r, Work), 2)
             for request in requests[4:]:  # while no router lives
                 await on.send("requests", request, request.session_id)
-            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 10) as again:
+            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 10) as replica:
 
                 def is_its(record: Any) -> bool:
-                    return isinstance(record, Work) and record.worker_epoch == again.epoch
+                    return isinstance(record, Work) and record.worker_epoch == replica.epoch
 
                 works = await on.until("decode", is_its, len(requests))
                 assert {w.request_id for w in works} == {r.request_id for r in requests}
@@ -125,7 +125,7 @@ def test_a_restarted_router_loses_nothing(kafka: LogSettings) -> None:
     run(main())
 
 
-def test_requests_that_no_worker_holds_are_ended_by_the_router(kafka: LogSettings) -> None:
+def test_router_expires_and_cancels_requests_without_worker(kafka: LogSettings) -> None:
     async def main() -> None:
         async with stage(kafka) as on, router(kafka):
             soon = fresh("r1", deadline_ms=wall_ms() + 300)
@@ -145,7 +145,7 @@ def test_requests_that_no_worker_holds_are_ended_by_the_router(kafka: LogSetting
     run(main())
 
 
-def test_two_routers_share_the_sessions(kafka: LogSettings) -> None:
+def test_two_routers_place_each_request_once(kafka: LogSettings) -> None:
     async def main() -> None:
         async with (
             stage(kafka) as on,

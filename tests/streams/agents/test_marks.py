@@ -31,7 +31,7 @@ from tests.waiting import run
 MINUTE_MS = 60_000
 
 
-def test_a_mark_is_the_oldest_live_request() -> None:
+def test_marks_oldest_returns_first_live_request() -> None:
     live = {"r0", "r2", "r3"}
     marks = Marks(lambda request_id: request_id in live)
     for number in range(4):
@@ -47,7 +47,7 @@ def test_a_mark_is_the_oldest_live_request() -> None:
     assert marks.oldest({0: 15}) == {0: 15}
 
 
-def test_marks_keep_nothing_of_what_has_ended() -> None:
+def test_marks_drop_offsets_of_ended_requests() -> None:
     marks = Marks(lambda request_id: request_id == "r0")
     for number in range(10_000):
         marks.add(0, number, f"r{number}")
@@ -55,8 +55,8 @@ def test_marks_keep_nothing_of_what_has_ended() -> None:
     assert marks.oldest({0: 10_000}) == {0: 0}
 
 
-def test_a_request_lives_until_its_end_is_in_the_log() -> None:
-    """A mark that went ahead of an outcome would lose it with the router."""
+def test_mark_stays_at_request_until_its_outcome_is_written() -> None:
+    """A mark that moved past an unwritten outcome would lose it with the router."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
@@ -76,14 +76,14 @@ def test_a_request_lives_until_its_end_is_in_the_log() -> None:
     run(main())
 
 
-def test_what_is_rebuilt_from_is_kept_for_longer_than_anything_lives() -> None:
+def test_retention_of_rebuilt_topics_exceeds_request_lifetime() -> None:
     assert all(TOPICS[name].retention_ms > live_ms_max() for name in REBUILT_FROM)
     with pytest.raises(ConfigError, match=r"router\.session_ttl_ms: expected at most 82800000"):
         RouterSettings(session_ttl_ms=24 * HOUR_MS)
 
 
-def test_conversations_are_compacted_in_time() -> None:
-    """A rebuild reads them, and not the hour's worth of their changes."""
+def test_sessions_topic_compacts_within_ten_minutes() -> None:
+    """A rebuild reads the sessions and not an hour's worth of their changes."""
     config = TOPICS["sessions"].config
     assert int(config["segment.ms"]) <= 600_000 and int(config["delete.retention.ms"]) <= 600_000
     assert TOPICS["sessions"].cleanup == "compact,delete"
@@ -114,8 +114,8 @@ async def commit(log: LogSettings, group: str, offset: int) -> None:
 async def names(log: LogSettings) -> list[str]:
     """What a takeover reads, by topic and id."""
     codec, lines = Codec(), []
-    past = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", next_offsets={})
-    async with aclosing(past) as records:
+    stream = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", next_offsets={})
+    async with aclosing(stream) as records:
         async for topic, record in records:
             read = codec.decode(record.value)
             name = read.session_id if isinstance(read, Session) else read.request_id
@@ -124,10 +124,10 @@ async def names(log: LogSettings) -> list[str]:
 
 
 @pytest.mark.kafka
-def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
+def test_past_records_start_at_mark_and_include_old_live_requests(
     kafka: LogSettings,
 ) -> None:
-    """Half an hour old, and committed by Faust since it was placed."""
+    """The old request is half an hour old, and Faust's group has committed it."""
     on = replicas(1, window=9)
     now_ms, times = wall_ms(), {"ended": 50, "old": 30, "young": 1}
     for request_id in times:
@@ -142,8 +142,8 @@ def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
                 at_ms = now_ms - times[decision.request_id] * MINUTE_MS
                 await write(producer, "requests", on.accepted[decision.request_id], at_ms)
                 await write(producer, "decisions", decision, at_ms)
-            ended = builders.outcome(works["ended"], kind=OutcomeKind.COMPLETED)
-            await write(producer, "outcomes", ended, now_ms - 49 * MINUTE_MS)
+            outcome = builders.outcome(works["ended"], kind=OutcomeKind.COMPLETED)
+            await write(producer, "outcomes", outcome, now_ms - 49 * MINUTE_MS)
             for name, minutes in (("forgotten", 90), ("known", 50)):
                 session = Session(
                     session_id=name,
@@ -171,7 +171,7 @@ def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
 
 
 @pytest.mark.kafka
-def test_marks_follow_what_ends(kafka: LogSettings) -> None:
+def test_keep_marks_commits_current_marks(kafka: LogSettings) -> None:
     class Process:
         at = {0: 7, 1: 3}
 

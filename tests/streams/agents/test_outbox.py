@@ -52,14 +52,14 @@ from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
 
 PLACE = ("requests", 0)
-asked: list[StartRetrieval] = []
+searches: list[StartRetrieval] = []
 
 
 def use(effect: RecordUsage, outcome: Ack | None) -> Ack:
     """What has been used is written at once."""
-    told: Ack = asyncio.get_running_loop().create_future()
-    told.set_result(None)
-    return told
+    ack: Ack = asyncio.get_running_loop().create_future()
+    ack.set_result(None)
+    return ack
 
 
 class SmallProducer(FakeProducer):
@@ -69,9 +69,9 @@ class SmallProducer(FakeProducer):
         super().__init__()
         self.by_broker, self.kind = by_broker, kind
 
-    async def send(self, topic: str, record: Any, **more: Any) -> asyncio.Future[None]:
+    async def send(self, topic: str, record: Any, **options: Any) -> asyncio.Future[None]:
         if not isinstance(record, self.kind):
-            return await super().send(topic, record, **more)
+            return await super().send(topic, record, **options)
         if not self.by_broker:
             raise RecordTooLarge("decode[0]: not sent")
         ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class SmallProducer(FakeProducer):
 
 
 def outbox(producer: Any, pending_max: int = 100) -> Outbox:
-    return Outbox(producer, "test.", "router-a", pending_max, standing, asked.append, use)
+    return Outbox(producer, "test.", "router-a", pending_max, standing, searches.append, use)
 
 
 def effects(count: int = 1) -> list[Any]:
@@ -108,24 +108,28 @@ async def sent_before_any_acknowledgement(effects: list[Effect]) -> tuple[list[s
     task = asyncio.create_task(box.run())
     box.put(effects)
     await turns(9)
-    at_once = [topic for topic, *_ in producer.sent]
+    at_once = [topic for topic, *_ in producer.sends]
     producer.at_once = True
     for ack in producer.acks:
         ack.set_result(None)
     await box.drain()
     task.cancel()
-    return at_once, [topic for topic, *_ in producer.sent]
+    return at_once, [topic for topic, *_ in producer.sends]
 
 
-def test_records_are_acknowledged_in_order_and_only_when_all_is_sent() -> None:
+def test_outbox_acknowledges_in_order_once_all_records_are_sent() -> None:
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box, receipts, acked = outbox(producer), Receipts(), list[str]()
         task = asyncio.create_task(box.run())
-        made = effects(2)
-        for name, part in (("first", made[:2]), ("second", made[2:]), ("third", [])):
+        request_effects = effects(2)
+        for name, part in (
+            ("first", request_effects[:2]),
+            ("second", request_effects[2:]),
+            ("third", []),
+        ):
             box.put(part, receipts.open(PLACE, functools.partial(acked.append, name), len(part)))
-        await until(lambda: len(producer.sent) == 4)
+        await until(lambda: len(producer.sends) == 4)
         for number in (1, 3, 0):  # all of the second, half of the first
             producer.acks[number].set_result(None)
         await asyncio.sleep(0)
@@ -133,19 +137,21 @@ def test_records_are_acknowledged_in_order_and_only_when_all_is_sent() -> None:
         producer.acks[2].set_result(None)
         await box.drain()
         assert acked == ["first", "second", "third"]
-        assert [topic for topic, *_ in producer.sent] == ["decisions"] * 2 + ["decode"] * 2
+        assert [topic for topic, *_ in producer.sends] == ["decisions"] * 2 + ["decode"] * 2
         task.cancel()
 
     run(main())
 
 
-def test_a_send_that_fails_ends_the_outbox_and_acknowledges_nothing() -> None:
+def test_outbox_ends_on_failed_send_without_acknowledging() -> None:
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box, receipts, acked = outbox(producer), Receipts(), list[str]()
         task = asyncio.create_task(box.run())
-        made = effects()
-        box.put(made, receipts.open(PLACE, lambda: acked.append("r"), len(made)))
+        request_effects = effects()
+        box.put(
+            request_effects, receipts.open(PLACE, lambda: acked.append("r"), len(request_effects))
+        )
         await until(lambda: len(producer.acks) == 2)
         producer.acks[0].set_exception(BrokerUnavailable("gone"))
         producer.acks[1].set_result(None)
@@ -156,7 +162,7 @@ def test_a_send_that_fails_ends_the_outbox_and_acknowledges_nothing() -> None:
     run(main())
 
 
-def test_agents_wait_while_too_much_is_pending() -> None:
+def test_outbox_makes_agents_wait_while_too_much_is_pending() -> None:
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box = outbox(producer, pending_max=1)
@@ -174,7 +180,7 @@ def test_agents_wait_while_too_much_is_pending() -> None:
     run(main())
 
 
-def test_receipts_that_were_dropped_acknowledge_nothing() -> None:
+def test_receipts_acknowledge_nothing_after_drop() -> None:
     receipts, acked = Receipts(), list[str]()
     receipt = receipts.open(PLACE, lambda: acked.append("r"), 1)
     receipts.drop()
@@ -182,19 +188,19 @@ def test_receipts_that_were_dropped_acknowledge_nothing() -> None:
     assert acked == []
 
 
-def test_a_first_attempt_waits_for_nothing_and_a_later_one_for_its_decision() -> None:
-    """The usual way costs no round trip; what no number can tell apart is ordered."""
+def test_outbox_sends_later_attempt_after_its_decision() -> None:
+    """A first attempt costs no round trip; a later one needs its decision in the log."""
     on = replicas(2)
     first = on.request("r1")
-    again = on.phase(on.works[0], PhaseKind.FAILED)
-    assert [e.record.attempt for e in again if isinstance(e, Dispatch)] == [2]
+    retry = on.phase(on.works[0], PhaseKind.FAILED)
+    assert [e.record.attempt for e in retry if isinstance(e, Dispatch)] == [2]
     assert run(sent_before_any_acknowledgement(first)) == (["decisions", "decode"],) * 2
-    at_once, in_the_end = run(sent_before_any_acknowledgement(again))
+    at_once, in_the_end = run(sent_before_any_acknowledgement(retry))
     assert (at_once, in_the_end) == (["decisions"] * 2, ["decisions"] * 2 + ["tokens", "decode"])
 
 
-def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
-    """Else the next router would wait for a worker that has dropped the attempt."""
+def test_void_order_waits_for_outcome_of_its_attempt() -> None:
+    """Otherwise the next router would wait for a worker that has dropped the attempt."""
     on = replicas(1, deadline_grace_ms=100)
     on.request("r1", deadline_ms=on.now_ms + 100)
     on.now_ms += 300
@@ -204,8 +210,8 @@ def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
     assert in_the_end == [*at_once, "decode"]
 
 
-def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
-    """Not what it decided before it slept, and not while it winds up."""
+def test_outbox_writes_nothing_while_lease_is_in_doubt() -> None:
+    """This holds for decisions made before a pause and while the router shuts down."""
     on = replicas(2)
     on.request("r1")
     effects = on.phase(on.works[0], PhaseKind.FAILED)
@@ -216,11 +222,11 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
         async def wait_for_lease() -> None:
             await leased.wait()
 
-        box = Outbox(producer, "", "router-a", 100, wait_for_lease, asked.append, use)  # type: ignore[arg-type]  # a fake
+        box = Outbox(producer, "", "router-a", 100, wait_for_lease, searches.append, use)  # type: ignore[arg-type]  # a fake
         task = asyncio.create_task(box.run())
         box.put(effects)
         await turns(9)
-        assert not producer.sent
+        assert not producer.sends
         leased.set()
         await until(lambda: len(producer.acks) == 2)
         leased.clear()  # while it waits for its decisions
@@ -231,12 +237,12 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
         await asyncio.wait([task])
         box.put(effects)
         await box.drain()  # whoever winds up does not wait for what never leaves
-        assert [topic for topic, *_ in producer.sent] == ["decisions"] * 2
+        assert [topic for topic, *_ in producer.sends] == ["decisions"] * 2
 
     run(main())
 
 
-def test_ends_go_to_the_log_and_to_the_gateway() -> None:
+def test_outbox_writes_end_to_outcomes_and_gateway() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -252,7 +258,7 @@ def test_ends_go_to_the_log_and_to_the_gateway() -> None:
         task = asyncio.create_task(box.run())
         box.put([end])
         await box.drain()
-        (_, first, key, partition, _), (topic, frame, _, gateway, _) = producer.sent
+        (_, first, key, partition, _), (topic, frame, _, gateway, _) = producer.sends
         assert (first, key, partition) == (outcome, "r1.2", 3)
         assert (topic, gateway, frame.worker_id) == ("tokens", 1, "router-a")
         assert frame.ends == end_frame(end, "router-a", T0).ends
@@ -263,7 +269,7 @@ def test_ends_go_to_the_log_and_to_the_gateway() -> None:
     run(main())
 
 
-def test_work_carries_the_trace_of_its_request() -> None:
+def test_outbox_sends_work_with_request_trace_and_bounds_traces() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -271,7 +277,7 @@ def test_work_carries_the_trace_of_its_request() -> None:
         task = asyncio.create_task(box.run())
         box.put(effects())
         await box.drain()
-        assert producer.sent[1][4] == [("traceparent", TRACEPARENT)]
+        assert producer.sends[1][4] == [("traceparent", TRACEPARENT)]
         for number in range(TRACES_MAX + 5):
             box.remember_trace(f"t{number}", (("traceparent", TRACEPARENT),))
         assert len(box.traces) == TRACES_MAX
@@ -280,8 +286,8 @@ def test_work_carries_the_trace_of_its_request() -> None:
     run(main())
 
 
-async def test_a_trace_is_forgotten_with_its_request_whoever_ended_it() -> None:
-    """It was kept until 100 000 others had come, where a worker ended the request."""
+async def test_outbox_forgets_trace_when_request_ends() -> None:
+    """The trace stayed until 100 000 others had come where a worker ended the request."""
     box, usage = outbox(FakeProducer()), example("trivium.Usage")
     box.remember_trace(usage.request_id, (("traceparent", TRACEPARENT),))
     task = asyncio.create_task(box.run())
@@ -291,7 +297,7 @@ async def test_a_trace_is_forgotten_with_its_request_whoever_ended_it() -> None:
     task.cancel()
 
 
-def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
+def test_outbox_saves_last_session_and_drops_session_with_tombstone() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -308,20 +314,19 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
             box.put([SaveSession(session, 1)])
         box.put([DropSession("", "old", 0)])
         await box.drain()
-        assert producer.sent == []
+        assert producer.sends == []
         box.save_sessions()
         await box.drain()
-        sent = [(topic, record, partition) for topic, record, _, partition, _ in producer.sent]
-        assert sent == [("sessions", session, 1), ("test.sessions", None, 0)]
-        keys = [key for _, _, key, _, _ in producer.sent]
+        records = [(topic, record, partition) for topic, record, _, partition, _ in producer.sends]
+        assert records == [("sessions", session, 1), ("test.sessions", None, 0)]
+        keys = [key for _, _, key, _, _ in producer.sends]
         assert keys == ["s", b"old"], "as sessions were written before they had tenants"
         task.cancel()
 
     run(main())
 
 
-def test_a_trace_of_another_form_goes_no_further() -> None:
-    """Whoever wrote the request."""
+def test_outbox_ignores_malformed_trace() -> None:
     box = outbox(FakeProducer())
     box.remember_trace("r1", [("traceparent", b"f" * 4_000)])
     assert not box.traces
@@ -330,23 +335,23 @@ def test_a_trace_of_another_form_goes_no_further() -> None:
 
 
 @pytest.mark.parametrize("by_broker", [False, True])
-async def test_work_that_cannot_be_sent_fails_its_request_and_not_the_router(
+async def test_outbox_fails_request_whose_work_is_too_large(
     by_broker: bool,
 ) -> None:
-    """One oversized request took routers down, and kept them down."""
+    """One oversized request took routers down and kept them down."""
     producer = SmallProducer(by_broker=by_broker)
     box, receipts, acked = outbox(producer), Receipts(), list[str]()
     task = asyncio.create_task(box.run())
     scene = replicas(window=1)
-    made = scene.request("r1")
-    work = next(e.record for e in made if isinstance(e, Dispatch))
+    request_effects = scene.request("r1")
+    work = next(e.record for e in request_effects if isinstance(e, Dispatch))
     assert isinstance(work, Work)
-    box.put(made, receipts.open(PLACE, lambda: acked.append("r1"), len(made)))
+    box.put(request_effects, receipts.open(PLACE, lambda: acked.append("r1"), len(request_effects)))
     await box.drain()
-    assert [topic for topic, *_ in producer.sent] == ["decisions", "phases"]
+    assert [topic for topic, *_ in producer.sends] == ["decisions", "phases"]
     assert acked == ["r1"] and not task.done()
     task.cancel()
-    (phase,) = [record for _, record, *_ in producer.sent if isinstance(record, Phase)]
+    (phase,) = [record for _, record, *_ in producer.sends if isinstance(record, Phase)]
     assert (phase.kind, phase.attempt, phase.worker_id) == (PhaseKind.FAILED, 1, work.worker_id)
     scene.workers[work.worker_id].holds.clear()  # it never had it
     (end,) = [e for e in scene.record(PhaseArrived(phase, PARTITION)) if isinstance(e, End)]
@@ -355,7 +360,7 @@ async def test_work_that_cannot_be_sent_fails_its_request_and_not_the_router(
     assert [e for e in scene.request("r2") if isinstance(e, Dispatch)], "its credit is free again"
 
 
-async def test_what_is_about_no_worker_still_ends_the_router() -> None:
+async def test_outbox_ends_on_oversized_decision() -> None:
     scene = replicas(window=1)
     decisions = [e for e in scene.request("r1") if isinstance(e, Decide)]
     producer = SmallProducer(by_broker=False, kind=type(decisions[0].decision))
@@ -365,7 +370,7 @@ async def test_what_is_about_no_worker_still_ends_the_router() -> None:
         await box.run()
 
 
-def test_records_of_the_core_encode() -> None:
+def test_codec_round_trips_records_of_core() -> None:
     codec = Codec()
     for effect in effects(2):
         assert isinstance(effect, Decide | Dispatch)
@@ -374,8 +379,8 @@ def test_records_of_the_core_encode() -> None:
     assert isinstance(codec.decode(codec.encode(builders.request("r1"))), Request)
 
 
-def test_a_search_is_begun_in_its_turn_and_counts_as_done() -> None:
-    """What it finds comes as a record of its own."""
+def test_outbox_starts_search_in_order_and_acknowledges() -> None:
+    """The result of the search comes as a record of its own."""
 
     async def main() -> None:
         producer, acked = FakeProducer(), list[str]()
@@ -384,14 +389,14 @@ def test_a_search_is_begun_in_its_turn_and_counts_as_done() -> None:
         (ask,), _ = with_passages()
         box.put([ask], receipts.open(PLACE, lambda: acked.append("r"), 1))
         await box.drain()
-        assert asked == [ask] and acked == ["r"] and not producer.sent
-        asked.clear()
+        assert searches == [ask] and acked == ["r"] and not producer.sends
+        searches.clear()
         task.cancel()
 
     run(main())
 
 
-def test_what_goes_without_is_written_where_answers_are() -> None:
+def test_outbox_writes_skipped_retrieval_to_phases() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -399,13 +404,13 @@ def test_what_goes_without_is_written_where_answers_are() -> None:
         retrieved = builders.retrieved("r1")
         box.put([SkipRetrieval(retrieved, 3)])
         await box.drain()
-        assert producer.sent == [("phases", retrieved, "s-r1", 3, ())]
+        assert producer.sends == [("phases", retrieved, "s-r1", 3, ())]
         task.cancel()
 
     run(main())
 
 
-def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
+def test_outbox_sends_warm_prefix_and_roles_to_their_workers() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
@@ -417,7 +422,7 @@ def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
         order = AssignRoles(worker_id="p0", worker_epoch=1, roles=(Role.PREFILL,), at_ms=T0)
         box.put([WarmCache("prefill", 3, record), LendRole("decode", 4, order)])
         await box.drain()
-        assert producer.sent == [
+        assert producer.sends == [
             ("prefill", record, "r1", 3, ()),
             ("decode", order, "p0", 4, ()),
         ]
@@ -426,13 +431,13 @@ def test_a_prompts_beginning_and_other_roles_go_to_their_workers() -> None:
     run(main())
 
 
-def test_work_with_passages_waits_until_its_reader_was_told() -> None:
-    """A worker's first token may else be there before."""
+def test_outbox_sends_work_after_notice_of_passages_is_acknowledged() -> None:
+    """A worker's first token could otherwise arrive before the passages."""
 
     async def main() -> None:
-        _, found = with_passages()
-        assert isinstance(found[0], NotifyRetrieval)
-        at_once, topics = await sent_before_any_acknowledgement(found)
+        _, answer_effects = with_passages()
+        assert isinstance(answer_effects[0], NotifyRetrieval)
+        at_once, topics = await sent_before_any_acknowledgement(answer_effects)
         assert at_once == ["tokens", "decisions"] and topics == [*at_once, "decode"]
         alone, _ = await sent_before_any_acknowledgement(effects())
         assert alone == ["decisions", "decode"]
@@ -440,7 +445,7 @@ def test_work_with_passages_waits_until_its_reader_was_told() -> None:
     run(main())
 
 
-def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
+def test_work_waits_only_for_notice_of_its_own_request() -> None:
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box = outbox(producer)
@@ -450,13 +455,15 @@ def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
         await turns(9)
         box.put([*effects(), decided, work])
         await turns(9)
-        sent = [(topic, getattr(record, "request_id", "")) for topic, record, *_ in producer.sent]
-        assert len(sent) == 4 and sent[0][0] == "tokens" and sent[-1] == ("decode", "r0")
-        frame = producer.sent[0][1]
+        records = [
+            (topic, getattr(record, "request_id", "")) for topic, record, *_ in producer.sends
+        ]
+        assert len(records) == 4 and records[0][0] == "tokens" and records[-1] == ("decode", "r0")
+        frame = producer.sends[0][1]
         assert frame.retrieved == (tell.retrieved,) and frame.worker_id == "router-a"
         producer.acks[0].set_result(None)
         await turns(9)
-        assert len(producer.sent) == 5 and producer.sent[-1][1].request_id == "r1"
+        assert len(producer.sends) == 5 and producer.sends[-1][1].request_id == "r1"
         for ack in producer.acks[1:]:
             ack.set_result(None)
         await box.drain()
@@ -466,7 +473,7 @@ def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
     run(main())
 
 
-def test_work_waits_for_the_last_of_several_words_to_its_reader() -> None:
+def test_work_waits_for_last_notice_of_its_request() -> None:
     async def main() -> None:
         producer = FakeProducer(at_once=False)
         box = outbox(producer)
@@ -478,10 +485,10 @@ def test_work_waits_for_the_last_of_several_words_to_its_reader() -> None:
         await turns(9)
         box.put([decided, work])
         await turns(9)
-        assert [topic for topic, *_ in producer.sent] == ["tokens", "tokens", "decisions"]
+        assert [topic for topic, *_ in producer.sends] == ["tokens", "tokens", "decisions"]
         producer.acks[1].set_result(None)
         await turns(9)
-        assert producer.sent[-1][0] == "decode" and not box._notice_acks
+        assert producer.sends[-1][0] == "decode" and not box._notice_acks
         task.cancel()
 
     run(main())

@@ -29,7 +29,7 @@ from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
 
 
-def test_the_gate_opens_turns_away_and_holds_back() -> None:
+def test_gate_passes_open_partitions_and_rejects_lost_ones() -> None:
     async def main() -> None:
         gate = Gate()
         waiting = [asyncio.create_task(gate.passes(p)) for p in (0, 1, 2)]
@@ -51,7 +51,7 @@ def test_the_gate_opens_turns_away_and_holds_back() -> None:
     run(main())
 
 
-def test_garbage_is_buried_before_it_is_acknowledged() -> None:
+def test_partitions_dead_letter_garbage_before_acknowledging() -> None:
     async def main() -> None:
         partitions, producer = await router_with_partition()
         producer.at_once = False
@@ -62,14 +62,14 @@ def test_garbage_is_buried_before_it_is_acknowledged() -> None:
         producer.acks[0].set_result(None)
         await taking
         assert event.acks == [0]
-        topic, value, _, _, headers = producer.sent[0]
+        topic, value, _, _, headers = producer.sends[0]
         assert (topic, value) == ("test.requests.dlq", b"garbage")
         assert ("h", b"v") in headers
 
     run(main())
 
 
-def test_a_record_that_was_rebuilt_is_acknowledged_and_not_applied_again() -> None:
+def test_partitions_acknowledge_rebuilt_record_without_applying() -> None:
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
@@ -86,27 +86,27 @@ def test_a_record_that_was_rebuilt_is_acknowledged_and_not_applied_again() -> No
     run(main())
 
 
-async def test_a_request_that_leaves_no_room_is_buried_and_the_router_goes_on() -> None:
-    """Gateways accept none; whoever else writes one does not stop the partition."""
+async def test_partitions_dead_letter_oversized_request_and_continue() -> None:
+    """Gateways accept none; another writer's request must not stop the partition."""
     partitions, producer = await router_with_partition()
     process = partitions.process
     outbox = asyncio.create_task(process.outbox.run())
     good = builders.request("good", 4)
     huge = replace(good, request_id="huge", prompt_tokens=bytes(REQUEST_BYTES_MAX))
-    named = replace(good, request_id="n" * 100_000)
-    for offset, record in enumerate((huge, named, good)):
+    long_named = replace(good, request_id="n" * 100_000)
+    for offset, record in enumerate((huge, long_named, good)):
         event = FakeEvent(Codec().encode(record), offset)
         await partitions.take("requests", event)
         await until(lambda: event.acks == [offset])  # noqa: B023  # awaited in the same turn
-    buried = [dict(headers) for topic, *_, headers in producer.sent if topic.endswith(".dlq")]
+    buried = [dict(headers) for topic, *_, headers in producer.sends if topic.endswith(".dlq")]
     assert [headers["x-dlq-error-class"] for headers in buried] == [b"RecordTooLarge"] * 2
-    (outcome,) = [r for topic, r, *_ in producer.sent if topic == "outcomes"]
+    (outcome,) = [r for topic, r, *_ in producer.sends if topic == "outcomes"]
     assert outcome.request_id == "good", "its deadline was in the past"
     outbox.cancel()
 
 
-async def test_a_report_whose_numbers_mean_nothing_is_buried_and_the_router_goes_on() -> None:
-    """A transfer of NaN ms stopped it: the simulator's seeds found that."""
+async def test_partitions_dead_letter_report_with_nan() -> None:
+    """A transfer of NaN ms stopped the router: the simulator's seeds found that."""
     partitions, producer = await router_with_partition()
     scene = replicas(window=1)
     (work,) = [e.record for e in scene.request("r1") if isinstance(e, Dispatch)]
@@ -115,17 +115,17 @@ async def test_a_report_whose_numbers_mean_nothing_is_buried_and_the_router_goes
     event = FakeEvent(Codec().encode(phase))
     await partitions.take("phases", event)
     assert event.acks == [0]
-    ((topic, *_),) = producer.sent
+    ((topic, *_),) = producer.sends
     assert topic.endswith(".dlq")
 
 
-def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
+def test_rebuild_closes_reader_when_partitions_are_revoked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its connections would outlive the router, or be read from beside the next rebuild's."""
+    """Otherwise its connections would outlive the router or read beside the next rebuild."""
     reading, closed = asyncio.Event(), asyncio.Event()
 
-    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
+    async def read_past(*_: object, **__: object) -> AsyncIterator[Any]:
         try:
             reading.set()
             yield await asyncio.Event().wait()
@@ -144,41 +144,41 @@ def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
         sending.cancel()
         assert closed.is_set() and not process.router.owned
 
-    monkeypatch.setattr(partitions_module, "past_records", past)
+    monkeypatch.setattr(partitions_module, "past_records", read_past)
     run(main())
 
 
-def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the watchdog would take a long one for a stuck consumer."""
+def test_rebuild_counts_records_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the watchdog would take a long rebuild for a stuck consumer."""
 
-    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
+    async def read_past(*_: object, **__: object) -> AsyncIterator[Any]:
         for offset in range(3):
             value = codec.encode(builders.request(f"r{offset}"))
             yield "requests", FakeEvent(value, offset)
-            counts.append(made[0].group.records_read)
+            counts.append(owners[0].group.records_read)
         yield "requests", FakeEvent(b"garbage", 3)
         yield "sessions", FakeEvent(None)
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
-        made.append(partitions)
+        owners.append(partitions)
         process.apply(PartitionTaken(1), "taken", 1, 0)
         await partitions._rebuild([1])
         assert partitions.group.records_read == 5
 
-    codec, counts, made = Codec(), list[int](), list[Any]()
-    monkeypatch.setattr(partitions_module, "past_records", past)
+    codec, counts, owners = Codec(), list[int](), list[Any]()
+    monkeypatch.setattr(partitions_module, "past_records", read_past)
     run(main())
     assert counts == [1, 2, 3]
 
 
-def test_a_rebuild_takes_the_last_word_of_each_conversation(
+def test_rebuild_takes_last_record_of_each_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An hour has many records of each, and one that was forgotten stays so."""
+    """An hour has many records of each session, and a tombstone forgets one."""
 
-    def said(session_id: str, turns: int) -> FakeEvent:
+    def session_event(session_id: str, turns: int) -> FakeEvent:
         session = Session(
             session_id=session_id, decode_worker="x0", worker_epoch=1, context_tokens=9,
             turns=turns, last_used_ms=wall_ms(),
@@ -190,8 +190,13 @@ def test_a_rebuild_takes_the_last_word_of_each_conversation(
         event.partition, event.key = 1, session_id.encode()
         return event
 
-    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
-        for event in (said("a", 1), said("b", 1), said("a", 2), keyed("b", None)):
+    async def read_past(*_: object, **__: object) -> AsyncIterator[Any]:
+        for event in (
+            session_event("a", 1),
+            session_event("b", 1),
+            session_event("a", 2),
+            keyed("b", None),
+        ):
             yield "sessions", event
 
     async def main() -> None:
@@ -207,5 +212,5 @@ def test_a_rebuild_takes_the_last_word_of_each_conversation(
             ("", "a"): 2
         }
 
-    monkeypatch.setattr(partitions_module, "past_records", past)
+    monkeypatch.setattr(partitions_module, "past_records", read_past)
     run(main())

@@ -16,7 +16,7 @@ from tests.waiting import run
 KV_EVENTS = KvEvents(worker_id="d0", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True)
 
 
-def test_prefix_caches_reach_the_core_and_the_journal() -> None:
+def test_kv_events_reach_core_and_journal() -> None:
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
@@ -31,7 +31,7 @@ def test_prefix_caches_reach_the_core_and_the_journal() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"block_size": 0}, {"stored": b"odd"}, {"removed": b"odd"}])
-def test_what_is_no_record_of_a_prefix_cache_is_buried(changes: dict[str, Any]) -> None:
+def test_prefixes_dead_letter_malformed_records(changes: dict[str, Any]) -> None:
     async def main() -> None:
         partitions, producer = await router_with_partition()
         process = partitions.process
@@ -47,6 +47,6 @@ def test_what_is_no_record_of_a_prefix_cache_is_buried(changes: dict[str, Any]) 
         malformed = process.codec.encode(replace(KV_EVENTS, **changes))
         for value in (malformed, process.codec.encode(builders.request("r1")), b"garbage"):
             await reader.take(FakeEvent(value))
-        assert [topic for topic, *_ in producer.sent] == ["test.requests.dlq"] * 3
+        assert [topic for topic, *_ in producer.sends] == ["test.requests.dlq"] * 3
 
     run(main())

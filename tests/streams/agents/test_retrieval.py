@@ -51,7 +51,7 @@ class FakeMembership:
 class FakeAsker:
     """Finds what the test says."""
 
-    asked: list[tuple[str, dict[str, Any]]]
+    queries: list[tuple[str, dict[str, Any]]]
     find: Callable[[], RetrievalResult]
     breaks: list[Exception]
 
@@ -71,13 +71,13 @@ class FakeAsker:
         await asyncio.Event().wait()
 
     async def search_text(self, text: str, **wishes: Any) -> RetrievalResult:
-        self.asked.append((text, wishes))
+        self.queries.append((text, wishes))
         await asyncio.sleep(0)
         return type(self).find()
 
 
-def found(*passages: Passage, **changes: Any) -> RetrievalResult:
-    hits = tuple(Hit(each.passage_id, 0.5, passage=each) for each in passages)
+def search_result(*passages: Passage, **changes: Any) -> RetrievalResult:
+    hits = tuple(Hit(hit_passage.passage_id, 0.5, passage=hit_passage) for hit_passage in passages)
     base = RetrievalResult(
         retrieval_id="x", hits=hits, shards=3, missing={}, exact=True, seeds=(), extends=4,
         distances_computed=500, took_ms=6.5, wait_ms=1.5, embedded_ms=2.5, mode="hybrid",
@@ -86,8 +86,8 @@ def found(*passages: Passage, **changes: Any) -> RetrievalResult:
 
 
 def ask(request_id: str = "r1", **changes: Any) -> StartRetrieval:
-    wanted = builders.retrieval(77_000, filter="{}", min_score=0.3, **changes)
-    request = builders.request(request_id, retrieval=wanted, tenant="acme")
+    retrieval = builders.retrieval(77_000, filter="{}", min_score=0.3, **changes)
+    request = builders.request(request_id, retrieval=retrieval, tenant="acme")
     return StartRetrieval(request, HISTORY, 3)
 
 
@@ -96,7 +96,11 @@ class Searching:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, asks_max: int = 8) -> None:
         monkeypatch.setattr(agent, "RetrievalClient", FakeAsker)
-        FakeAsker.asked, FakeAsker.breaks, FakeAsker.find = [], [], lambda: found(passage(1))
+        FakeAsker.queries, FakeAsker.breaks, FakeAsker.find = (
+            [],
+            [],
+            lambda: search_result(passage(1)),
+        )
         self.membership = FakeMembership()
         self.answers: list[tuple[Retrieved, int]] = []
         self.retriever = Retriever(
@@ -120,12 +124,14 @@ class Searching:
         await self.retriever.stop()
 
 
-def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its text, tenant and deadline; what was found is told with its times."""
+def test_retriever_searches_with_request_wishes_and_reports_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The query has text, tenant and deadline; the report has passages and times."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
-        FakeAsker.find = lambda: found(
+        FakeAsker.find = lambda: search_result(
             passage(1),
             passage(2),
             missing={2: DeadlineExceeded("").to_wire()},
@@ -133,22 +139,26 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
             changed=frozenset(["d9", "d8"]),
         )
         on.retriever.ask(ask())
-        told = await on.answered()
+        retrieved = await on.answered()
         assert on.answers[0][1] == 3 and on.membership.leases == {"hits": 7}
-        ((text, wishes),) = FakeAsker.asked
+        ((text, wishes),) = FakeAsker.queries
         assert text == "when does the ferry leave"
         assert wishes == {
             "collection": "handbook", "k": 2, "deadline_ms": 77_000, "mode": "hybrid",
             "filter": "{}", "min_score": 0.3, "tenant": "acme", "request_id": "r1",
             "quoted": QUOTED,
         }  # fmt: skip
-        assert told.passages == (passage(1), passage(2)) and told.error is None
-        assert (told.request_id, told.session_id, told.router_id) == ("r1", "s-r1", "router-a")
-        assert (told.shards, told.missing, told.extends) == (3, (2,), 4)
-        assert (told.distances_computed, told.embedded_ms) == (500, 2.5)
-        assert (told.wait_ms, told.took_ms, told.mode) == (1.5, 6.5, "hybrid")
-        assert told.degraded == "why" and told.history == HISTORY
-        assert told.changed == ("d8", "d9")
+        assert retrieved.passages == (passage(1), passage(2)) and retrieved.error is None
+        assert (retrieved.request_id, retrieved.session_id, retrieved.router_id) == (
+            "r1",
+            "s-r1",
+            "router-a",
+        )
+        assert (retrieved.shards, retrieved.missing, retrieved.extends) == (3, (2,), 4)
+        assert (retrieved.distances_computed, retrieved.embedded_ms) == (500, 2.5)
+        assert (retrieved.wait_ms, retrieved.took_ms, retrieved.mode) == (1.5, 6.5, "hybrid")
+        assert retrieved.degraded == "why" and retrieved.history == HISTORY
+        assert retrieved.changed == ("d8", "d9")
         await on.stop()
 
     run(main())
@@ -162,7 +172,7 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
         (KeyError("a bug"), "internal_error"),
     ],
 )
-def test_a_search_that_fails_is_answered_with_its_error(
+def test_retriever_reports_error_of_failed_search(
     error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> RetrievalResult:
@@ -172,19 +182,17 @@ def test_a_search_that_fails_is_answered_with_its_error(
         on = await Searching(monkeypatch).leased()
         FakeAsker.find = fail
         on.retriever.ask(ask())
-        told = await on.answered()
-        assert told.error is not None and told.error.code == code
-        assert not told.passages and told.history == HISTORY
+        retrieved = await on.answered()
+        assert retrieved.error is not None and retrieved.error.code == code
+        assert not retrieved.passages and retrieved.history == HISTORY
         await on.stop()
 
     run(main())
 
 
-def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
+def test_retriever_without_lease_reports_not_ready_and_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It serves on."""
-
     async def main() -> None:
         on, loop = Searching(monkeypatch), asyncio.get_running_loop()
         on.membership.refuses = 2
@@ -192,8 +200,12 @@ def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
         on.life = asyncio.create_task(on.retriever.run())
         await until(lambda: on.membership.refuses < 2)
         on.retriever.ask(ask())
-        told = await on.answered()
-        assert told.error is not None and told.error.code == "not_ready" and not FakeAsker.asked
+        retrieved = await on.answered()
+        assert (
+            retrieved.error is not None
+            and retrieved.error.code == "not_ready"
+            and not FakeAsker.queries
+        )
         await until(lambda: on.retriever._leased.client is not None)
         assert loop.time() - began_s >= 2 * TRY_AGAIN_S
         on.retriever.ask(ask("r2"))
@@ -204,7 +216,7 @@ def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
 
 
 @pytest.mark.parametrize("error", [OSError("the log is away"), AssertionError("a bug")])
-def test_what_ends_an_asker_does_not_end_its_router(
+def test_retriever_survives_failure_of_its_client(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -219,13 +231,17 @@ def test_what_ends_an_asker_does_not_end_its_router(
     run_virtual(main())
 
 
-def test_one_search_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retriever_rejects_search_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         on = await Searching(monkeypatch, asks_max=2).leased()
         for number in range(3):
             on.retriever.ask(ask(f"r{number}"))
-        told = await on.answered()
-        assert told.request_id == "r2" and told.error and told.error.code == "queue_full"
+        retrieved = await on.answered()
+        assert (
+            retrieved.request_id == "r2"
+            and retrieved.error
+            and retrieved.error.code == "queue_full"
+        )
         await on.answered(3)
         on.retriever.ask(ask("r3"))
         assert (await on.answered(4)).error is None
@@ -238,37 +254,39 @@ def choices(count: int, **changes: Any) -> list[StartRetrieval]:
     """Of one call."""
     asks = [ask(f"c-{number}") for number in range(count)]
     return [
-        replace(each, request=replace(each.request, **{"parent_id": "c", **changes}))
-        for each in asks
+        replace(start, request=replace(start.request, **{"parent_id": "c", **changes}))
+        for start in asks
     ]
 
 
-def test_one_search_serves_all_choices_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a record of its own; the next call is searched for anew."""
+def test_retriever_searches_once_for_all_choices_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each choice has a record of its own; the next call is searched for again."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
-        for each in choices(4):
-            on.retriever.ask(each)
+        for start in choices(4):
+            on.retriever.ask(start)
         await on.answered(4)
-        assert len(FakeAsker.asked) == 1
-        told = [retrieved for retrieved, _ in on.answers]
-        assert [each.request_id for each in told] == ["c-0", "c-1", "c-2", "c-3"]
-        assert [each.session_id for each in told] == ["s-c-0", "s-c-1", "s-c-2", "s-c-3"]
-        assert {each.passages for each in told} == {(passage(1),)} and not on.retriever._searches
+        assert len(FakeAsker.queries) == 1
+        records = [retrieved for retrieved, _ in on.answers]
+        assert [record.request_id for record in records] == ["c-0", "c-1", "c-2", "c-3"]
+        assert [record.session_id for record in records] == ["s-c-0", "s-c-1", "s-c-2", "s-c-3"]
+        assert {record.passages for record in records} == {
+            (passage(1),)
+        } and not on.retriever._searches
         on.retriever.ask(choices(1)[0])
         await on.answered(5)
-        assert len(FakeAsker.asked) == 2
+        assert len(FakeAsker.queries) == 2
         await on.stop()
 
     run(main())
 
 
 @pytest.mark.parametrize("what", ["call", "tenant", "question"])
-def test_what_wants_something_else_has_a_search_of_its_own(
+def test_retriever_searches_separately_where_requests_differ(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise where other documents were quoted."""
+    """A history that quotes other documents differs, too."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
@@ -280,34 +298,34 @@ def test_what_wants_something_else_has_a_search_of_its_own(
             "question": {"retrieval": replace(first.request.retrieval, query="another")},
         }
         (second,) = choices(1, **changes[what])
-        for each in (first, second, replace(first, history=HISTORY[:1])):
-            on.retriever.ask(each)
+        for start in (first, second, replace(first, history=HISTORY[:1])):
+            on.retriever.ask(start)
         await on.answered(3)
-        assert len(FakeAsker.asked) == 3
+        assert len(FakeAsker.queries) == 3
         await on.stop()
 
     run(main())
 
 
-def test_a_search_of_several_fails_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_search_failure_reaches_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> RetrievalResult:
         raise DeadlineExceeded("nobody answered")
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
         FakeAsker.find = fail
-        for each in choices(3):
-            on.retriever.ask(each)
+        for start in choices(3):
+            on.retriever.ask(start)
         await on.answered(3)
         codes = [retrieved.error and retrieved.error.code for retrieved, _ in on.answers]
-        assert codes == ["deadline_exceeded"] * 3 and len(FakeAsker.asked) == 1
+        assert codes == ["deadline_exceeded"] * 3 and len(FakeAsker.queries) == 1
         await on.stop()
 
     run(main())
 
 
-def test_choices_go_on_whichever_of_them_ends() -> None:
-    """The first of a call, for which the search was begun, is cancelled meanwhile."""
+def test_shared_search_continues_after_first_choice_is_cancelled() -> None:
+    """The search began for the first choice of the call."""
 
     async def main() -> None:
         partitions, producer = await router_with_partition()
@@ -320,28 +338,30 @@ def test_choices_go_on_whichever_of_them_ends() -> None:
 
         process.retriever._leased.client = Waiting()  # type: ignore[assignment]
         task = asyncio.create_task(process.outbox.run())
-        wanted = builders.retrieval(process._now_ms + 60_000)
+        retrieval = builders.retrieval(process._now_ms + 60_000)
         for name in ("c-0", "c-1"):
             request = builders.request(
-                name, retrieval=wanted, deadline_ms=1 << 60, parent_id="c", session_id="s"
+                name, retrieval=retrieval, deadline_ms=1 << 60, parent_id="c", session_id="s"
             )
             effects = process.apply(RequestArrived(request, 0), "requests", 0, 0)
             process.outbox.put(effects)
         await until(lambda: len(process.retriever._asks) == 2)
-        gone = builders.cancellation("c-0")
-        process.outbox.put(process.apply(CancellationArrived(gone, 0), "cancellations", 0, 0))
-        search.set_result(found(passage(1)))
-        await until(lambda: any(topic == "phases" for topic, *_ in producer.sent))
+        cancellation = builders.cancellation("c-0")
+        process.outbox.put(
+            process.apply(CancellationArrived(cancellation, 0), "cancellations", 0, 0)
+        )
+        search.set_result(search_result(passage(1)))
+        await until(lambda: any(topic == "phases" for topic, *_ in producer.sends))
         await process.outbox.drain()
-        written = [record for topic, record, *_ in producer.sent if topic == "phases"]
-        assert [each.request_id for each in written] == ["c-1"]
+        written = [record for topic, record, *_ in producer.sends if topic == "phases"]
+        assert [record.request_id for record in written] == ["c-1"]
         assert written[0].passages == (passage(1),)
         task.cancel()
 
     run(main())
 
 
-def test_stopping_gives_up_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retriever_gives_up_searches_on_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
         on.retriever.ask(ask())
@@ -351,28 +371,28 @@ def test_stopping_gives_up_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     run(main())
 
 
-def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the passages are, with the most that earlier turns may have put in."""
+def test_retriever_trims_passages_to_fit_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passages are long, and earlier turns have put in as much as they may."""
 
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
         long = [passage(n, 10_000, text="é" * 40_000) for n in range(1, 20)]
         quoted = tuple(Quoted(document_id=f"{n:0100}", content="") for n in range(QUOTED_MAX))
-        changed = frozenset(each.document_id for each in quoted)
-        FakeAsker.find = lambda: found(*long, changed=changed)
+        changed = frozenset(quote.document_id for quote in quoted)
+        FakeAsker.find = lambda: search_result(*long, changed=changed)
         names_bytes = QUOTED_MAX * (2 * 100 + 16)
         tokens = bytes(HISTORY_BYTES_MAX - names_bytes)
-        request, most = ask().request, (Insert(at=0, tokens=tokens, quoted=quoted),)
+        request, full_history = ask().request, (Insert(at=0, tokens=tokens, quoted=quoted),)
         memory = SessionHistories(sessions_max=1, bytes_max=1 << 30)
-        memory.remember(request, most, 0)
+        memory.remember(request, full_history, 0)
         assert len(memory) == 1, "no more would be remembered"
-        on.retriever.ask(replace(ask(), history=most))
-        told = await on.answered()
-        assert 0 < len(told.passages) < 10
-        assert told.passages == tuple(long[: len(told.passages)])
-        size = len(Codec().encode(told))
+        on.retriever.ask(replace(ask(), history=full_history))
+        retrieved = await on.answered()
+        assert 0 < len(retrieved.passages) < 10
+        assert retrieved.passages == tuple(long[: len(retrieved.passages)])
+        size = len(Codec().encode(retrieved))
         assert size > PASSAGE_BYTES_MAX - 200_000
-        check_size(told, size)
+        check_size(retrieved, size)
         await on.stop()
 
     run(main())
@@ -381,29 +401,29 @@ def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 # In the process
 
 
-def test_what_was_found_is_written_to_the_sessions_partition_while_somebody_waits() -> None:
-    """Durably, by the outbox; nothing where the request has ended."""
+def test_router_writes_retrieved_record_while_request_lives() -> None:
+    """The outbox writes it durably; nothing is written where the request has ended."""
 
     async def main() -> None:
         partitions, producer = await router_with_partition()
         process = partitions.process
-        wanted = builders.retrieval(process._now_ms + 60_000)
-        request = builders.request("r1", retrieval=wanted, deadline_ms=1 << 60)
+        retrieval = builders.retrieval(process._now_ms + 60_000)
+        request = builders.request("r1", retrieval=retrieval, deadline_ms=1 << 60)
         effects = process.apply(RequestArrived(request, 0), "requests", 0, 0)
         assert isinstance(effects[0], StartRetrieval)
         task = asyncio.create_task(process.outbox.run())
         process.outbox.put(effects)
-        await until(lambda: bool(producer.sent))  # it has no partition of hits
-        topic, retrieved, key, partition, _ = producer.sent[0]
+        await until(lambda: bool(producer.sends))  # it has no partition of hits
+        topic, retrieved, key, partition, _ = producer.sends[0]
         assert (topic, key, partition) == ("phases", "s-r1", 0)
         assert isinstance(retrieved, Retrieved) and retrieved.error is not None
         event = FakeEvent(process.codec.encode(retrieved))
         await partitions.take("phases", event)
-        await until(lambda: len(producer.sent) > 1)
-        assert producer.sent[1][0] == "tokens" and producer.sent[1][1].retrieved
+        await until(lambda: len(producer.sends) > 1)
+        assert producer.sends[1][0] == "tokens" and producer.sends[1][1].retrieved
         process._answer(replace(retrieved, request_id="nobody"), 0)
         await process.outbox.drain()
-        assert [topic for topic, *_ in producer.sent] == ["phases", "tokens"]
+        assert [topic for topic, *_ in producer.sends] == ["phases", "tokens"]
         task.cancel()
 
     run(main())

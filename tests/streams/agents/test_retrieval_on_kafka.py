@@ -47,18 +47,18 @@ async def shard(on: Stage) -> AsyncIterator[list[RetrievalRequest]]:
         on.log, "retrieval.prefill", list(range(on.log.retrieval_partitions)), client_id="shard"
     )
     await reader.start("earliest")
-    asked: list[RetrievalRequest] = []
+    requests: list[RetrievalRequest] = []
 
     async def answer() -> None:
         while True:
             for record in await reader.batch():
-                asked.append(on.codec.decode(record.value))
-                at = asked[-1].reply_partition
-                await (await on.producer.send("hits", hits(asked[-1]), key="x", partition=at))
+                requests.append(on.codec.decode(record.value))
+                at = requests[-1].reply_partition
+                await (await on.producer.send("hits", hits(requests[-1]), key="x", partition=at))
 
     tasks = [asyncio.create_task(member.run()), asyncio.create_task(answer())]
     try:
-        yield asked
+        yield requests
     finally:
         for task in tasks:
             task.cancel()
@@ -71,7 +71,7 @@ def hits(request: RetrievalRequest) -> Hits:
     return Hits(
         retrieval_id=request.retrieval_id, request_id=request.request_id, worker_id="retrieval-a",
         shard=0, shards=1, collection=request.collection, at_ms=wall_ms(), mode="words",
-        word_ids=tuple(each.passage_id for each in FOUND), word_scores=pack_vector([9.0, 4.0]),
+        word_ids=tuple(hit.passage_id for hit in FOUND), word_scores=pack_vector([9.0, 4.0]),
         passages=FOUND, extends=1, wait_ms=0.5, took_ms=2.0,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def asking(request_id: str, **changes: Any) -> Request:
 def tells(request_id: str) -> Any:
     return lambda record: (
         isinstance(record, TokenFrame)
-        and any(each.request_id == request_id for each in record.retrieved)
+        and any(notice.request_id == request_id for notice in record.retrieved)
     )
 
 
@@ -94,33 +94,33 @@ async def leased(on: Stage) -> None:
     )
 
 
-def test_what_was_found_is_in_the_prompt_before_and_after_a_takeover(kafka: LogSettings) -> None:
-    """It is searched for once, and the reader is told by both routers alike."""
+def test_prompt_has_same_passages_before_and_after_takeover(kafka: LogSettings) -> None:
+    """One search serves both routers, and both notify the reader alike."""
 
     async def main() -> None:
-        async with stage(kafka) as on, shard(on) as asked:
+        async with stage(kafka) as on, shard(on) as requests:
             async with router(kafka):
                 await leased(on)
                 request = asking("r1")
                 await on.send("requests", request, request.session_id)
-                (found,) = await on.until("phases", of("r1", Retrieved))
+                (retrieved,) = await on.until("phases", of("r1", Retrieved))
                 await on.until("tokens", tells("r1"))
-            assert [each.passage_id for each in found.passages] == ["d1#0", "d2#0"]
-            assert (found.shards, found.missing, found.took_ms) == (1, (), 2.0)
+            assert [hit.passage_id for hit in retrieved.passages] == ["d1#0", "d2#0"]
+            assert (retrieved.shards, retrieved.missing, retrieved.took_ms) == (1, (), 2.0)
             async with router(kafka, "router-b"), worker(on, "replica-a", Role.REPLICA, 4):
                 (work,) = await on.until("decode", of("r1", Work))
                 first, second = await on.until("tokens", tells("r1"), 2)
-            context = with_context(request, found)
+            context = with_context(request, retrieved)
             assert work.prompt_tokens == context.request.prompt_tokens != request.prompt_tokens
             assert first.retrieved == second.retrieved == (context.notice,)
-            assert [each.request_id for each in asked] == ["r1"]
-            assert asked[0].text == "when does the ferry leave" and asked[0].k == 2
+            assert [search.request_id for search in requests] == ["r1"]
+            assert requests[0].text == "when does the ferry leave" and requests[0].k == 2
 
     run(main())
 
 
-def test_without_a_retrieval_pool_requests_go_on_at_once(kafka: LogSettings) -> None:
-    """And say so; their time for a search is not waited for."""
+def test_router_continues_at_once_without_retrieval_pool(kafka: LogSettings) -> None:
+    """The notice says `not_ready`; the router does not wait until the search's deadline."""
 
     async def main() -> None:
         async with (

@@ -33,7 +33,7 @@ from tests.virtual import virtual
 from tests.waiting import pass_time, run
 
 
-def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
+def test_process_ends_on_core_bug_without_acknowledging() -> None:
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
@@ -56,7 +56,7 @@ def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
     run(main())
 
 
-def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
+def test_core_failure_leaves_decision_that_names_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
@@ -76,7 +76,7 @@ def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
         taking.cancel()
         sending = asyncio.create_task(process.outbox.run())
         await process.outbox.drain()
-        (topic, decision, *_), *_ = producer.sent
+        (topic, decision, *_), *_ = producer.sends
         assert (topic, decision.request_id) == ("decisions", "r1")
         assert (decision.kind, decision.reason) == (
             DecisionKind.FAIL,
@@ -87,7 +87,7 @@ def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
     run(main())
 
 
-def test_time_never_runs_backwards() -> None:
+def test_process_clock_never_runs_backwards() -> None:
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
@@ -100,8 +100,8 @@ def test_time_never_runs_backwards() -> None:
     run(main())
 
 
-def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time would stand until then, and every request expire."""
+def test_process_fails_when_wall_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time would otherwise stand still, and every request would expire."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
@@ -114,8 +114,8 @@ def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.M
 
 
 @virtual
-async def test_a_router_without_requests_ticks_and_tells_less() -> None:
-    """From its first request on as often as its settings say."""
+async def test_idle_router_ticks_and_journals_less_often() -> None:
+    """From its first request on, it ticks as often as its settings say."""
     partitions, producer = await router_with_partition()
     process = partitions.process
     sending = asyncio.create_task(process.outbox.run())
@@ -123,10 +123,10 @@ async def test_a_router_without_requests_ticks_and_tells_less() -> None:
 
     def lines() -> list[tuple[int, list[str]]]:
         """Of each batch since the last call, how many ticks, and what else."""
-        batches = [record for topic, record, *_ in producer.sent if topic == "journal"]
-        producer.sent.clear()
+        batches = [record for topic, record, *_ in producer.sends if topic == "journal"]
+        producer.sends.clear()
         kinds = [Counter(batch.topics) for batch in batches]
-        return [(each.pop(TICK, 0), sorted(each)) for each in kinds]
+        return [(counts.pop(TICK, 0), sorted(counts)) for counts in kinds]
 
     await pass_time(1.0)
     lines()
@@ -143,28 +143,28 @@ async def test_a_router_without_requests_ticks_and_tells_less() -> None:
     await cancel_and_wait(sending, ticking)
 
 
-def test_measured_clocks_reach_placement() -> None:
-    """What heartbeats tell of a member's clock, and not of its next life's."""
+def test_clock_offset_of_member_reaches_placement() -> None:
+    """Heartbeats measure the offset of one life; the next registration clears it."""
 
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
-        view, known = process.membership.view, process.router.tables.fleet.view.members
+        view, members = process.membership.view, process.router.tables.fleet.view.members
 
-        def told(record: Any, logged_ms: int) -> None:
+        def apply_record(record: Any, logged_ms: int) -> None:
             view.apply(record, 0, T0, logged_ms)
             process._apply_fleet_record(record, 0, T0)
 
-        told(builders.registration("d0", Role.DECODE), T0)
-        told(builders.beat("d0", 1, at_ms=T0 + 400), T0 + 10)
-        assert known["d0"].ahead_ms == 390
-        told(builders.registration("d0", Role.DECODE, epoch=9), T0 + 20)
-        assert known["d0"].ahead_ms == 0
+        apply_record(builders.registration("d0", Role.DECODE), T0)
+        apply_record(builders.beat("d0", 1, at_ms=T0 + 400), T0 + 10)
+        assert members["d0"].ahead_ms == 390
+        apply_record(builders.registration("d0", Role.DECODE, epoch=9), T0 + 20)
+        assert members["d0"].ahead_ms == 0
 
     run(main())
 
 
-def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
+def test_load_table_reads_policy_table_and_names_bad_file(tmp_path: Path) -> None:
     cell = PpdCell(bin=(0, 0, 0, 0), gain_ttft=0.5, loss_tpot=0.1, samples=9)
     table = PpdTable(dict.fromkeys(AXES, (1.0,)), [cell])
     path = tmp_path / "table.json"

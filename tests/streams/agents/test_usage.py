@@ -39,17 +39,17 @@ class Uses:
     """Writes when the test says so."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[RecordUsage, Ack | None, Ack]] = []
+        self.writes: list[tuple[RecordUsage, Ack | None, Ack]] = []
 
     def take(self, use: RecordUsage, outcome: Ack | None) -> Ack:
-        told: Ack = asyncio.get_running_loop().create_future()
-        self.taken.append((use, outcome, told))
-        return told
+        ack: Ack = asyncio.get_running_loop().create_future()
+        self.writes.append((use, outcome, ack))
+        return ack
 
 
 def outbox(producer: FakeProducer, uses: Uses) -> Outbox:
-    asked: list[Any] = []
-    return Outbox(producer, "test.", "router-a", 100, standing, asked.append, uses.take)  # type: ignore[arg-type]  # a fake
+    searches: list[Any] = []
+    return Outbox(producer, "test.", "router-a", 100, standing, searches.append, uses.take)  # type: ignore[arg-type]  # a fake
 
 
 def expired() -> list[Effect]:
@@ -60,18 +60,18 @@ def expired() -> list[Effect]:
     return on.apply(Tick())
 
 
-async def test_usage_waits_for_its_outcome_and_holds_up_nothing() -> None:
-    """Marks and receipts wait until it is committed, orders do not."""
+async def test_usage_waits_for_its_outcome_without_delaying_orders() -> None:
+    """Marks and receipts wait until it is committed; orders do not."""
     effects = expired()
-    assert {type(each) for each in effects} == {Decide, Dispatch, End, RecordUsage}
+    assert {type(effect) for effect in effects} == {Decide, Dispatch, End, RecordUsage}
     producer, uses = FakeProducer(at_once=False), Uses()
     box, receipts, acked = outbox(producer, uses), Receipts(), list[str]()
     task = asyncio.create_task(box.run())
     receipt = receipts.open(PLACE, functools.partial(acked.append, "r"), len(effects))
     box.put(effects, receipt)
-    await until(lambda: bool(uses.taken))
-    ((use, outcome, told),) = uses.taken
-    topics = [topic for topic, *_ in producer.sent]
+    await until(lambda: bool(uses.writes))
+    ((use, outcome, usage_ack),) = uses.writes
+    topics = [topic for topic, *_ in producer.sends]
     assert outcome is producer.acks[topics.index("outcomes")]
     assert use.usage.kind is OutcomeKind.EXPIRED
     for ack in producer.acks:
@@ -80,20 +80,20 @@ async def test_usage_waits_for_its_outcome_and_holds_up_nothing() -> None:
     producer.acks[-1].set_result(None)
     await until(lambda: box.ending == {"r1": 1})
     assert acked == []
-    told.set_result(None)
+    usage_ack.set_result(None)
     await box.drain()
     assert not box.ending and acked == ["r"]
     task.cancel()
 
 
-async def test_usage_that_cannot_be_written_ends_the_outbox() -> None:
+async def test_outbox_ends_when_usage_cannot_be_written() -> None:
     on, uses = replicas(1), Uses()
     on.request("r1")
     box = outbox(FakeProducer(), uses)
     task = asyncio.create_task(box.run())
     box.put(on.outcome(on.works[0]))
-    await until(lambda: bool(uses.taken))
-    uses.taken[0][2].set_exception(Fenced("another writes it"))
+    await until(lambda: bool(uses.writes))
+    uses.writes[0][2].set_exception(Fenced("another writes it"))
     with pytest.raises(Fenced):
         await task
 
@@ -120,14 +120,14 @@ async def owner(log: LogSettings, name: str = "router-a") -> AsyncIterator[Usage
         await writer.keep(())
 
 
-async def told(log: LogSettings) -> list[tuple[int, int, str]]:
+async def committed_usage(log: LogSettings) -> list[tuple[int, int, str]]:
     """Partition, number and request of all that is committed."""
     return sorted([(p, u.number, u.request_id) async for p, u in read_usage(log)])
 
 
 @pytest.mark.kafka
-async def test_numbers_go_on_without_a_gap_from_one_owner_to_the_next(kafka: LogSettings) -> None:
-    """What the last one had not committed is void."""
+async def test_usage_numbers_continue_without_gap_under_next_owner(kafka: LogSettings) -> None:
+    """What the former owner had not committed is void."""
     async with owner(kafka) as former:
         await asyncio.gather(*(former.write(used(f"a{n}"), None) for n in range(3)))
         await former.write(used("b0", 1), None)
@@ -138,14 +138,14 @@ async def test_numbers_go_on_without_a_gap_from_one_owner_to_the_next(kafka: Log
             with pytest.raises(Fenced):  # it says no more at all
                 await former.write(used("later"), None)
             await later.write(used("a3"), None)
-    assert await told(kafka) == [
+    assert await committed_usage(kafka) == [
         *((0, number, f"a{number}") for number in range(4)),
         (1, 0, "b0"),
     ]
 
 
 @pytest.mark.kafka
-async def test_nothing_is_told_of_an_outcome_that_is_not_in_the_log(kafka: LogSettings) -> None:
+async def test_writer_commits_usage_only_after_its_outcome(kafka: LogSettings) -> None:
     loop = asyncio.get_running_loop()
     async with owner(kafka) as writer:
         coming, failing = loop.create_future(), loop.create_future()
@@ -157,11 +157,11 @@ async def test_nothing_is_told_of_an_outcome_that_is_not_in_the_log(kafka: LogSe
         failing.set_exception(OSError("not acknowledged"))
         with pytest.raises(OSError, match="not acknowledged"):
             await second
-    assert await told(kafka) == [(0, 0, "r0")]
+    assert await committed_usage(kafka) == [(0, 0, "r0")]
 
 
 @pytest.mark.kafka
-async def test_what_ends_meanwhile_is_one_transaction_and_whoever_waits_has_it_at_once(
+async def test_writer_commits_gathered_usage_at_once_after_hurry(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transaction costs the log about as much as a request."""
@@ -173,27 +173,27 @@ async def test_what_ends_meanwhile_is_one_transaction_and_whoever_waits_has_it_a
         await writer.write(used("a3"), None)
         reader = AssignedReader(kafka, "usage", [0], client_id="test")
         async with reader.reading("earliest"):
-            offsets = [each.offset for each in await reader.read_to_end() if each.value]
-    assert await told(kafka) == [(0, number, f"a{number}") for number in range(4)]
+            offsets = [record.offset for record in await reader.read_to_end() if record.value]
+    assert await committed_usage(kafka) == [(0, number, f"a{number}") for number in range(4)]
     begin = offsets[0]
     assert offsets == [begin, begin + 1, begin + 2, begin + 4]  # the end of one lies between
 
 
 async def aborted(log: LogSettings, count: int) -> None:
     """Records at the topic's end that nobody committed."""
-    lost = Transactions(log, "usage-0")
-    await lost.start()
-    producer = lost._producer
+    transactions = Transactions(log, "usage-0")
+    await transactions.start()
+    producer = transactions._producer
     assert producer is not None
     await producer.begin_transaction()
     for _ in range(count):
         await producer.send_and_wait(f"{log.topic_prefix}usage", b"void", partition=0)
     await producer.abort_transaction()
-    await lost.stop()
+    await transactions.stop()
 
 
 @pytest.mark.kafka
-async def test_the_last_number_is_found_behind_whatever_was_never_committed(
+async def test_writer_finds_last_number_behind_aborted_records(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage_module, "_LOOK_BACK", 2)
@@ -202,22 +202,22 @@ async def test_the_last_number_is_found_behind_whatever_was_never_committed(
     await aborted(kafka, 40)
     async with owner(kafka) as writer:
         await writer.write(used("a2"), None)
-    assert await told(kafka) == [(0, number, f"a{number}") for number in range(3)]
+    assert await committed_usage(kafka) == [(0, number, f"a{number}") for number in range(3)]
 
 
 @pytest.mark.kafka
-async def test_numbers_go_on_behind_what_nobody_can_read(kafka: LogSettings) -> None:
-    """A record of somebody else's kept every router from its partition."""
+async def test_writer_continues_numbers_behind_foreign_record(kafka: LogSettings) -> None:
+    """A foreign record kept every router from its partition."""
     async with owner(kafka) as writer:
         await writer.write(used("a0"), None)
     await produce_batch(kafka, "usage", batch([b"somebody else's", b""]))
     async with owner(kafka) as writer:
         await writer.write(used("a1"), None)
-    assert await told(kafka) == [(0, 0, "a0"), (0, 1, "a1")]
+    assert await committed_usage(kafka) == [(0, 0, "a0"), (0, 1, "a1")]
 
 
 @pytest.mark.kafka
-async def test_no_number_comes_twice_where_the_log_has_dropped_them(kafka: LogSettings) -> None:
+async def test_writer_repeats_no_number_after_log_deletion(kafka: LogSettings) -> None:
     async with owner(kafka) as writer:
         await asyncio.gather(*(writer.write(used(f"a{n}"), None) for n in range(5)))
     place = TopicPartition(f"{kafka.topic_prefix}usage", 0)
@@ -228,13 +228,13 @@ async def test_no_number_comes_twice_where_the_log_has_dropped_them(kafka: LogSe
     async with owner(kafka) as writer:
         assert not writer.is_older(0, 0)
         await writer.write(used("next"), None)
-    ((_, number, name),) = await told(kafka)
+    ((_, number, name),) = await committed_usage(kafka)
     assert name == "next" and number >= 5
 
 
 @pytest.mark.kafka
-async def test_what_ended_before_usage_was_told_is_not(kafka: LogSettings) -> None:
-    """Whoever comes first notes where it begins, and that stays."""
+async def test_first_writer_notes_where_usage_begins(kafka: LogSettings) -> None:
+    """Later writers keep that note."""
     for read_to in (7, 9):
         writer = UsageWriter(kafka, Codec(), "router-a")
         await writer.take([0])
@@ -248,11 +248,11 @@ async def test_what_ended_before_usage_was_told_is_not(kafka: LogSettings) -> No
 
 
 @pytest.mark.kafka
-async def test_what_was_given_up_is_left_to_whoever_has_it(kafka: LogSettings) -> None:
+async def test_writer_leaves_usage_of_lost_partition_to_next_owner(kafka: LogSettings) -> None:
     async with owner(kafka) as writer:
         waiting = writer.write(used("r0"), asyncio.get_running_loop().create_future())
         await writer.keep([1])
         assert waiting.done()
         await writer.write(used("r1"), None)
         await writer.write(used("r2", 1), None)
-    assert await told(kafka) == [(1, 0, "r2")]
+    assert await committed_usage(kafka) == [(1, 0, "r2")]

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.kafka
 
 async def ended_before(on: Stage, *names: str) -> None:
     """Requests whose router has died right after it had read their outcomes."""
-    past = replicas(window=len(names))
+    harness = replicas(window=len(names))
     for name in names:
-        past.request(name)
-    for work, decision in zip(past.works, past.decisions, strict=True):
+        harness.request(name)
+    for work, decision in zip(harness.works, harness.decisions, strict=True):
         request = fresh(work.request_id)
         await on.send("requests", request, request.session_id)
         await on.send("decisions", decision, request.session_id)
@@ -42,20 +42,20 @@ async def serve(on: Stage, name: str) -> None:
     await on.send("outcomes", builders.outcome(work, wall_ms()), request.session_id)
 
 
-async def told(log: LogSettings, count: int) -> dict[str, Usage]:
+async def committed_usage(log: LogSettings, count: int) -> dict[str, Usage]:
     """All that is committed, once there is so much of it."""
-    found: dict[str, Usage] = {}
+    usages: dict[str, Usage] = {}
 
     async def is_there() -> bool:
         check = Check()
         async for partition, usage in read_usage(log):
             check.add(partition, usage)
-            found[usage.request_id] = usage
+            usages[usage.request_id] = usage
         assert check.holds, check
-        return len(found) >= count
+        return len(usages) >= count
 
     await until(is_there)
-    return found
+    return usages
 
 
 async def used_before(log: LogSettings, *names: str) -> None:
@@ -65,36 +65,36 @@ async def used_before(log: LogSettings, *names: str) -> None:
     try:
         await writer.begin([0, 1], {("outcomes", p): 0 for p in (0, 1)})
         for name in names:
-            past, request = replicas(), fresh(name)
-            past.request(name)
-            usage = usage_of(new_live_request(request, 0), builders.outcome(past.works[0]))
+            harness, request = replicas(), fresh(name)
+            harness.request(name)
+            usage = usage_of(new_live_request(request, 0), builders.outcome(harness.works[0]))
             partition = partition_of(request.session_id, log.session_partitions)
             await writer.write(RecordUsage(usage, partition), None)
     finally:
         await writer.keep(())
 
 
-def test_a_takeover_tells_what_is_not_written_and_nothing_else(kafka: LogSettings) -> None:
+def test_takeover_writes_only_missing_usage(kafka: LogSettings) -> None:
     async def main() -> None:
         async with stage(kafka) as on:
             await ended_before(on, "r0", "r1", "r2")
             await used_before(kafka, "r1")
             async with router(kafka), worker(on, "replica-a", Role.REPLICA, 4):
-                found = await told(kafka, 3)
-                assert (found["r0"].worker_ms, found["r1"].worker_ms) == (40.0, 0.0)
+                usages = await committed_usage(kafka, 3)
+                assert (usages["r0"].worker_ms, usages["r1"].worker_ms) == (40.0, 0.0)
                 await serve(on, "r3")
-                await told(kafka, 4)
+                await committed_usage(kafka, 4)
             async with router(kafka, "router-b"), worker(on, "replica-b", Role.REPLICA, 4):
                 await serve(on, "r4")
-                assert (await told(kafka, 5)).keys() == {f"r{n}" for n in range(5)}
+                assert (await committed_usage(kafka, 5)).keys() == {f"r{n}" for n in range(5)}
 
     run(main())
 
 
-def test_a_router_that_leaves_tells_at_once_what_it_gathers(
+def test_router_writes_gathered_usage_on_shutdown(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the time after which it would have done so."""
+    """It does not wait for the commit interval, which is an hour here."""
     monkeypatch.setattr(usage_module, "COMMIT_S", 3_600.0)
 
     async def main() -> None:
@@ -102,13 +102,13 @@ def test_a_router_that_leaves_tells_at_once_what_it_gathers(
             async with router(kafka), worker(on, "replica-a", Role.REPLICA, 4):
                 await serve(on, "r0")
                 await on.until("journal", applied("outcomes"))
-            assert (await told(kafka, 1)).keys() == {"r0"}
+            assert (await committed_usage(kafka, 1)).keys() == {"r0"}
 
     run(main())
 
 
-def test_what_ended_before_an_upgrade_is_not_told(kafka: LogSettings) -> None:
-    """Nor is it by any router after the first."""
+def test_router_writes_no_usage_of_requests_ended_before_upgrade(kafka: LogSettings) -> None:
+    """Nor does any router after the first."""
 
     async def main() -> None:
         async with stage(kafka) as on:
@@ -116,7 +116,7 @@ def test_what_ended_before_an_upgrade_is_not_told(kafka: LogSettings) -> None:
             for number, name in enumerate(("router-a", "router-b"), 1):
                 async with router(kafka, name), worker(on, f"x{number}", Role.REPLICA, 4):
                     await serve(on, f"r{number}")
-                    found = await told(kafka, number)
-                    assert found.keys() == {f"r{n + 1}" for n in range(number)}
+                    usages = await committed_usage(kafka, number)
+                    assert usages.keys() == {f"r{n + 1}" for n in range(number)}
 
     run(main())

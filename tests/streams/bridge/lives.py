@@ -53,7 +53,7 @@ class MemoryLog:
     end: int = 0  # behind the last prompt and the marks of transactions
     owner: object = None
     position: CommittedOffset | None = None
-    sent: list[OutgoingRecord] = field(default_factory=list)
+    records: list[OutgoingRecord] = field(default_factory=list)
     commits: int = 0
     commit_s: float = 0.01  # how long one takes
     bytes_max: dict[str, int] = field(default_factory=dict)  # by topic
@@ -66,37 +66,37 @@ class MemoryLog:
     slow_to_stop_s: float = 0.0  # whoever has its transactional id
 
     def put(self, offset: int, value: Any = None, key: bytes = b"k") -> PromptRecord:
-        """One more prompt."""
+        """Append a prompt to the log."""
         value = {"text": f"question {offset}"} if value is None else value
-        made = record(value, offset=offset, key=key)
-        self.prompts.append(made)
+        prompt = record(value, offset=offset, key=key)
+        self.prompts.append(prompt)
         self.end = offset + 1
-        return made
+        return prompt
 
     def answers(self) -> dict[int, Answer]:
-        """By offset; fails where a prompt has two."""
-        found: dict[int, Answer] = {}
-        for each in self.sent:
-            if each.topic == "rows.answers":
-                answer: Answer = CODEC.decode(each.value)
-                assert answer.prompt_offset not in found, "answered twice"
-                found[answer.prompt_offset] = answer
-        return found
+        """Return the answers by offset; fail where a prompt has two."""
+        by_offset: dict[int, Answer] = {}
+        for outgoing in self.records:
+            if outgoing.topic == "rows.answers":
+                answer: Answer = CODEC.decode(outgoing.value)
+                assert answer.prompt_offset not in by_offset, "answered twice"
+                by_offset[answer.prompt_offset] = answer
+        return by_offset
 
     @property
     def note(self) -> CommitNote:
-        """Of the last commit."""
+        """Return the note of the last commit."""
         assert self.position is not None
         return decode(self.position.metadata, self.position.offset)
 
     @property
     def letters(self) -> list[dict[str, bytes]]:
-        """Headers of dead letters."""
-        return [dict(each.headers) for each in self.sent if each.topic == "rows.dlq"]
+        """Return the headers of the dead letters."""
+        return [dict(outgoing.headers) for outgoing in self.records if outgoing.topic == "rows.dlq"]
 
 
 class MemoryTransactions:
-    """As `Transactions`: of no use after any error."""
+    """Stands in for `Transactions`; unusable after any error."""
 
     log: MemoryLog
 
@@ -121,12 +121,15 @@ class MemoryTransactions:
         if not self._is_open:
             raise BrokerUnavailable("not started")
         trouble, log.trouble = log.trouble, None
-        if any(each.bytes_at_most > log.bytes_max.get(each.topic, 1 << 20) for each in sends):
+        if any(
+            outgoing.bytes_at_most > log.bytes_max.get(outgoing.topic, 1 << 20)
+            for outgoing in sends
+        ):
             trouble = RecordTooLarge("not sent: larger than max.message.bytes")
         if trouble is not None:
             self._is_open = False
             raise trouble
-        log.sent += sends
+        log.records += sends
         log.position = positions[PLACE]
         log.commits += 1
 
@@ -140,7 +143,7 @@ class MemoryTransactions:
 
 
 class MemoryPast:
-    """As `Past`."""
+    """Stands in for `PromptLogReader`."""
 
     log: MemoryLog
 
@@ -152,30 +155,30 @@ class MemoryPast:
         return 0, self.log.end
 
     async def records(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
-        for each in self.log.prompts:
-            if since <= each.offset < until:
-                yield each
+        for prompt in self.log.prompts:
+            if since <= prompt.offset < until:
+                yield prompt
 
     async def gap(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
         assert not self.is_closed
         self.log.gaps.append((since, until))
-        async for each in self.records(since, until):
-            yield each
+        async for prompt in self.records(since, until):
+            yield prompt
 
     async def close(self) -> None:
         self.is_closed = True
 
 
 class StubAsking:
-    """Asks nobody: `answer` and `fail` say what becomes of a prompt that was asked."""
+    """Stands in for `Submitter`; `answer` and `fail` settle submitted prompts."""
 
     def __init__(self) -> None:
         self.backend = SimpleNamespace(epoch=1, tokens_read=dict(TOKENS))
         self.gateway = SimpleNamespace(hub=Hub())
         self.vector_slots = Slots(lambda: 1)
-        self.asked: list[int] = []  # offsets, in order
-        self.begun: list[int] = []  # those listened to before that
-        self.told: dict[int, TriviumError] = {}  # of tokens that are there already
+        self.submitted_offsets: list[int] = []  # offsets, in order
+        self.begun_offsets: list[int] = []  # those listened to before that
+        self.early_errors: dict[int, TriviumError] = {}  # of tokens that are there already
         self.given_up: set[int] = set()
         self.lines = SimpleNamespace(
             is_given_up=lambda record: record.offset in self.given_up,
@@ -184,38 +187,38 @@ class StubAsking:
         self.begins: set[int] = set()  # what these tell the beginning of
         self._waiting: dict[int, asyncio.Future[list[OutgoingRecord] | TriviumError]] = {}
 
-    def begin(self, asked: PendingPrompt, _: Container[int] = ()) -> Call:
-        asked.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
-        asked.tries += 1
-        self.begun.append(asked.record.offset)
+    def begin(self, prompt: PendingPrompt, _: Container[int] = ()) -> Call:
+        prompt.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
+        prompt.tries += 1
+        self.begun_offsets.append(prompt.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)
 
-    async def check(self, asked: PendingPrompt) -> None:
-        """Whether it can be tokenised."""
-        assert asked.question is not None
+    async def check(self, prompt: PendingPrompt) -> None:
+        """Check that there is a question to tokenise."""
+        assert prompt.question is not None
 
-    def has_output(self, asked: PendingPrompt) -> bool:
-        return asked.record.offset in self.begins
+    def has_output(self, prompt: PendingPrompt) -> bool:
+        return prompt.record.offset in self.begins
 
-    def release(self, asked: PendingPrompt) -> None:
-        asked.call = None
+    def release(self, prompt: PendingPrompt) -> None:
+        prompt.call = None
 
-    async def outcome(self, asked: PendingPrompt) -> TriviumError | None:
-        return self.told.pop(asked.record.offset, None)
+    async def outcome(self, prompt: PendingPrompt) -> TriviumError | None:
+        return self.early_errors.pop(prompt.record.offset, None)
 
-    def should_retry(self, asked: PendingPrompt, error: TriviumError) -> bool:
-        return error.retriable and asked.tries < asked.pair_io.pair.tries_max
+    def should_retry(self, prompt: PendingPrompt, error: TriviumError) -> bool:
+        return error.retriable and prompt.tries < prompt.pair_io.pair.tries_max
 
-    async def settle(self, asked: PendingPrompt, may_send: Any) -> list[OutgoingRecord]:
-        offset = asked.record.offset
-        asked.starts.setdefault(*next(iter(TOKENS.items())))
+    async def settle(self, prompt: PendingPrompt, may_send: Any) -> list[OutgoingRecord]:
+        offset = prompt.record.offset
+        prompt.starts.setdefault(*next(iter(TOKENS.items())))
         await may_send(3)
-        self.asked.append(offset)
-        found = await self._waiting.setdefault(offset, asyncio.get_running_loop().create_future())
-        return self.error_records(asked, found) if isinstance(found, TriviumError) else found
+        self.submitted_offsets.append(offset)
+        result = await self._waiting.setdefault(offset, asyncio.get_running_loop().create_future())
+        return self.error_records(prompt, result) if isinstance(result, TriviumError) else result
 
     def answer(self, offset: int, text: str = "yes", metadata: str | None = None) -> None:
-        made = Answer(
+        answer = Answer(
             prompt_topic="rows",
             prompt_partition=1,
             prompt_offset=offset,
@@ -224,7 +227,7 @@ class StubAsking:
             metadata=metadata,
         )
         answers = AnswerBuilder(pair(format="avro"), CODEC)
-        self._future(offset).set_result([answers.sending(record({}, offset=offset), made)])
+        self._future(offset).set_result([answers.sending(record({}, offset=offset), answer)])
 
     def fail(self, offset: int, error: TriviumError) -> None:
         self._future(offset).set_result(error)
@@ -234,13 +237,13 @@ class StubAsking:
         return self._waiting.setdefault(offset, loop.create_future())
 
     def error_records(
-        self, asked: PendingPrompt, error: TriviumError, *, steps: int = 0
+        self, prompt: PendingPrompt, error: TriviumError, *, steps: int = 0
     ) -> list[OutgoingRecord]:
-        answers, asked.error = asked.pair_io.answers, error
-        answer = answers.error_answer(asked.record, error, question=asked.question)
+        answers, prompt.error = prompt.pair_io.answers, error
+        answer = answers.error_answer(prompt.record, error, question=prompt.question)
         return [
-            answers.sending(asked.record, answer, steps=steps),
-            dead_letter(asked.record, error, bytes_max=0 if steps else RECORD_BYTES_MAX),
+            answers.sending(prompt.record, answer, steps=steps),
+            dead_letter(prompt.record, error, bytes_max=0 if steps else RECORD_BYTES_MAX),
         ]
 
     def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
@@ -248,14 +251,14 @@ class StubAsking:
 
 
 class Bridge:
-    """What lives of one process share."""
+    """What the processors of one bridge process share."""
 
     def __init__(self, log: MemoryLog, of: TopicPair | None = None) -> None:
         self.log, self.asking = log, StubAsking()
         self.asks_by(self.asking, of)
 
     def asks_by(self, asking: Any, of: TopicPair | None = None) -> None:
-        """Whoever that is, a product's `Submitter` too."""
+        """Set what submits prompts: a stub, or a real `Submitter`."""
         self.troubles: list[BaseException] = []
         self.lives: list[PartitionProcessor] = []
         of = replace(of or pair(), format="avro")
@@ -275,40 +278,40 @@ class Bridge:
         self.shared.may_ask.set()
 
     def new_life(self) -> PartitionProcessor:
-        """One that has not begun."""
+        """Return a processor that has not begun."""
         self.lives.append(PartitionProcessor(self.shared, PLACE, self.ends))
         return self.lives[-1]
 
     def life(self) -> PartitionProcessor:
-        """One that has begun."""
-        made = self.new_life()
-        made.begin()
-        return made
+        """Return a processor that has begun."""
+        processor = self.new_life()
+        processor.begin()
+        return processor
 
     @asynccontextmanager
     async def living(self) -> AsyncGenerator[PartitionProcessor]:
-        made = self.life()
+        processor = self.life()
         try:
-            yield made
+            yield processor
         finally:
-            await made.stop()
+            await processor.stop()
 
 
 async def take(life: PartitionProcessor, log: MemoryLog, *offsets: int, **fields: Any) -> None:
-    """Each is put at its offset, and read."""
+    """Put a prompt at each offset, and let the processor read it."""
     for offset in offsets:
         await life.take(log.put(offset, **fields))
 
 
 def at(log: MemoryLog) -> tuple[int, set[int]]:
-    """Where the group stands, and what is answered behind that."""
+    """Return the committed offset and the offsets answered behind it."""
     assert log.position is not None
     return log.position.offset, set(log.note.answered)
 
 
 @pytest.fixture
 def memory_log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
-    """The log that all lives of a test have."""
+    """Return the log that all processors of a test share."""
     log = MemoryLog()
 
     async def committed(

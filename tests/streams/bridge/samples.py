@@ -24,7 +24,7 @@ from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.stream import Stream
 from tests.streams.gateway.in_process import FakeLog, InProcessGateway
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 
 CODEC = Codec()
 Answering = Callable[[Request], None]
@@ -46,50 +46,50 @@ def pair(**fields: Any) -> TopicPair:
 
 
 def limits(answers: int, *, letters: int = RECORD_BYTES_MAX) -> TopicLimits:
-    """What topics of that pair take."""
+    """Return what the topics of the sample pair take."""
     return TopicLimits(bytes_by_topic={"rows.answers": answers, "rows.dlq": letters})
 
 
 def record(value: Any, **fields: Any) -> PromptRecord:
-    """A prompt's record: bytes as they are, anything else as JSON."""
+    """Return a prompt record; values that are not bytes become JSON."""
     if not isinstance(value, bytes | None):
         value = json.dumps(value, ensure_ascii=False).encode()
     usual: dict[str, Any] = {"partition": 1, "offset": 7, "timestamp_ms": 5, "key": b"k"}
     return PromptRecord(topic="rows", value=value, **{**usual, **fields})
 
 
-async def asked(
+async def question_of(
     value: Any, of: TopicPair | None = None, url: str = "", **fields: Any
 ) -> PromptQuestion:
-    """What a value asks on a pair's topic; `url` is a schema registry's."""
-    found = await prompts(of or pair(), url).question(record(value, **fields))
-    assert found is not None
-    return found
+    """Return the question of a value on a pair's topic; `url` is a schema registry's."""
+    question = await prompts(of or pair(), url).question(record(value, **fields))
+    assert question is not None
+    return question
 
 
 def prompts(of: TopicPair, url: str = "") -> PromptParser:
-    """What reads those of a pair."""
+    """Return the parser of a pair's prompts."""
     return PromptParser(of, MODEL, CODEC, WriterSchemas(url, 60_000))
 
 
 def body_of(question: PromptQuestion) -> dict[str, Any]:
-    """As a client of the API would have sent it."""
+    """Return the body as an API client would have sent it."""
     return question.body.model_dump(exclude_unset=True, by_alias=True)
 
 
 def stream(*texts: str, retrieved: StreamRetrieved | None = None, **end: Any) -> Stream:
-    """One that has ended after these tokens."""
-    found = Stream("q1", restarts=True)
+    """Return a stream that has ended after these tokens."""
+    answer_stream = Stream("q1", restarts=True)
     for i, text in enumerate(texts):
-        found.push(1, i, len("".join(texts[:i])), 1, text, [i])
+        answer_stream.push(1, i, len("".join(texts[:i])), 1, text, [i])
     if retrieved is not None:
-        found.note_retrieved(retrieved)
-    assert found.finish(ended("q1", texts, kind=OutcomeKind.COMPLETED, **end))
-    return found
+        answer_stream.note_retrieved(retrieved)
+    assert answer_stream.finish(stream_end("q1", texts, kind=OutcomeKind.COMPLETED, **end))
+    return answer_stream
 
 
 class Parts:
-    """The producer of parts."""
+    """Stands in for the producer of answer parts."""
 
     def __init__(self) -> None:
         self.parts: list[AnswerPart] = []
@@ -103,19 +103,21 @@ class Parts:
         part: AnswerPart = CODEC.decode(value)
         assert (topic, partition) == ("rows.parts", 0) and key
         origin = (part.prompt_topic, part.prompt_partition, part.prompt_offset)
-        assert [header[1] for header in headers[:3]] == [str(each).encode() for each in origin]
+        assert [header[1] for header in headers[:3]] == [
+            str(coordinate).encode() for coordinate in origin
+        ]
         self.parts.append(part)
         await self.has_room.wait()
-        done = asyncio.get_running_loop().create_future()
+        delivery = asyncio.get_running_loop().create_future()
         if self.trouble is None:
-            done.set_result(None)
+            delivery.set_result(None)
         else:
-            done.set_exception(self.trouble)
-        return done
+            delivery.set_exception(self.trouble)
+        return delivery
 
 
 class Log(FakeLog):
-    """Of a bridge: it asks whether or not a worker is there, and reads `objects`."""
+    """The log of a bridge: finds workers by itself, and reads `objects`."""
 
     epoch = 1
 
@@ -139,7 +141,7 @@ class Log(FakeLog):
 
 
 class AskingBridge:
-    """Asks for one pair."""
+    """A bridge that submits prompts of one pair."""
 
     def __init__(self, of: TopicPair | None = None, *, cluster: str = "") -> None:
         gateway = InProcessGateway()
@@ -153,42 +155,46 @@ class AskingBridge:
         self.ends = PairIO(of, prompts, AnswerBuilder(of, CODEC))
         self.may_send: list[int] = []
 
-    async def asked(self, made: PromptRecord) -> PendingPrompt:
-        return PendingPrompt(made, self.ends, question=await self.ends.prompts.question(made))
+    async def pending_prompt(self, prompt: PromptRecord) -> PendingPrompt:
+        return PendingPrompt(prompt, self.ends, question=await self.ends.prompts.question(prompt))
 
-    async def settle(self, made: PromptRecord | None = None) -> list[OutgoingRecord]:
-        """What is committed of a prompt."""
+    async def settle(self, prompt: PromptRecord | None = None) -> list[OutgoingRecord]:
+        """Return what is committed of a prompt."""
 
         async def may_send(partition: int) -> None:
             self.may_send.append(partition)
 
-        found = await self.asked(made or record({"text": "hi", "max_tokens": 9}))
-        return await self.asking.settle(found, may_send)
+        pending_prompt = await self.pending_prompt(
+            prompt or record({"text": "hi", "max_tokens": 9})
+        )
+        return await self.asking.settle(pending_prompt, may_send)
 
     async def begin(self) -> tuple[asyncio.Future[list[OutgoingRecord]], str]:
-        """The first prompt is asked, and settled meanwhile; the id of its request."""
+        """Submit the first prompt; return its settling future and its request id."""
         settling = asyncio.ensure_future(self.settle())
         await self.log.wait_sent(1)
         return settling, self.log.requests[0].request_id
 
     def answer(self, *texts: str, **end: Any) -> Answering:
-        def said(request: Request) -> None:
-            made = frame(
-                request.request_id, list(texts), end=ended(request.request_id, texts, **end)
+        def respond(request: Request) -> None:
+            token_frame = frame(
+                request.request_id, list(texts), end=stream_end(request.request_id, texts, **end)
             )
-            self.log.hub.apply(made, asyncio.get_running_loop().time())
+            self.log.hub.apply(token_frame, asyncio.get_running_loop().time())
 
-        return said
+        return respond
 
     def fail(self, error: Any) -> Answering:
         return self.answer(kind=OutcomeKind.FAILED, error=error.to_wire())
 
-    def each(self, *answers: Answering) -> None:
-        """What becomes of the first request, of the second, and so on; of the last one's others."""
-        left = list(answers)
-        self.log.on_request = lambda request: (left.pop(0) if left[1:] else left[0])(request)
+    def answer_in_turn(self, *answers: Answering) -> None:
+        """Answer each request in turn; the last answer repeats."""
+        remaining = list(answers)
+        self.log.on_request = lambda request: (remaining.pop(0) if remaining[1:] else remaining[0])(
+            request
+        )
 
 
-def told(sends: list[OutgoingRecord]) -> Answer:
+def answer_of(sends: list[OutgoingRecord]) -> Answer:
     answer: Answer = CODEC.decode(sends[0].value)
     return answer

@@ -15,7 +15,7 @@ from streams.bridge.config import TopicPair
 from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
 from tests.schemas.examples import example
 from tests.stalls import unstalled
-from tests.streams.bridge.samples import CODEC, KEY, asked, limits, pair, record, stream
+from tests.streams.bridge.samples import CODEC, KEY, limits, pair, question_of, record, stream
 from tests.streams.gateway.samples import MODEL
 
 SCHEMA = '{"type": "object", "required": ["stars"]}'
@@ -36,17 +36,17 @@ async def answered(
     aside_ms: int = 60_000,
     **end: Any,
 ) -> Answer:
-    """The answer to a prompt, of these tokens."""
+    """Return the answer to a prompt, of these tokens."""
     of = of or pair()
     value = value or {"text": "hi", "metadata": {"id": 7}}
-    question = await asked(value, of)
-    found = stream(*texts, retrieved=retrieved, **end)
+    question = await question_of(value, of)
+    answer_stream = stream(*texts, retrieved=retrieved, **end)
     return await AnswerBuilder(of, CODEC, aside_ms=aside_ms).answer(
-        record(value), question, KEY, found, **WHEN
+        record(value), question, KEY, answer_stream, **WHEN
     )
 
 
-async def test_what_an_answer_tells() -> None:
+async def test_answer_has_all_fields_of_completion() -> None:
     assert await answered("Hel", "lo", finish_reason="length") == Answer(
         prompt_topic="rows",
         prompt_partition=1,
@@ -67,45 +67,48 @@ async def test_what_an_answer_tells() -> None:
     )
 
 
-async def test_citations_and_what_was_looked_up() -> None:
-    found: StreamRetrieved = example("trivium.StreamRetrieved")
+async def test_answer_contains_citations_and_retrieved_tokens() -> None:
+    retrieved: StreamRetrieved = example("trivium.StreamRetrieved")
     answer = await answered("a", retrieved=StreamRetrieved(**{
-        name: getattr(found, name) for name in ("request_id", "collection", "citations", "tokens")
+        name: getattr(retrieved, name) for name in ("request_id", "collection", "citations",
+    "tokens")
     }))  # fmt: skip
     cited = json.loads(answer.citations or "")
-    assert [each["document_id"] for each in cited] == [c.document_id for c in found.citations]
-    assert answer.retrieved_tokens == found.tokens
+    assert [citation["document_id"] for citation in cited] == [
+        c.document_id for c in retrieved.citations
+    ]
+    assert answer.retrieved_tokens == retrieved.tokens
 
 
-async def test_the_whole_answer_of_the_api_where_that_is_asked_for() -> None:
+async def test_answer_contains_api_body_on_request() -> None:
     answer = await answered("Hel", "lo", of=pair(body=True))
     body = json.loads(answer.body or "")
     assert body["object"] == "chat.completion" and body["usage"]["completion_tokens"] == 2
     assert body["choices"][0]["message"]["content"] == "Hello"
 
 
-async def test_json_in_every_format() -> None:
+async def test_answer_is_json_in_every_format() -> None:
     of = pair(schema=SCHEMA)
     answer = await answered('{"stars"', ": 5}", of=of)
     prompt = record({"text": "hi"})
-    sent = AnswerBuilder(of, CODEC).sending(prompt, answer)
-    assert (sent.topic, sent.partition, sent.key) == ("rows.answers", 1, b"k")
-    assert dict(sent.headers) == PLACE | JSON
-    plain = json.loads(sent.value or b"")
+    outgoing = AnswerBuilder(of, CODEC).sending(prompt, answer)
+    assert (outgoing.topic, outgoing.partition, outgoing.key) == ("rows.answers", 1, b"k")
+    assert dict(outgoing.headers) == PLACE | JSON
+    plain = json.loads(outgoing.value or b"")
     assert set(plain) == set(Answer.__slots__)  # type: ignore[attr-defined]  # of a dataclass
     assert (plain["parsed"], plain["metadata"]) == ({"stars": 5}, {"id": 7})
     assert (plain["text"], plain["error_code"]) == ('{"stars": 5}', None)
 
-    sent = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01"), answer)
-    assert dict(sent.headers) == PLACE | AVRO
-    assert CODEC.decode(sent.value) == answer
+    outgoing = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01"), answer)
+    assert dict(outgoing.headers) == PLACE | AVRO
+    assert CODEC.decode(outgoing.value) == answer
 
 
-async def test_json_with_its_schema_is_what_connect_reads() -> None:
+async def test_json_envelope_answer_has_connect_schema() -> None:
     of = pair(format="json_envelope", schema=SCHEMA)
     answer = await answered('{"stars": 5}', of=of)
-    sent = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01", key=b"\xffk"), answer)
-    whole = json.loads(sent.value or b"")
+    outgoing = AnswerBuilder(of, CODEC).sending(record(b"\xc3\x01", key=b"\xffk"), answer)
+    whole = json.loads(outgoing.value or b"")
     fields = {field["field"]: field for field in whole["schema"]["fields"]}
     assert set(whole["payload"]) == set(fields) and whole["payload"]["key"] == r"\xffk"
     assert fields["prompt_offset"] == {"field": "prompt_offset", "type": "int64", "optional": False}
@@ -118,16 +121,16 @@ async def test_json_with_its_schema_is_what_connect_reads() -> None:
         assert value is not None or fields[name]["optional"]
 
 
-def test_a_part_is_written_likewise() -> None:
+def test_answer_part_uses_prompt_format() -> None:
     of = pair(parts="rows.parts")
     part: AnswerPart = example("trivium.AnswerPart")
-    sent = AnswerBuilder(of, CODEC).part(record({"text": "hi"}), part)
-    assert sent.topic == "rows.parts" and json.loads(sent.value or b"")["seq"] == part.seq
+    outgoing = AnswerBuilder(of, CODEC).part(record({"text": "hi"}), part)
+    assert outgoing.topic == "rows.parts" and json.loads(outgoing.value or b"")["seq"] == part.seq
     assert CODEC.decode(AnswerBuilder(of, CODEC).part(record(b"\x00"), part).value) == part
 
 
 @pytest.mark.parametrize("text", ["Sure! {", '{"star": 5}', "[]", '{"stars": NaN}', "[" * 9_000])
-async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
+async def test_answer_builder_rejects_answer_that_breaks_schema(text: str) -> None:
     with pytest.raises(InvalidAnswer, match="expected JSON that keeps to the schema") as caught:
         await answered(text, of=pair(schema=SCHEMA))
     assert caught.value.retriable
@@ -140,13 +143,13 @@ async def test_an_answer_that_breaks_the_schema_is_none(text: str) -> None:
     )
 
 
-def own(schema: Any) -> dict[str, Any]:
-    """A prompt with a form of its own."""
+def prompt_with_schema(schema: Any) -> dict[str, Any]:
+    """Return a prompt that sets its own response format."""
     form = {"type": "json_schema", "json_schema": {"name": "own", "schema": schema}}
     return {"text": "hi", "response_format": form}
 
 
-async def test_a_prompts_own_form_is_parsed_but_not_held_to_the_pairs_schema() -> None:
+async def test_answer_with_own_form_skips_pair_schema() -> None:
     value = {"text": "hi", "response_format": {"type": "json_object"}}
     assert (await answered("[1]", of=pair(schema=SCHEMA), value=value)).parsed == "[1]"
     with pytest.raises(InvalidAnswer):
@@ -155,9 +158,12 @@ async def test_a_prompts_own_form_is_parsed_but_not_held_to_the_pairs_schema() -
 
 
 @pytest.mark.parametrize("form", ["text", "body"])
-async def test_an_answer_is_held_to_its_prompts_own_schema(form: str) -> None:
-    """And to no other."""
-    value, of = own({"type": "array", "items": {"type": "integer"}}), pair(schema=SCHEMA)
+async def test_answer_is_checked_against_own_schema_of_prompt(form: str) -> None:
+    """The pair's schema does not apply then."""
+    value, of = (
+        prompt_with_schema({"type": "array", "items": {"type": "integer"}}),
+        pair(schema=SCHEMA),
+    )
     if form == "body":
         messages = [{"role": "user", "content": value.pop("text")}]
         value = {"body": {"messages": messages, **value}}
@@ -169,35 +175,36 @@ async def test_an_answer_is_held_to_its_prompts_own_schema(form: str) -> None:
         await answered('["1"]', of=of, value=value, finish_reason="length")
 
 
-async def test_a_schema_that_takes_for_ever_is_the_prompts_fault_and_stalls_nobody() -> None:
-    """A few lines of a schema keep a validator busy for years."""
+async def test_answer_builder_times_out_slow_schema_without_stall() -> None:
+    """A short schema can keep a validator busy for years."""
     doubled = {
         f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 1}"}]}
         for i in range(40)
     }
     slow = {"$defs": {**doubled, "a40": {"type": "string"}}, "$ref": "#/$defs/a0"}
     with pytest.raises(InvalidRequest, match="form took more than 500 ms") as caught:
-        await unstalled(answered("7", value=own(slow), aside_ms=500))
+        await unstalled(answered("7", value=prompt_with_schema(slow), aside_ms=500))
     assert not caught.value.retriable
-    assert (await answered("7", value=own({"type": "integer"}))).parsed == "7", "the next one"
+    assert (await answered("7", value=prompt_with_schema({"type": "integer"}))).parsed == "7", (
+        "the next one"
+    )
 
 
-async def test_more_answers_are_checked_at_once_than_calls_may_wait() -> None:
-    """None of them is asked again because others are being checked."""
-    value = own({"type": "integer"})
-    found = await asyncio.gather(*(answered("7", value=value) for _ in range(3 * WAITING_MAX)))
-    assert all(each.parsed == "7" for each in found)
+async def test_answer_builder_checks_more_answers_than_calls_may_wait() -> None:
+    """No answer is retried because others are being checked."""
+    value = prompt_with_schema({"type": "integer"})
+    answers = await asyncio.gather(*(answered("7", value=value) for _ in range(3 * WAITING_MAX)))
+    assert all(answer.parsed == "7" for answer in answers)
 
 
-async def test_a_schema_leads_nowhere_else() -> None:
-    value = own({"$ref": "http://127.0.0.1:9/schema.json"})
+async def test_answer_schema_resolves_no_remote_reference() -> None:
+    value = prompt_with_schema({"$ref": "http://127.0.0.1:9/schema.json"})
     with pytest.raises(InvalidAnswer, match="Unresolvable"):
         await answered("7", value=value)
 
 
-async def test_an_error_is_an_answer() -> None:
-    """With the pair's fallback."""
-    question = await asked({"text": "hi", "metadata": {"id": 7}})
+async def test_error_answer_uses_fallback() -> None:
+    question = await question_of({"text": "hi", "metadata": {"id": 7}})
     of = pair(schema=SCHEMA, fallback='{"stars": 0}')
     error = WorkerLost("worker w1 fell silent \ud800" + "x" * 5_000)
     prompt = record({"text": "hi"})
@@ -220,7 +227,7 @@ async def test_an_error_is_an_answer() -> None:
     assert (text.text, text.parsed, text.fallback) == ("none", None, True)
 
 
-async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
+async def test_answer_builder_shrinks_error_for_too_large_answer() -> None:
     answers = AnswerBuilder(pair(), CODEC, limits(4_000))
     answer = await answered("x" * 5_000)
     prompt = record({"text": "hi"})
@@ -235,50 +242,57 @@ async def test_an_answer_that_its_topic_does_not_take_is_an_error() -> None:
     fallen = replace(failed, text="x" * 5_000, parsed="x" * 5_000, fallback=True)
     brief = answers.sending(prompt, fallen)
     assert (brief.key, json.loads(brief.value or b"")["error_code"]) == (b"k", "record_too_large")
-    said = json.loads(brief.value or b"")
-    assert (said["text"], said["fallback"], said["error_message"]) == (None, False, "too large")
-    for message, told in (("x" * 5_000, "x" * 200), (None, "")):
+    fields = json.loads(brief.value or b"")
+    assert (fields["text"], fields["fallback"], fields["error_message"]) == (
+        None,
+        False,
+        "too large",
+    )
+    for message, expected in (("x" * 5_000, "x" * 200), (None, "")):
         long = answers.sending(prompt, replace(fallen, error_message=message))
-        assert json.loads(long.value or b"")["error_message"] == told
+        assert json.loads(long.value or b"")["error_message"] == expected
     assert [answers.sending(prompt, failed, steps=n).key for n in range(4)] == [b"k"] * 3 + [b""]
     enveloped = AnswerBuilder(pair(format="json_envelope"), CODEC, limits(6_000))
     assert enveloped.sending(huge, failed).bytes_at_most < 6_000, "the key is in there, too"
 
 
-async def test_what_fits_exactly_is_sent() -> None:
+async def test_answer_builder_sends_answer_at_exact_limit() -> None:
     prompt, answer = record({"text": "hi"}), await answered("x" * 5_000)
     failed = AnswerBuilder(pair(), CODEC).error_answer(prompt, InvalidRequest("m" * 500))
-    for made in (answer, replace(failed, metadata='{"a": 1}')):
-        whole = AnswerBuilder(pair(), CODEC).sending(prompt, made)
+    for candidate in (answer, replace(failed, metadata='{"a": 1}')):
+        whole = AnswerBuilder(pair(), CODEC).sending(prompt, candidate)
         assert (
-            AnswerBuilder(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, made) == whole
+            AnswerBuilder(pair(), CODEC, limits(whole.bytes_at_most)).sending(prompt, candidate)
+            == whole
         )
-        if made.error_code:
+        if candidate.error_code:
             less = AnswerBuilder(pair(), CODEC, limits(whole.bytes_at_most - 1)).sending(
-                prompt, made
+                prompt, candidate
             )
             assert json.loads(less.value or b"")["metadata"] is None
 
 
-async def test_an_answer_without_a_schema_is_json_all_the_same() -> None:
+async def test_answer_with_json_form_is_parsed_without_schema() -> None:
     value = {"text": "hi", "response_format": {"type": "json_object"}}
     assert (await answered("7", value=value)).parsed == "7"
     with pytest.raises(InvalidAnswer, match="NaN is no JSON"):
         await answered("NaN", value=value)
 
 
-async def test_an_end_without_a_reason_is_a_stop() -> None:
+async def test_answer_without_finish_reason_ends_with_stop() -> None:
     assert (await answered("a", finish_reason="")).finish_reason == "stop"
 
 
-async def test_an_envelope_without_a_key_has_none() -> None:
+async def test_answer_envelope_without_key_has_null_key() -> None:
     answer = await answered("a")
-    sent = AnswerBuilder(pair(format="json_envelope"), CODEC).sending(record({}, key=None), answer)
-    assert json.loads(sent.value or b"")["payload"]["key"] is None
+    outgoing = AnswerBuilder(pair(format="json_envelope"), CODEC).sending(
+        record({}, key=None), answer
+    )
+    assert json.loads(outgoing.value or b"")["payload"]["key"] is None
 
 
-async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tenant's schemas take turns with those of others."""
+async def test_answer_check_names_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schemas of one tenant take turns with those of others."""
     tenants, ask = list[str](), ANSWER_PROCESS.ask
 
     async def note(*arguments: Any, tenant: str, **limits: Any) -> Any:
@@ -286,19 +300,24 @@ async def test_whose_answer_is_checked_is_told(monkeypatch: pytest.MonkeyPatch) 
         return await ask(*arguments, tenant=tenant, **limits)
 
     monkeypatch.setattr(ANSWER_PROCESS, "ask", note)
-    assert (await answered("7", value=own({"type": "integer"}))).parsed == "7"
+    assert (await answered("7", value=prompt_with_schema({"type": "integer"}))).parsed == "7"
     assert tenants == ["rows/"]
 
 
-@pytest.mark.parametrize(("key", "found"), [(b"k", b"k"), (None, b"")])
-def test_an_empty_prompt_has_an_empty_answer(key: bytes | None, found: bytes) -> None:
-    sent = AnswerBuilder(pair(), CODEC).empty_answer(record(None, key=key))
-    assert (sent.topic, sent.value, sent.key, sent.partition) == ("rows.answers", None, found, 1)
-    assert dict(sent.headers) == PLACE
+@pytest.mark.parametrize(("key", "answer_key"), [(b"k", b"k"), (None, b"")])
+def test_empty_prompt_gets_empty_answer(key: bytes | None, answer_key: bytes) -> None:
+    outgoing = AnswerBuilder(pair(), CODEC).empty_answer(record(None, key=key))
+    assert (outgoing.topic, outgoing.value, outgoing.key, outgoing.partition) == (
+        "rows.answers",
+        None,
+        answer_key,
+        1,
+    )
+    assert dict(outgoing.headers) == PLACE
 
 
-async def test_confluents_framing_where_a_registry_has_the_schema() -> None:
+async def test_avro_answer_has_registry_framing() -> None:
     codec = Codec({"Answer": 9})
     answer = await answered("a")
-    sent = AnswerBuilder(pair(format="avro"), codec).sending(record({"text": "hi"}), answer)
-    assert sent.value is not None and sent.value[:5] == b"\x00\x00\x00\x00\x09"
+    outgoing = AnswerBuilder(pair(format="avro"), codec).sending(record({"text": "hi"}), answer)
+    assert outgoing.value is not None and outgoing.value[:5] == b"\x00\x00\x00\x00\x09"

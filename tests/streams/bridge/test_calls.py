@@ -28,17 +28,19 @@ INPUT = {"model": "m", "input": "hi"}
         ({**INPUT, "truncation_side": "right"}, EMBEDDINGS, EmbeddingsBody),
     ],
 )
-def test_calls_of_every_endpoint(body: dict[str, Any], endpoint: str, kind: type) -> None:
+def test_call_check_chooses_body_by_endpoint(
+    body: dict[str, Any], endpoint: str, kind: type
+) -> None:
     assert isinstance(check_call(body | {"stream": True}, endpoint).body, kind)
 
 
-def test_a_response_is_a_chat_with_its_instructions() -> None:
+def test_response_call_becomes_chat_with_instructions() -> None:
     body = {**INPUT, "instructions": "Be brief", "max_output_tokens": 3, "store": False}
-    found = check_call(body, RESPONSES)
-    assert found.response is not None and isinstance(found.body, ChatBody)
-    assert [each.content for each in found.body.messages] == ["Be brief", "hi"]
-    assert found.body.max_completion_tokens == 3
-    assert [item["id"] for item in found.response.items] == ["msg__0"], "of no request yet"
+    call = check_call(body, RESPONSES)
+    assert call.response is not None and isinstance(call.body, ChatBody)
+    assert [message.content for message in call.body.messages] == ["Be brief", "hi"]
+    assert call.body.max_completion_tokens == 3
+    assert [item["id"] for item in call.response.items] == ["msg__0"], "of no request yet"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_a_response_is_a_chat_with_its_instructions() -> None:
         ({**INPUT, "temperature": 0.5}, EMBEDDINGS, "temperature: unknown field"),
     ],
 )
-def test_what_is_wrong_is_told(body: dict[str, Any], endpoint: str, message: str) -> None:
+def test_call_error_names_invalid_field(body: dict[str, Any], endpoint: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_call(body, endpoint)
     assert caught.value.message.startswith(message)

@@ -36,7 +36,7 @@ def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> 
     return load(file, environ=environ or {}).bridge
 
 
-def test_a_pair_is_a_table_of_the_file(tmp_path: Path) -> None:
+def test_bridge_config_reads_pair_from_toml_table(tmp_path: Path) -> None:
     settings = loaded(tmp_path, FILE)
     (pair,) = settings.pairs
     assert (settings.share, pair.title, pair.temperature) == (0.5, "reviews", 0.0)
@@ -45,8 +45,8 @@ def test_a_pair_is_a_table_of_the_file(tmp_path: Path) -> None:
     assert json.loads(pair.schema)["required"] == ["stars"]
 
 
-def test_processes_are_told_the_same(tmp_path: Path) -> None:
-    """Through the file that a stack writes for them."""
+def test_bridge_config_survives_dump_and_load(tmp_path: Path) -> None:
+    """A stack writes that file for its processes."""
     file = tmp_path / "trivium.toml"
     file.write_text(FILE)
     settings = load(file, environ={})
@@ -54,7 +54,7 @@ def test_processes_are_told_the_same(tmp_path: Path) -> None:
     assert load(file, environ={}) == settings
 
 
-def test_the_environment_has_tables_as_json(tmp_path: Path) -> None:
+def test_bridge_config_reads_pairs_from_environment_as_json(tmp_path: Path) -> None:
     variable = "TRIVIUM_BRIDGE_PAIRS"
     environ = {variable: '[{"prompts": "a", "answers": "b"}]'}
     assert loaded(tmp_path, "", environ).pairs == (TopicPair(prompts="a", answers="b"),)
@@ -64,14 +64,14 @@ def test_the_environment_has_tables_as_json(tmp_path: Path) -> None:
         loaded(tmp_path, "", {variable: "7"})
 
 
-def test_a_schema_may_be_a_file(tmp_path: Path) -> None:
+def test_topic_pair_reads_schema_from_file(tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text('{"type": "array"}')
     pair = TopicPair(prompts="a", answers="b", schema=str(tmp_path / "answer.json"))
     assert json.loads(pair.schema) == {"type": "array"}
 
 
 def searching(filter: object) -> dict[str, Any]:
-    """What every prompt of a pair looks up."""
+    """Return a pair's retrieval settings with this filter."""
     return {"retrieval": {"collection": "c", "filter": filter}}
 
 
@@ -103,49 +103,49 @@ def searching(filter: object) -> dict[str, Any]:
         ({"schema": 3}, r"schema: expected a valid string"),
     ],
 )
-def test_what_is_wrong_with_a_pair_stops_the_start(fields: dict[str, Any], message: str) -> None:
+def test_topic_pair_rejects_invalid_settings(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TopicPair(**{"prompts": "a", "answers": "b", **fields})
 
 
-def test_the_table_is_counted(tmp_path: Path) -> None:
+def test_bridge_config_error_counts_tables(tmp_path: Path) -> None:
     table = '[[bridge.pairs]]\nprompts = "a"\nanswers = "b"\n'
     with pytest.raises(ConfigError, match=r"table 2: bridge.pairs.prompts: missing"):
         loaded(tmp_path, table + '[[bridge.pairs]]\nanswers = "b"')
 
 
 def pairs(*topics: str) -> BridgeSettings:
-    made = (text.split(">") for text in topics)
-    return BridgeSettings(pairs=tuple(TopicPair(prompts=a, answers=b) for a, b in made))
+    topic_pairs = (text.split(">") for text in topics)
+    return BridgeSettings(pairs=tuple(TopicPair(prompts=a, answers=b) for a, b in topic_pairs))
 
 
-def test_a_topic_has_one_pair() -> None:
+def test_bridge_config_rejects_second_pair_of_prompt_topic() -> None:
     with pytest.raises(ConfigError, match="expected one pair of 'a', found several"):
         pairs("a>b", "c>b", "a>d")
     assert len(pairs("a>b", "c>b").pairs) == 2, "answers may lie on one topic"
 
 
-def test_answers_may_be_prompts_but_in_no_circle() -> None:
+def test_bridge_config_rejects_cycle_of_pairs() -> None:
     assert len(pairs("a>b", "b>c").pairs) == 2
     with pytest.raises(ConfigError, match="gets prompts from its own answers"):
         pairs("a>b", "b>c", "c>a")
 
 
-def test_two_pairs_are_always_there() -> None:
-    found = pairs_of(BridgeSettings(), "dev.")
-    assert [(pair.prompts, pair.answers) for pair in found] == [
+def test_bridge_config_adds_two_default_pairs() -> None:
+    default_pairs = pairs_of(BridgeSettings(), "dev.")
+    assert [(pair.prompts, pair.answers) for pair in default_pairs] == [
         ("dev.prompts", "dev.answers"),
         ("dev.batch.prompts", "dev.batch.answers"),
     ]
-    assert found[1].body and found[1].format == "avro"
-    own = BridgeSettings(
+    assert default_pairs[1].body and default_pairs[1].format == "avro"
+    settings = BridgeSettings(
         pairs=(TopicPair(prompts="dev.prompts", answers="dev.answers", system="s"),)
     )
-    assert [pair.system for pair in pairs_of(own, "dev.")] == ["s", ""]
+    assert [pair.system for pair in pairs_of(settings, "dev.")] == ["s", ""]
 
 
 @pytest.mark.parametrize("topics", ["rows>requests", "documents>rows", "batch.prompts>rows"])
-def test_topics_of_our_own_are_refused(topics: str) -> None:
+def test_bridge_config_rejects_system_topics(topics: str) -> None:
     with pytest.raises(ConfigError, match="is a topic of Trivium's own"):
         pairs_of(pairs(topics))
     assert pairs_of(pairs(topics), "dev.")

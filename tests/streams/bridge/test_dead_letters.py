@@ -10,13 +10,13 @@ from streams.bridge.dead_letters import dead_letter
 from tests.streams.bridge.samples import record
 
 
-def test_a_dead_letter_tells_what_went_wrong() -> None:
+def test_dead_letter_describes_error_and_origin() -> None:
     prompt = record({"text": "hi"}, headers=[("mine", b"x"), ("none", None)])
     error = WorkerLost("worker w1 fell silent")
-    sent = dead_letter(prompt, error, attempts=5, worker="w1", reason="queued", request_id="q")
-    assert (sent.topic, sent.partition) == ("rows.dlq", 0)
-    assert (sent.key, sent.value) == (prompt.key, prompt.value)
-    assert dict(sent.headers) == {
+    letter = dead_letter(prompt, error, attempts=5, worker="w1", reason="queued", request_id="q")
+    assert (letter.topic, letter.partition) == ("rows.dlq", 0)
+    assert (letter.key, letter.value) == (prompt.key, prompt.value)
+    assert dict(letter.headers) == {
         "mine": b"x",
         "none": None,
         "x-dlq-error-class": b"WorkerLost",
@@ -43,25 +43,25 @@ def test_a_dead_letter_tells_what_went_wrong() -> None:
     ],
     ids=["value", "key", "headers"],
 )
-def test_of_one_that_leaves_no_room_only_the_origin_is_told(fields: dict[str, Any]) -> None:
+def test_dead_letter_keeps_only_origin_of_too_large_prompt(fields: dict[str, Any]) -> None:
     value = fields.pop("value", b"{}")
-    sent = dead_letter(record(value, **fields), InvalidRequest("m \ud800" + "x" * 9_000))
-    assert (sent.key, sent.value) == (b"", None)
-    assert dict(sent.headers)["x-dlq-offset"] == b"7"
-    assert sent.bytes_at_most < 10_000
+    letter = dead_letter(record(value, **fields), InvalidRequest("m \ud800" + "x" * 9_000))
+    assert (letter.key, letter.value) == (b"", None)
+    assert dict(letter.headers)["x-dlq-offset"] == b"7"
+    assert letter.bytes_at_most < 10_000
 
 
-def test_a_record_of_nothing() -> None:
+def test_dead_letter_of_empty_record_has_key() -> None:
     assert dead_letter(record(None, key=None), InvalidRequest("m")).key == b""
     assert dead_letter(record(None), InvalidRequest("m")).key == b"k"
     assert dead_letter(record(b"{}", key=None), InvalidRequest("m")).key is None
 
 
-def test_what_fits_exactly_is_whole() -> None:
+def test_dead_letter_at_exact_limit_is_complete() -> None:
     prompt, error = record({"text": "hi"}), InvalidRequest("m")
     whole = dead_letter(prompt, error)
-    told = dict(whole.headers)
-    assert [told[f"x-dlq-{name}"] for name in ("worker", "reason", "request-id")] == [b""] * 3
-    assert told["x-dlq-attempts"] == b"0", "nobody was asked"
+    headers = dict(whole.headers)
+    assert [headers[f"x-dlq-{name}"] for name in ("worker", "reason", "request-id")] == [b""] * 3
+    assert headers["x-dlq-attempts"] == b"0", "nobody was asked"
     assert dead_letter(prompt, error, bytes_max=whole.bytes_at_most) == whole
     assert dead_letter(prompt, error, bytes_max=whole.bytes_at_most - 1).value is None

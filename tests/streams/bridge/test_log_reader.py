@@ -10,10 +10,10 @@ from streams.bridge.log_reader import PromptLogReader
 pytestmark = pytest.mark.kafka
 
 
-async def test_gaps_of_transactions_are_looked_into_by_one_consumer(
+async def test_log_reader_reads_all_transaction_gaps_with_one_consumer(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who writes prompts in transactions leaves one behind each."""
+    """Every transaction leaves a gap behind its prompt."""
     started = []
     start = AssignedReader.start
 
@@ -25,18 +25,18 @@ async def test_gaps_of_transactions_are_looked_into_by_one_consumer(
     writer, offsets = Transactions(kafka, "client"), list[int]()
     await writer.start()
     for number in range(4):
-        made = OutgoingRecord(topic=topic, partition=0, key=b"", value=b"%d" % number)
-        offsets += await writer.commit([made])
+        outgoing = OutgoingRecord(topic=topic, partition=0, key=b"", value=b"%d" % number)
+        offsets += await writer.commit([outgoing])
     await writer.stop()
     monkeypatch.setattr(AssignedReader, "start", counted)
-    past = PromptLogReader(kafka, place, "bridge-past")
+    log_reader = PromptLogReader(kafka, place, "bridge-past")
     try:
         for before, after in zip(offsets, offsets[1:], strict=False):
             assert after > before + 1
-            assert [each.offset async for each in past.gap(before + 1, after)] == []
-        left_out = [each.value async for each in past.gap(offsets[0], offsets[3])]
+            assert [prompt.offset async for prompt in log_reader.gap(before + 1, after)] == []
+        left_out = [prompt.value async for prompt in log_reader.gap(offsets[0], offsets[3])]
         assert left_out == [b"0", b"1", b"2"], "what Faust might leave out is found"
         assert len(started) == 1
     finally:
-        await past.close()
-    assert await past.bounds() == (0, offsets[-1] + 2)
+        await log_reader.close()
+    assert await log_reader.bounds() == (0, offsets[-1] + 2)

@@ -13,53 +13,53 @@ STALL_S = 3.0
 
 
 @virtual
-async def test_what_faust_leaves_out_is_read(memory_log: MemoryLog) -> None:
-    """In a gap may lie marks, or records."""
+async def test_partition_processor_reads_records_skipped_by_faust(memory_log: MemoryLog) -> None:
+    """A gap holds transaction markers, or records."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
         memory_log.put(2)
         await take(life, memory_log, 4, 6)
         await life.take(memory_log.prompts[0])  # one that it had
-        await until(lambda: bridge.asking.asked == [0, 2, 4, 6])
+        await until(lambda: bridge.asking.submitted_offsets == [0, 2, 4, 6])
         for offset in (0, 2, 4, 6):
             bridge.asking.answer(offset)
         await until(lambda: at(memory_log)[0] == 7)
     assert memory_log.gaps == [(1, 4), (5, 6)]
 
 
-async def look(life: PartitionProcessor, end: int, seconds: float) -> None:
-    """As often as the watch does, for so long."""
+async def check_repeatedly(life: PartitionProcessor, end: int, seconds: float) -> None:
+    """Check for a stall as often as the watch does, for some seconds."""
     for _ in range(int(seconds / STALL_S * 5)):
         await pass_time(STALL_S / 5)
         await life.check_for_stall(end, STALL_S)
 
 
 @virtual
-async def test_records_that_do_not_come_are_no_silence(memory_log: MemoryLog) -> None:
+async def test_partition_processor_fails_when_records_stop(memory_log: MemoryLog) -> None:
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await until(lambda: memory_log.commits == 1)
         memory_log.put(0)
-        await look(life, 1, STALL_S - 1)
+        await check_repeatedly(life, 1, STALL_S - 1)
         with pytest.raises(BrokerUnavailable, match="records from 0 on do not come"):
-            await look(life, 1, 2 * STALL_S)
+            await check_repeatedly(life, 1, 2 * STALL_S)
 
 
 @virtual
-async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLog) -> None:
-    """So that lag tools see none."""
+async def test_partition_processor_commits_past_trailing_markers(memory_log: MemoryLog) -> None:
+    """Lag tools then report no lag."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
         bridge.asking.answer(0)
         await until(lambda: at(memory_log)[0] == 1)
-        await look(life, 3, STALL_S - 1)
+        await check_repeatedly(life, 3, STALL_S - 1)
         assert at(memory_log) == (1, set())
-        await look(life, 3, 2 * STALL_S)
+        await check_repeatedly(life, 3, 2 * STALL_S)
         assert at(memory_log) == (3, set())
         commits = memory_log.commits
-        await look(life, 3, 2 * STALL_S)
+        await check_repeatedly(life, 3, 2 * STALL_S)
         assert memory_log.commits == commits, "nothing is left"
         await take(life, memory_log, 3)
         bridge.asking.answer(3)
@@ -68,8 +68,8 @@ async def test_marks_behind_the_last_record_are_passed_over(memory_log: MemoryLo
 
 
 @virtual
-async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
-    """Though it is never at the end of its partition; so is one that has not taken over yet."""
+async def test_partition_processor_tolerates_lag_while_progressing(memory_log: MemoryLog) -> None:
+    """It may lag behind its partition's end, or not have taken over yet."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await life.check_for_stall(100, STALL_S)
@@ -78,5 +78,5 @@ async def test_a_life_that_gets_on_is_left_alone(memory_log: MemoryLog) -> None:
         for offset in range(10):
             await take(life, memory_log, offset)
             bridge.asking.answer(offset)
-            await look(life, 100, STALL_S / 2)
+            await check_repeatedly(life, 100, STALL_S / 2)
     assert not bridge.troubles

@@ -29,7 +29,7 @@ __all__ = ["memory_log"]  # a fixture
 
 
 @virtual
-async def test_answers_and_position_are_committed_together(memory_log: MemoryLog) -> None:
+async def test_partition_processor_commits_answers_with_position(memory_log: MemoryLog) -> None:
     """The position is the first prompt without an answer."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
@@ -41,13 +41,12 @@ async def test_answers_and_position_are_committed_together(memory_log: MemoryLog
             await until(lambda offset=offset: offset in memory_log.answers())
             assert at(memory_log) == (position, behind)
         await until(lambda: len(life._tasks) == 1)  # that commits; of prompts nothing is kept
-    assert bridge.asking.asked == [0, 1, 2] and not bridge.troubles
+    assert bridge.asking.submitted_offsets == [0, 1, 2] and not bridge.troubles
 
 
 @virtual
-async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
-    """What was under way is listened to before it is asked again, and from where its tokens may
-    lie; what is answered is not asked."""
+async def test_partition_processor_fences_predecessor_and_resumes(memory_log: MemoryLog) -> None:
+    """It listens to pending prompts before it resubmits them, and skips answered ones."""
     first, second = Bridge(memory_log), Bridge(memory_log)
     slept = first.life()
     await take(slept, memory_log, 0, 1, 2)
@@ -55,8 +54,8 @@ async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
     await until(lambda: 1 in memory_log.answers())
     second.asking.backend.tokens_read = {5: 7}
     async with second.living() as life:
-        await until(lambda: second.asking.asked == [0, 2])
-        assert second.asking.begun[:2] == [0, 2]
+        await until(lambda: second.asking.submitted_offsets == [0, 2])
+        assert second.asking.begun_offsets[:2] == [0, 2]
         assert set(memory_log.replayed) == set(TOKENS.items())
         assert memory_log.note.tokens == {5: 7, **TOKENS}
         first.asking.answer(0, "late")
@@ -76,19 +75,19 @@ async def test_a_successor_fences_and_goes_on(memory_log: MemoryLog) -> None:
 
 
 @virtual
-async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
+async def test_partition_processor_advances_token_offset_without_output(
     memory_log: MemoryLog,
 ) -> None:
-    """Else bridges that are killed often read all of the past, and get no further."""
+    """Otherwise bridges that are killed often would replay the whole log."""
     first, second = Bridge(memory_log), Bridge(memory_log)
     slept = first.life()
     await take(slept, memory_log, 0, 1, 2)
-    await until(lambda: first.asking.asked == [0, 1, 2])
+    await until(lambda: first.asking.submitted_offsets == [0, 1, 2])
     memory_log.tokens_end = 400
     second.asking.begins = {1}
     second.asking.backend.tokens_read = {5: 390}
     async with second.living():
-        await until(lambda: second.asking.asked == [0, 1, 2])
+        await until(lambda: second.asking.submitted_offsets == [0, 1, 2])
         second.asking.backend.tokens_read = {5: 450}  # where answers lie that began before
         for offset, since in ((0, 100), (1, 400)):
             second.asking.answer(offset)
@@ -98,39 +97,39 @@ async def test_tokens_that_told_nothing_are_not_read_at_every_takeover(
 
 
 @virtual
-async def test_tries_that_failed_before_are_read_again(memory_log: MemoryLog) -> None:
+async def test_partition_processor_rereads_outcome_of_failed_tries(memory_log: MemoryLog) -> None:
     """The try after them may have an answer already."""
     first, second = Bridge(memory_log), Bridge(memory_log)
     async with first.living() as life:
         await take(life, memory_log, 0)
-        await until(lambda: first.asking.asked == [0])
-    second.asking.told[0] = WorkerLost("of the first try")
+        await until(lambda: first.asking.submitted_offsets == [0])
+    second.asking.early_errors[0] = WorkerLost("of the first try")
     async with second.living():
-        await until(lambda: second.asking.asked == [0])
-        assert second.asking.begun == [0, 0]
+        await until(lambda: second.asking.submitted_offsets == [0])
+        assert second.asking.begun_offsets == [0, 0]
         assert memory_log.replayed[:2] == [*TOKENS.items(), *TOKENS.items()]
 
 
 @virtual
-async def test_calls_for_vectors_need_no_slot_and_no_tokens(memory_log: MemoryLog) -> None:
-    """A successor begins them anew: only the embedding pool knew of them."""
+async def test_partition_processor_gives_embedding_calls_no_slot(memory_log: MemoryLog) -> None:
+    """A successor restarts them: only the embedding pool knew of them."""
     call = {"body": {"model": "m", "input": "a"}, "endpoint": "/v1/embeddings"}
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         for offset in range(8):
             await take(life, memory_log, offset)
         await take(life, memory_log, 8, value=call)
-        await until(lambda: 8 in bridge.asking.asked)
+        await until(lambda: 8 in bridge.asking.submitted_offsets)
     second = Bridge(memory_log)
     for _ in range(8):
         await second.shared.slots.acquire()
     async with second.living():
         await pass_time(1)
-        assert second.asking.begun == list(range(8))
+        assert second.asking.begun_offsets == list(range(8))
 
 
 @virtual
-async def test_what_ends_is_flushed(memory_log: MemoryLog) -> None:
+async def test_partition_processor_flushes_finished_answers(memory_log: MemoryLog) -> None:
     bridge = Bridge(memory_log)
     life = bridge.life()
     await take(life, memory_log, 0, 1)
@@ -143,22 +142,21 @@ async def test_what_ends_is_flushed(memory_log: MemoryLog) -> None:
     await life.stop()
     assert sorted(memory_log.answers()) == [0, 1]
     await life.take(memory_log.put(2))
-    assert 2 not in bridge.asking.asked
+    assert 2 not in bridge.asking.submitted_offsets
 
 
 @pytest.mark.parametrize("topic", ["rows.answers", "rows.dlq"])
 @virtual
-async def test_an_answer_that_its_topic_refuses_is_an_error(
+async def test_partition_processor_replaces_refused_answer_with_error(
     memory_log: MemoryLog, topic: str
 ) -> None:
-    """Whatever it was told of its size; what is committed with it comes through, and where even the
-    prompt is too large for the dead letters its origin is told."""
+    """The rest of the commit goes through; a prompt too large keeps only its origin."""
     memory_log.bytes_max[topic] = 2_000
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         value = {"text": "x" * (3_000 if topic == "rows.dlq" else 1), "metadata": {"a": 1}}
         await take(life, memory_log, 0, 1, 2, 3, value=value)
-        await until(lambda: len(bridge.asking.asked) == 4)
+        await until(lambda: len(bridge.asking.submitted_offsets) == 4)
         for offset in range(4):
             if topic == "rows.answers":
                 bridge.asking.answer(offset, "x" * (3_000 if offset == 1 else 1))
@@ -175,23 +173,30 @@ async def test_an_answer_that_its_topic_refuses_is_an_error(
     assert codes[1] == ("record_too_large" if topic == "rows.answers" else "queue_full")
     (letter,) = memory_log.letters
     assert letter["x-dlq-offset"] == b"1" and letter["x-dlq-error-code"].decode() == codes[1]
-    assert {sent.key for sent in memory_log.sent if sent.topic == "rows.answers"} == {b"k"}
+    assert {
+        outgoing.key for outgoing in memory_log.records if outgoing.topic == "rows.answers"
+    } == {b"k"}
     assert not bridge.troubles and at(memory_log) == (5, set())
 
 
 @virtual
-async def test_an_empty_prompt_empties_its_answer(memory_log: MemoryLog) -> None:
+async def test_partition_processor_writes_empty_answer_for_empty_prompt(
+    memory_log: MemoryLog,
+) -> None:
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0, value=b"")
         await until(lambda: at(memory_log)[0] == 1)
-    (sent,) = memory_log.sent
-    assert (sent.topic, sent.key, sent.value) == ("rows.answers", b"k", None)
-    assert dict(sent.headers)["trivium-prompt-offset"] == b"0" and not bridge.asking.asked
+    (outgoing,) = memory_log.records
+    assert (outgoing.topic, outgoing.key, outgoing.value) == ("rows.answers", b"k", None)
+    assert (
+        dict(outgoing.headers)["trivium-prompt-offset"] == b"0"
+        and not bridge.asking.submitted_offsets
+    )
 
 
 @virtual
-async def test_an_error_that_is_refused_for_its_metadata_goes_without(
+async def test_partition_processor_drops_metadata_from_refused_error(
     memory_log: MemoryLog,
 ) -> None:
     memory_log.bytes_max["rows.answers"] = 2_000
@@ -205,7 +210,7 @@ async def test_an_error_that_is_refused_for_its_metadata_goes_without(
 
 
 @virtual
-async def test_an_error_that_is_refused_for_its_key_goes_without(memory_log: MemoryLog) -> None:
+async def test_partition_processor_drops_key_from_refused_error(memory_log: MemoryLog) -> None:
     memory_log.bytes_max["rows.answers"] = 2_000
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
@@ -213,29 +218,33 @@ async def test_an_error_that_is_refused_for_its_key_goes_without(memory_log: Mem
         bridge.asking.fail(0, QueueFull("no room"))
         await until(lambda: 0 in memory_log.answers())
     assert memory_log.answers()[0].error_code == "queue_full" and not bridge.troubles
-    assert [sent.key for sent in memory_log.sent if sent.topic == "rows.answers"] == [b""]
+    assert [
+        outgoing.key for outgoing in memory_log.records if outgoing.topic == "rows.answers"
+    ] == [b""]
 
 
 @virtual
-async def test_an_error_that_fits_in_no_form_ends_the_life(memory_log: MemoryLog) -> None:
-    """Its topics take not even the smallest; the next one tries again."""
+async def test_partition_processor_fails_when_no_error_form_fits(memory_log: MemoryLog) -> None:
+    """Its topics do not take even the smallest error; the next processor tries again."""
     memory_log.bytes_max["rows.answers"] = 10
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
         bridge.asking.answer(0)
         await until(lambda: bool(bridge.troubles))
-    assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.sent
+    assert isinstance(bridge.troubles[0], RecordTooLarge) and not memory_log.records
 
 
 @virtual
-async def test_slow_commits_take_a_quarter_of_the_time(memory_log: MemoryLog) -> None:
-    """Under load more is committed at once, and less often."""
+async def test_partition_processor_spends_quarter_of_time_on_slow_commits(
+    memory_log: MemoryLog,
+) -> None:
+    """Under load, commits become larger and less frequent."""
     memory_log.commit_s = 1.0
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0, 1, 2)
-        await until(lambda: len(bridge.asking.asked) == 3)
+        await until(lambda: len(bridge.asking.submitted_offsets) == 3)
         bridge.asking.answer(0)
         await until(lambda: 0 in memory_log.answers())
         for offset in (1, 2):
@@ -247,7 +256,7 @@ async def test_slow_commits_take_a_quarter_of_the_time(memory_log: MemoryLog) ->
 
 
 @virtual
-async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) -> None:
+async def test_partition_processor_fails_after_uncertain_commit(memory_log: MemoryLog) -> None:
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
@@ -258,10 +267,10 @@ async def test_a_commit_that_may_not_be_ends_all_lives(memory_log: MemoryLog) ->
 
 
 @virtual
-async def test_a_batch_that_nobody_can_read_is_one_error_at_its_last_offset(
+async def test_partition_processor_reports_unreadable_batch_as_one_error(
     memory_log: MemoryLog,
 ) -> None:
-    """Behind it prompts go on."""
+    """Later prompts are processed as usual."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, 0)
@@ -275,15 +284,17 @@ async def test_a_batch_that_nobody_can_read_is_one_error_at_its_last_offset(
     assert (answer.error_code, answer.error_message) == ("undecodable_record", why)
     (letter,) = memory_log.letters
     assert letter["x-dlq-error-message"].decode() == why
-    assert [sent.value for sent in memory_log.sent if sent.topic == "rows.dlq"] == [None]
+    assert [outgoing.value for outgoing in memory_log.records if outgoing.topic == "rows.dlq"] == [
+        None
+    ]
     assert at(memory_log) == (5, set())
 
 
 @virtual
-async def test_a_prompt_that_we_cannot_read_is_one_error(
+async def test_partition_processor_reports_parser_exception_as_error(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake of ours about one prompt ended its bridge, and the next one's, for ever."""
+    """A bug met in one prompt must not crash the bridge repeatedly."""
     bridge = Bridge(memory_log)
     read = bridge.ends.prompts.question
 
@@ -302,8 +313,8 @@ async def test_a_prompt_that_we_cannot_read_is_one_error(
 
 
 @virtual
-async def test_order_by_key(memory_log: MemoryLog) -> None:
-    """The next is asked when the answer before it is committed, an error too."""
+async def test_partition_processor_keeps_order_by_key(memory_log: MemoryLog) -> None:
+    """A prompt is submitted once the answer or error before it is committed."""
     bridge = Bridge(memory_log, pair(ordered=True))
     async with bridge.living() as life:
         await life.take(memory_log.put(0, key=b"a"))
@@ -311,17 +322,17 @@ async def test_order_by_key(memory_log: MemoryLog) -> None:
         await life.take(memory_log.put(2, {}, key=b"a"))
         await life.take(memory_log.put(3, key=b"a"))
         await life.take(memory_log.put(4, key=b"b"))
-        await until(lambda: bridge.asking.asked == [0, 4])
+        await until(lambda: bridge.asking.submitted_offsets == [0, 4])
         bridge.asking.answer(0)
-        await until(lambda: bridge.asking.asked == [0, 4, 1])
+        await until(lambda: bridge.asking.submitted_offsets == [0, 4, 1])
         assert sorted(memory_log.answers()) == [0]
         bridge.asking.answer(1)
-        await until(lambda: bridge.asking.asked == [0, 4, 1, 3])
+        await until(lambda: bridge.asking.submitted_offsets == [0, 4, 1, 3])
         assert sorted(memory_log.answers()) == [0, 1, 2], "its error stands before it is asked"
 
 
 @virtual
-async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
+async def test_partition_processor_stops_reading_at_window(
     memory_log: MemoryLog,
 ) -> None:
     bridge = Bridge(memory_log)
@@ -339,10 +350,10 @@ async def test_nothing_is_read_far_ahead_of_the_first_without_an_answer(
 
 
 @virtual
-async def test_large_prompts_are_not_held_by_the_thousand(
+async def test_partition_processor_limits_bytes_of_window(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read ahead is bounded in bytes, too; a successor reads as far as others could."""
+    """A successor reads as far ahead as its predecessor could."""
     monkeypatch.setattr(partition_processor, "WINDOW_BYTES", 4_000)
     monkeypatch.setattr(progress, "WINDOW_BYTES", 4_000)
     first, second = Bridge(memory_log), Bridge(memory_log)
@@ -351,7 +362,7 @@ async def test_large_prompts_are_not_held_by_the_thousand(
     for offset in range(3):
         await slept.take(memory_log.put(offset, value={"text": "a" * 1_200}))
     taking = asyncio.ensure_future(slept.take(memory_log.put(3, value={"text": "a" * 1_200})))
-    await until(lambda: first.asking.asked == [0, 1, 2])
+    await until(lambda: first.asking.submitted_offsets == [0, 1, 2])
     await pass_time(1)
     assert not taking.done()
     first.asking.answer(0)
@@ -359,81 +370,87 @@ async def test_large_prompts_are_not_held_by_the_thousand(
     assert memory_log.note.window_bytes == 4_000
     memory_log.put(4, value={"text": "a" * 1_200})
     async with second.living():
-        await until(lambda: second.asking.asked == [1, 2, 3])
+        await until(lambda: second.asking.submitted_offsets == [1, 2, 3])
         await pass_time(1)
-        assert second.asking.asked == [1, 2, 3], "others had no room for what comes next, either"
+        assert second.asking.submitted_offsets == [1, 2, 3], (
+            "others had no room for what comes next, either"
+        )
     assert not first.troubles
     await slept.stop()
 
 
 @virtual
-async def test_what_was_given_up_is_answered_unread_and_takes_no_slot(
+async def test_partition_processor_cancels_abandoned_batch_without_slot(
     memory_log: MemoryLog,
 ) -> None:
-    """A cancelled batch of a thousand lines held all others up (found 28)."""
+    """A cancelled batch of a thousand lines must not delay other prompts."""
     bridge = Bridge(memory_log)
     bridge.asking.given_up = set(range(20))
     async with bridge.living() as life:
         await take(life, memory_log, *range(20), value=b"no prompt at all")
         await take(life, memory_log, 20)
-        await until(lambda: bridge.asking.asked == [20])
+        await until(lambda: bridge.asking.submitted_offsets == [20])
         await until(lambda: len(memory_log.answers()) == 20)
-        told = {(each.error_code, each.error_message) for each in memory_log.answers().values()}
-    assert told == {("cancelled", "its batch was given up")} and not memory_log.letters
+        errors = {
+            (answer.error_code, answer.error_message) for answer in memory_log.answers().values()
+        }
+    assert errors == {("cancelled", "its batch was given up")} and not memory_log.letters
 
 
 @virtual
-async def test_whoever_has_few_slots_is_next(memory_log: MemoryLog) -> None:
-    """One tenant's prompts are in front of all partitions, and another's one is asked at once."""
+async def test_partition_processor_favours_owner_with_fewest_slots(memory_log: MemoryLog) -> None:
+    """One prompt of a small tenant overtakes many of a large one."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         for offset in range(100):
             await life.take(memory_log.put(offset, key=b"many"))
         await life.take(memory_log.put(100, key=b"one"))
-        await until(lambda: len(bridge.asking.asked) == 8)
+        await until(lambda: len(bridge.asking.submitted_offsets) == 8)
         bridge.asking.answer(3)
-        await until(lambda: 100 in bridge.asking.asked)
-        assert len(bridge.asking.asked) == 9
+        await until(lambda: 100 in bridge.asking.submitted_offsets)
+        assert len(bridge.asking.submitted_offsets) == 9
 
 
 @virtual
-async def test_a_slot_that_is_free_again_counts_for_nobody(memory_log: MemoryLog) -> None:
-    """Who was answered before is not behind who asks at the moment."""
+async def test_partition_processor_ignores_released_slots_in_fairness(
+    memory_log: MemoryLog,
+) -> None:
+    """Owners answered before do not rank behind owners that wait now."""
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
         await take(life, memory_log, *range(8), key=b"a")
-        await until(lambda: len(bridge.asking.asked) == 8)
+        await until(lambda: len(bridge.asking.submitted_offsets) == 8)
         for offset in range(8):
             bridge.asking.answer(offset)
         await until(lambda: len(memory_log.answers()) == 8)
         await take(life, memory_log, *range(8, 17), key=b"b")
         await take(life, memory_log, 17, key=b"a")
-        await until(lambda: len(bridge.asking.asked) == 16)
+        await until(lambda: len(bridge.asking.submitted_offsets) == 16)
         bridge.asking.answer(8)
-        await until(lambda: len(bridge.asking.asked) == 17)
-        assert bridge.asking.asked[-1] == 17
+        await until(lambda: len(bridge.asking.submitted_offsets) == 17)
+        assert bridge.asking.submitted_offsets[-1] == 17
 
 
 @virtual
-async def test_who_may_ask(memory_log: MemoryLog) -> None:
-    """Nobody between two assignments, nor after an absence."""
+async def test_partition_processor_submits_only_while_allowed(memory_log: MemoryLog) -> None:
+    """None is submitted between two assignments, nor after an absence."""
     bridge = Bridge(memory_log)
     bridge.shared.may_ask.clear()
     async with bridge.living() as life:
         await take(life, memory_log, 0)
         await pass_time(1)
-        assert bridge.asking.asked == []
+        assert bridge.asking.submitted_offsets == []
         bridge.shared.may_ask.set()
-        await until(lambda: bridge.asking.asked == [0])
+        await until(lambda: bridge.asking.submitted_offsets == [0])
         bridge.asking.backend.epoch = 2
         await take(life, memory_log, 1)
         await until(lambda: bool(bridge.troubles))
-    assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.asked == [0]
+    assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.submitted_offsets == [0]
     assert "bridge-0: was away" in str(bridge.troubles[0])
 
 
 @virtual
-async def test_tokens_that_are_read_anew_are_noted_before_anything_is_asked(
+async def test_partition_processor_commits_new_token_offsets_first(
     memory_log: MemoryLog,
 ) -> None:
     bridge = Bridge(memory_log)
@@ -441,5 +458,5 @@ async def test_tokens_that_are_read_anew_are_noted_before_anything_is_asked(
     async with bridge.living() as life:
         await until(lambda: memory_log.commits == 1)
         await take(life, memory_log, 0)
-        await until(lambda: bridge.asking.asked == [0])
+        await until(lambda: bridge.asking.submitted_offsets == [0])
         assert memory_log.note.tokens == {9: 1, **TOKENS} and memory_log.commits == 2

@@ -26,7 +26,7 @@ from streams.bridge.records.record import PromptRecord
 from streams.gateway.stream.hub import AnswerProgress
 from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
-from tests.streams.gateway.samples import ended, frame
+from tests.streams.gateway.samples import frame, stream_end
 from tests.virtual import virtual
 from tests.waiting import meanwhile, pass_time, until
 
@@ -35,7 +35,7 @@ ANSWER = ["a", "b", "c", "d"]
 
 
 def bridge_of(log: MemoryLog, asker: AskingBridge) -> Bridge:
-    """Its tokens lie on the partition of `tokens` that is read live, too."""
+    """Return a bridge whose tokens lie on the partition of `tokens` that is read live."""
     bridge = Bridge(log)
     log.frames = asker.log.frames
     bridge.asks_by(asker.asking, pair(format="avro"))
@@ -47,11 +47,10 @@ def request_id_of(asker: AskingBridge) -> str:
 
 
 @virtual
-async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
+async def test_partitions_lose_no_prompt_after_reassignment(
     memory_log: MemoryLog,
 ) -> None:
-    """The old life took the new one's call out of the hub, which then heard nothing, not even its
-    deadline."""
+    """The old processor must not remove the new one's call from the hub."""
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     group = Group()
@@ -68,7 +67,7 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
     assert not asker.asking.gateway.in_flight, "one after the other"
     await until(lambda: len(asker.log.requests) == 2)
     await pass_time(5.0)
-    whole = frame(request_id_of(asker), ANSWER, end=ended(request_id_of(asker), ANSWER))
+    whole = frame(request_id_of(asker), ANSWER, end=stream_end(request_id_of(asker), ANSWER))
     await asker.log.push(whole)
     await until(lambda: 0 in memory_log.answers())
     assert memory_log.answers()[0].text == "abcd" and not group.has_failed
@@ -80,18 +79,18 @@ async def test_a_partition_that_leaves_and_comes_back_loses_no_prompt(
 
 
 @virtual
-async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: MemoryLog) -> None:
-    """Where one has left again before the one before it was over, too."""
-    bridge, group, made = Bridge(memory_log), Group(), list[FullPlace]()
+async def test_partitions_start_processor_after_predecessors_stop(memory_log: MemoryLog) -> None:
+    """Also where a predecessor lost the partition before its own predecessor ended."""
+    bridge, group, started_places = Bridge(memory_log), Group(), list[FullPlace]()
 
     def make(place: FullPlace) -> PartitionProcessor:
-        made.append(place)
+        started_places.append(place)
         return bridge.new_life()
 
-    async def sent() -> None:
+    async def wait_until_sent() -> None:
         pass
 
-    partitions = BridgePartitions(group, make, sent)
+    partitions = BridgePartitions(group, make, wait_until_sent)
     memory_log.slow_to_stop_s = 5.0
     partitions.on_assigned({PLACE})
     await until(lambda: bridge.lives[0].is_ready)
@@ -102,7 +101,7 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
     await pass_time(4.0)
     assert memory_log.commits == 1 and not partitions.is_ready
     await until(lambda: bridge.lives[2].is_ready)
-    assert partitions.is_ready and made == [PLACE] * 3
+    assert partitions.is_ready and started_places == [PLACE] * 3
     memory_log.slow_to_stop_s = 2.0
     partitions.on_assigned(set())
     await partitions.stop()
@@ -111,7 +110,7 @@ async def test_a_life_begins_behind_all_former_ones_of_its_place(memory_log: Mem
 
 @pytest.mark.parametrize("trouble", [None, BrokerUnavailable("away")])
 @virtual
-async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
+async def test_partitions_commit_finished_answers_at_stop(
     memory_log: MemoryLog, trouble: TriviumError | None
 ) -> None:
     asker, group = AskingBridge(), Group()
@@ -123,7 +122,7 @@ async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
     await until(lambda: len(asker.log.requests) == 3)
     for offset in range(2):
         request_id = asker.log.requests[offset].request_id
-        await asker.log.push(frame(request_id, ["yes"], end=ended(request_id, ["yes"])))
+        await asker.log.push(frame(request_id, ["yes"], end=stream_end(request_id, ["yes"])))
         if not offset:
             await until(lambda: 0 in memory_log.answers())
     await until(lambda: bool(bridge.lives[0]._outbox))
@@ -134,10 +133,10 @@ async def test_who_stops_commits_what_has_ended_and_leaves_the_rest(
 
 
 @virtual
-async def test_lives_are_asked_whether_something_is_left_out(
+async def test_partitions_watch_checks_processors_for_stall(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five times in the time after which they are stuck; a broker may be away meanwhile."""
+    """It checks five times in the stall time, and tolerates an unavailable broker."""
     bridge, settings = Bridge(memory_log), LogSettings()
     questions, looks, answers = list[float](), list[Any](), [KafkaError("away")]
     loop = asyncio.get_running_loop()
@@ -157,11 +156,11 @@ async def test_lives_are_asked_whether_something_is_left_out(
     async def look(end: int, stall_s: float) -> None:
         looks.append((end, stall_s))
 
-    async def sent() -> None:
+    async def wait_until_sent() -> None:
         pass
 
     monkeypatch.setattr(bridge_partitions, "query_client", client)
-    partitions = BridgePartitions(Group(), lambda _: bridge.new_life(), sent)
+    partitions = BridgePartitions(Group(), lambda _: bridge.new_life(), wait_until_sent)
     began_s = loop.time()
     async with meanwhile(partitions.watch(settings, 10_000)):
         await pass_time(3.0)
@@ -173,8 +172,8 @@ async def test_lives_are_asked_whether_something_is_left_out(
 
 
 @virtual
-async def test_a_life_that_ends_lets_go_of_its_calls_alone(memory_log: MemoryLog) -> None:
-    """One that is left behind as it ends, too: the next life asks under the same ids."""
+async def test_partition_processor_releases_only_its_own_calls(memory_log: MemoryLog) -> None:
+    """Its successor submits under the same ids, and its calls stay."""
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     old = bridge.life()
@@ -184,14 +183,14 @@ async def test_a_life_that_ends_lets_go_of_its_calls_alone(memory_log: MemoryLog
     await until(lambda: len(asker.log.requests) == 2)
     await old.stop()
     request_id = request_id_of(asker)
-    await asker.log.push(frame(request_id, ["yes"], end=ended(request_id, ["yes"])))
+    await asker.log.push(frame(request_id, ["yes"], end=stream_end(request_id, ["yes"])))
     await until(lambda: 0 in memory_log.answers())
     await new.stop()
     assert asker.asking.gateway.in_flight == 0
 
 
 @virtual
-async def test_a_call_that_nothing_reaches_ends_at_its_deadline(memory_log: MemoryLog) -> None:
+async def test_call_without_tokens_ends_at_deadline(memory_log: MemoryLog) -> None:
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     gateway = asker.asking.gateway
@@ -208,38 +207,37 @@ async def test_a_call_that_nothing_reaches_ends_at_its_deadline(memory_log: Memo
 
 @dataclass
 class Consumer:
-    """Which partitions a bridge has held, and how often it let any come again."""
+    """Records which partitions a bridge has paused, and how often it resumed any."""
 
-    held: set[FullPlace] = field(default_factory=set)
+    paused_places: set[FullPlace] = field(default_factory=set)
     came: int = 0
 
     def pause_partitions(self, places: set[FullPlace]) -> None:
-        self.held |= places
+        self.paused_places |= places
 
     def resume_partitions(self, places: set[FullPlace]) -> None:
-        assert self.held >= places
-        self.held -= places
+        assert self.paused_places >= places
+        self.paused_places -= places
         self.came += 1
 
 
 @virtual
-async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: MemoryLog) -> None:
-    """Agents waited for room, and Faust hands over records of all topics in turn: a partition full
-    of prompts of 33 kB kept those of all pairs waiting, and each life ended after 15 s of it."""
+async def test_partitions_pause_only_full_partition(memory_log: MemoryLog) -> None:
+    """A wait in the agent would block the topics of all pairs."""
     asker, consumer, group = AskingBridge(), Consumer(), Group()
     bridge = bridge_of(memory_log, asker)
     partitions = BridgePartitions(group, lambda _: bridge.new_life(), asker.asking.wait_until_sent)
     topic, _ = PLACE
     partitions.on_assigned({PLACE, (topic, 2)})
     full = bridge.lives[0]
-    taken, taken_before = list[int](), 0
+    taken_offsets, taken_before = list[int](), 0
     room = asyncio.Event()
 
     async def wait_for_room(record: PromptRecord) -> None:
         nonlocal taken_before
         await room.wait()
-        taken.append(record.offset)
-        if consumer.held:
+        taken_offsets.append(record.offset)
+        if consumer.paused_places:
             taken_before += 1
 
     full.take = wait_for_room  # type: ignore[method-assign]
@@ -255,50 +253,52 @@ async def test_a_partition_without_room_keeps_no_other_waiting(memory_log: Memor
     async with asyncio.timeout(60.0):
         for offset in range(2 * WAITING_MAX):
             await partitions.take(topic, event(offset, PLACE[1]))
-            assert consumer.held == ({PLACE} if offset >= WAITING_MAX - 1 else set())
+            assert consumer.paused_places == ({PLACE} if offset >= WAITING_MAX - 1 else set())
         await partitions.take(topic, event(0, 2))
         await until(lambda: len(asker.log.requests) == 1)
         room.set()
-        await until(lambda: taken == [*range(2 * WAITING_MAX)])
-        assert not consumer.held and (consumer.came, taken_before) == (1, WAITING_MAX * 3 // 2)
+        await until(lambda: taken_offsets == [*range(2 * WAITING_MAX)])
+        assert not consumer.paused_places and (consumer.came, taken_before) == (
+            1,
+            WAITING_MAX * 3 // 2,
+        )
         await partitions.take(topic, event(0, 3))  # of a partition that has left meanwhile
         assert not group.has_failed
         group.fail(BrokerUnavailable("over"))
         await partitions.take(topic, event(2 * WAITING_MAX, PLACE[1]))
         await pass_time(1.0)
-        assert len(taken) == 2 * WAITING_MAX
+        assert len(taken_offsets) == 2 * WAITING_MAX
     await partitions.stop()
 
 
-def began_and_went_on(request_id: str) -> list[TokenFrame]:
-    """A worker is lost behind two tokens, and the next one goes on behind them."""
+def frames_of_two_attempts(request_id: str) -> list[TokenFrame]:
+    """Return frames of a lost worker's two tokens, a void, and the attempt that resumes."""
     mark = replace(frame(request_id, []), voids=[StreamVoid(request_id=request_id, attempt=1)])
-    end = ended(request_id, ANSWER, attempt=2)
+    end = stream_end(request_id, ANSWER, attempt=2)
     rest = frame(request_id, ANSWER[2:], attempt=2, first_seq=2, first_char=2, end=end)
     return [frame(request_id, ANSWER[:2]), mark, rest]
 
 
-async def asked_by_a_life_before(
+async def submit_before_takeover(
     memory_log: MemoryLog,
 ) -> tuple[AskingBridge, Bridge, list[TokenFrame]]:
-    """A prompt that was asked by a life that has stopped, and what comes of it."""
+    """Return an asker and a bridge whose first processor submitted a prompt and stopped."""
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
     first = bridge.life()
     await first.take(memory_log.put(0))
     await until(lambda: len(asker.log.requests) == 1)
-    frames = began_and_went_on(request_id_of(asker))
+    frames = frames_of_two_attempts(request_id_of(asker))
     await first.stop()
     return asker, bridge, frames
 
 
 @virtual
-async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_further_on(
+async def test_answer_after_takeover_contains_tokens_of_both_attempts(
     memory_log: MemoryLog,
 ) -> None:
-    """The bridge's own reader, or another of its lives: the second attempt was heard first, then
-    the first one's tokens no more, and the prompt was asked again."""
-    asker, bridge, frames = await asked_by_a_life_before(memory_log)
+    """The tokens of both attempts count, whichever reader hears the second one first."""
+    asker, bridge, frames = await submit_before_takeover(memory_log)
     memory_log.frames += frames
     memory_log.before_replay = lambda: asker.log.hub.apply(frames[2], 0.0)
     async with bridge.living():
@@ -308,34 +308,34 @@ async def test_an_answer_that_went_on_is_whole_whoever_reads_its_partition_furth
 
 
 @virtual
-async def test_of_what_others_asked_marks_that_come_live_are_told(memory_log: MemoryLog) -> None:
-    """Routers ask how far readers are, whoever reads; of marks in the past nobody waits."""
-    asker, bridge, frames = await asked_by_a_life_before(memory_log)
-    heard = list[AnswerProgress]()
-    asker.log.hub.on_void = heard.append
+async def test_partitions_report_live_voids_of_inherited_requests(memory_log: MemoryLog) -> None:
+    """Routers wait for the position of readers on live marks, but not on past ones."""
+    asker, bridge, frames = await submit_before_takeover(memory_log)
+    notices = list[AnswerProgress]()
+    asker.log.hub.on_void = notices.append
     memory_log.frames += frames[:1]
     async with bridge.living() as second:
         await second.take(memory_log.put(1))
         await until(lambda: len(asker.log.requests) == 3)
-        assert not heard
+        assert not notices
         memory_log.frames += frames[1:]
         await until(lambda: 0 in memory_log.answers())
-    (so_far,) = heard
+    (so_far,) = notices
     assert (so_far.request_id, so_far.attempt, so_far.chars) == (request_id_of(asker), 1, 2)
 
 
 @virtual
-async def test_what_was_heard_of_in_part_is_whole_after_a_second_takeover(
+async def test_answer_is_complete_after_second_takeover(
     memory_log: MemoryLog,
 ) -> None:
-    """Its tokens are noted from where they began, whoever was asking by then."""
-    asker, bridge, frames = await asked_by_a_life_before(memory_log)
+    """Commit notes keep the offset at which the tokens of the first attempt began."""
+    asker, bridge, frames = await submit_before_takeover(memory_log)
     memory_log.frames += frames[:1]
     async with bridge.living() as second:
         await second.take(memory_log.put(1))
         await until(lambda: len(asker.log.requests) == 3)
-        other = asker.log.requests[2].request_id
-        await asker.log.push(frame(other, ["yes"], end=ended(other, ["yes"])))
+        request_id = asker.log.requests[2].request_id
+        await asker.log.push(frame(request_id, ["yes"], end=stream_end(request_id, ["yes"])))
         await until(lambda: 1 in memory_log.answers())
     memory_log.frames += frames[1:]
     async with bridge.living():

@@ -23,10 +23,10 @@ def histories(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(histories(), st.integers(0, 40))
-def test_a_successor_answers_the_rest_and_nothing_twice(
+def test_offset_tracker_takes_unanswered_rest_once_after_restart(
     history: tuple[list[int], list[int]], read: int
 ) -> None:
-    """Whatever was read and answered when the life ended."""
+    """This holds for any set of read and answered offsets at the takeover."""
     offsets, answered = history
     first = OffsetTracker(offsets[0])
     for offset in offsets:
@@ -37,31 +37,31 @@ def test_a_successor_answers_the_rest_and_nothing_twice(
     rest = [offset for offset in offsets if offset not in answered]
     assert first.position() == min(rest, default=offsets[-1] + 1)
     second = OffsetTracker(first.position(), note.answered)
-    seen = [offset for offset in offsets[:read] if second.take(offset)]
+    new_offsets = [offset for offset in offsets[:read] if second.take(offset)]
     third = OffsetTracker(second.position(), second.answered())
-    assert seen == [offset for offset in rest if offset in offsets[:read]]
-    again = [offset for offset in offsets if third.take(offset)]
-    assert again == rest, "nothing was committed by the one between"
+    assert new_offsets == [offset for offset in rest if offset in offsets[:read]]
+    offsets_after_restart = [offset for offset in offsets if third.take(offset)]
+    assert offsets_after_restart == rest, "nothing was committed by the one between"
     assert note.tokens == {3: 5}
 
 
 @given(histories())
-def test_what_is_about_to_be_committed_counts_as_answered(
+def test_offset_tracker_counts_pending_commit_as_answered(
     history: tuple[list[int], list[int]],
 ) -> None:
     offsets, answered = history
-    progress, other = OffsetTracker(offsets[0]), OffsetTracker(offsets[0])
+    progress, reference = OffsetTracker(offsets[0]), OffsetTracker(offsets[0])
     for offset in offsets:
         progress.take(offset)
-        other.take(offset)
-    done = set(answered)
-    before = (progress.position(done), progress.answered(done))
-    other.mark_answered(answered)
-    assert before == (other.position(), other.answered())
+        reference.take(offset)
+    answered_set = set(answered)
+    before = (progress.position(answered_set), progress.answered(answered_set))
+    reference.mark_answered(answered)
+    assert before == (reference.position(), reference.answered())
 
 
-def test_a_whole_window_fits_into_a_commit() -> None:
-    """With the tokens of many gateways."""
+def test_commit_note_of_full_window_fits_metadata() -> None:
+    """The note also has the token offsets of many gateways."""
     position = 1 << 40
     note = CommitNote(
         dict.fromkeys(range(100), 1 << 40),
@@ -72,12 +72,12 @@ def test_a_whole_window_fits_into_a_commit() -> None:
     assert decode(metadata, position) == note
 
 
-def test_an_offset_that_a_tool_has_set_is_believed() -> None:
+def test_commit_note_ignores_foreign_metadata() -> None:
     for metadata in ("", "null", "{}", '{"t":1,"d":""}', '{"t":[],"d":"?"}', "kafka-tool"):
         assert decode(metadata, 7) == CommitNote()
 
 
-def test_no_more_is_read_than_a_commit_can_tell() -> None:
+def test_offset_tracker_reads_no_further_than_window() -> None:
     progress = OffsetTracker(10)
     progress.take(10)
     assert progress.has_room(10 + WINDOW - 1) and not progress.has_room(10 + WINDOW)
@@ -85,8 +85,8 @@ def test_no_more_is_read_than_a_commit_can_tell() -> None:
     assert progress.position() == 11 and progress.has_room(10 + WINDOW)
 
 
-def test_what_is_not_there_is_passed_over() -> None:
-    """Marks of transactions, and what compaction has removed."""
+def test_offset_tracker_passes_over_missing_offsets() -> None:
+    """Transaction markers and compacted records leave holes."""
     progress = OffsetTracker(5)
     progress.take(5)
     progress.pass_over(9)
@@ -95,15 +95,15 @@ def test_what_is_not_there_is_passed_over() -> None:
     assert progress.position() == 9 and progress.answered() == set()
 
 
-def test_notes_as_other_versions_read_them() -> None:
-    """Kafka takes 4 096 bytes, so nothing lies between fields, and no byte says nothing."""
-    for answered, done in (([], ""), ([6], "Ag=="), ([12], "gA=="), ([12, 13], "gAE=")):
+def test_commit_note_has_stable_encoding() -> None:
+    """The bytes matter: Kafka takes 4 096 of them, so no field may be padded."""
+    for answered, bitmap in (([], ""), ([6], "Ag=="), ([12], "gA=="), ([12, 13], "gAE=")):
         note = CommitNote({4: 8, 3: 9}, set(answered), 7, start_count=2, suspect_offset=6, falls=1)
-        assert encode(note, 5) == f'{{"t":[[3,9],[4,8]],"d":"{done}","w":7,"b":2,"r":6,"f":1}}'
+        assert encode(note, 5) == f'{{"t":[[3,9],[4,8]],"d":"{bitmap}","w":7,"b":2,"r":6,"f":1}}'
     assert encode(CommitNote(), 5) == '{"t":[],"d":"","w":16777216}'
 
 
-def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
+def test_commit_note_keeps_falls_and_reads_older_format() -> None:
     for note in (
         CommitNote(),
         CommitNote(start_count=2),
@@ -119,12 +119,12 @@ def test_notes_tell_of_falls_and_earlier_ones_of_one() -> None:
     assert decode(earlier.replace("7", "0"), 0).falls == 1
 
 
-def test_notes_of_commits_before_there_was_a_bound_allow_any_number_of_bytes() -> None:
+def test_commit_note_without_window_bytes_has_no_byte_limit() -> None:
     note = decode('{"t":[[3,9]],"d":""}', 5)
     assert note.tokens == {3: 9} and note.window_bytes == sys.maxsize
 
 
-def test_what_fits_exactly_has_room_and_gives_it_back() -> None:
+def test_offset_tracker_fills_byte_window_exactly() -> None:
     progress = OffsetTracker(0)
     progress.window_bytes = 10
     assert progress.take(0, 4)

@@ -18,28 +18,28 @@ from tests.waiting import pass_time, until
 __all__ = ["memory_log"]  # a fixture
 
 
-async def take_again(life: PartitionProcessor, log: MemoryLog) -> None:
-    """All prompts, of which the life leaves out those that it has; waits for none of them."""
+async def take_all_prompts(life: PartitionProcessor, log: MemoryLog) -> None:
+    """Read all prompts anew, without waiting; the processor skips those that it has."""
 
     async def take_all() -> None:
-        for each in log.prompts:
-            await life.take(each)
+        for prompt in log.prompts:
+            await life.take(prompt)
 
     life._spawn(take_all())
     await pass_time(0)
 
 
-async def killed(life: PartitionProcessor) -> None:
-    """It ends and says nothing."""
+async def kill(life: PartitionProcessor) -> None:
+    """End the processor without a last commit."""
     life._over = True
     await cancel_and_wait(*life._tasks)
 
 
 @virtual
-async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
+async def test_prompt_reader_fails_prompt_after_repeated_crashes(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever begins at a place where nobody got on notes what it reads, one by one."""
+    """After several starts without progress, it notes each prompt before reading it."""
     question, read = PromptParser.question, list[int]()
 
     async def fall(prompts: PromptParser, record: PromptRecord) -> PromptQuestion | None:
@@ -52,16 +52,16 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
     for offset in range(5):
         memory_log.put(offset)
     for lives in range(1, STARTS_MAX + CRASHES_MAX + 1):
-        made = Bridge(memory_log).life()
-        await take_again(made, memory_log)
+        processor = Bridge(memory_log).life()
+        await take_all_prompts(processor, memory_log)
         await until(lambda lives=lives: read.count(2) == lives)
         await pass_time(1)
-        await killed(made)
+        await kill(processor)
         assert memory_log.note.falls == max(0, lives - STARTS_MAX)
     assert memory_log.note.suspect_offset == 2
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
-        await take_again(life, memory_log)
+        await take_all_prompts(life, memory_log)
         await until(lambda: 2 in memory_log.answers())
         assert "3 members began this record" in (memory_log.answers()[2].error_message or "")
         for offset in (0, 1, 3, 4):
@@ -71,10 +71,10 @@ async def test_a_prompt_that_bridges_fall_on_is_an_error_in_the_end(
 
 
 @virtual
-async def test_a_prompt_that_is_read_in_the_end_is_blamed_no_more(
+async def test_prompt_reader_clears_suspect_once_prompt_is_read(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a life that cannot take its note back fail to end."""
+    """A processor that cannot commit the withdrawal of its note still stops."""
     question, read, is_stuck = PromptParser.question, list[int](), True
 
     async def fall(prompts: PromptParser, record: PromptRecord) -> PromptQuestion | None:
@@ -86,29 +86,27 @@ async def test_a_prompt_that_is_read_in_the_end_is_blamed_no_more(
     monkeypatch.setattr(PromptParser, "question", fall)
     memory_log.put(0)
     for lives in range(1, STARTS_MAX + 2):
-        made = Bridge(memory_log).life()
-        await take_again(made, memory_log)
+        processor = Bridge(memory_log).life()
+        await take_all_prompts(processor, memory_log)
         await until(lambda lives=lives: read.count(0) == lives)
         await pass_time(1)
         if lives <= STARTS_MAX:
-            await killed(made)
+            await kill(processor)
     commits, memory_log.trouble = memory_log.commits, BrokerUnavailable("away")
-    await made.stop()
+    await processor.stop()
     assert (memory_log.commits, memory_log.note.falls) == (commits, 1)
     bridge, is_stuck = Bridge(memory_log), False
     async with bridge.living() as life:
-        await take_again(life, memory_log)
-        await until(lambda: bridge.asking.asked == [0])
+        await take_all_prompts(life, memory_log)
+        await until(lambda: bridge.asking.submitted_offsets == [0])
         assert memory_log.note.falls == 0 and not bridge.troubles
 
 
 @virtual
-async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
+async def test_prompt_reader_blames_no_prompt_for_unrelated_stop(
     memory_log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle lives counted, and a stop while a healthy prompt was read made an error (found 28); so
-    did kills while its schema's registry was away.
-    """
+    """Idle processors, stops during a read, and a registry outage do not count."""
     for _ in range(STARTS_MAX + 1):
         async with Bridge(memory_log).living():
             await until(lambda: memory_log.commits > 0)
@@ -129,31 +127,31 @@ async def test_no_prompt_is_blamed_for_an_end_that_is_no_fault_of_its_own(
     memory_log.put(0)
     for stops in range(STARTS_MAX + CRASHES_MAX + 1):
         waits.clear()
-        made = Bridge(memory_log).life()
-        await take_again(made, memory_log)
+        processor = Bridge(memory_log).life()
+        await take_all_prompts(processor, memory_log)
         await waits.wait()
         assert memory_log.note.falls == (stops >= STARTS_MAX)
-        await made.stop()
+        await processor.stop()
         assert memory_log.note.falls == 0
     monkeypatch.setattr(PromptParser, "question", question)
     monkeypatch.setattr(PromptParser, "fetch_schema", wait)
     for _ in range(CRASHES_MAX + 1):
         waits.clear()
-        made = Bridge(memory_log).life()
-        await take_again(made, memory_log)
+        processor = Bridge(memory_log).life()
+        await take_all_prompts(processor, memory_log)
         await waits.wait()
-        await killed(made)
+        await kill(processor)
         assert memory_log.note.falls == 0
     monkeypatch.setattr(PromptParser, "fetch_schema", fetch_schema)
     bridge = Bridge(memory_log)
     async with bridge.living() as life:
-        await take_again(life, memory_log)
-        await until(lambda: bridge.asking.asked == [0])
+        await take_all_prompts(life, memory_log)
+        await until(lambda: bridge.asking.submitted_offsets == [0])
 
 
 @virtual
-async def test_a_life_that_found_marks_alone_had_nothing_to_fall_on(memory_log: MemoryLog) -> None:
-    """Else lives that only follow each other there would read the next prompt with care."""
+async def test_prompt_reader_counts_no_start_over_markers_alone(memory_log: MemoryLog) -> None:
+    """Otherwise processors that only follow each other would read with care."""
     memory_log.end = 3
     async with Bridge(memory_log).living() as life:
         await until(lambda: memory_log.commits == 1)

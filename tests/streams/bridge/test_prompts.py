@@ -11,7 +11,7 @@ from schemas.records import Priority, Prompt, PromptMessage
 from streams.bridge.prompts import VALUE_BYTES_MAX, PromptParser, answer_format
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.gateway.request.body import CompletionBody
-from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
+from tests.streams.bridge.samples import CODEC, body_of, pair, question_of, record
 from tests.streams.gateway.samples import MODEL
 
 SCHEMA = '{"type": "object", "required": ["stars"]}'
@@ -38,27 +38,33 @@ BODY_FIELDS = FULL.keys() - {"session_id", "priority", "deadline_ms", "metadata"
 
 
 def as_record(fields: dict[str, Any]) -> Prompt:
-    """The same as Trivium's own record: what is an object in JSON is text in it."""
-    made: dict[str, Any] = {
+    """Return the same fields as Trivium's own record, with JSON objects as text."""
+    prompt_fields: dict[str, Any] = {
         name: json.dumps(value) if isinstance(value, dict) else value
         for name, value in fields.items()
     }
-    if "messages" in made:
-        made["messages"] = [PromptMessage(**each) for each in made["messages"]]
-    return Prompt(**made)
+    if "messages" in prompt_fields:
+        prompt_fields["messages"] = [
+            PromptMessage(**message) for message in prompt_fields["messages"]
+        ]
+    return Prompt(**prompt_fields)
 
 
 @pytest.mark.parametrize("value", [FULL, CODEC.encode(as_record(FULL))], ids=["json", "avro"])
-async def test_json_and_avro_ask_the_same(value: Any) -> None:
-    found = await asked(value)
-    assert body_of(found) == {name: FULL[name] for name in BODY_FIELDS}
-    assert (found.session_id, found.priority, found.deadline_ms) == ("s9", Priority.STANDARD, 1_000)
-    assert found.metadata == '{"id":1}'
-    assert found.wants_json and not found.schema
+async def test_prompt_means_same_in_json_and_avro(value: Any) -> None:
+    question = await question_of(value)
+    assert body_of(question) == {name: FULL[name] for name in BODY_FIELDS}
+    assert (question.session_id, question.priority, question.deadline_ms) == (
+        "s9",
+        Priority.STANDARD,
+        1_000,
+    )
+    assert question.metadata == '{"id":1}'
+    assert question.wants_json and not question.schema
 
 
 @pytest.mark.parametrize("value", [{"text": "hi"}, CODEC.encode(Prompt(text="hi"))])
-async def test_what_a_prompt_does_not_say_its_pair_does(value: Any) -> None:
+async def test_prompt_takes_missing_fields_from_pair(value: Any) -> None:
     of = pair(
         model="test-model@docs",
         system="Be brief.",
@@ -70,8 +76,8 @@ async def test_what_a_prompt_does_not_say_its_pair_does(value: Any) -> None:
         priority="standard",
         deadline_ms=5,
     )
-    found = await asked(value, of)
-    assert body_of(found) == {
+    question = await question_of(value, of)
+    assert body_of(question) == {
         "model": "test-model@docs",
         "messages": [
             {"role": "system", "content": "Be brief."},
@@ -83,56 +89,64 @@ async def test_what_a_prompt_does_not_say_its_pair_does(value: Any) -> None:
         "response_format": FORM,
         "retrieval": {"collection": "docs"},
     }
-    assert (found.priority, found.deadline_ms, found.metadata) == (Priority.STANDARD, 5, None)
-    assert found.wants_json and json.loads(found.schema) == json.loads(SCHEMA)
+    assert (question.priority, question.deadline_ms, question.metadata) == (
+        Priority.STANDARD,
+        5,
+        None,
+    )
+    assert question.wants_json and json.loads(question.schema) == json.loads(SCHEMA)
 
 
-async def test_the_deployment_says_the_rest() -> None:
-    found = await asked({"text": "hi", "temperature": None, "stop": []})
-    assert body_of(found) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-    assert (found.session_id, found.priority, found.deadline_ms) == ("", Priority.BATCH, 600_000)
-    assert not found.wants_json
+async def test_prompt_takes_remaining_fields_from_deployment() -> None:
+    question = await question_of({"text": "hi", "temperature": None, "stop": []})
+    assert body_of(question) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert (question.session_id, question.priority, question.deadline_ms) == (
+        "",
+        Priority.BATCH,
+        600_000,
+    )
+    assert not question.wants_json
 
 
-async def test_a_prompt_says_more_than_its_pair() -> None:
+async def test_prompt_overrides_pair() -> None:
     messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
     value = {"messages": messages, "temperature": 0, "response_format": {"type": "text"}}
-    found = await asked(value, pair(system="s", temperature=1.0, schema=SCHEMA))
-    assert body_of(found)["messages"] == messages
-    assert body_of(found)["temperature"] == 0
-    assert not found.wants_json and not found.schema
+    question = await question_of(value, pair(system="s", temperature=1.0, schema=SCHEMA))
+    assert body_of(question)["messages"] == messages
+    assert body_of(question)["temperature"] == 0
+    assert not question.wants_json and not question.schema
 
 
 @pytest.mark.parametrize("value", [{"name": "Ada", "id": 7}, b' {"name": "Ada", "id": 7}'])
-async def test_a_template_takes_any_object(value: Any) -> None:
+async def test_template_accepts_any_json_object(value: Any) -> None:
     of = pair(template="Greet {name}", metadata=("id", "absent"))
-    found = await asked(value, of)
-    assert body_of(found)["messages"] == [{"role": "user", "content": "Greet Ada"}]
-    assert found.metadata == '{"id":7,"absent":null}'
+    question = await question_of(value, of)
+    assert body_of(question)["messages"] == [{"role": "user", "content": "Greet Ada"}]
+    assert question.metadata == '{"id":7,"absent":null}'
 
 
-async def test_a_template_takes_other_records_of_ours() -> None:
+async def test_template_accepts_other_trivium_record() -> None:
     answer = CODEC.encode(Prompt(text="first"))
-    found = await asked(answer, pair(template="After {text}"))
-    assert body_of(found)["messages"][0]["content"] == "After first"
+    question = await question_of(answer, pair(template="After {text}"))
+    assert body_of(question)["messages"][0]["content"] == "After first"
 
 
-async def test_plain_text_is_what_its_header_says() -> None:
+async def test_prompt_reads_plain_text_by_content_type() -> None:
     headers = [("Content-Type", b"text/plain; charset=utf-8")]
-    found = await asked("{é".encode(), headers=headers)
-    assert body_of(found)["messages"] == [{"role": "user", "content": "{é"}]
+    question = await question_of("{é".encode(), headers=headers)
+    assert body_of(question)["messages"] == [{"role": "user", "content": "{é"}]
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-async def test_a_whole_body(as_text: bool) -> None:
+async def test_prompt_accepts_complete_api_body(as_text: bool) -> None:
     body = {"prompt": [1, 2], "stream": True, "top_k": 3, "priority": "standard"}
     value = {"body": json.dumps(body) if as_text else body, "deadline_ms": 9}
-    found = await asked(value, pair(system="s", temperature=1.0))
-    assert isinstance(found.body, CompletionBody)
-    assert body_of(found) == {
+    question = await question_of(value, pair(system="s", temperature=1.0))
+    assert isinstance(question.body, CompletionBody)
+    assert body_of(question) == {
         "model": MODEL, "prompt": [1, 2], "top_k": 3
     }  # fmt: skip
-    assert (found.priority, found.deadline_ms) == (Priority.STANDARD, 9)
+    assert (question.priority, question.deadline_ms) == (Priority.STANDARD, 9)
 
 
 DEEP = b'{"text": "a", "metadata": ' + b'{"a": ' * 300 + b"1" + b"}" * 301
@@ -189,33 +203,35 @@ WRONG: list[tuple[Any, type[TriviumError], str]] = [
 
 
 @pytest.mark.parametrize(("value", "kind", "message"), WRONG, ids=range(len(WRONG)))
-async def test_what_is_wrong_is_told(value: Any, kind: type[Exception], message: str) -> None:
+async def test_prompt_error_names_invalid_field(
+    value: Any, kind: type[Exception], message: str
+) -> None:
     with pytest.raises(kind, match=message) as caught:
-        await asked(value, pair(system="Be brief."))
+        await question_of(value, pair(system="Be brief."))
     assert isinstance(caught.value, TriviumError) and not caught.value.retriable
     name, _, is_about_it = caught.value.message.partition(": ")
     if isinstance(caught.value, InvalidRequest) and is_about_it and " " not in name:
         assert caught.value.param == name
 
 
-async def test_text_that_is_no_utf8() -> None:
+async def test_prompt_rejects_text_with_invalid_utf8() -> None:
     with pytest.raises(InvalidRequest, match="the value: expected UTF-8"):
-        await asked(b"\xff", headers=[("content-type", b"text/plain")])
+        await question_of(b"\xff", headers=[("content-type", b"text/plain")])
 
 
-async def test_a_field_that_a_template_wants_is_named() -> None:
+async def test_template_error_names_required_field() -> None:
     with pytest.raises(InvalidRequest, match="template: expected a field name, found none"):
-        await asked({"nam": "Ada"}, pair(template="Greet {name}"))
+        await question_of({"nam": "Ada"}, pair(template="Greet {name}"))
 
 
 @pytest.mark.parametrize("value", [None, b"", b"null", b" null\n"])
-def test_an_empty_value_deletes(value: bytes | None) -> None:
+def test_prompt_without_value_is_deletion(value: bytes | None) -> None:
     assert record(value).is_empty
     assert not record(b"{}").is_empty
 
 
 @pytest.mark.parametrize(
-    ("form", "value", "found"),
+    ("form", "value", "expected"),
     [
         ("prompt", b"{}", "json"),
         ("prompt", b"nonsense", "json"),
@@ -226,13 +242,13 @@ def test_an_empty_value_deletes(value: bytes | None) -> None:
         ("avro", b"{}", "avro"),
     ],
 )
-def test_an_answer_is_written_as_its_prompt_or_as_is_set(
-    form: str, value: bytes | None, found: str
+def test_answer_format_follows_prompt_or_pair(
+    form: str, value: bytes | None, expected: str
 ) -> None:
-    assert answer_format(pair(format=form), record(value)) == found
+    assert answer_format(pair(format=form), record(value)) == expected
 
 
-def test_every_field_of_a_prompt_is_in_the_table_above() -> None:
+def test_full_sample_covers_all_prompt_fields() -> None:
     assert {field.name for field in dataclasses.fields(Prompt)} == {
         *FULL,
         "text",
@@ -242,7 +258,7 @@ def test_every_field_of_a_prompt_is_in_the_table_above() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "deployment", "got"),
+    ("pair_max", "deployment", "got"),
     [
         ("interactive", "interactive", Priority.INTERACTIVE),
         ("batch", "interactive", Priority.BATCH),
@@ -250,17 +266,17 @@ def test_every_field_of_a_prompt_is_in_the_table_above() -> None:
         ("interactive", "standard", Priority.STANDARD),
     ],
 )
-async def test_no_prompt_is_more_urgent_than_it_may_be(
-    own: str, deployment: str, got: Priority
+async def test_prompt_priority_is_limited_by_pair_and_deployment(
+    pair_max: str, deployment: str, got: Priority
 ) -> None:
-    """A line of a batch said that it is interactive, and was (found 28)."""
+    """A line of a batch cannot claim to be interactive."""
     prompts = PromptParser(
-        pair(priority_max=own), MODEL, CODEC, WriterSchemas("", 1), priority_max=deployment
+        pair(priority_max=pair_max), MODEL, CODEC, WriterSchemas("", 1), priority_max=deployment
     )
     for value in (
         {"text": "a", "priority": "interactive"},
         {"body": {"prompt": "a", "priority": "interactive"}},
     ):
-        found = await prompts.question(record(value))
-        assert found is not None and found.priority is got
-        assert found.body.priority is None, "nothing else says so"  # type: ignore[union-attr]
+        question = await prompts.question(record(value))
+        assert question is not None and question.priority is got
+        assert question.body.priority is None, "nothing else says so"  # type: ignore[union-attr]

@@ -11,43 +11,43 @@ from schemas.log.clock import wall_ms
 from schemas.records import Endpoint, Role
 from streams.gateway.stream.event_id import StreamKey
 from tests.streams import builders
-from tests.streams.bridge.samples import AskingBridge, pair, record, told
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.bridge.samples import AskingBridge, answer_of, pair, record
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 
 
 @virtual
-async def test_a_call_goes_on_under_what_its_prompt_says() -> None:
+async def test_call_key_follows_prompt_over_tries() -> None:
     bridge = AskingBridge(cluster="c.")
     offset = bridge.log.reply_position()[1]
     for value, endpoint, session in (
         ({"text": "hi", "session_id": "s9", "deadline_ms": 5_000}, Endpoint.CHAT, "s9"),
         ({"body": {"prompt": "hi"}, "deadline_ms": 5_000}, Endpoint.COMPLETION, ""),
     ):
-        made = record(value)
-        asked = await bridge.asked(made)
+        prompt_record = record(value)
+        prompt = await bridge.pending_prompt(prompt_record)
         for tries in (1, 2):
-            key = bridge.asking.begin(asked).key
+            key = bridge.asking.begin(prompt).key
             assert key.pack() and key == StreamKey(
-                parent_id=bridge.asking._ids(made, tries)[0],
-                session_id=session or bridge.asking._ids(made, 1)[1],
+                parent_id=bridge.asking._ids(prompt_record, tries)[0],
+                session_id=session or bridge.asking._ids(prompt_record, 1)[1],
                 model=MODEL,
                 endpoint=endpoint,
                 partition=bridge.log.partition,
                 offset=offset,
-                created_s=asked.asked_ms // 1_000,
-                deadline_ms=asked.asked_ms + 5_000,
+                created_s=prompt.asked_ms // 1_000,
+                deadline_ms=prompt.asked_ms + 5_000,
                 choices=1,
             )
-            bridge.asking.release(asked)
-        assert asked.starts == {bridge.log.partition: offset}
+            bridge.asking.release(prompt)
+        assert prompt.starts == {bridge.log.partition: offset}
 
 
 @virtual
-async def test_a_request_is_its_conversations_next_turn_and_wishes_nothing() -> None:
+async def test_request_takes_turn_from_messages_without_targets() -> None:
     bridge = AskingBridge()
-    bridge.each(bridge.answer("a"))
+    bridge.answer_in_turn(bridge.answer("a"))
     roles = ("system", "user", "assistant", "user", "assistant", "user")
     messages = [{"role": role, "content": "hi"} for role in roles]
     await bridge.settle(record({"messages": messages, "session_id": "s9"}))
@@ -58,42 +58,42 @@ async def test_a_request_is_its_conversations_next_turn_and_wishes_nothing() -> 
 
 
 @virtual
-async def test_an_answer_says_when_its_first_token_came() -> None:
+async def test_answer_records_time_of_first_token() -> None:
     bridge = AskingBridge(pair(format="avro"))
     settling, request_id = await bridge.begin()
     await pass_time(2.0)
     await bridge.log.push(frame(request_id, ["a"]))
     first_ms = wall_ms()
     await pass_time(8.0)
-    end = ended(request_id, ["a", "b"])
+    end = stream_end(request_id, ["a", "b"])
     await bridge.log.push(frame(request_id, ["b"], first_seq=1, first_char=1, end=end))
-    answer = told(await settling)
+    answer = answer_of(await settling)
     assert abs(answer.first_token_ms - first_ms) <= 1, "a ms is rounded"
     assert answer.ended_ms == wall_ms()
-    bridge.each(bridge.answer())
-    assert told(await bridge.settle()).first_token_ms == 0, "without a token"
+    bridge.answer_in_turn(bridge.answer())
+    assert answer_of(await bridge.settle()).first_token_ms == 0, "without a token"
 
 
 @virtual
-async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew() -> None:
+async def test_parts_restart_with_new_attempt() -> None:
     bridge = AskingBridge()
     parts = bridge.log.producer.parts
 
     async def say() -> None:
         await bridge.log.wait_sent(1)
         request_id = bridge.log.requests[0].request_id
-        for count, said in enumerate((["He"], ["l", "lo"])):
+        for count, pieces in enumerate((["He"], ["l", "lo"])):
             first = sum(part.tokens for part in parts)
             chars = sum(len(part.text) for part in parts)
-            await bridge.log.push(frame(request_id, said, first_seq=first, first_char=chars))
+            await bridge.log.push(frame(request_id, pieces, first_seq=first, first_char=chars))
             await until(lambda count=count: len(parts) == count + 1)
         texts = ["Good", "bye"]
         await bridge.log.push(
-            frame(request_id, texts, attempt=2, end=ended(request_id, texts, attempt=2))
+            frame(request_id, texts, attempt=2, end=stream_end(request_id, texts, attempt=2))
         )
 
     saying = asyncio.ensure_future(say())
-    answer = told(await bridge.settle())
+    answer = answer_of(await bridge.settle())
     await saying
     assert answer.text == "Goodbye"
     assert [(part.seq, part.start, part.text) for part in parts] == [
@@ -104,16 +104,16 @@ async def test_parts_are_told_as_they_come_and_anew_where_an_attempt_begins_anew
 
 @pytest.mark.parametrize(("reason", "told_reason"), [("length", "length"), ("", "stop")])
 @virtual
-async def test_the_last_part_says_why_an_answer_ends(reason: str, told_reason: str) -> None:
+async def test_last_part_carries_finish_reason(reason: str, told_reason: str) -> None:
     bridge = AskingBridge()
     parts = bridge.log.producer.parts
     settling, request_id = await bridge.begin()
     for _ in range(2):  # the same again says nothing new
         await bridge.log.push(frame(request_id, ["H", "e"]))
         await pass_time(1.0)
-    end = ended(request_id, ["H", "e"], finish_reason=reason)
+    end = stream_end(request_id, ["H", "e"], finish_reason=reason)
     await bridge.log.push(frame(request_id, [], end=end))
-    assert told(await settling).text == "He"
+    assert answer_of(await settling).text == "He"
     assert [(part.seq, part.tokens, part.start, part.text) for part in parts] == [
         (0, 2, 0, "He"), (2, 0, 2, ""),
     ]  # fmt: skip
@@ -121,15 +121,15 @@ async def test_the_last_part_says_why_an_answer_ends(reason: str, told_reason: s
 
 
 @virtual
-async def test_parts_of_what_becomes_an_error_end_with_that() -> None:
-    """And those that the log does not take change nothing: the answer comes whole."""
+async def test_parts_end_with_error_after_failure() -> None:
+    """Parts that the log does not take change nothing."""
     bridge = AskingBridge(pair(format="avro", parts="rows.parts", tries_max=1))
     bridge.log.producer.trouble = BrokerUnavailable("no acknowledgement")
     settling, request_id = await bridge.begin()
     await bridge.log.push(frame(request_id, ["He", "llo"]))
     await until(lambda: len(bridge.log.producer.parts) == 1)
     bridge.fail(WorkerLost("w"))(bridge.log.requests[0])
-    assert told(await settling).error_code == "worker_lost"
+    assert answer_of(await settling).error_code == "worker_lost"
     first, last = bridge.log.producer.parts
     assert (first.tokens, first.text, first.finish_reason) == (2, "Hello", "")
     assert (last.seq, last.tokens, last.start, last.text) == (2, 0, 5, "")
@@ -138,7 +138,7 @@ async def test_parts_of_what_becomes_an_error_end_with_that() -> None:
 
 
 @virtual
-async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
+async def test_tokens_during_slow_send_join_next_part() -> None:
     bridge = AskingBridge()
     producer = bridge.log.producer
     producer.has_room.clear()
@@ -146,23 +146,22 @@ async def test_what_comes_while_a_part_is_sent_is_in_the_next_part() -> None:
     await bridge.log.push(frame(request_id, ["He"]))
     await until(lambda: bool(producer.parts))
     await bridge.log.push(frame(request_id, ["l", "lo"], first_seq=1, first_char=2))
-    end = ended(request_id, ["He", "l", "lo", "!"])
+    end = stream_end(request_id, ["He", "l", "lo", "!"])
     await bridge.log.push(frame(request_id, ["!"], first_seq=3, first_char=5, end=end))
     producer.has_room.set()
-    assert told(await settling).text == "Hello!"
+    assert answer_of(await settling).text == "Hello!"
     assert [(part.seq, part.start, part.text) for part in producer.parts] == [
         (0, 0, "He"), (1, 2, "llo!"),
     ]  # fmt: skip
 
 
 @virtual
-async def test_a_placement_that_nobody_can_meet_is_an_error_and_nothing_is_asked() -> None:
-    """As over HTTP."""
+async def test_submitter_rejects_unsupported_placement_without_request() -> None:
     bridge = AskingBridge()
     worker = builders.registration("w", Role.REPLICA, capability=builders.capability("w"))
     bridge.log.members.append(Member(worker, 0))
     body = {"prompt": "hi", "trivium": {"policy": "static"}}
-    answer = told(await bridge.settle(record({"body": body})))
+    answer = answer_of(await bridge.settle(record({"body": body})))
     assert answer.error_code == "invalid_request"
     message = answer.error_message or ""
     assert "trivium.policy: this deployment can meet round_robin, replica" in message

@@ -31,7 +31,7 @@ class HandPlayedWorker:
     can: Sequence[Orchestration] = ()
     holds: dict[Key, Work] = field(default_factory=dict)
     allocated: set[Key] = field(default_factory=set)
-    taken: set[Key] = field(default_factory=set)  # repeated work is ignored
+    taken_keys: set[Key] = field(default_factory=set)  # repeated work is ignored
 
     @property
     def topic(self) -> str:
@@ -40,8 +40,8 @@ class HandPlayedWorker:
     def take(self, work: Work) -> None:
         """Never more than it granted."""
         key = key_of(work)
-        if key not in self.taken:
-            self.taken.add(key)
+        if key not in self.taken_keys:
+            self.taken_keys.add(key)
             self.holds[key] = work
             assert len(self.holds) <= self.window, "more work than credits"
 

@@ -99,7 +99,7 @@ class RouterHarness:
         self.prompts: dict[str, bytes] = {}
         self.asks: list[StartRetrieval] = []
         self.warms: list[WarmPrefix] = []
-        self.told: list[StreamRetrieved] = []
+        self.notices: list[StreamRetrieved] = []
         self.on_the_way: list[Retrieved | Continued] = []  # written, and not read yet
         self._beats = 0
         self.apply(PartitionTaken(PARTITION))
@@ -157,7 +157,7 @@ class RouterHarness:
             case RestartAnswer(continued):
                 self.on_the_way.append(continued)
             case NotifyRetrieval(retrieved):
-                self.told.append(retrieved)
+                self.notices.append(retrieved)
             case End(outcome, partition):
                 self._check_void(outcome.request_id)
                 self._end(outcome)
@@ -189,10 +189,14 @@ class RouterHarness:
         prompt = self.prompts.setdefault(work.request_id, plain)
         assert plain == prompt, "another prompt in another attempt"
         if self.accepted[work.request_id].retrieval is not None:
-            mine = [each for each in self.told if each.request_id == work.request_id]
-            told = [each for each in mine if not each.probe]
-            assert told, "work before its reader was told"
-            assert told.count(told[0]) == len(told), "its reader was told otherwise"
+            own_notices = [
+                notice for notice in self.notices if notice.request_id == work.request_id
+            ]
+            search_notices = [notice for notice in own_notices if not notice.probe]
+            assert search_notices, "work before its reader was told"
+            assert search_notices.count(search_notices[0]) == len(search_notices), (
+                "its reader was told otherwise"
+            )
 
     def _cancelled(self, cancel: CancelWork) -> None:
         """A void order frees at once: a worker reads it before any work that is sent later."""
@@ -206,8 +210,8 @@ class RouterHarness:
         """Before a request is placed again or ended, nobody who lives holds it any more."""
         for worker in self.workers.values():
             if self.now_ms - worker.seen_ms <= LEASE_MS:
-                held = [key for key in worker.holds if key[0] == request_id]
-                assert not held, f"{worker.worker_id} goes on with {held}"
+                held_keys = [key for key in worker.holds if key[0] == request_id]
+                assert not held_keys, f"{worker.worker_id} goes on with {held_keys}"
 
     def _end(self, outcome: Outcome) -> None:
         assert outcome.request_id not in self.outcomes, "a second outcome"
@@ -219,37 +223,37 @@ class RouterHarness:
         self, worker_id: str, role: Role, window: int = 2, **changes: Any
     ) -> HandPlayedWorker:
         """A worker starts, or starts again; `can` are the orchestrations that its engine lists."""
-        known = self.workers.get(worker_id)
-        epoch = known.epoch + 1 if known else 1
-        partition = known.partition if known else len(self.workers)
-        changes.setdefault("can", known.can if known else ())
-        found = HandPlayedWorker(worker_id, role, partition, window, epoch=epoch, **changes)
-        self.workers[worker_id] = found
+        previous = self.workers.get(worker_id)
+        epoch = previous.epoch + 1 if previous else 1
+        partition = previous.partition if previous else len(self.workers)
+        changes.setdefault("can", previous.can if previous else ())
+        worker = HandPlayedWorker(worker_id, role, partition, window, epoch=epoch, **changes)
+        self.workers[worker_id] = worker
         record = builders.registration(
             worker_id,
             role,
             epoch=epoch,
-            partition=found.partition,
+            partition=worker.partition,
             started_ms=self.now_ms,
-            capability=builders.capability(worker_id, *found.can) if found.can else None,
+            capability=builders.capability(worker_id, *worker.can) if worker.can else None,
         )
         self.fleet(record)
-        self.beat(found)
-        return found
+        self.beat(worker)
+        return worker
 
     def gateway(self, gateway_id: str, *, same_process: bool = False) -> HandPlayedGateway:
         """A gateway starts, starts again, or joins again in the same process."""
-        known = self.gateways.get(gateway_id)
-        started_ms = known.started_ms if known and same_process else self.now_ms
-        found = HandPlayedGateway(gateway_id, started_ms, known.epoch + 1 if known else 1)
-        self.gateways[gateway_id] = found
+        previous = self.gateways.get(gateway_id)
+        started_ms = previous.started_ms if previous and same_process else self.now_ms
+        gateway = HandPlayedGateway(gateway_id, started_ms, previous.epoch + 1 if previous else 1)
+        self.gateways[gateway_id] = gateway
         self.fleet(
             builders.registration(
-                gateway_id, epoch=found.epoch, kind=MemberKind.GATEWAY, started_ms=started_ms
+                gateway_id, epoch=gateway.epoch, kind=MemberKind.GATEWAY, started_ms=started_ms
             )
         )
-        self.beat_gateway(found)
-        return found
+        self.beat_gateway(gateway)
+        return gateway
 
     def beat_gateway(self, gateway: HandPlayedGateway, **changes: Any) -> None:
         """One heartbeat."""
@@ -264,10 +268,10 @@ class RouterHarness:
 
     def resume(self, request_id: str, gateway: HandPlayedGateway) -> list[Effect]:
         """The client goes on reading at a gateway."""
-        found = builders.resumption(
+        resumption = builders.resumption(
             request_id, gateway.gateway_id, gateway.started_ms, at_ms=self.now_ms
         )
-        return self.record(ResumptionArrived(found, PARTITION))
+        return self.record(ResumptionArrived(resumption, PARTITION))
 
     def fleet(self, record: Any) -> None:
         """One fleet record arrives."""
@@ -296,7 +300,7 @@ class RouterHarness:
         while self.now_ms < end_ms:
             self.now_ms = min(end_ms, self.now_ms + 250)
             self._beats += 1
-            self.fleet(self._own())
+            self.fleet(self._router_record())
             for worker in self.workers.values():
                 if not worker.silent:
                     self.beat(worker)
@@ -306,7 +310,7 @@ class RouterHarness:
             self.apply(Tick())
             self._expire_lost()
 
-    def _own(self) -> Any:
+    def _router_record(self) -> Any:
         if self._beats == 1:
             return Registration(
                 member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=self.now_ms
@@ -320,13 +324,13 @@ class RouterHarness:
 
     def request(self, request_id: str, tokens: int = 10, **changes: Any) -> list[Effect]:
         """A request arrives now."""
-        found = builders.request(
+        request = builders.request(
             request_id,
             tokens,
             **{"arrived_ms": self.now_ms, "deadline_ms": self.now_ms + 60_000, **changes},
         )
-        self.accepted[request_id] = found
-        return self.record(RequestArrived(found, PARTITION))
+        self.accepted[request_id] = request
+        return self.record(RequestArrived(request, PARTITION))
 
     def record(self, event: Any) -> list[Effect]:
         """A record of the partition arrives."""
@@ -335,30 +339,32 @@ class RouterHarness:
 
     def cancel(self, request_id: str, **changes: Any) -> list[Effect]:
         """The client gives a request up."""
-        found: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms, **changes)
-        return self.record(CancellationArrived(found, PARTITION))
+        cancellation: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms, **changes)
+        return self.record(CancellationArrived(cancellation, PARTITION))
 
     def retrieved(self, request_id: str, *passages: Passage, **changes: Any) -> list[Effect]:
         """A router has written what was found for a request, as it was asked."""
         history = [ask.history for ask in self.asks if ask.request.request_id == request_id]
         changes.setdefault("history", history[-1] if history else ())
-        found = builders.retrieved(request_id, *passages, **changes)
-        return self.record(RetrievedArrived(found, PARTITION))
+        retrieved = builders.retrieved(request_id, *passages, **changes)
+        return self.record(RetrievedArrived(retrieved, PARTITION))
 
     def probed(self, work: Work, probe: int, *passages: Passage, **changes: Any) -> list[Effect]:
         """The worker of the work has written what became of a probe."""
         tokens = b"".join(passage.tokens for passage in passages)
-        said = {"attempt": work.attempt, "probe": probe, "seq": 8 * probe, "tokens": tokens}
-        return self.retrieved(work.request_id, *passages, **{"history": (), **said, **changes})
+        probe_fields = {"attempt": work.attempt, "probe": probe, "seq": 8 * probe, "tokens": tokens}
+        return self.retrieved(
+            work.request_id, *passages, **{"history": (), **probe_fields, **changes}
+        )
 
     def report_progress(
         self, request_id: str, attempt: int, *tokens: int, chars: int = 0, **changes: Any
     ) -> list[Effect]:
         """A gateway has written how much there is of an answer."""
-        found = builders.continued(
+        continued = builders.continued(
             request_id, attempt, tokens=pack_tokens(tokens), chars=chars, **changes
         )
-        return self.record(ContinuedArrived(found, PARTITION))
+        return self.record(ContinuedArrived(continued, PARTITION))
 
     def read(self) -> list[Effect]:
         """What the router itself wrote is read back."""
@@ -373,18 +379,18 @@ class RouterHarness:
 
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:
         """The worker of the work says this of it, whether a real one could or not."""
-        found: Phase = builders.phase(work, kind, self.now_ms, **changes)
+        phase: Phase = builders.phase(work, kind, self.now_ms, **changes)
         self.workers[work.worker_id].say(work, kind)
-        return self.record(PhaseArrived(found, PARTITION))
+        return self.record(PhaseArrived(phase, PARTITION))
 
     def outcome(self, work: Work, **changes: Any) -> list[Effect]:
         """The worker of the work ends it, whether a real one could or not."""
-        found = builders.outcome(work, self.now_ms, **changes)
-        known = work.request_id in self.outcomes
+        outcome = builders.outcome(work, self.now_ms, **changes)
+        has_ended = work.request_id in self.outcomes
         self.workers[work.worker_id].end(work)
-        if not known and found.attempt >= self.attempts[work.request_id]:
-            self._end(found)
-        effects = self.record(OutcomeArrived(found, PARTITION))
+        if not has_ended and outcome.attempt >= self.attempts[work.request_id]:
+            self._end(outcome)
+        effects = self.record(OutcomeArrived(outcome, PARTITION))
         if work.request_id in self.outcomes:
             self._check_void(work.request_id)
         return effects
@@ -398,8 +404,8 @@ class RouterHarness:
                 record = replace(record, grants=())
             router.apply(replace(event, record=record), at_ms)
         router.apply(PartitionTaken(PARTITION), self.now_ms)
-        for past in self.log if log is None else log:
-            router.apply(past, self.now_ms)
+        for past_event in self.log if log is None else log:
+            router.apply(past_event, self.now_ms)
         router.apply(PartitionReady(PARTITION), self.now_ms)
         return router
 
@@ -410,15 +416,15 @@ class RouterHarness:
             for event, at_ms in self.fleet_log:
                 router.apply(event, at_ms)
             router.apply(PartitionTaken(PARTITION), self.now_ms)
-            for past in self.log:
-                router.apply(past, self.now_ms)
+            for past_event in self.log:
+                router.apply(past_event, self.now_ms)
             if number:
                 self.router = router
             else:
                 self.twin = router
         self.apply(PartitionReady(PARTITION))
 
-    def held(self) -> list[Work]:
+    def work_in_flight(self) -> list[Work]:
         """Work that workers which live hold, in a fixed order."""
         return [
             work

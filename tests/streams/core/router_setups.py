@@ -58,8 +58,8 @@ def work_of(on: RouterHarness, phase: WorkPhase, request_id: str = "r1") -> Work
 def brought_to(on: RouterHarness, stage: str, request_id: str = "r1", **changes: Any) -> None:
     """A request up to a state, by its name."""
     on.request(request_id, **changes)
-    found = state_of(on, request_id)
-    if found is State.ALLOCATING and stage != "allocating":
+    state = state_of(on, request_id)
+    if state is State.ALLOCATING and stage != "allocating":
         on.phase(work_of(on, WorkPhase.DECODE, request_id), PhaseKind.KV_ALLOCATED)
     if stage == "received":
         on.phase(work_of(on, WorkPhase.DECODE, request_id), PhaseKind.KV_RECEIVED)

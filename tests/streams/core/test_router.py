@@ -45,7 +45,7 @@ from tests.streams.core.router_setups import replicas, split, state_of, to_decod
 BLOCKS = prefix.pack(prefix.chain(range(64), 16)[:3])
 
 
-def test_a_router_is_idle_without_requests_and_with_nothing_to_sweep() -> None:
+def test_router_is_idle_without_requests_or_blocks_to_sweep() -> None:
     on = split()
     assert on.router.is_idle
     on.request("r1")
@@ -55,15 +55,15 @@ def test_a_router_is_idle_without_requests_and_with_nothing_to_sweep() -> None:
     on.outcome(work, kind=OutcomeKind.CANCELLED)
     assert on.router.is_idle
     for seq, changes in enumerate(({"snapshot": True, "stored": BLOCKS}, {"removed": BLOCKS})):
-        told = KvEvents(worker_id="d0", epoch=1, seq=seq, at_ms=T0, block_size=16, **changes)
-        on.apply(KvEventsArrived(told, seq))
+        kv_events = KvEvents(worker_id="d0", epoch=1, seq=seq, at_ms=T0, block_size=16, **changes)
+        on.apply(KvEventsArrived(kv_events, seq))
     assert not on.router.is_idle, "blocks are gone"
     for _ in range(8):
         on.apply(Tick())
     assert on.router.is_idle
 
 
-def test_the_way_of_a_remote_request() -> None:
+def test_router_serves_remote_request_by_prefill_and_decode() -> None:
     on = split()
     on.request("r1", tokens=10)
     (prefill,) = on.works
@@ -87,7 +87,7 @@ def test_the_way_of_a_remote_request() -> None:
     assert not on.router.view()
 
 
-def test_a_replica_runs_a_request_whole() -> None:
+def test_replica_computes_whole_request() -> None:
     on = replicas()
     on.request("r1")
     (work,) = on.works
@@ -96,7 +96,7 @@ def test_a_replica_runs_a_request_whole() -> None:
     assert on.decisions[0].policy == "replica"
 
 
-def test_an_answer_that_ends_in_prefill_ends_the_request() -> None:
+def test_outcome_of_prefill_worker_ends_request() -> None:
     on = split()
     on.request("r1")
     on.outcome(on.works[0], decode_worker="")
@@ -104,7 +104,7 @@ def test_an_answer_that_ends_in_prefill_ends_the_request() -> None:
     assert len(on.works) == 1
 
 
-def test_a_session_stays_with_its_decode_worker() -> None:
+def test_session_stays_with_its_decode_worker() -> None:
     on = split(decodes=2, policy="static")
     first = to_decoding(on, "r1", session_id="s")
     on.outcome(first)
@@ -115,7 +115,7 @@ def test_a_session_stays_with_its_decode_worker() -> None:
     assert on.decisions[-1].session_tokens == 26
 
 
-def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None:
+def test_next_turn_finds_session_before_outcome_of_last_turn() -> None:
     on = split(decodes=2, policy="static", local_share=1.0)
     on.request("r0", session_id="other")
     first = to_decoding(on, "r1", session_id="one")
@@ -129,7 +129,7 @@ def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None
 
 
 @pytest.mark.parametrize("case", ["full", "gone"])
-def test_a_session_moves_when_its_worker_cannot_take_it(case: str) -> None:
+def test_session_moves_when_its_worker_is_full_or_gone(case: str) -> None:
     on = replicas(2, window=1)
     on.request("r1", session_id="s")
     on.outcome(on.works[-1])
@@ -144,7 +144,7 @@ def test_a_session_moves_when_its_worker_cannot_take_it(case: str) -> None:
     assert on.works[-1].worker_id == ("x1" if case == "full" else worker.worker_id)
 
 
-def test_work_waits_for_credit_and_is_served_by_class() -> None:
+def test_request_waits_for_credit_and_is_served_by_class() -> None:
     on = replicas(window=1)
     on.request("r1")
     on.request("r2", priority=Priority.BATCH)
@@ -155,7 +155,7 @@ def test_work_waits_for_credit_and_is_served_by_class() -> None:
     assert on.decisions[-1].queue_length == 1
 
 
-def test_prefill_runs_ahead_of_decode_only_so_far() -> None:
+def test_prefill_runs_ahead_of_decode_up_to_limit() -> None:
     on = RouterHarness(handover_ahead=1)
     on.worker("p0", Role.PREFILL, window=10)
     on.worker("d0", Role.DECODE, window=1)
@@ -172,7 +172,7 @@ def test_prefill_runs_ahead_of_decode_only_so_far() -> None:
     assert state_of(on, "r2") is State.PREFILLING
 
 
-def test_no_herd_on_a_fresh_worker() -> None:
+def test_router_spreads_requests_over_fresh_worker() -> None:
     on = split(prefills=2, decodes=1)
     on.worker("p2", Role.PREFILL, window=4)
     for number in range(6):
@@ -180,7 +180,7 @@ def test_no_herd_on_a_fresh_worker() -> None:
     assert sorted(w.worker_id for w in on.works) == ["p0", "p0", "p1", "p1", "p2", "p2"]
 
 
-def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> None:
+def test_decode_worker_computes_prompt_after_long_absence_of_prefill() -> None:
     on = split(local_after_ms=1_000)
     on.workers["p0"].silent = True
     on.pass_ms(LEASE_MS + 250)
@@ -192,7 +192,7 @@ def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> No
     assert on.decisions[-1].reason is Reason.NO_WORKER
 
 
-def test_of_two_engines_that_start_a_decode_worker_serves_until_the_other_is_there() -> None:
+def test_decode_worker_serves_until_first_prefill_worker_joins() -> None:
     on = RouterHarness(local_after_ms=60_000)
     on.worker("d0", Role.DECODE)
     on.request("r1")
@@ -202,7 +202,7 @@ def test_of_two_engines_that_start_a_decode_worker_serves_until_the_other_is_the
     assert [(work.mode, work.worker_id) for work in on.works[1:]] == [(Mode.REMOTE, "p0")]
 
 
-def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> None:
+def test_decode_worker_serves_after_last_prefill_worker_changes_role() -> None:
     on = split(local_after_ms=60_000)
     on.fleet(builders.registration("p0", Role.DECODE, partition=7))
     on.request("r1")
@@ -216,7 +216,7 @@ def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> 
     assert "r3" not in {work.request_id for work in on.works}  # it may only have lost its lease
 
 
-def test_deadlines_end_requests_wherever_they_are() -> None:
+def test_deadline_ends_request_in_every_state() -> None:
     on = RouterHarness()
     on.worker("p0", Role.PREFILL, window=2)
     on.worker("d0", Role.DECODE, window=0)
@@ -235,14 +235,14 @@ def test_deadlines_end_requests_wherever_they_are() -> None:
 
 
 @pytest.mark.parametrize(("live", "reason"), [(0, Reason.NO_WORKER), (1, Reason.DEADLINE_PASSED)])
-def test_an_expiry_says_whether_anybody_was_there(live: int, reason: Reason) -> None:
+def test_expiry_reason_says_whether_workers_lived(live: int, reason: Reason) -> None:
     on = replicas(live, window=0)
     on.request("r1", deadline_ms=on.now_ms + 500)
     on.pass_ms(600)
     assert on.decisions[-1].reason is reason
 
 
-def test_a_full_queue_sheds_the_worst() -> None:
+def test_full_queue_sheds_worst_request() -> None:
     on = RouterHarness(queue_requests_max=2)
     on.request("r1", priority=Priority.BATCH)
     on.request("r2")
@@ -252,7 +252,7 @@ def test_a_full_queue_sheds_the_worst() -> None:
     assert outcome.error is not None and outcome.error.code == "queue_full"
 
 
-def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
+def test_router_serves_other_tenants_during_flood() -> None:
     on = replicas(1, window=1)
     for number in range(5):
         on.request(f"a{number}", tenant="a")
@@ -264,7 +264,7 @@ def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
     assert [work.request_id for work in on.works] == ["a0", "a1", "b0", "a2", "b1"]
 
 
-def test_draining_workers_finish_but_take_nothing_new() -> None:
+def test_draining_worker_finishes_work_and_takes_no_more() -> None:
     on = replicas(1)
     on.request("r1")
     on.workers["x0"].state = MemberState.DRAINING
@@ -275,7 +275,7 @@ def test_draining_workers_finish_but_take_nothing_new() -> None:
     assert not on.outcomes["r1"].error
 
 
-def test_handing_over_to_nobody_falls_back_to_a_replica() -> None:
+def test_handover_falls_back_to_replica_without_decode_workers() -> None:
     on = split()
     on.request("r1")
     on.workers["d0"].state = MemberState.GONE
@@ -287,7 +287,7 @@ def test_handing_over_to_nobody_falls_back_to_a_replica() -> None:
     assert on.decisions[-1].reason is Reason.NO_WORKER
 
 
-def test_events_of_partitions_of_others_are_ignored() -> None:
+def test_router_ignores_events_of_other_partitions() -> None:
     on = replicas()
     request = builders.request("r1")
     assert on.apply(RequestArrived(request, 3)) == []
@@ -295,7 +295,7 @@ def test_events_of_partitions_of_others_are_ignored() -> None:
     assert on.apply(CancellationArrived(cancel, 3)) == []
 
 
-def test_unknown_things_are_ignored() -> None:
+def test_router_ignores_records_about_unknown_requests_and_members() -> None:
     on = replicas()
     on.request("r1")
     stranger = replace(on.works[0], request_id="unknown", session_id="s")
@@ -307,7 +307,7 @@ def test_unknown_things_are_ignored() -> None:
     assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].window == 4
 
 
-def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
+def test_sessions_are_bounded_expire_and_reload() -> None:
     on = replicas(sessions_max=2, session_ttl_ms=10_000)
     forgotten = []
     for number in range(3):
@@ -315,16 +315,16 @@ def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
         effects = on.outcome(on.works[-1])
         forgotten += [e.session_id for e in effects if isinstance(e, DropSession)]
     assert forgotten == ["s0"]
-    known = on.router.tables.sessions.all()
-    log = [SessionLoaded(session, PARTITION) for session in known.values()]
+    sessions = on.router.tables.sessions.all()
+    log = [SessionLoaded(session, PARTITION) for session in sessions.values()]
     rebuilt = on.rebuilt(list(log))
-    assert rebuilt.tables.sessions.all() == known
+    assert rebuilt.tables.sessions.all() == sessions
     on.pass_ms(11_000)
     assert len(on.router.tables.sessions) == 0
     assert on.router.tables.sessions.get(("", "s2"), on.now_ms) is None
 
 
-def test_role_changes_keep_the_books() -> None:
+def test_fleet_keeps_counts_through_role_changes() -> None:
     on = replicas(1, window=2)
     on.request("r1")
     worker = on.workers["x0"]
@@ -339,7 +339,7 @@ def test_role_changes_keep_the_books() -> None:
     assert fleet.pools[Role.REPLICA].workers[0].running == 0
 
 
-def test_a_rebuild_stops_what_was_being_cancelled_and_fails_what_failed() -> None:
+def test_rebuild_continues_cancellation_and_failure() -> None:
     on = replicas(2, attempts_max=1)
     on.request("cancelled")
     on.cancel("cancelled")
@@ -350,8 +350,8 @@ def test_a_rebuild_stops_what_was_being_cancelled_and_fails_what_failed() -> Non
     for event, at_ms in on.fleet_log:
         router.apply(event, at_ms)
     router.apply(PartitionTaken(PARTITION), on.now_ms)
-    for past in log:
-        router.apply(past, on.now_ms)
+    for past_event in log:
+        router.apply(past_event, on.now_ms)
     effects = router.apply(PartitionReady(PARTITION), on.now_ms)
     (end,) = [e for e in effects if isinstance(e, End)]
     assert (end.outcome.request_id, end.outcome.kind) == ("failed", OutcomeKind.FAILED)
@@ -362,7 +362,7 @@ def test_a_rebuild_stops_what_was_being_cancelled_and_fails_what_failed() -> Non
     assert router.view()["cancelled"][2] is State.CANCELLING
 
 
-def test_a_rebuild_cancels_what_waits_and_remembers_early_cancellations() -> None:
+def test_rebuild_cancels_queued_request_and_remembers_early_cancel() -> None:
     on = RouterHarness()
     request = builders.request("waits")
     router = Router(ROUTER, RouterSettings())
@@ -377,7 +377,7 @@ def test_a_rebuild_cancels_what_waits_and_remembers_early_cancellations() -> Non
     assert [e.outcome.kind for e in effects if isinstance(e, End)] == [OutcomeKind.CANCELLED]
 
 
-def test_memory_of_ended_ids_and_early_cancellations_is_bounded() -> None:
+def test_router_bounds_ended_ids_and_early_cancellations() -> None:
     on = replicas(ended_max=2, early_cancels_max=2)
     for number in range(5):
         on.cancel(f"early{number}")
@@ -389,7 +389,7 @@ def test_memory_of_ended_ids_and_early_cancellations_is_bounded() -> None:
     assert (len(tables.ended_ids), len(tables.early_cancellations)) == (0, 0)
 
 
-def test_members_silent_for_very_long_are_forgotten() -> None:
+def test_fleet_forgets_members_silent_for_long() -> None:
     on = replicas(1)
     on.workers["x0"].silent = True
     fleet = on.router.tables.fleet
@@ -408,7 +408,7 @@ def answered_with_kv(on: RouterHarness, life_ms: int = 30_000) -> KvHandle:
     return kv
 
 
-def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
+def test_next_prefill_reads_kv_of_answer_once() -> None:
     on = split(prefills=2, policy="static")
     kv = answered_with_kv(on)
     session = on.router.tables.sessions.get(("", "s"), on.now_ms)
@@ -421,16 +421,16 @@ def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
 
 
 @pytest.mark.parametrize("case", ["expires", "epoch", "takeover", "pair", "tenant"])
-def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> None:
+def test_next_turn_reads_no_kv_of_answer_that_may_be_wrong(case: str) -> None:
     on = split(policy="static")
     kv = answered_with_kv(on, life_ms=1_000 if case == "expires" else 30_000)
     if case == "epoch":
         on.worker("d0", Role.DECODE, window=4)
     elif case == "takeover":
-        known = on.router.tables.sessions.all()
-        assert known["", "s"].kv == kv
-        rebuilt = on.rebuilt([SessionLoaded(known["", "s"], PARTITION)])
-        assert rebuilt.tables.sessions.all() == {("", "s"): replace(known["", "s"], kv=None)}
+        sessions = on.router.tables.sessions.all()
+        assert sessions["", "s"].kv == kv
+        rebuilt = on.rebuilt([SessionLoaded(sessions["", "s"], PARTITION)])
+        assert rebuilt.tables.sessions.all() == {("", "s"): replace(sessions["", "s"], kv=None)}
         return
     elif case == "pair":
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
@@ -444,31 +444,31 @@ def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> N
     assert kv not in [work.kv for work in on.works]
 
 
-def test_whoever_shares_no_cache_is_not_placed_by_what_others_have_there() -> None:
-    """And workers are told which scope it is."""
+def test_router_counts_cached_prefixes_only_within_cache_scope() -> None:
+    """The work carries the scope to its worker."""
     on = split(2)
     salt = prefix.salt_of("ada")
     chain = prefix.pack(prefix.chain(range(640), 16, salt))
-    held = KvEvents(
+    kv_events = KvEvents(
         worker_id="p1", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True, stored=chain
     )
-    on.apply(KvEventsArrived(held, 0))
+    on.apply(KvEventsArrived(kv_events, 0))
     for number, scope in enumerate(("ada", "bob", "")):
         on.request(f"r{number}", tokens=640, cache_scope=scope)
-        cached = [each.cached_tokens for each in on.decisions[-1].candidates]
+        cached = [candidate.cached_tokens for candidate in on.decisions[-1].candidates]
         assert (max(cached) > 0) == (scope == "ada")
         assert on.works[-1].cache_scope == scope
 
 
-def test_decisions_show_what_they_stood_on() -> None:
+def test_decision_shows_weights_load_and_cached_tokens() -> None:
     on = split()
     on.request("r1", tokens=64, w_ttft=0.9, w_tpot=0.1)
     on.fleet(builders.beat(ROUTER, 99))
     chain = prefix.pack(prefix.chain(range(64), 16)[:3])
-    held = KvEvents(
+    kv_events = KvEvents(
         worker_id="d0", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True, stored=chain
     )
-    assert on.apply(KvEventsArrived(held, 0)) == []
+    assert on.apply(KvEventsArrived(kv_events, 0)) == []
     on.request("r2", tokens=64)
     first, second = on.decisions
     assert (first.w_ttft, first.w_tpot) == (0.9, 0.1)

@@ -9,19 +9,19 @@ from tests.streams.core.router_harness import PARTITION
 from tests.streams.core.router_setups import split, to_decoding
 
 
-def test_a_router_goes_on_from_its_own_bytes() -> None:
+def test_router_continues_from_its_pickled_bytes() -> None:
     on = split()
     decode = to_decoding(on)
     stored = pack(chain(range(32), 16))
-    held = KvEvents(
+    kv_events = KvEvents(
         worker_id="d0", epoch=1, seq=0, at_ms=0, block_size=16, snapshot=True, stored=stored
     )
-    on.apply(KvEventsArrived(held, 0))
-    again = pickle.loads(pickle.dumps(on.router))
-    assert again.rebuilt == on.router.rebuilt == {PARTITION}
-    assert again.view() == on.router.view()
-    on.twin = again  # which has to do the same from here on
+    on.apply(KvEventsArrived(kv_events, 0))
+    copy = pickle.loads(pickle.dumps(on.router))
+    assert copy.rebuilt == on.router.rebuilt == {PARTITION}
+    assert copy.view() == on.router.view()
+    on.twin = copy  # which has to do the same from here on
     on.request("r2")
     on.outcome(decode)
     on.pass_ms(1_000)
-    assert not again.is_live("r1") and again.is_live("r2")
+    assert not copy.is_live("r1") and copy.is_live("r2")

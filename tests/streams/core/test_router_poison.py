@@ -33,7 +33,7 @@ from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas
-from tests.streams.gateway.samples import ended
+from tests.streams.gateway.samples import stream_end
 
 BAD = RequestArrived(builders.request("bad", 13), PARTITION)
 GOOD = RequestArrived(builders.request("good", 9), PARTITION)
@@ -105,7 +105,7 @@ def break_learning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("then", [(BAD,), (Tick(),)], ids=["its own", "any"])
-def test_a_request_that_ends_routers_fails_after_so_many(
+def test_request_fails_after_too_many_router_failures(
     monkeypatch: pytest.MonkeyPatch, then: tuple[Event, ...]
 ) -> None:
     break_placement(monkeypatch)
@@ -122,18 +122,18 @@ def test_a_request_that_ends_routers_fails_after_so_many(
     assert not [effect for effect in take_over(log, *then, BAD) if isinstance(effect, End)]
 
 
-def test_what_workers_hold_of_a_poisoned_request_is_stopped(
+def test_router_cancels_work_of_poisoned_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log: list[PartitionEvent] = [BAD]
     (work,) = [e.record for e in take_over(log) if isinstance(e, Dispatch)]
     assert isinstance(work, Work)
-    done = PhaseArrived(builders.phase(work, PhaseKind.PREFILL_DONE), PARTITION)
+    prefill_done = PhaseArrived(builders.phase(work, PhaseKind.PREFILL_DONE), PARTITION)
     break_learning(monkeypatch)
     for _ in range(3):
-        assert blamed(take_over(log, done)) == ["bad"]
-    log.append(done)
-    effects = take_over(log, done)
+        assert blamed(take_over(log, prefill_done)) == ["bad"]
+    log.append(prefill_done)
+    effects = take_over(log, prefill_done)
     orders = [e.record for e in effects if isinstance(e, Dispatch)]
     assert all(isinstance(order, CancelWork) and order.void for order in orders)
     # prefill has its KV, and decode the work if the last router has handed it over
@@ -142,7 +142,7 @@ def test_what_workers_hold_of_a_poisoned_request_is_stopped(
 
 
 @pytest.mark.parametrize("breaks", [break_placement, break_learning])
-def test_nobody_is_blamed_for_what_is_about_nobody(
+def test_router_blames_no_request_for_failure_without_one(
     monkeypatch: pytest.MonkeyPatch, breaks: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     breaks(monkeypatch)
@@ -175,7 +175,7 @@ def is_read(on: RouterHarness) -> None:
 
 
 def read_to_its_end(on: RouterHarness) -> None:
-    end = ended("bad", ["a"], attempt=1)
+    end = stream_end("bad", ["a"], attempt=1)
     on.record(ContinuedArrived(builders.continued("bad", 1, end=end), PARTITION))
 
 
@@ -197,7 +197,11 @@ def read_to_its_end(on: RouterHarness) -> None:
             (router_module, "with_probe"),
             lambda on: on.probed(on.works[0], 1, builders.passage(3)),
         ),
-        (is_given_up, (Continuing, "apply_continued"), lambda on: on.report_progress("bad", 1, 901)),
+        (
+            is_given_up,
+            (Continuing, "apply_continued"),
+            lambda on: on.report_progress("bad", 1, 901),
+        ),
         (is_given_up, (Endings, "end_as_read"), read_to_its_end),
         (
             answers_and_searches,
@@ -218,7 +222,7 @@ def read_to_its_end(on: RouterHarness) -> None:
         "outcome",
     ],
 )
-def test_whatever_is_read_of_a_request_can_be_what_routers_fail_over(
+def test_router_blames_request_whatever_record_it_fails_at(
     monkeypatch: pytest.MonkeyPatch,
     before: Callable[[RouterHarness], None],
     broken: tuple[Any, str],

@@ -14,8 +14,8 @@ from tests.streams.core.router_setups import pairs, replicas, split, work_of
 
 def answering(on: RouterHarness, **changes: Any) -> Work:
     """A request that may search while it is answered, up to its decode worker."""
-    wanted = retrieval(on.now_ms + 500, probing=probing(), **changes)
-    on.request("r1", retrieval=wanted, tenant="acme")
+    search = retrieval(on.now_ms + 500, probing=probing(), **changes)
+    on.request("r1", retrieval=search, tenant="acme")
     on.retrieved("r1", passage(1), passage(2))
     if on.works[-1].phase is WorkPhase.PREFILL:
         on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
@@ -32,7 +32,7 @@ def fail(on: RouterHarness, work: Work) -> Work:
 
 
 @pytest.mark.parametrize("fleet", [split, replicas])
-def test_decode_gets_what_it_needs_to_search_and_prefill_does_not(fleet: Any) -> None:
+def test_decode_work_has_probes_and_prefill_work_has_none(fleet: Any) -> None:
     on: RouterHarness = fleet()
     probes = answering(on).probes
     assert probes is not None and probes.retrieval == on.accepted["r1"].retrieval
@@ -43,7 +43,7 @@ def test_decode_gets_what_it_needs_to_search_and_prefill_does_not(fleet: Any) ->
 
 
 @pytest.mark.parametrize("way", [Orchestration.DECODE_FIRST, Orchestration.CONCURRENT])
-def test_in_a_pair_only_decode_searches(way: Orchestration) -> None:
+def test_pair_gives_probes_to_decode_only(way: Orchestration) -> None:
     on = pairs(way)
     on.request("r1", retrieval=retrieval(on.now_ms + 500, probing=probing()))
     on.retrieved("r1", passage(1))
@@ -54,7 +54,7 @@ def test_in_a_pair_only_decode_searches(way: Orchestration) -> None:
     assert work_of(on, WorkPhase.PREFILL).probes is None
 
 
-def test_a_request_that_wants_no_probes_gets_none() -> None:
+def test_request_without_probing_gets_no_probes() -> None:
     on = replicas()
     on.request("r1", retrieval=retrieval(on.now_ms + 500))
     on.retrieved("r1", passage(1))
@@ -62,7 +62,7 @@ def test_a_request_that_wants_no_probes_gets_none() -> None:
     assert [work.probes for work in on.works] == [None, None]
 
 
-def test_a_later_attempt_puts_in_what_the_client_has_and_asks_from_there() -> None:
+def test_next_attempt_gets_inserts_and_known_passages() -> None:
     on = replicas(2)
     first = answering(on)
     assert on.probed(first, 1, passage(3)) == []
@@ -70,29 +70,29 @@ def test_a_later_attempt_puts_in_what_the_client_has_and_asks_from_there() -> No
     on.probed(first, 2, passage(9))  # the first counts
     probes = fail(on, first).probes
     assert probes is not None and probes.decided == 2
-    assert [(each.at, each.tokens) for each in probes.inserts] == [
+    assert [(insert.at, insert.tokens) for insert in probes.inserts] == [
         (8, passage(3).tokens),
         (16, b""),
     ]
     assert probes.known_passages == ("d1#0", "d2#0", "d3#0")
 
 
-def test_the_reader_hears_of_it_again_before_the_later_attempt() -> None:
-    """The worker that put it in may have died before it told."""
+def test_router_repeats_probe_notice_before_next_attempt() -> None:
+    """The worker that inserted the passage may have died before it told the reader."""
     on = replicas(2)
     first = answering(on)
     on.probed(first, 1, passage(3))
     on.probed(first, 2)
     effects = on.phase(first, PhaseKind.FAILED)
-    kinds = [type(each) for each in effects if isinstance(each, NotifyRetrieval | Dispatch)]
+    kinds = [type(effect) for effect in effects if isinstance(effect, NotifyRetrieval | Dispatch)]
     assert kinds[-2:] == [NotifyRetrieval, Dispatch]
-    told = [each for each in on.told if each.probe]
-    assert [(each.probe, each.seq, each.tokens) for each in told] == [(1, 8, 3)]
-    assert [each.passage_id for each in told[0].citations] == ["d3#0"]
+    notices = [notice for notice in on.notices if notice.probe]
+    assert [(notice.probe, notice.seq, notice.tokens) for notice in notices] == [(1, 8, 3)]
+    assert [citation.passage_id for citation in notices[0].citations] == ["d3#0"]
 
 
-def test_what_is_read_when_the_attempt_is_given_up_already_counts_all_the_same() -> None:
-    """The client may have tokens that follow it: that is read from another topic."""
+def test_probe_record_counts_after_its_attempt_is_void() -> None:
+    """The client may have tokens behind it, and that is read from another topic."""
     on = replicas(1)
     first = answering(on)
     worker = on.workers["x0"]
@@ -106,7 +106,7 @@ def test_what_is_read_when_the_attempt_is_given_up_already_counts_all_the_same()
     assert on.works[-1].attempt == 2 and probes is not None and probes.decided == 1
 
 
-def test_an_attempt_that_was_given_up_has_no_say_once_its_successor_has_probed() -> None:
+def test_router_ignores_old_attempt_once_next_one_has_probed() -> None:
     on = replicas(2)
     first = answering(on)
     second = fail(on, first)
@@ -114,12 +114,14 @@ def test_an_attempt_that_was_given_up_has_no_say_once_its_successor_has_probed()
     on.probed(first, 1, passage(3))
     on.probed(first, 2, passage(5))
     probes = fail(on, second).probes
-    assert probes is not None and [each.tokens for each in probes.inserts] == [passage(4).tokens]
+    assert probes is not None and [insert.tokens for insert in probes.inserts] == [
+        passage(4).tokens
+    ]
 
 
 @pytest.mark.parametrize("fleet", [split, replicas])
-def test_the_next_router_knows_the_same(fleet: Any) -> None:
-    """Live state equals a rebuild, and goes on alike: also where the request waits to be placed."""
+def test_takeover_restores_probes(fleet: Any) -> None:
+    """Live state equals a rebuild and continues alike, also before the next placement."""
     on: RouterHarness = fleet()
     work = answering(on)
     on.probed(work, 1, passage(3))
@@ -131,16 +133,16 @@ def test_the_next_router_knows_the_same(fleet: Any) -> None:
     on.probed(work, 3, passage(4))
     probes = fail(on, work).probes
     assert probes is not None and probes.decided == 3
-    assert [each.at for each in probes.inserts] == [8, 16, 24]
+    assert [insert.at for insert in probes.inserts] == [8, 16, 24]
     assert on.router.view() == on.rebuilt().view()
 
 
 def _without_probes(on: RouterHarness) -> Any:
-    log = [each for each in on.log if not getattr(getattr(each, "retrieved", None), "probe", 0)]
+    log = [event for event in on.log if not getattr(getattr(event, "retrieved", None), "probe", 0)]
     return on.rebuilt(log)
 
 
-def test_what_stands_in_the_answer_is_no_part_of_the_sessions_next_prompt() -> None:
+def test_next_turn_prompt_excludes_inserts_of_probes() -> None:
     on = replicas(1)
     work = answering(on)
     on.probed(work, 1, passage(3))
@@ -150,10 +152,10 @@ def test_what_stands_in_the_answer_is_no_part_of_the_sessions_next_prompt() -> N
     assert [insert.at for insert in on.asks[-1].history] == [4, 8]
 
 
-def test_a_probe_is_no_answer_to_the_search_for_the_prompt() -> None:
+def test_probe_record_answers_no_search_for_prompt() -> None:
     on = replicas(1)
-    wanted = retrieval(on.now_ms + 500, probing=probing())
-    on.request("r1", retrieval=wanted)
+    search = retrieval(on.now_ms + 500, probing=probing())
+    on.request("r1", retrieval=search)
     assert on.retrieved("r1", passage(1), attempt=1, probe=1, tokens=b"aaaa") == []
     assert not on.works and on.router.view() == on.rebuilt().view()
     on.retrieved("r1", replace(passage(2)))

@@ -85,12 +85,12 @@ def a_retrieval(on: RouterHarness, a: int, b: int) -> Retrieval:
 def answer(on: RouterHarness, a: int, b: int) -> None:
     """Something is found for one of the requests, or not, or it is the second answer."""
     if on.asks:
-        asked = on.asks[-1 - a % min(4, len(on.asks))].request.request_id
-        found = [passage(number, 1 + b) for number in range(1, 2 + a % 3)]
+        request_id = on.asks[-1 - a % min(4, len(on.asks))].request.request_id
+        passages = [passage(number, 1 + b) for number in range(1, 2 + a % 3)]
         if b % 4:
-            on.retrieved(asked, *found)
+            on.retrieved(request_id, *passages)
         else:
-            on.retrieved(asked, error=FATAL)
+            on.retrieved(request_id, error=FATAL)
 
 
 def probe(on: RouterHarness, a: int, b: int) -> None:
@@ -99,8 +99,8 @@ def probe(on: RouterHarness, a: int, b: int) -> None:
     if works:
         work = works[-1 - a % min(4, len(works))]
         assert work.probes is not None
-        found = [passage(1 + b)] * (b % 3 > 0)
-        on.probed(work, work.probes.decided + 1 + b % 4 - (b % 7 == 0), *found)
+        passages = [passage(1 + b)] * (b % 3 > 0)
+        on.probed(work, work.probes.decided + 1 + b % 4 - (b % 7 == 0), *passages)
 
 
 def say(on: RouterHarness, a: int, b: int) -> None:
@@ -141,9 +141,9 @@ def cancel(on: RouterHarness, a: int, b: int) -> None:
 
 def progress(on: RouterHarness, a: int, b: int) -> None:
     """A worker does the next thing with one of its requests."""
-    held = on.held()
-    if held:
-        advance(on, held[a % len(held)], b)
+    works = on.work_in_flight()
+    if works:
+        advance(on, works[a % len(works)], b)
 
 
 def advance(on: RouterHarness, work: Work, b: int) -> None:
@@ -162,11 +162,11 @@ def advance(on: RouterHarness, work: Work, b: int) -> None:
 
 
 def break_down(on: RouterHarness, a: int, b: int) -> None:
-    held = on.held()
-    if held:
+    works = on.work_in_flight()
+    if works:
         kind = PhaseKind.REFUSED if b % 2 else PhaseKind.FAILED
         changes = {"error": FATAL} if b % 7 == 0 else {}
-        on.phase(held[a % len(held)], kind, **changes)
+        on.phase(works[a % len(works)], kind, **changes)
 
 
 def repeat(on: RouterHarness, a: int, b: int) -> None:
@@ -178,9 +178,9 @@ def repeat(on: RouterHarness, a: int, b: int) -> None:
         e for e in records if not isinstance(e, RequestArrived) or e.request.deadline_ms > on.now_ms
     ]
     if records:
-        again = records[(a * 31 + b) % len(records)]
-        is_probe = isinstance(again, RetrievedArrived) and again.retrieved.probe
-        (on.record if is_probe else on.apply)(again)
+        event = records[(a * 31 + b) % len(records)]
+        is_probe = isinstance(event, RetrievedArrived) and event.retrieved.probe
+        (on.record if is_probe else on.apply)(event)
 
 
 def stale(on: RouterHarness, a: int, b: int) -> None:
@@ -255,10 +255,10 @@ def heal(on: RouterHarness) -> None:
         on.worker(worker.worker_id, worker.role, window=50)
     for _ in range(400):
         on.read()
-        held = on.held()
-        if not held and not on.router.tables.requests.by_id:
+        works = on.work_in_flight()
+        if not works and not on.router.tables.requests.by_id:
             return
-        for work in held:
+        for work in works:
             if key_of(work) in on.workers[work.worker_id].holds:
                 advance(on, work, 59)
         on.pass_ms(250)
@@ -278,7 +278,7 @@ def heal(on: RouterHarness) -> None:
     st.sampled_from(["auto", "decode_first", "concurrent"]),
     st.sampled_from([policy for policy in POLICIES if policy != "table"]),
 )
-def test_invariants_hold_whatever_happens(
+def test_router_keeps_invariants_under_random_events(
     fleet: str,
     steps: list[tuple[str, int, int]],
     queue_max: int,
@@ -312,8 +312,8 @@ def test_invariants_hold_whatever_happens(
         assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in pool.workers)
 
 
-def test_the_random_test_reaches_every_kind_of_outcome() -> None:
-    """A fixed walk long enough to see all kinds, so that the property above is about something."""
+def test_random_steps_reach_every_kind_of_outcome() -> None:
+    """A fixed walk sees all kinds, so that the property above is about something."""
     on = RouterHarness(
         says_at_once=False, queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS
     )
@@ -331,8 +331,8 @@ def test_the_random_test_reaches_every_kind_of_outcome() -> None:
 
 
 @pytest.mark.parametrize("orchestration", ["decode_first", "concurrent"])
-def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
-    """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
+def test_random_steps_reach_pairs_in_every_state(orchestration: str) -> None:
+    """A seeded walk with takeovers meets pairs in all states and with all ends."""
     draw = Random(5)
     on = RouterHarness(
         says_at_once=False,
@@ -361,13 +361,13 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     assert reasons >= {Reason.WORKER_FAILED, Reason.WORKER_LOST, Reason.WORKER_REFUSED}
     assert Reason.GATEWAY_LOST in reasons
     assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
-    assert State.RETRIEVING in states and any(each.citations for each in on.told)
+    assert State.RETRIEVING in states and any(notice.citations for notice in on.notices)
     assert any(ask.history for ask in on.asks), "some turn follows another with passages"
     assert State.CONTINUING in states and any(work.prior_tokens for work in on.works)
     assert any(work.probes and work.probes.inserts for work in on.works), "some answer goes on"
 
 
-def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
+def test_partition_loss_and_takeover_restore_same_state() -> None:
     on = RouterHarness()
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role)
@@ -380,15 +380,15 @@ def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
             progress(on, number, number)
     before = on.router.view()
     states = {State.RETRIEVING, State.PREFILLING, State.DECODING, State.QUEUED}
-    assert states <= {view[2] for view in before.values()} and on.told
-    past = list(on.log)
+    assert states <= {view[2] for view in before.values()} and on.notices
+    past_events = list(on.log)
     for worker in on.workers.values():
         worker.window = 0
         on.beat(worker)
     on.apply(PartitionLost(PARTITION))
     assert not on.router.view()
     on.apply(PartitionTaken(PARTITION))
-    for event in past:
+    for event in past_events:
         assert on.apply(event) == []
     on.apply(PartitionReady(PARTITION))
     assert on.router.view() == before

@@ -22,20 +22,26 @@ from tests.streams.core.router_harness import PARTITION
 from tests.streams.core.router_setups import replicas, state_of
 
 
-def test_what_waits_elsewhere_goes_on_when_a_partition_is_lost() -> None:
+def test_partition_loss_frees_credit_for_other_partition() -> None:
     router = Router(ROUTER, RouterSettings(policy="static"))
     fleet = builders.registration("x0", Role.REPLICA), builders.beat("x0", 1, {Role.REPLICA: 1})
-    taken = [kind(number) for number in (0, 1) for kind in (PartitionTaken, PartitionReady)]
+    partition_events = [
+        kind(number) for number in (0, 1) for kind in (PartitionTaken, PartitionReady)
+    ]
     requests = [RequestArrived(builders.request(f"r{number}"), number) for number in (0, 1)]
-    for event in (*(FleetRecordArrived(record, 0) for record in fleet), *taken, *requests):
+    for event in (
+        *(FleetRecordArrived(record, 0) for record in fleet),
+        *partition_events,
+        *requests,
+    ):
         effects = router.apply(event, T0)
-    assert not any(isinstance(each, Dispatch) for each in effects), "the only credit is taken"
+    assert not any(isinstance(effect, Dispatch) for effect in effects), "the only credit is taken"
     effects = router.apply(PartitionLost(0), T0 + 5)
-    (work,) = [each.record for each in effects if isinstance(each, Dispatch)]
+    (work,) = [effect.record for effect in effects if isinstance(effect, Dispatch)]
     assert isinstance(work, Work) and (work.request_id, work.dispatched_ms) == ("r1", T0 + 5)
 
 
-def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
+def test_cancellation_leaves_other_queued_requests() -> None:
     on = replicas(window=1)
     for number in range(3):
         on.request(f"r{number}")
@@ -46,7 +52,7 @@ def test_a_cancellation_in_the_queue_leaves_who_waits_behind_it() -> None:
     assert on.works[-1].request_id == "r2"
 
 
-def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_sweeps_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     on, sweep, swept = replicas(), RouterTables.sweep, list[int]()
 
     def note(tables: RouterTables, now_ms: int) -> None:
@@ -61,7 +67,7 @@ def test_what_is_old_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch)
     assert sorted({at_ms - begun_ms for at_ms in swept}) == [1_000, 2_000, 3_000, 4_000]
 
 
-def test_giving_up_a_partition_frees_the_credits() -> None:
+def test_partition_loss_frees_credits() -> None:
     on = replicas(window=1)
     on.request("r1")
     on.request("r2")
@@ -72,19 +78,19 @@ def test_giving_up_a_partition_frees_the_credits() -> None:
     assert len(on.router.tables.admission) == 0
 
 
-def test_what_ended_before_a_takeover_is_known_until_nobody_asks_again() -> None:
+def test_router_remembers_ended_request_after_takeover() -> None:
     on = replicas(deadline_grace_ms=1_000)
     on.request("r1", deadline_ms=on.now_ms + 5_000)
     on.outcome(on.works[0])
-    again = RequestArrived(on.accepted["r1"], PARTITION)
+    repeat = RequestArrived(on.accepted["r1"], PARTITION)
     on.taken_over()
     on.pass_ms(5_500)
-    assert on.apply(again) == [] and "r1" in on.router.tables.ended_ids
+    assert on.apply(repeat) == [] and "r1" in on.router.tables.ended_ids
     on.apply(PartitionLost(PARTITION))
     assert "r1" not in on.router.tables.ended_ids
 
 
-def test_a_cancellation_before_its_request_is_known_after_a_takeover() -> None:
+def test_takeover_remembers_early_cancellation() -> None:
     on = replicas()
     on.cancel("r1")
     on.taken_over()

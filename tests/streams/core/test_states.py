@@ -31,7 +31,7 @@ def following(state: State) -> set[State]:
     return steps | ({State.DECODING} if state is State.HANDING_OVER else set())
 
 
-def test_each_state_has_its_meaning_and_can_be_reached() -> None:
+def test_every_state_has_meaning_and_is_reachable() -> None:
     assert set(MEANING) == set(State)
     reached, waiting = set[State](), [State.RETRIEVING]
     while waiting:
@@ -42,7 +42,7 @@ def test_each_state_has_its_meaning_and_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in State if STANDS_ON[state]])
-def test_no_worker_is_lost_without_a_consequence(state: State) -> None:
+def test_worker_loss_changes_state_of_request(state: State) -> None:
     for side in STANDS_ON[state]:
         to = TRANSITIONS[state, side, LOST]
         assert to is not state
@@ -50,26 +50,26 @@ def test_no_worker_is_lost_without_a_consequence(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(ON_WORKERS))
-def test_what_refuses_or_fails_is_as_good_as_lost(state: State) -> None:
-    """Not while it is handed over: then the prefill worker has done its part."""
+def test_refusal_or_failure_equals_worker_loss(state: State) -> None:
+    """A hand-over is different: its prefill worker has done its part."""
     for side in STANDS_ON[state]:
         for word in GIVEN_UP:
             assert TRANSITIONS[state, side, word] is TRANSITIONS[state, side, LOST]
 
 
-def test_only_those_on_whom_a_request_stands_have_a_say() -> None:
+def test_transitions_come_only_from_sides_of_their_state() -> None:
     assert all(side in STANDS_ON[state] for state, side, _ in TRANSITIONS)
     assert not any(STANDS_ON[s] for s in (State.RETRIEVING, State.QUEUED, State.ENDED))
     assert {state for state, _, _ in TRANSITIONS} == {s for s in State if STANDS_ON[s]}
 
 
-def test_whoever_decodes_is_told_last() -> None:
+def test_decode_side_is_last_of_every_pair() -> None:
     """The last side ends the request, and only decode ends a pair."""
     pairs = [sides for sides in STANDS_ON.values() if len(sides) > 1]
     assert pairs and all(sides == (Side.PREFILL, Side.DECODE) for sides in pairs)
 
 
-def test_the_page_shows_the_tables() -> None:
-    """Otherwise put what `rendered()` gives into the page."""
+def test_readme_shows_state_tables() -> None:
+    """Otherwise put what `render_tables()` gives into the page."""
     page = Path(__file__).parents[3] / "streams/core/README.md"
     assert render_tables() in page.read_text()

@@ -43,7 +43,7 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.waiting import PATIENCE_S, until
 
@@ -98,9 +98,9 @@ class FakeLog:
         self.partition = partition
         self.responses = KeptResponses()
         self.frames: list[TokenFrame] = []
-        self.sent: list[ToRouter] = []
+        self.sent_records: list[ToRouter] = []
         self.headers: list[Headers] = []
-        self.told: list[ConversationTurn] = []
+        self.published_turns: list[ConversationTurn] = []
         self.reasons: list[str] = []
         self.members: list[Member] = []
         self.hold_acks: asyncio.Event | None = None
@@ -120,7 +120,7 @@ class FakeLog:
         if self.trouble is not None:
             raise self.trouble
         async with self.news:
-            self.sent.append(record)
+            self.sent_records.append(record)
             self.headers.append(headers)
             self.news.notify_all()
         if isinstance(record, Request) and self.on_request is not None:
@@ -135,7 +135,7 @@ class FakeLog:
         return [member.registration for member in self.members]
 
     def publish_turn(self, turn: ConversationTurn) -> None:
-        self.told.append(turn)
+        self.published_turns.append(turn)
 
     def problems(self) -> list[str]:
         return self.reasons
@@ -157,25 +157,25 @@ class FakeLog:
         async with self.news:
             self.frames += frames
             self.news.notify_all()
-        for one in frames:
-            self.hub.apply(one, asyncio.get_running_loop().time())
+        for token_frame in frames:
+            self.hub.apply(token_frame, asyncio.get_running_loop().time())
 
     async def wait_sent(self, count: int) -> None:
         """Until this many records were sent."""
         async with self.news:
-            await self.news.wait_for(lambda: len(self.sent) >= count)
+            await self.news.wait_for(lambda: len(self.sent_records) >= count)
 
     @property
     def requests(self) -> list[Request]:
-        return [record for record in self.sent if isinstance(record, Request)]
+        return [record for record in self.sent_records if isinstance(record, Request)]
 
     @property
     def cancellations(self) -> list[Cancellation]:
-        return [record for record in self.sent if isinstance(record, Cancellation)]
+        return [record for record in self.sent_records if isinstance(record, Cancellation)]
 
     @property
     def resumptions(self) -> list[Resumption]:
-        return [record for record in self.sent if isinstance(record, Resumption)]
+        return [record for record in self.sent_records if isinstance(record, Resumption)]
 
 
 class LetterPool:
@@ -193,7 +193,9 @@ class LetterPool:
         self.delay: asyncio.Event | None = None  # searches wait for it
         self.searches: list[dict[str, Any]] = []  # of vector stores
         self.embedded: list[tuple[int, str]] = []  # deadlines and tenants of calls for vectors
-        self.found: list[RetrievalResult] = []  # by the next ones of these; then nothing is
+        self.search_results: list[
+            RetrievalResult
+        ] = []  # by the next ones of these; then nothing is
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         if self.delay is not None:
@@ -202,27 +204,33 @@ class LetterPool:
             raise self.trouble
         if fields["collection"] != "answers":
             self.searches.append({"text": text, **fields})
-            return self.found.pop(0) if self.found else found_hits()
+            return self.search_results.pop(0) if self.search_results else found_hits()
         vector = (await self.embed([text], deadline_ms=deadline_ms)).vectors[0]
-        wanted = json.loads(fields["filter"])
-        found = []
-        for each in self.documents.values():
-            held = json.loads(each.metadata)
-            score = float(unpack_vector(each.vector) @ vector)
-            if each.collection != fields["collection"] or each.tenant not in ("", fields["tenant"]):
+        criteria = json.loads(fields["filter"])
+        hits = []
+        for document in self.documents.values():
+            metadata = json.loads(document.metadata)
+            score = float(unpack_vector(document.vector) @ vector)
+            if document.collection != fields["collection"] or document.tenant not in (
+                "",
+                fields["tenant"],
+            ):
                 continue
-            if held["key"] != wanted["key"] or held["until_ms"] <= wanted["until_ms"]["$gt"]:
+            if (
+                metadata["key"] != criteria["key"]
+                or metadata["until_ms"] <= criteria["until_ms"]["$gt"]
+            ):
                 continue
             if score >= fields["min_score"]:
                 passage = Passage(
-                    passage_id=each.document_id,
-                    document_id=each.document_id,
-                    text=each.text,
+                    passage_id=document.document_id,
+                    document_id=document.document_id,
+                    text=document.text,
                     score=score,
                 )
-                found.append(Hit(each.document_id, 1 - score, score=score, passage=passage))
-        found.sort(key=lambda hit: -hit.score)
-        return found_hits(*found[: fields["k"]])
+                hits.append(Hit(document.document_id, 1 - score, score=score, passage=passage))
+        hits.sort(key=lambda hit: -hit.score)
+        return found_hits(*hits[: fields["k"]])
 
     async def check(
         self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
@@ -295,7 +303,11 @@ class InProcessGateway:
 
         def answer(request: Request) -> None:
             self.log.hub.apply(
-                frame(request.request_id, list(texts), end=ended(request.request_id, texts, **end)),
+                frame(
+                    request.request_id,
+                    list(texts),
+                    end=stream_end(request.request_id, texts, **end),
+                ),
                 asyncio.get_running_loop().time(),
             )
 

@@ -24,7 +24,7 @@ def address_of(url: str) -> tuple[str, int]:
 
 @contextlib.asynccontextmanager
 async def raw_connection(
-    url: str, sent: bytes = b"", *, ends: bool = False
+    url: str, payload: bytes = b"", *, ends: bool = False
 ) -> AsyncIterator[asyncio.StreamReader]:
     """A connection of its own, on which these bytes were sent, and perhaps the end of all that is
     sent (`nc -N`); gives what comes back.
@@ -33,7 +33,7 @@ async def raw_connection(
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     reader, writer = await asyncio.open_connection(sock=sock, limit=4_096)
     try:
-        writer.write(sent)
+        writer.write(payload)
         await writer.drain()
         if ends:
             writer.write_eof()

@@ -44,7 +44,7 @@ def frame(
     )
 
 
-def ended(
+def stream_end(
     request_id: str,
     texts: Sequence[str] = (),
     *,

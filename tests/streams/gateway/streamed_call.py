@@ -9,7 +9,7 @@ import orjson
 
 from schemas.records import Request
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.streams.gateway.samples import ended, frame
+from tests.streams.gateway.samples import frame, stream_end
 from tests.waiting import PATIENCE_S, until
 
 WITH_IDS = {"X-Trivium-Event-Ids": "true"}  # for clients that resume
@@ -25,7 +25,7 @@ class StreamedCall:
         self.headers: dict[str, str] = {}
         self.writes: list[str] = []
         self.over = False
-        self._gone = asyncio.Event()
+        self._disconnect_event = asyncio.Event()
 
     @property
     def text(self) -> str:
@@ -43,7 +43,7 @@ class StreamedCall:
         async def receive() -> dict[str, Any]:
             if raw:
                 return {"type": "http.request", "body": raw.pop(), "more_body": False}
-            await self._gone.wait()
+            await self._disconnect_event.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
@@ -66,7 +66,7 @@ class StreamedCall:
         await self._gateway.app(scope, receive, send)
 
     def hang_up(self) -> None:
-        self._gone.set()
+        self._disconnect_event.set()
 
 
 @contextlib.asynccontextmanager
@@ -103,7 +103,7 @@ async def whole_stream(
         for seq in range(len(texts)):
             for request in requests:
                 before = len("".join(texts[:seq]))
-                end = ended(request.request_id, texts) if seq == len(texts) - 1 else None
+                end = stream_end(request.request_id, texts) if seq == len(texts) - 1 else None
                 await gateway.log.push(
                     frame(request.request_id, [texts[seq]], first_seq=seq, first_char=before,
                           end=end)

@@ -27,7 +27,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.http.listener import listen
 from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
-from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
+from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 from tests.streams.gateway.streamed_call import WITH_IDS
 from tests.waiting import PATIENCE_S, until
@@ -61,11 +61,11 @@ class Cluster:
             router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
             await self.join(f"replica-of-{name}", MemberKind.WORKER)
 
-            def known() -> bool:
+            def sees_ready_gateway() -> bool:
                 member = router.view.members.get(name)
                 return member is not None and member.state is MemberState.READY
 
-            await until(known)
+            await until(sees_ready_gateway)
             url = router.view.members[name].registration.url
             async with http_client(url) as client:
                 await until(lambda: ready(client))
@@ -104,7 +104,7 @@ class Cluster:
 
     async def answer(self, request: Request, first: int, last: int) -> None:
         """Send the frame of some of its tokens; with the last one its end."""
-        end = ended(request.request_id, TEXTS) if last == len(TEXTS) else None
+        end = stream_end(request.request_id, TEXTS) if last == len(TEXTS) else None
         before = len("".join(TEXTS[:first]))
         record = frame(
             request.request_id, TEXTS[first:last], first_seq=first, first_char=before, end=end
@@ -156,7 +156,7 @@ async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[
             await cluster.stop()
 
 
-async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: LogSettings) -> None:
+async def test_second_gateway_resumes_stream_from_kafka(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         urls = [await running.gateway("gateway-1"), await running.gateway("gateway-2")]
         async with http_client("") as client:
@@ -171,24 +171,27 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
             assert text_of(events_of(whole)) == "".join(TEXTS)
             role, first, *_ = whole.split("\n\n")
             first_id = first.split("\n")[0].removeprefix("id: ")
-            again = await client.get(
+            resumption = await client.get(
                 f"{urls[1]}/v1/requests/{request.request_id}/events",
                 headers={"Last-Event-ID": first_id},
             )
             had = text_of(events_of(role + "\n" + first))
-            assert had and had + text_of(events_of(again.text)) == "".join(TEXTS)
+            assert had and had + text_of(events_of(resumption.text)) == "".join(TEXTS)
 
 
-async def test_calls_wait_until_a_gateway_that_starts_can_answer(kafka: LogSettings) -> None:
-    """It refused them with 503."""
+async def test_starting_gateway_queues_calls_until_ready(kafka: LogSettings) -> None:
+    """It must not refuse them with 503."""
     async with cluster(kafka) as running:
         running.start("gateway-1", kafka, wait_ms=600_000)
         router = await running.join("router", MemberKind.ROUTER)
         await until(lambda: "gateway-1" in router.view.members)
         url = router.view.members["gateway-1"].registration.url
         async with http_client(url) as client:
-            asked = [client.post("/v1/chat/completions", json=chat()), client.get("/health/ready")]
-            call, health = [asyncio.create_task(each) for each in asked]
+            coroutines = [
+                client.post("/v1/chat/completions", json=chat()),
+                client.get("/health/ready"),
+            ]
+            call, health = [asyncio.create_task(coroutine) for coroutine in coroutines]
             await until(lambda: ours(router, "gateway-1"))
             assert not call.done() and not health.done()
             await running.join("replica", MemberKind.WORKER)
@@ -200,8 +203,8 @@ def ours(router: Membership, name: str) -> bool:
     return router.view.members[name].state is MemberState.READY
 
 
-async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings) -> None:
-    """Routers would take what it accepts for a lost process's."""
+async def test_gateway_stops_when_another_process_takes_its_name(kafka: LogSettings) -> None:
+    """Otherwise routers would take its requests for those of a lost process."""
     async with cluster(kafka) as running:
         await running.gateway("gateway-1")
         _, first = running.gateways.pop("gateway-1")
@@ -210,7 +213,7 @@ async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings
             await asyncio.wait_for(first, PATIENCE_S)
 
 
-async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
+async def test_gateway_dead_letters_undecodable_frame_and_continues(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         url = await running.gateway("gateway-1")
         async with http_client(url) as client:
@@ -234,7 +237,7 @@ async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSetting
         assert record.value == b"\xc3\x01x"
 
 
-async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSettings) -> None:
+async def test_stopping_gateway_finishes_streams_then_leaves_fleet(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         url = await running.gateway("gateway-1")
         async with http_client(url) as client:
@@ -254,10 +257,10 @@ async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSetti
         await asyncio.wait_for(gateway, PATIENCE_S)
 
 
-async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
+async def test_gateway_serves_503_while_broker_is_absent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It tries again and again."""
+    """It retries until the broker answers."""
     log = LogSettings(bootstrap="127.0.0.1:1")
     sock = listen("127.0.0.1", 0)
     port = sock.getsockname()[1]
@@ -285,7 +288,7 @@ async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
     await asyncio.wait_for(task, PATIENCE_S)
 
 
-async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
+async def test_gateway_returns_503_during_broker_pause_and_rejoins(tmp_path: Path) -> None:
     broker = Broker(
         BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200),
         tmp_path,
@@ -323,7 +326,7 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         await asyncio.to_thread(broker.stop)
 
 
-async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
+async def test_gateway_and_streams_survive_broker_restart(tmp_path: Path) -> None:
     settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=200)
     broker = Broker(settings, tmp_path, tethered=True)
     try:

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from schemas.records import OutcomeKind
 from tests.streams.gateway.in_process import InProcessGateway, serving
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.streamed_call import WITH_IDS
 from tests.waiting import PATIENCE_S, until
 
@@ -25,7 +25,7 @@ def talking(**end: Any) -> InProcessGateway:
     return gateway
 
 
-async def test_openai_async() -> None:
+async def test_openai_async_client_chats_streams_and_lists_models() -> None:
     async with serving(talking()) as url:
         async with openai.AsyncOpenAI(
             base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
@@ -48,7 +48,7 @@ async def test_openai_async() -> None:
             assert old.choices[0].text == "Hello"
 
 
-async def test_openai_sync() -> None:
+async def test_openai_sync_client_streams_chat() -> None:
     async with serving(talking()) as url:
 
         def talk() -> str:
@@ -67,7 +67,7 @@ async def test_openai_sync() -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError),
     ],
 )
-async def test_openai_raises_what_it_should(fields: Any, error: type[Exception]) -> None:
+async def test_openai_client_raises_matching_error(fields: Any, error: type[Exception]) -> None:
     async with serving(talking()) as url:
         async with openai.AsyncOpenAI(
             base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
@@ -82,7 +82,7 @@ async def test_openai_raises_what_it_should(fields: Any, error: type[Exception])
                 await client.models.list()
 
 
-async def test_openai_is_told_about_overload() -> None:
+async def test_openai_client_raises_rate_limit_error_when_shed() -> None:
     gateway = talking(kind=OutcomeKind.SHED)
     async with serving(gateway) as url:
         async with openai.AsyncOpenAI(
@@ -92,7 +92,7 @@ async def test_openai_is_told_about_overload() -> None:
                 await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
 
-async def test_langchain() -> None:
+async def test_langchain_client_chats_streams_and_batches() -> None:
     from langchain_openai import ChatOpenAI  # slow to import
 
     async with serving(talking()) as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:
@@ -128,7 +128,7 @@ async def pausing() -> AsyncIterator[str]:
         for next_frame in (
             frame(name, ["Hel"]),
             frame(name, ["lo"], first_seq=1, first_char=3),
-            frame(name, [], end=ended(name, ["Hel", "lo"])),
+            frame(name, [], end=stream_end(name, ["Hel", "lo"])),
         ):
             for _ in range(2):
                 gateway.state.sweep(call.last_activity_s + 1, 0)
@@ -140,7 +140,7 @@ async def pausing() -> AsyncIterator[str]:
         yield url + "/v1"
 
 
-async def test_openai_reads_over_silences() -> None:
+async def test_openai_async_client_skips_keepalive_comments() -> None:
     """Keep-alive comments before, between and after tokens end no event."""
     async with (
         pausing() as url,
@@ -153,8 +153,8 @@ async def test_openai_reads_over_silences() -> None:
     assert texts == ["", "Hel", "lo", None]
 
 
-async def test_openai_sync_reads_over_silences() -> None:
-    """As above, in the client without asyncio, with the older endpoint."""
+async def test_openai_sync_client_skips_keepalive_comments() -> None:
+    """The client without asyncio reads the older endpoint."""
 
     def talk(url: str) -> str:
         with openai.OpenAI(base_url=url, api_key="x", timeout=PATIENCE_S) as ai:
@@ -167,8 +167,7 @@ async def test_openai_sync_reads_over_silences() -> None:
         assert await asyncio.to_thread(talk, url) == "Hello"
 
 
-async def test_langchain_reads_over_silences() -> None:
-    """As above, through LangChain."""
+async def test_langchain_client_skips_keepalive_comments() -> None:
     from langchain_openai import ChatOpenAI  # slow to import
 
     async with pausing() as url, httpx.AsyncClient(timeout=PATIENCE_S) as http:

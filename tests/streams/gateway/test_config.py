@@ -8,8 +8,7 @@ from schemas.errors import ConfigError
 from streams.gateway.config import GatewaySettings
 
 
-def test_the_default_class_is_within_the_cap() -> None:
-    """Checked at start."""
+def test_gateway_settings_reject_priority_above_cap() -> None:
     with pytest.raises(ConfigError, match="priority: expected at most priority_max=batch"):
         GatewaySettings(priority_max="batch")
 
@@ -30,6 +29,6 @@ def test_the_default_class_is_within_the_cap() -> None:
         ),
     ],
 )
-def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+def test_gateway_settings_reject_invalid_fields(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         GatewaySettings(**changes)

@@ -6,18 +6,18 @@ from schemas.errors import TooManyRequests
 from streams.gateway.fair_share import FairShare
 
 
-def test_whoever_comes_finds_a_place() -> None:
-    """One tenant's uploads, trickling, kept all others from theirs (found 28)."""
+def test_fair_share_leaves_room_for_every_tenant() -> None:
+    """Slow uploads of one tenant do not keep others from theirs."""
     places = FairShare(8, tenants=5)
-    taken = dict.fromkeys("abcde", 0)
-    for tenant in taken:
+    counts = dict.fromkeys("abcde", 0)
+    for tenant in counts:
         while True:
             try:
                 places.take(tenant, "uploads")
             except TooManyRequests:
                 break
-            taken[tenant] += 1
-    assert list(taken.values()) == [4, 2, 1, 1, 0], "as long as there are more than tenants"
+            counts[tenant] += 1
+    assert list(counts.values()) == [4, 2, 1, 1, 0], "as long as there are more than tenants"
     with pytest.raises(TooManyRequests, match="1 of your uploads and 7 of others are under way"):
         places.check("c", "uploads")
     places.give_back("a", 4)
@@ -25,8 +25,8 @@ def test_whoever_comes_finds_a_place() -> None:
     places.take("e", "uploads")
 
 
-def test_a_newcomer_may_take_more_than_once() -> None:
-    """A body comes in pieces; from the second on there was no room (review of 28)."""
+def test_fair_share_admits_new_tenant_repeatedly() -> None:
+    """A body comes in pieces, each of which needs room."""
     places = FairShare(64, tenants=9)
     for tenant in "ab":
         places.add(tenant, 24)
@@ -39,7 +39,7 @@ def test_a_newcomer_may_take_more_than_once() -> None:
     places.take("d", "bytes", 4)
 
 
-def test_who_is_alone_has_all() -> None:
+def test_fair_share_gives_single_tenant_full_limit() -> None:
     places = FairShare(8, tenants=1)
     places.take("", "answers", 8)
     with pytest.raises(TooManyRequests, match="8 of your answers and 0 of others.*at most 8 and 8"):

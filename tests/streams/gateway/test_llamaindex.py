@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.streams.gateway.endpoints.test_vector_stores import file_of, hit, made, send
+from tests.streams.gateway.endpoints.test_vector_stores import file_of, hit, new_store, send
 from tests.streams.gateway.in_process import InProcessGateway, found_hits, serving
 from tests.streams.gateway.samples import MODEL
 from tests.waiting import PATIENCE_S
@@ -40,7 +40,7 @@ def chat_model(url: str, http: httpx.Client) -> Any:
     )
 
 
-async def test_llamaindex_chats_whole_and_as_a_stream() -> None:
+async def test_llamaindex_client_completes_and_streams() -> None:
     async with serving(talking()) as url:
 
         def talk() -> tuple[str, str]:
@@ -52,7 +52,7 @@ async def test_llamaindex_chats_whole_and_as_a_stream() -> None:
         assert await asyncio.to_thread(talk) == ("Pier 7", "Pier 7")
 
 
-async def test_llamaindex_embeds() -> None:
+async def test_llamaindex_client_embeds_texts() -> None:
     async with serving(talking()) as url:
 
         def embed() -> list[list[float]]:
@@ -67,12 +67,14 @@ async def test_llamaindex_embeds() -> None:
         assert [int(np.argmax(vector)) for vector in vectors] == [0, 1]
 
 
-async def test_llamaindex_answers_from_a_vector_store() -> None:
-    """Its query engine with a retriever over `/v1/vector_stores/{id}/search`."""
+async def test_llamaindex_client_answers_from_vector_store() -> None:
+    """Its query engine has a retriever over `/v1/vector_stores/{id}/search`."""
     gateway = talking()
-    store, file_id = await made(gateway), await file_of(gateway)
+    store, file_id = await new_store(gateway), await file_of(gateway)
     await send(gateway, store + "/files", {"file_id": file_id})
-    gateway.pool.found = [found_hits(hit(file_id, "The ferry leaves from pier 7.", 0.5, 0.03))]
+    gateway.pool.search_results = [
+        found_hits(hit(file_id, "The ferry leaves from pier 7.", 0.5, 0.03))
+    ]
     async with serving(gateway) as url:
 
         class StoreRetriever(retrievers.BaseRetriever):  # type: ignore[misc, name-defined]  # may not be there
@@ -85,9 +87,9 @@ async def test_llamaindex_answers_from_a_vector_store() -> None:
                     )
                 return [
                     schema.NodeWithScore(
-                        node=schema.TextNode(text=each.content[0].text), score=each.score
+                        node=schema.TextNode(text=result.content[0].text), score=result.score
                     )
-                    for each in page.data
+                    for result in page.data
                 ]
 
         def ask() -> Any:

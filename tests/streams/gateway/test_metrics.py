@@ -8,7 +8,7 @@ from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
 
 
-async def test_metrics() -> None:
+async def test_metrics_count_requests_tokens_and_frames() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("a", "b")
     await call(gateway, chat())
@@ -26,7 +26,7 @@ async def test_metrics() -> None:
         assert line in text
 
 
-def test_metrics_tell_how_many_workers_are_wanted_where_somebody_says_so() -> None:
+def test_metrics_show_scaling_target_when_published() -> None:
     metrics = Metrics()
     assert "trivium_workers" not in metrics.render().decode()
     pool = WantedPool(role=Role.DECODE, present=2, workers=3, work=2.4, why="")

@@ -66,14 +66,14 @@ def fleet(load: SearchLoad | None = LOAD, shard: int = 1) -> FleetView:
     return view
 
 
-def shown(view: FleetView | None) -> str:
+def render(view: FleetView | None) -> str:
     metrics = Metrics()
     metrics.fleet = lambda: view
     return metrics.render().decode()
 
 
-def test_every_gateway_shows_what_heartbeats_tell() -> None:
-    text = shown(fleet())
+def test_metrics_show_retrieval_heartbeats() -> None:
+    text = render(fleet())
     of, books = 'shard="1",worker="r"', 'collection="books",shard="1",worker="r"'
     for line in (
         f'searches_total{{class="decode",outcome="completed",{of}}} 2.0',
@@ -114,41 +114,41 @@ def _sorted_labels(line: str) -> str:
     return f"{name}{{{','.join(sorted(labels.split(',')))}}}{value}" if brace else line
 
 
-def test_nothing_is_said_of_a_pool_that_is_not_there() -> None:
+def test_metrics_omit_absent_retrieval_pool() -> None:
     for view in (None, FleetView(), fleet(None)):
-        assert "trivium_retrieval" not in shown(view)
-    gone = fleet()
-    gone.members["r"].seen_ms -= 60_000
-    assert "trivium_retrieval" not in shown(gone)
+        assert "trivium_retrieval" not in render(view)
+    silent_fleet = fleet()
+    silent_fleet.members["r"].seen_ms -= 60_000
+    assert "trivium_retrieval" not in render(silent_fleet)
 
 
-def test_times_by_the_bounds_of_another_version_are_left_out() -> None:
-    other = replace(tally(), waits=(1, 2), times=(1, 2))
-    text = shown(fleet(replace(LOAD, tallies=(other,))))
+def test_metrics_omit_histograms_with_other_bounds() -> None:
+    foreign_tally = replace(tally(), waits=(1, 2), times=(1, 2))
+    text = render(fleet(replace(LOAD, tallies=(foreign_tally,))))
     assert "trivium_retrieval_searches_total" in text
     assert "trivium_retrieval_wait_seconds_bucket" not in text
 
 
-async def test_prometheus_can_read_it_over_http() -> None:
+async def test_prometheus_parses_documented_retrieval_metrics() -> None:
     gateway = InProcessGateway()
     gateway.state.metrics.fleet = fleet
     async with gateway.client() as client:
         text = (await client.get("/metrics")).text
-    found = {family.name: family for family in text_string_to_metric_families(text)}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     page = (ROOT / "infra/docs/operate.md").read_text()
-    named = set(re.findall(r"`(\w+)`", page[page.index("### Metrics of searches") :]))
-    samples = {f.name + "_total" * (f.type == "counter") for f in found.values()}
-    ours = {each.removeprefix(PREFIX) for each in samples if each.startswith(PREFIX)}
-    assert ours <= named, ours - named
-    histogram = found["trivium_retrieval_wait_seconds"]
+    page_names = set(re.findall(r"`(\w+)`", page[page.index("### Metrics of searches") :]))
+    samples = {f.name + "_total" * (f.type == "counter") for f in families.values()}
+    ours = {name.removeprefix(PREFIX) for name in samples if name.startswith(PREFIX)}
+    assert ours <= page_names, ours - page_names
+    histogram = families["trivium_retrieval_wait_seconds"]
     assert histogram.type == "histogram"
     assert len([s for s in histogram.samples if s.name.endswith("_bucket")]) == len(SEARCH_MS) + 1
 
 
-def test_vector_stores_are_told_together() -> None:
-    """Their ids are their tenants', and /metrics asks for no key (found 28)."""
+def test_metrics_aggregate_vector_stores() -> None:
+    """Their ids belong to tenants, and /metrics needs no key."""
     stores = [replace(BOOKS, name=f"vs_{n}", missed_share=n / 10) for n in (1, 2)]
-    text = shown(fleet(replace(LOAD, collections=(BOOKS, *stores))))
+    text = render(fleet(replace(LOAD, collections=(BOOKS, *stores))))
     assert "vs_" not in text
     of = 'shard="1",worker="r"'
     for line in (

@@ -8,7 +8,7 @@ from tests.streams.gateway.in_process import (
     InProcessGateway,
     call,
 )
-from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame
+from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end
 from tests.streams.gateway.streamed_call import (
     TEXTS,
     WITH_IDS,
@@ -18,8 +18,8 @@ from tests.streams.gateway.streamed_call import (
 from tests.waiting import until
 
 
-async def test_a_cancellation_says_whose_it_is() -> None:
-    """Only the tenant's own request is given up by it."""
+async def test_cancellation_record_names_tenant() -> None:
+    """A tenant can cancel only its own requests."""
     gateway = InProcessGateway(api_keys=("alice", "bob"))
 
     def headers(name: str) -> dict[str, str]:
@@ -37,12 +37,12 @@ async def test_a_cancellation_says_whose_it_is() -> None:
         await task
     bobs, *alices = gateway.log.cancellations
     assert bobs.tenant not in ("", request.tenant)
-    assert {each.tenant for each in alices} == {request.tenant}
+    assert {cancellation.tenant for cancellation in alices} == {request.tenant}
     assert request.cache_scope == request.tenant, "what it begins with is nobody else's to see"
 
 
-async def test_a_salt_divides_what_a_tenant_caches() -> None:
-    """As in vLLM, in each call that has a prompt."""
+async def test_cache_salt_divides_prefix_cache_of_tenant() -> None:
+    """As in vLLM, every call that has a prompt accepts a salt."""
     gateway = InProcessGateway(api_keys=("alice",))
     gateway.answer_with("a")
     calls = {
@@ -61,10 +61,10 @@ async def test_a_salt_divides_what_a_tenant_caches() -> None:
     assert scopes == [f"{tenant}/x", f"{tenant}/y", tenant] * len(calls)
 
 
-async def test_the_limit_of_answers_in_flight() -> None:
+async def test_gateway_limits_answers_in_flight() -> None:
     gateway = InProcessGateway(in_flight_max=2)
     async with gateway.client() as client, asyncio.TaskGroup() as tasks:
-        held = tasks.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
+        active_call = tasks.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
         await gateway.log.wait_sent(2)
         refused = await client.post("/v1/chat/completions", json=chat())
         assert refused.status_code == 429
@@ -72,18 +72,18 @@ async def test_the_limit_of_answers_in_flight() -> None:
         assert refused.json()["error"]["code"] == "too_many_requests"
         for request in gateway.log.requests:
             await gateway.log.push(
-                frame(request.request_id, ["a"], end=ended(request.request_id, "a"))
+                frame(request.request_id, ["a"], end=stream_end(request.request_id, "a"))
             )
-        assert (await held).status_code == 200
+        assert (await active_call).status_code == 200
         gateway.answer_with("a")
-        again = await client.post("/v1/chat/completions", json=chat())
-        assert again.status_code == 200
+        retry = await client.post("/v1/chat/completions", json=chat())
+        assert retry.status_code == 200
         never = await client.post("/v1/chat/completions", json=chat(n=3))
         assert never.status_code == 400, "no use in trying again"
         assert "n: expected at most 2 answers" in never.json()["error"]["message"]
 
 
-async def test_draining_refuses_new_calls() -> None:
+async def test_draining_gateway_refuses_new_calls() -> None:
     gateway = InProcessGateway()
     gateway.state.draining = True
     status, answer = await call(gateway, chat())
@@ -92,8 +92,8 @@ async def test_draining_refuses_new_calls() -> None:
         assert (await client.get("/health/ready")).json()["reasons"] == ["shutting down"]
 
 
-async def test_a_silent_stream_is_kept_alive() -> None:
-    """Where it is to be resumed: readers of OpenAI's streams may know no comments."""
+async def test_gateway_sends_keepalive_on_silent_resumable_stream() -> None:
+    """Other streams get none: readers of OpenAI's streams may know no comments."""
     gateway = InProcessGateway(keepalive_ms=1_000)
     async with (
         streamed_call(gateway, chat(stream=True), **WITH_IDS) as stream,
@@ -108,7 +108,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         assert (stream.status, plain.status) == (200, 0)
 
 
-async def test_a_deadline_that_nobody_else_keeps_is_kept_here() -> None:
+async def test_gateway_enforces_deadline_after_grace() -> None:
     gateway = InProcessGateway()
     async with (
         streamed_call(gateway, chat()) as whole,
@@ -128,7 +128,7 @@ async def test_a_deadline_that_nobody_else_keeps_is_kept_here() -> None:
     assert len(gateway.log.cancellations) == 2
 
 
-async def test_tokens_that_are_lost_end_the_stream() -> None:
+async def test_gateway_fails_stream_with_lost_tokens() -> None:
     gateway = InProcessGateway(gap_ms=1_000)
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)

@@ -47,7 +47,7 @@ async def files_run() -> list[str]:
     return list(names)
 
 
-async def test_the_way_that_the_page_names_is_the_one_that_runs() -> None:
-    run, named = await files_run(), [name for name in files_named() if name != REPLACED]
-    assert named == [name for name in run if name in named]
-    assert set(run) - set(named) <= BESIDE
+async def test_architecture_page_lists_files_of_request_path_in_order() -> None:
+    run, page_files = await files_run(), [name for name in files_named() if name != REPLACED]
+    assert page_files == [name for name in run if name in page_files]
+    assert set(run) - set(page_files) <= BESIDE

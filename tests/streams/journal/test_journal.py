@@ -17,7 +17,7 @@ CODEC = Codec()
 SETTINGS = RouterSettings(policy="static")
 
 
-def test_the_journal_numbers_its_lines() -> None:
+def test_journal_numbers_its_lines() -> None:
     journal = Journal("router-a")
     assert journal.cut(1) == []
     journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
@@ -29,8 +29,8 @@ def test_the_journal_numbers_its_lines() -> None:
     assert (first.first_seq, second.first_seq) == (0, 2)
 
 
-def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
-    """So they may be told later."""
+def test_journal_has_no_news_in_heartbeats_and_idle_ticks() -> None:
+    """These lines may be written later."""
     journal = Journal("router-a")
     journal.add(Tick(), TICK, 0, 0, T0, [])
     journal.add(FleetRecordArrived(builders.beat("d0", 1), 3), "fleet", 0, 3, T0, [])
@@ -43,30 +43,30 @@ def test_heartbeats_and_ticks_without_effects_are_no_news() -> None:
     assert journal.has_news
 
 
-def test_a_journal_of_any_length_fits_the_log() -> None:
+def test_journal_cuts_batches_that_fit_log() -> None:
     """What a router applies when it joins a large fleet leaves in batches."""
     journal = Journal("router-a")
     for offset in range(2 * JOURNAL_LINES_MAX + 1):
         journal.add(Tick(), "x" * 249, 2**31 - 1, 2**62 + offset, 2**62, [])
-    found = journal.cut(1)
-    assert [batch.first_seq for batch in found] == [0, JOURNAL_LINES_MAX, 2 * JOURNAL_LINES_MAX]
-    assert max(len(CODEC.encode(batch)) for batch in found) < 4 << 20  # half of what fits
-    assert sum(len(batch.offsets) for batch in found) == 2 * JOURNAL_LINES_MAX + 1
+    batches = journal.cut(1)
+    assert [batch.first_seq for batch in batches] == [0, JOURNAL_LINES_MAX, 2 * JOURNAL_LINES_MAX]
+    assert max(len(CODEC.encode(batch)) for batch in batches) < 4 << 20  # half of what fits
+    assert sum(len(batch.offsets) for batch in batches) == 2 * JOURNAL_LINES_MAX + 1
 
 
-def test_records_in_the_journal_leave_in_batches_that_fit() -> None:
+def test_journal_cuts_batches_by_bytes_of_records() -> None:
     journal = Journal("router-a")
     beat = builders.registration("d" * 100_000, Role.DECODE)
     for offset in range(25):
         journal.add(FleetRecordArrived(beat, offset), "fleet", 0, offset, T0, [])
-    found = journal.cut(1)
-    assert [offset for batch in found for offset in batch.offsets] == list(range(25))
-    assert [batch.first_seq for batch in found] == [0, 10, 20]
-    assert max(len(CODEC.encode(batch)) for batch in found) < JOURNAL_BYTES_MAX + 1_000
+    batches = journal.cut(1)
+    assert [offset for batch in batches for offset in batch.offsets] == list(range(25))
+    assert [batch.first_seq for batch in batches] == [0, 10, 20]
+    assert max(len(CODEC.encode(batch)) for batch in batches) < JOURNAL_BYTES_MAX + 1_000
 
 
-def test_lines_carry_what_a_replay_cannot_read_back() -> None:
-    """Compaction takes a heartbeat after minutes, a request stays for a day."""
+def test_journal_lines_carry_values_that_replay_cannot_read_back() -> None:
+    """Compaction removes a heartbeat after minutes; a request stays for a day."""
     journal, beat = Journal("router-a"), builders.beat("d0", 1)
     journal.add(FleetRecordArrived(beat, 3, ahead_ms=-40), "fleet", 0, 3, T0, [])
     journal.add(RequestArrived(builders.request("r1"), 0), "requests", 0, 7, T0, [])
@@ -79,21 +79,21 @@ def test_lines_carry_what_a_replay_cannot_read_back() -> None:
     assert batch.topics[-1] == STOPPED
 
 
-def test_the_checksum_of_effects_tells_any_difference() -> None:
+def test_effects_sum_changes_with_any_difference() -> None:
     effects = [DropSession("", "s1", 0), DropSession("", "s2", 0)]
-    others: tuple[list[DropSession], ...] = (
+    variants: tuple[list[DropSession], ...] = (
         [],
         effects[:1],
         effects[::-1],
         [DropSession("", "s1", 1), effects[1]],
     )
-    sums = [effects_sum(CODEC, each) for each in (effects, *others)]
+    sums = [effects_sum(CODEC, variant) for variant in (effects, *variants)]
     assert len(set(sums)) == len(sums)
     assert effects_sum(CODEC, []) == 0
     assert effects_sum(CODEC, list(effects)) == sums[0]
 
 
-def test_a_snapshot_tells_what_decides() -> None:
+def test_snapshot_has_settings_version_and_router_state() -> None:
     state = pack_router(Router("router-a", SETTINGS))
     (snapshot,) = Journal("router-a").snapshot(SETTINGS, state, 7, 9, T0)
     assert (snapshot.seq, snapshot.router_epoch, snapshot.at_ms) == (7, 9, T0)
@@ -102,7 +102,7 @@ def test_a_snapshot_tells_what_decides() -> None:
     assert unpack_router(snapshot.state).settings.policy == "static"
 
 
-def test_a_large_snapshot_leaves_in_parts() -> None:
+def test_large_snapshot_is_split_into_parts() -> None:
     state = bytes(range(256)) * (JOURNAL_BYTES_MAX // 100)
     parts = Journal("a").snapshot(SETTINGS, state, 7, 9, T0)
     assert [part.part for part in parts] == [0, 1, 2]

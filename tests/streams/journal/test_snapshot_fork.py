@@ -20,8 +20,8 @@ from tests.waiting import run
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-def test_a_fork_has_the_state_of_its_moment() -> None:
-    """Also one that is larger than a pipe."""
+def test_fork_writes_state_of_its_moment() -> None:
+    """The state is larger than a pipe holds."""
 
     async def main() -> None:
         router = Router("router-a", RouterSettings())
@@ -39,7 +39,7 @@ def test_a_fork_has_the_state_of_its_moment() -> None:
     run(main())
 
 
-def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_failure_raises_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Router) -> bytes:
         raise ValueError("a bug")
 
@@ -48,8 +48,8 @@ def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         run(snapshot_in_fork(Router("router-a", RouterSettings())))
 
 
-def test_a_fork_collects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that is garbage there is taken out of what both of them poll."""
+def test_fork_collects_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collected connection would leave the set that both processes poll."""
     monkeypatch.setattr(snapshot_fork, "pack_router", lambda _: str(gc.isenabled()).encode())
     assert run(snapshot_in_fork(Router("router-a", RouterSettings()))) == b"False"
     assert gc.isenabled()

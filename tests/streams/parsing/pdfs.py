@@ -14,13 +14,13 @@ def pdf_bytes(*pages: str, password: str = "", letters: str = "") -> bytes:
     for text in pages:
         page = writer.add_blank_page(200, 200)
         font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-        named = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+        font_object = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
         if letters:
             cmap = f"begincmap 1 begincodespacerange <00> <ff> endcodespacerange {letters} endcmap"
             table = DecodedStreamObject()
             table.set_data(cmap.encode())
-            named[NameObject("/ToUnicode")] = writer._add_object(table)
-        fonts = DictionaryObject({NameObject("/F1"): named})
+            font_object[NameObject("/ToUnicode")] = writer._add_object(table)
+        fonts = DictionaryObject({NameObject("/F1"): font_object})
         page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
         stream = DecodedStreamObject()
         stream.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
@@ -28,6 +28,6 @@ def pdf_bytes(*pages: str, password: str = "", letters: str = "") -> bytes:
     writer.add_metadata({"/Title": "A paper"})
     if password:
         writer.encrypt(password, algorithm="RC4-128")
-    made = io.BytesIO()
-    writer.write(made)
-    return made.getvalue()
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    return buffer.getvalue()

@@ -26,19 +26,19 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("charset", TEXTS)
-def test_text_that_names_no_charset_is_detected(charset: str) -> None:
+def test_charset_is_detected_in_text_without_declaration(charset: str) -> None:
     assert decode_text(TEXTS[charset].encode(charset)) == TEXTS[charset]
 
 
 @pytest.mark.parametrize(
     "charset", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"]
 )
-def test_unicode_is_read_with_and_without_a_mark(charset: str) -> None:
+def test_charset_detects_unicode_with_and_without_mark(charset: str) -> None:
     for text in (GERMAN, TEXTS["cp1251"], "ok"):
         assert decode_text(text.encode(charset)) == text
 
 
-def test_a_page_is_read_as_it_declares() -> None:
+def test_html_parser_follows_declared_charset() -> None:
     page = '<meta charset="{}"><p>Grüße aus Łódź'
     for declared, charset in (("iso-8859-2", "iso-8859-2"), ("Windows-1250", "cp1250")):
         assert html(page.format(declared).encode(charset)).text == "Grüße aus Łódź"
@@ -49,21 +49,23 @@ def test_a_page_is_read_as_it_declares() -> None:
     assert html('<?xml version="1.0" encoding="koi8-r"?><p>Да</p>'.encode("koi8-r")).text == "Да"
 
 
-def test_code_is_read_as_its_first_lines_say() -> None:
-    (found,) = parse(".py", b"#!/bin/python\n# -*- coding: koi8-r -*-\n# " + "Да".encode("koi8-r"))
-    assert "Да" in found.text
+def test_code_parser_follows_charset_of_first_lines() -> None:
+    (document,) = parse(
+        ".py", b"#!/bin/python\n# -*- coding: koi8-r -*-\n# " + "Да".encode("koi8-r")
+    )
+    assert "Да" in document.text
 
 
-def test_a_damaged_byte_does_not_spoil_the_rest() -> None:
+def test_charset_replaces_only_damaged_byte() -> None:
     assert decode_text((GERMAN * 3).encode() + b"\xff!") == GERMAN * 3 + "\ufffd!"
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0", b"a\0b", bytes(range(1, 9)) * 9])
-def test_what_is_no_text_is_refused(data: bytes) -> None:
+def test_charset_rejects_binary_data(data: bytes) -> None:
     with pytest.raises(Unreadable, match="it is some other kind of file"):
         decode_text(data)
 
 
 @pytest.mark.parametrize("charset", ["idna", "hex", "unicode_escape", "undefined", "utf-7"])
-def test_codecs_that_are_no_charsets_are_not_asked(charset: str) -> None:
+def test_charset_ignores_codecs_that_are_no_charset(charset: str) -> None:
     assert decode_text(b"a-\\n-b", charset) == "a-\\n-b"

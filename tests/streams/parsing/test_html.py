@@ -26,11 +26,11 @@ def text(page: str) -> str:
         ("<td></td><td> </td>", ""),
     ],
 )
-def test_a_row_is_one_line_whatever_its_cells_hold(cells: str, line: str) -> None:
+def test_html_table_row_becomes_one_line(cells: str, line: str) -> None:
     assert text(f"<table><tr>{cells}</tr></table>") == line
 
 
-def test_tables_that_lay_a_page_out_hold_blocks() -> None:
+def test_html_layout_table_keeps_blocks() -> None:
     inner = "<table><tr><td>in</td><td>ner</td></tr></table>"
     assert text(f"<table><tr><td><h1>A</h1>{inner}</td><td><p>x</p></td></tr></table>") == (
         "# A\n\nin | ner\n\nx"
@@ -41,13 +41,13 @@ def test_tables_that_lay_a_page_out_hold_blocks() -> None:
     assert "x = 1\nx = 1" in text(f"<table><tr><td>1</td><td>{code}</td></tr></table>")
 
 
-def test_rows_stand_together_and_tables_apart() -> None:
+def test_html_tables_are_separated_by_blank_line() -> None:
     table = "<table><tr><td>1</td><td>2</td></tr><tr><td>3</td><td>4</td></tr></table>"
     assert text(table + table) == "1 | 2\n3 | 4\n\n1 | 2\n3 | 4"
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("About 10<sup>6</sup> rows, 2<sup>31</sup>-1.", "About 10^6 rows, 2^31-1."),
         ("10<sup>-6</sup> m<sup>2</sup> e<sup>x</sup>", "10^-6 m^2 e^x"),
@@ -61,31 +61,31 @@ def test_rows_stand_together_and_tables_apart() -> None:
         ("known<sup>[1]</sup> Shen<sup>1</sup> H<sub>2</sub>O", "known[1] Shen^1 H2O"),
     ],
 )
-def test_what_is_raised_is_a_power(source: str, said: str) -> None:
-    assert text(f"<p>{source}</p>") == said
+def test_html_superscript_becomes_power(source: str, expected: str) -> None:
+    assert text(f"<p>{source}</p>") == expected
 
 
-def test_what_is_seen_is_said() -> None:
+def test_html_keeps_visible_text() -> None:
     assert text("Press <button>Save</button> to go on.") == "Press Save to go on."
     assert text('See <img alt="a map" src=x>') == "See a map"
     assert text("漢<ruby>字<rt>じ</rt></ruby>") == "漢字"
     assert text('<h2>Usage<a href="#usage">¶</a></h2>') == "## Usage"
-    (found,) = parse(".html", b"<title>Donau&shy;dampf</title>Donau&shy;dampf")
-    assert (found.title, found.text) == ("Donaudampf", "Donaudampf")
+    (document,) = parse(".html", b"<title>Donau&shy;dampf</title>Donau&shy;dampf")
+    assert (document.title, document.text) == ("Donaudampf", "Donaudampf")
 
 
-def test_lists_keep_their_numbers() -> None:
+def test_html_list_keeps_numbers() -> None:
     assert text("<ol start=3><li>a<li><p>b</p><ul><li>c</ul><li value=9>d</ol><ul><li>e") == (
         "3. a\n4. b\n- c\n9. d\n- e"
     )
 
 
-def test_the_title_is_that_of_the_page_and_not_of_a_picture() -> None:
+def test_html_title_comes_from_page_head_or_heading() -> None:
     assert html(b"<svg><title>icon</title></svg><h1>Real title</h1>").title == "Real title"
     assert html(b"<title> </title><h1>A <b>b</b></h1>").title == "A b"
 
 
-def test_xhtml_is_read_by_the_rules_of_xml() -> None:
+def test_html_parser_applies_xml_rules_to_xhtml() -> None:
     page = (
         '<?xml version="1.0"?><!DOCTYPE html><html xmlns="http://www.w3.org/1999/xhtml">'
         '<head><title/><script src="x"/><style/></head><body><h1>A&nbsp;&amp; b</h1><td/>'
@@ -99,20 +99,20 @@ def test_xhtml_is_read_by_the_rules_of_xml() -> None:
     assert len(text(f'{bomb}]><html xmlns="http://x"><body>&i;</body></html>')) < 10_000
 
 
-def test_time_grows_with_a_page_and_not_faster() -> None:
-    """Words of a deep page were looked for in all that is around each of them."""
+def test_html_parser_takes_linear_time() -> None:
+    """Deeply nested words are not searched for in all their ancestors."""
     assert text("<div>" * 20_000 + "deep <b>x</b>" * 20_000).endswith("deep x")
     assert text("<table><tr><td>" * 2_000 + "deep") == "deep"
 
 
-def test_what_is_raised_again_and_again_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was joined anew at each level."""
+def test_html_parser_joins_nested_superscripts_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level does not join the text of all levels within it."""
     joined = 0
 
     def count(writer: Any, since: int) -> str:
         nonlocal joined
-        joined += len(said := short(writer, since))
-        return said
+        joined += len(short_text := short(writer, since))
+        return short_text
 
     short = html_module._BlockWriter._short
     monkeypatch.setattr(html_module._BlockWriter, "_short", count)

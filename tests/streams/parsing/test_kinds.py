@@ -33,10 +33,10 @@ leaves *now*. <!-- no -->
 """
 
 
-def test_html_keeps_what_it_says_and_its_structure() -> None:
-    found = html(HTML)
-    assert found.title == "My page"
-    assert found.text == (
+def test_html_keeps_text_and_structure() -> None:
+    document = html(HTML)
+    assert document.title == "My page"
+    assert document.text == (
         "# Ferries\n\nThe Ondry ferry\nleaves.\n\n- one\n- two x\n\ntail\n\na | b\n1 | 2\n\n"
         "```\nx = 1\n  y\n```"
     )
@@ -45,9 +45,9 @@ def test_html_keeps_what_it_says_and_its_structure() -> None:
 
 
 def test_markdown_keeps_headings_lists_tables_and_code() -> None:
-    found = markdown(MARKDOWN)
-    assert found.title == "Ferries"
-    assert found.text == (
+    document = markdown(MARKDOWN)
+    assert document.title == "Ferries"
+    assert document.text == (
         "# Ferries\n\nThe Ondry ferry leaves now.\n\n- one\n- two more\n\na | b\n1 | 2\n\n"
         "```\n# x\n```\n\nsome html"
     )
@@ -56,7 +56,7 @@ def test_markdown_keeps_headings_lists_tables_and_code() -> None:
     assert markdown(b"## Two\n\n# One\n").title == "One"
 
 
-def test_the_end_of_a_name_says_how_a_file_is_read() -> None:
+def test_file_suffix_selects_parser() -> None:
     assert parse(kind_of("a/B.MD"), b"# A")[0].title == "A"
     for name in ("a.bin", "md", "", "a.md.exe", "a.doc", ".."):
         with pytest.raises(Unreadable, match="unknown kind of file"):
@@ -64,20 +64,20 @@ def test_the_end_of_a_name_says_how_a_file_is_read() -> None:
 
 
 @pytest.mark.usefixtures("recursion_limit")
-def test_a_line_that_is_nested_too_deeply_is_named() -> None:
+def test_parse_error_names_line_nested_too_deeply() -> None:
     first, second = parse(".jsonl", b'{"id": 1, "text": "a"}\n' + b"[" * 5_000)
     assert (first.wrong, second.place) == ("", "line 2")
     assert second.wrong.startswith("expected a JSON object: maximum recursion depth")
 
 
-def test_a_pdf_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pdf_parser_rejects_too_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_module, "PAGES_MAX", 1)
     with pytest.raises(Unreadable, match="at most 1 pages, found 2; divide it"):
         parse(".pdf", pdf_bytes("one", "two"))
 
 
-def test_a_number_that_no_float_holds_is_named_with_its_line() -> None:
-    """Else another number would be found in its place."""
+def test_parse_error_names_line_of_number_beyond_float() -> None:
+    """Rounding it would let a filter match another number."""
     right = b'{"id": "a", "text": "a", "metadata": {"n": 12.50, "at": 1.2345678901234567}}'
     first, second = parse(
         ".jsonl", right + b"\n" + right.replace(b"12.50", b"0.1234567890123456789")

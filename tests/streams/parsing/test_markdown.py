@@ -6,7 +6,7 @@ from streams.parsing.markdown import markdown
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("| Key | Value |\n|---|---|\n| a | first<br>second<br/>third |\n| | x |",
          "Key | Value\na | first second third\n| x"),
@@ -25,8 +25,8 @@ from streams.parsing.markdown import markdown
         ("````\n```\nx\n```\n````", "````\n```\nx\n```\n````"),
     ],
 )  # fmt: skip
-def test_markdown_is_read_as_the_page_that_it_makes(source: str, said: str) -> None:
-    assert markdown(source.encode()).text == said
+def test_markdown_reads_like_its_rendered_page(source: str, expected: str) -> None:
+    assert markdown(source.encode()).text == expected
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_markdown_is_read_as_the_page_that_it_makes(source: str, said: str) -> N
         ("+++\ntitle = 1.10\ntags = [3.10, true]\n+++\n", "1.10", {"tags": ["3.10", "true"]}),
     ],
 )  # fmt: skip
-def test_front_matter_is_an_object_in_yaml_or_toml(
+def test_markdown_reads_front_matter_in_yaml_and_toml(
     front: str, title: str, facts: dict[str, object]
 ) -> None:
-    found = markdown(front.encode() + b"\nText.")
-    assert (found.title, found.metadata, found.text) == (title, facts, "Text.")
+    document = markdown(front.encode() + b"\nText.")
+    assert (document.title, document.metadata, document.text) == (title, facts, "Text.")
 
 
-def test_front_matter_that_repeats_itself_is_not_walked() -> None:
-    """Without a bound this has 10**30 texts."""
+def test_markdown_ignores_front_matter_with_exponential_aliases() -> None:
+    """Expanded, its aliases would make 10**30 texts."""
     lists = ["a0: &a0 [x, x]"] + [
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)
     ]
     front = "\n".join(["---", *lists, "tags: *a29", "title: T", "---", ""])
-    found = markdown(front.encode() + b"Text.")
-    assert (found.title, found.metadata, found.text) == ("T", {}, "Text.")
+    document = markdown(front.encode() + b"Text.")
+    assert (document.title, document.metadata, document.text) == ("T", {}, "Text.")

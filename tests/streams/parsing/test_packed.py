@@ -18,11 +18,11 @@ PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as packed:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
         for name, text in files.items():
             packed.writestr(name, text)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def word(body: str) -> bytes:
@@ -41,23 +41,23 @@ def word(body: str) -> bytes:
 
 
 def paragraph(text: str, style: str = "") -> str:
-    named = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
-    return f"<w:p>{named}<w:r><w:t>{text}</w:t></w:r></w:p>"
+    style_xml = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    return f"<w:p>{style_xml}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
 def only(kind: str, data: bytes) -> ParsedDocument:
-    (found,) = parse(kind, data)
-    return found
+    (document,) = parse(kind, data)
+    return document
 
 
-def test_a_word_document_keeps_headings_and_tables() -> None:
+def test_docx_keeps_headings_and_tables() -> None:
     cells = "".join(f"<w:tc>{paragraph(text)}</w:tc>" for text in ("a", "", "ü"))
     body = paragraph("Ferries", "Heading1") + paragraph("From pier 7.")
-    found = only(".docx", word(f"{body}<w:tbl><w:tr>{cells}</w:tr></w:tbl>"))
-    assert (found.title, found.text) == ("Ferries", "# Ferries\n\nFrom pier 7.\n\na | | ü")
+    document = only(".docx", word(f"{body}<w:tbl><w:tr>{cells}</w:tr></w:tbl>"))
+    assert (document.title, document.text) == ("Ferries", "# Ferries\n\nFrom pier 7.\n\na | | ü")
 
 
-def test_equations_are_as_one_would_type_them() -> None:
+def test_docx_equation_becomes_typed_text() -> None:
     m = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
     run = "<m:r><m:t>{}</m:t></m:r>".format
     power = f"<m:sSup><m:e>{run('x')}</m:e><m:sup>{run('2')}</m:sup></m:sSup>"
@@ -71,12 +71,12 @@ def test_equations_are_as_one_would_type_them() -> None:
     assert only(".docx", word(f"<w:p><w:r><w:ruby>{sound}</w:ruby></w:r></w:p>")).text == "東"
 
 
-def test_fields_of_a_word_document_are_read() -> None:
+def test_docx_field_text_is_read() -> None:
     field = f'<w:fldSimple w:instr="SEQ">{paragraph("1")[5:-6]}</w:fldSimple>'
     assert only(".docx", word(f"<w:p><w:r><w:t>Table </w:t></w:r>{field}</w:p>")).text == "Table 1"
 
 
-def test_slides_have_titles_tables_and_notes() -> None:
+def test_pptx_keeps_titles_tables_and_notes() -> None:
     show = Presentation()
     slide = show.slides.add_slide(show.slide_layouts[1])
     slide.shapes.title.text = "Ferries"
@@ -86,15 +86,15 @@ def test_slides_have_titles_tables_and_notes() -> None:
     table.cell(0, 0).text, table.cell(0, 1).text = "a", "b\nc"
     slide.notes_slide.notes_text_frame.text = "Say it."
     show.core_properties.title = "The port"
-    made = io.BytesIO()
-    show.save(made)
-    found = only(".pptx", made.getvalue())
-    assert (found.title, found.text) == (
+    buffer = io.BytesIO()
+    show.save(buffer)
+    document = only(".pptx", buffer.getvalue())
+    assert (document.title, document.text) == (
         "The port", "# Ferries\n\nFrom pier 7.\n\na | b c\n\nSay it."
     )  # fmt: skip
 
 
-def test_a_book_is_its_pages_in_order() -> None:
+def test_epub_reads_pages_in_spine_order() -> None:
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{}</body></html>'
     book = zipped(
         {
@@ -110,11 +110,11 @@ def test_a_book_is_its_pages_in_order() -> None:
             "OPS/two.xhtml": page.format("<p>One<script/>.</p>"),
         }
     )
-    found = only(".epub", book)
-    assert (found.title, found.text) == ("Boats", "One.\n\n## Two")
+    document = only(".epub", book)
+    assert (document.title, document.text) == ("Boats", "One.\n\n## Two")
 
 
-def test_a_mail_says_who_wrote_what() -> None:
+def test_mail_contains_headers_text_and_attachments() -> None:
     mail, inner = EmailMessage(), EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = "Änne <a@x.org>", "b@x.org", "Fähre"
     mail.set_content("Gruß\n", charset="iso-8859-1")
@@ -123,16 +123,16 @@ def test_a_mail_says_who_wrote_what() -> None:
     inner["Subject"] = "Old"
     inner.set_content("<p>Was<br>said</p>", subtype="html")
     mail.add_attachment(inner)
-    found = only(".eml", mail.as_bytes())
-    assert (found.title, found.text) == (
+    document = only(".eml", mail.as_bytes())
+    assert (document.title, document.text) == (
         "Fähre",
         "From: Änne <a@x.org>\nTo: b@x.org\nSubject: Fähre\n\nGruß\n\nAttachment: plan.pdf\n\n"
         "Subject: Old\n\nWas\nsaid",
     )
 
 
-def test_a_mail_says_all_its_inline_texts_and_one_of_alternatives() -> None:
-    """A list's footer is no reason to leave the body out."""
+def test_mail_contains_inline_texts_and_one_alternative() -> None:
+    """A mailing list's footer does not replace the body."""
     mail, both = EmailMessage(), EmailMessage()
     mail["Subject"] = "S"
     mail.make_mixed()
@@ -150,21 +150,21 @@ def test_a_mail_says_all_its_inline_texts_and_one_of_alternatives() -> None:
 
 
 @pytest.mark.parametrize("kind", [".docx", ".pptx", ".epub"])
-def test_what_is_packed_is_bounded_and_what_is_damaged_refused(
+def test_parser_rejects_damaged_and_oversized_archive(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for data, said in (
+    for data, message in (
         (b"no", "File is not a zip file"),
         (zipped({}), "expected"),
         (zipped({"META-INF/container.xml": "<"}), "expected"),
     ):
-        with pytest.raises(Unreadable, match=said):
+        with pytest.raises(Unreadable, match=message):
             parse(kind, data)
     monkeypatch.setattr(archive, "UNPACKED_BYTES_MAX", 10)
     with pytest.raises(Unreadable, match="and 10 bytes unpacked, found 1 and 99"):
         parse(kind, zipped({"a": "x" * 99}))
 
 
-def test_older_forms_are_named() -> None:
+def test_parse_error_names_older_office_format() -> None:
     with pytest.raises(Unreadable, match="an older form, or a file with a password"):
         parse(".docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")

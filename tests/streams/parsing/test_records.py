@@ -8,7 +8,7 @@ from streams.parsing.kinds import parse
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ("name,age\nAnna,12\nBob,\n", "name | age\nname: Anna | age: 12\nname: Bob"),
         ("1,2\n3,4\n", "1 | 2\n3 | 4"),
@@ -20,11 +20,11 @@ from streams.parsing.kinds import parse
         ("only, one", "only | one"),
     ],
 )  # fmt: skip
-def test_a_row_names_its_columns(source: str, said: str) -> None:
-    assert parse(".csv", source.encode())[0].text == said
+def test_csv_row_names_columns(source: str, expected: str) -> None:
+    assert parse(".csv", source.encode())[0].text == expected
 
 
-def test_json_is_a_line_for_each_value_with_its_digits() -> None:
+def test_json_becomes_line_per_value_with_exact_digits() -> None:
     source = (
         b'{"a": {"b": 1.50, "c": [1, "x"]}, "d": [{"e": 12345678901234567890123}, {"e": true}]}'
     )
@@ -35,7 +35,7 @@ def test_json_is_a_line_for_each_value_with_its_digits() -> None:
 
 
 @pytest.mark.usefixtures("recursion_limit")
-def test_json_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_parser_rejects_invalid_and_oversized_input(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (b"{", b"[" * 50_000):
         with pytest.raises(Unreadable, match="expected JSON"):
             parse(".json", source)
@@ -45,7 +45,7 @@ def test_json_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         parse(".json", nested)
 
 
-def test_a_line_may_be_without_an_id() -> None:
+def test_json_line_needs_no_document_id() -> None:
     first, second = parse(".jsonl", b'{"text": "x"}\n\n{"id": true, "text": "y"}')
     assert (first.document_id, first.place, first.wrong) == ("", "line 1", "")
     assert (second.place, second.wrong[:14]) == ("line 3", "expected an id")

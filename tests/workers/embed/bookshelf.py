@@ -54,7 +54,7 @@ class Bookshelf:
         await (await self.producer.send_raw(full, value, key=key.encode(), partition=partition))
 
     async def records(self, topic: str, partitions: int | None = None) -> list[Any]:
-        """All records of a topic, undecoded."""
+        """Return all records of a topic, undecoded."""
         count = partitions or self.log.document_partitions
         reader = AssignedReader(self.log, topic, range(count), client_id="audit")
         await reader.start("earliest")
@@ -64,35 +64,35 @@ class Bookshelf:
             await reader.stop()
 
     async def passages(self) -> dict[str, DocumentPassages]:
-        """The current ones, by key."""
-        found: dict[str, DocumentPassages] = {}
+        """Return the current passages by key."""
+        by_key: dict[str, DocumentPassages] = {}
         for record in await self.records("passages"):
             key = record.key.decode()
             assert record.partition == partition_of(key, self.log.document_partitions)
-            found.pop(key, None)
+            by_key.pop(key, None)
             if record.value:
                 passages = CODEC.decode(record.value)
                 assert isinstance(passages, DocumentPassages)
                 assert key == document_key(passages.collection, passages.document_id)
-                found[key] = passages
-        return found
+                by_key[key] = passages
+        return by_key
 
     async def texts(self, document_id: str, collection: str = "books") -> list[str]:
-        found = (await self.passages()).get(document_key(collection, document_id))
-        return [chunk.text for chunk in found.chunks] if found else []
+        document_passages = (await self.passages()).get(document_key(collection, document_id))
+        return [chunk.text for chunk in document_passages.chunks] if document_passages else []
 
     async def shows(self, document_id: str, *texts: str) -> None:
-        """Wait until a document's passages are these."""
+        """Wait until a document's passages have these texts."""
 
         async def are_there() -> bool:
             return await self.texts(document_id) == list(texts)
 
         await until(are_there)
 
-    async def buried(self, topic: str) -> list[str]:
-        """The reasons on a topic of dead letters."""
+    async def dead_letter_reasons(self, topic: str) -> list[str]:
+        """Return the reasons on a topic of dead letters."""
         letters = await self.records(topic + ".dlq", 1)
-        return [dict(each.headers)["x-dlq-error-message"].decode() for each in letters]
+        return [dict(letter.headers)["x-dlq-error-message"].decode() for letter in letters]
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ async def worker(
 
 @contextmanager
 def process(log: LogSettings, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An embedding worker that can be killed, and is not ended by a stall before."""
+    """Run an embedding worker that can be killed, and that no stall ends."""
     env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     env |= LONG_LEASES
     for field in ("chunk_tokens", "chunk_overlap", "model", "tokenizer"):

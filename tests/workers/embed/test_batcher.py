@@ -18,7 +18,7 @@ from workers.embed.scheduler import Urgency
 
 
 class Slow(HashEmbedder):
-    """Waits for the test before each batch, and fails over some texts."""
+    """Waits for the test before each batch, and fails on texts with poison."""
 
     def __init__(self) -> None:
         self.batches: list[list[Text]] = []
@@ -37,61 +37,61 @@ class Slow(HashEmbedder):
 
 @asynccontextmanager
 async def batcher(embedder: HashEmbedder) -> AsyncIterator[Batcher]:
-    made = Batcher(embedder, batch_tokens=100)
+    text_batcher = Batcher(embedder, batch_tokens=100)
     try:
-        async with meanwhile(made.run()):
-            yield made
+        async with meanwhile(text_batcher.run()):
+            yield text_batcher
     finally:
-        made.close()
+        text_batcher.close()
 
 
-async def test_who_comes_while_a_batch_is_computed_shares_the_next_one() -> None:
+async def test_batcher_joins_later_texts_in_next_batch() -> None:
     slow = Slow()
-    async with batcher(slow) as made:
-        ask = made.embed
+    async with batcher(slow) as text_batcher:
+        ask = text_batcher.embed
         first = asyncio.create_task(ask(["a", "b"], [9, 9], Urgency.DOCUMENT))
         await until(lambda: slow.batches == [["a", "b"]])
-        one = asyncio.create_task(ask(["one"], [9], Urgency.QUERY))
+        first_query = asyncio.create_task(ask(["one"], [9], Urgency.QUERY))
         late = asyncio.create_task(ask(["c"] * 12, [9] * 12, Urgency.DOCUMENT))
-        two = asyncio.create_task(ask(["two"], [9], Urgency.QUERY))
-        await until(lambda: made.waiting == 14)
+        second_query = asyncio.create_task(ask(["two"], [9], Urgency.QUERY))
+        await until(lambda: text_batcher.waiting == 14)
         slow.let(2)
         plain = HashEmbedder()
-        assert np.array_equal(await one, plain.embed(["one"]))
-        assert np.array_equal(await two, plain.embed(["two"]))
+        assert np.array_equal(await first_query, plain.embed(["one"]))
+        assert np.array_equal(await second_query, plain.embed(["two"]))
         assert np.array_equal(await first, plain.embed(["a", "b"]))
         slow.let(2)
         assert np.array_equal(await late, plain.embed(["c"] * 12))
-        assert [len(each) for each in slow.batches] == [2, 2, 11, 1]
-        assert made.ms_per_text > 0 and made.waiting == 0
+        assert [len(batch) for batch in slow.batches] == [2, 2, 11, 1]
+        assert text_batcher.ms_per_text > 0 and text_batcher.waiting == 0
         assert (await ask([], [], Urgency.QUERY)).shape == (0, plain.dim)
 
 
-async def test_a_text_that_cannot_be_embedded_fails_alone() -> None:
+async def test_batcher_fails_only_invalid_text() -> None:
     slow = Slow()
     slow.let(9)
-    async with batcher(slow) as made:
-        asked = [
-            asyncio.create_task(made.embed([text], [9], Urgency.QUERY))
+    async with batcher(slow) as text_batcher:
+        embeddings = [
+            asyncio.create_task(text_batcher.embed([text], [9], Urgency.QUERY))
             for text in ("good", "poison", "better")
         ]
-        await asyncio.wait(asked)
-        assert [task.exception() is None for task in asked] == [True, False, True]
+        await asyncio.wait(embeddings)
+        assert [task.exception() is None for task in embeddings] == [True, False, True]
         with pytest.raises(EngineFailed, match="ValueError: not this one"):
-            asked[1].result()
+            embeddings[1].result()
 
 
-async def test_who_gives_up_is_not_computed_for() -> None:
+async def test_batcher_skips_cancelled_texts() -> None:
     slow = Slow()
-    async with batcher(slow) as made:
-        first = asyncio.create_task(made.embed(["a"], [9], Urgency.QUERY))
+    async with batcher(slow) as text_batcher:
+        first = asyncio.create_task(text_batcher.embed(["a"], [9], Urgency.QUERY))
         await until(lambda: slow.batches == [["a"]])
-        second = asyncio.create_task(made.embed(["b"] * 50, [9] * 50, Urgency.QUERY))
-        await until(lambda: made.waiting == 50)
+        second = asyncio.create_task(text_batcher.embed(["b"] * 50, [9] * 50, Urgency.QUERY))
+        await until(lambda: text_batcher.waiting == 50)
         second.cancel()
         await asyncio.wait([second])
-        third = asyncio.create_task(made.embed(["c"], [9], Urgency.QUERY))
-        await until(lambda: made.waiting == 51)
+        third = asyncio.create_task(text_batcher.embed(["c"], [9], Urgency.QUERY))
+        await until(lambda: text_batcher.waiting == 51)
         slow.let(9)
         await first
         await third

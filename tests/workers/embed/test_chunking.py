@@ -19,13 +19,13 @@ def passages(text: str, tokens_max: int = 12, overlap: int = 5) -> list[str]:
     return [text[span.start : span.end] for span in spans]
 
 
-def test_a_short_text_is_one_passage_without_the_spaces_around_it() -> None:
+def test_short_text_is_one_stripped_passage() -> None:
     assert passages("\n  The ferry leaves at noon. \n") == ["The ferry leaves at noon."]
     assert cut("  a b", STARTS("  a b"), tokens_max=9, overlap=0) == [Span(2, 5)]
     assert passages("") == passages(" \n\t ") == []
 
 
-def test_sentences_stay_whole_and_short_ones_are_repeated() -> None:
+def test_chunking_keeps_sentences_and_repeats_short_ones() -> None:
     text = "One two three four. Five six seven. Eight nine ten eleven. Twelve."
     assert passages(text) == [
         "One two three four. Five six seven.",
@@ -38,26 +38,26 @@ def test_sentences_stay_whole_and_short_ones_are_repeated() -> None:
     assert passages("See e.g. the book. Then go.", 6, 0) == ["See e.g. the", "book. Then go."]
 
 
-def test_a_heading_begins_a_passage_and_stays_with_what_follows() -> None:
+def test_heading_starts_passage_and_stays_with_text() -> None:
     text = "# Ferries\n\n## Ondry\nFrom pier 7.\n## Sulla\nFrom pier 9.\n"
     assert passages(text) == ["# Ferries\n\n## Ondry\nFrom pier 7.", "## Sulla\nFrom pier 9."]
 
 
-def test_a_paragraph_is_not_torn_where_it_fits_into_a_passage_of_its_own() -> None:
+def test_paragraph_stays_whole_within_passage_limit() -> None:
     text = "One two three four five six.\n\nSeven eight nine. Ten eleven twelve."
     assert passages(text, 10, 0) == text.split("\n\n")
     assert passages("One.\n\n" + text.split("\n\n")[1], 9, 0)[0].startswith("One.\n\nSeven")
 
 
-def test_code_is_cut_at_lines_and_its_comments_are_no_headings() -> None:
+def test_code_is_cut_at_lines_without_headings() -> None:
     code = "```\n# first\na = 1\n# second\nb = 22222\n```"
     assert passages(f"Look:\n{code}", 40) == [f"Look:\n{code}"]
-    assert all("\n" in each or each.strip() for each in passages(code, 8, 0))
-    assert not any(each.startswith("# second") for each in passages(code, 40, 0))
+    assert all("\n" in passage or passage.strip() for passage in passages(code, 8, 0))
+    assert not any(passage.startswith("# second") for passage in passages(code, 40, 0))
     assert passages("```\n" + "x = 1\n" * 9, 8, 0)[1].startswith("x = 1")
 
 
-def test_items_of_a_list_stay_whole() -> None:
+def test_list_items_stay_whole() -> None:
     text = "Piers:\n- one two three four\n- five six seven eight\n1. nine ten eleven twelve"
     assert passages(text, 8, 0) == [
         "Piers:\n- one two three four",
@@ -66,29 +66,31 @@ def test_items_of_a_list_stay_whole() -> None:
     ]
 
 
-def test_a_sentence_that_is_too_long_is_cut_between_words_with_overlap() -> None:
+def test_long_sentence_is_cut_between_words_with_overlap() -> None:
     words = [f"w{number}" for number in range(50)]
-    found = passages(" ".join(words), 12, 4)
-    assert all(len(each.split()) <= 12 for each in found) and len(found) > 4
-    for one, other in zip(found, found[1:], strict=False):
-        assert one.split()[-4:] == other.split()[:4]
-    assert list(dict.fromkeys(word for each in found for word in each.split())) == words
+    chunks = passages(" ".join(words), 12, 4)
+    assert all(len(chunk.split()) <= 12 for chunk in chunks) and len(chunks) > 4
+    for left, right in zip(chunks, chunks[1:], strict=False):
+        assert left.split()[-4:] == right.split()[:4]
+    assert list(dict.fromkeys(word for chunk in chunks for word in chunk.split())) == words
 
 
-def test_scripts_without_spaces_are_cut_between_characters_and_after_sentences() -> None:
+def test_text_without_spaces_is_cut_between_characters() -> None:
     text = "渡船从七号码头出发。每十二分钟一班。" * 3
-    found = passages(text, 20, 0)
-    assert [len(each) for each in found] == [18, 18, 18] and "".join(found) == text
-    assert max(len(each) for each in passages("海" * 100, 20, 0)) == 20
+    chunks = passages(text, 20, 0)
+    assert [len(chunk) for chunk in chunks] == [18, 18, 18] and "".join(chunks) == text
+    assert max(len(chunk) for chunk in passages("海" * 100, 20, 0)) == 20
 
 
-def test_what_has_no_space_for_long_is_no_word() -> None:
+def test_long_run_without_space_is_cut_between_tokens() -> None:
     starts = range(1_000)  # a tokenizer that counts letters
     spans = cut("a" * 1_000, starts, tokens_max=100, overlap=0)
     assert [span.end - span.start for span in spans] == [100] * 10
 
 
-@pytest.mark.parametrize("seen", [STARTS, lambda text: [0]], ids=["words", "one unknown token"])
+@pytest.mark.parametrize(
+    "token_starts", [STARTS, lambda text: [0]], ids=["words", "one unknown token"]
+)
 @pytest.mark.parametrize(
     ("text", "longest"),
     [
@@ -100,11 +102,11 @@ def test_what_has_no_space_for_long_is_no_word() -> None:
         ("海" * 975, 100),
     ],
 )
-def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
-    text: str, longest: int, seen: Callable[[str], Sequence[int]]
+def test_text_unknown_to_tokenizer_is_cut_by_characters(
+    text: str, longest: int, token_starts: Callable[[str], Sequence[int]]
 ) -> None:
-    """One token to its tokenizer, it was one passage, too long for any prompt."""
-    starts = split_long_tokens(text, seen(text))
+    """A tokenizer may count such a text as one token, too long a passage for any prompt."""
+    starts = split_long_tokens(text, token_starts(text))
     spans = cut(text, starts, tokens_max=100, overlap=20)
     assert spans[-1].end == len(text) and len(spans) > 1
     assert max(span.end - span.start for span in spans) <= longest
@@ -112,12 +114,12 @@ def test_what_a_model_knows_nothing_of_is_cut_by_its_characters(
     assert marks <= {0}, "a mark stays with its letter"
 
 
-def test_words_that_a_model_knows_are_counted_as_it_does() -> None:
+def test_known_words_keep_token_starts() -> None:
     text = "An antidisestablishmentarian   sentence,\n\n" + " " * 99 + "and more."
     assert split_long_tokens(text, STARTS(text)) == STARTS(text)
 
 
-def test_a_longer_fence_holds_shorter_ones() -> None:
+def test_longer_fence_contains_shorter_fences() -> None:
     code = "````\n```\n# no heading\n```\nx = 1\n````"
     assert passages(f"{code}\n\n# Heading", 60) == [code, "# Heading"]
 
@@ -126,9 +128,7 @@ TEXTS = st.text(st.sampled_from('ab .!?\n#-`1海。\t"é'), max_size=300)
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(0, 10))
-def test_every_word_is_in_a_passage_and_none_is_cut(
-    text: str, tokens_max: int, overlap: int
-) -> None:
+def test_passages_cover_every_word_uncut(text: str, tokens_max: int, overlap: int) -> None:
     starts = STARTS(text)
     spans = cut(text, starts, tokens_max=tokens_max, overlap=min(overlap, tokens_max // 2))
     assert spans == cut(text, starts, tokens_max=tokens_max, overlap=min(overlap, tokens_max // 2))

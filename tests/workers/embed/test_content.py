@@ -28,7 +28,7 @@ def document(text: str = "Pier 7. Noon.", **fields: Any) -> Document:
     return Document(**{"document_id": "d", "collection": "c", "at_ms": 5, "text": text, **fields})
 
 
-def made(of: Document, cutting: Cutting = CUTTING) -> Any:
+def passages_record(of: Document, cutting: Cutting = CUTTING) -> Any:
     spans = [Span(0, 7), Span(8, 13)]
     vectors = np.eye(2, dtype=np.float32)
     return passages_of(
@@ -36,40 +36,40 @@ def made(of: Document, cutting: Cutting = CUTTING) -> Any:
     )
 
 
-def test_a_record_holds_all_passages_with_vectors_and_tokens() -> None:
-    found = made(document(tenant="t", metadata='{"a": 1}'))
-    assert [chunk.text for chunk in found.chunks] == ["Pier 7.", "Noon."]
-    assert [chunk.start for chunk in found.chunks] == [0, 8]
-    assert np.frombuffer(found.chunks[1].vector, "<f4").tolist() == [0, 1]
-    assert np.frombuffer(found.chunks[0].tokens, "<i4").tolist() == [7, -1]
-    assert (found.tenant, found.metadata, found.documents_offset) == ("t", '{"a": 1}', 3)
-    assert (found.document_ms, found.at_ms, found.embedder) == (5, 9, "hash@1")
+def test_passages_record_contains_vectors_and_tokens() -> None:
+    record = passages_record(document(tenant="t", metadata='{"a": 1}'))
+    assert [chunk.text for chunk in record.chunks] == ["Pier 7.", "Noon."]
+    assert [chunk.start for chunk in record.chunks] == [0, 8]
+    assert np.frombuffer(record.chunks[1].vector, "<f4").tolist() == [0, 1]
+    assert np.frombuffer(record.chunks[0].tokens, "<i4").tolist() == [7, -1]
+    assert (record.tenant, record.metadata, record.documents_offset) == ("t", '{"a": 1}', 3)
+    assert (record.document_ms, record.at_ms, record.embedder) == (5, 9, "hash@1")
 
 
-def test_the_same_content_embeds_nothing_and_other_facts_keep_the_vectors() -> None:
-    """The same content again embeds nothing."""
+def test_document_action_depends_on_changed_content() -> None:
+    """Unchanged content is not embedded again; new metadata keeps the vectors."""
     first = document(metadata='{"a": 1}')
-    held = passages_ref(made(first), offset=7)
-    assert held.offset == 7
+    stored_ref = passages_ref(passages_record(first), offset=7)
+    assert stored_ref.offset == 7
     cases = [
-        (first, held, DocumentAction.NOTHING),
+        (first, stored_ref, DocumentAction.NOTHING),
         (first, None, DocumentAction.EMBED),
-        (document(metadata='{"a": 2}'), held, DocumentAction.KEEP),
-        (document(metadata='{"a": 1}', tenant="t"), held, DocumentAction.KEEP),
-        (document("Pier 8. Noon.", metadata='{"a": 1}'), held, DocumentAction.EMBED),
-        (None, held, DocumentAction.DROP),
+        (document(metadata='{"a": 2}'), stored_ref, DocumentAction.KEEP),
+        (document(metadata='{"a": 1}', tenant="t"), stored_ref, DocumentAction.KEEP),
+        (document("Pier 8. Noon.", metadata='{"a": 1}'), stored_ref, DocumentAction.EMBED),
+        (None, stored_ref, DocumentAction.DROP),
         (None, None, DocumentAction.NOTHING),
-        (document(deleted=True), held, DocumentAction.DROP),
-        (document("", vector=b"1234"), held, DocumentAction.DROP),
+        (document(deleted=True), stored_ref, DocumentAction.DROP),
+        (document("", vector=b"1234"), stored_ref, DocumentAction.DROP),
         (document("text", vector=b"1234"), None, DocumentAction.NOTHING),
         (document(""), None, DocumentAction.NOTHING),
     ]
-    for of, known, wanted in cases:
-        assert choose_action(of, CUTTING, known) is wanted, (of, known)
+    for of, ref, expected in cases:
+        assert choose_action(of, CUTTING, ref) is expected, (of, ref)
 
 
-def test_whatever_passages_follow_from_is_in_their_hash() -> None:
-    others = [
+def test_content_hash_covers_text_and_cutting() -> None:
+    changed_cuttings = [
         dataclasses.replace(CUTTING, **change)
         for change in (
             {"chunk_tokens": 99},
@@ -78,11 +78,13 @@ def test_whatever_passages_follow_from_is_in_their_hash() -> None:
             {"tokenizer": "tiny@1"},
         )
     ]
-    hashes = {content_hash("a", each) for each in (CUTTING, *others)} | {content_hash("b", CUTTING)}
+    hashes = {content_hash("a", cutting) for cutting in (CUTTING, *changed_cuttings)} | {
+        content_hash("b", CUTTING)
+    }
     assert len(hashes) == 6
 
 
-def test_what_cannot_be_cut_is_refused_with_its_reason() -> None:
+def test_document_check_rejects_unusable_text_with_reason() -> None:
     cases: list[tuple[Document, type[RecordError], str]] = [
         (document(" \n"), RecordError, "document d: expected a text with words"),
         (document("a" * (DOCUMENT_CHARS_MAX + 1)), RecordTooLarge, "divide it into several"),
@@ -92,8 +94,8 @@ def test_what_cannot_be_cut_is_refused_with_its_reason() -> None:
         (document(metadata='{"a": 9007199254740994}'), RecordError, "store it as text"),
         (document(metadata="[" * 5_000), RecordError, "metadata: expected a JSON object"),
     ]
-    for wrong, error, said in cases:
-        with pytest.raises(error, match=said):
+    for wrong, error, message in cases:
+        with pytest.raises(error, match=message):
             check_text(wrong)
     check_text(document(metadata='{"a": 1}'))
     check_spans(document(), [Span(0, 1)] * CHUNKS_MAX)

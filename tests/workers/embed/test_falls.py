@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 POISON = b"books/poison"
 
 
-class Fallen:
-    """Ends the life of whoever begins the poison, as a loop that stands still does."""
+class PoisonWatch:
+    """Ends the worker session that begins the poison, as a stalled loop does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times, self.alone = 0, list[bool]()
@@ -41,11 +41,11 @@ class Fallen:
         monkeypatch.setattr(retry, "PAUSE_S", 0.01)
 
 
-async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
+async def test_embedding_worker_dead_letters_document_after_crashes(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever falls, a process or one life of it: the log knows how often."""
-    fallen = Fallen(monkeypatch)
+    """The log counts the crashes over processes and over sessions of one process."""
+    fallen = PoisonWatch(monkeypatch)
     async with bookshelf(kafka) as books:
         for number in range(12):
             await books.put(f"before{number}", f"Before, number {number}.")
@@ -61,10 +61,10 @@ async def test_a_record_on_which_members_fell_is_buried_and_all_others_go_on(
                 await books.shows(f"behind{number}", f"Behind, number {number}.")
 
             async def is_buried() -> bool:
-                return bool(await books.buried("documents"))
+                return bool(await books.dead_letter_reasons("documents"))
 
             await until(is_buried)
         # Of the first ones another record may be the first of its partition.
         assert CRASHES_MAX <= fallen.times <= 2 * CRASHES_MAX and all(fallen.alone[-2:])
-        (reason,) = await books.buried("documents")
+        (reason,) = await books.dead_letter_reasons("documents")
         assert "members began this record, and each was lost" in reason

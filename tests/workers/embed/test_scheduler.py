@@ -11,7 +11,7 @@ def texts(batch: list[EmbedItem]) -> list[str]:
     return [str(item.text) for item in batch]
 
 
-def test_queries_go_before_calls_and_calls_before_documents() -> None:
+def test_embed_scheduler_orders_by_urgency() -> None:
     scheduler = EmbedScheduler(100)
     scheduler.add(job("d", Urgency.DOCUMENT, 10))
     scheduler.add(job("c", Urgency.CALL, 10))
@@ -22,14 +22,14 @@ def test_queries_go_before_calls_and_calls_before_documents() -> None:
     assert scheduler.waiting == 0
 
 
-def test_a_batch_is_bounded_in_tokens_and_has_one_text_at_least() -> None:
+def test_embed_scheduler_limits_tokens_of_batch() -> None:
     scheduler = EmbedScheduler(100)
     scheduler.add(job("a", Urgency.DOCUMENT, 60, 40, 1, 300, 5))
     batches = [texts(scheduler.batch()) for _ in range(4)]
     assert batches == [["a0", "a1"], ["a2"], ["a3"], ["a4"]]
 
 
-def test_documents_go_on_under_many_queries() -> None:
+def test_embed_scheduler_serves_documents_among_many_queries() -> None:
     scheduler = EmbedScheduler(10)
     scheduler.add(job("d", Urgency.DOCUMENT, *[10] * 3))
     scheduler.add(job("q", Urgency.QUERY, *[10] * 20))
@@ -37,21 +37,21 @@ def test_documents_go_on_under_many_queries() -> None:
     assert order == ("q" * STREAK_MAX + "d") * 3
 
 
-def test_nobody_embeds_what_nobody_waits_for() -> None:
+def test_embed_scheduler_skips_dropped_jobs() -> None:
     scheduler = EmbedScheduler(100)
-    gone, left = job("g", Urgency.QUERY, 10, 10), job("l", Urgency.QUERY, 10)
-    scheduler.add(gone)
-    scheduler.add(left)
-    gone.dropped = True
+    dropped_job, waiting_job = job("g", Urgency.QUERY, 10, 10), job("l", Urgency.QUERY, 10)
+    scheduler.add(dropped_job)
+    scheduler.add(waiting_job)
+    dropped_job.dropped = True
     assert texts(scheduler.batch()) == ["l0"]
-    gone = job("g", Urgency.QUERY, 10)
-    scheduler.add(gone)
-    gone.dropped = True
+    dropped_job = job("g", Urgency.QUERY, 10)
+    scheduler.add(dropped_job)
+    dropped_job.dropped = True
     assert scheduler.batch() == []
 
 
-def test_tenants_take_turns() -> None:
-    """One tenant's thousand texts are in front of another's one (found 28)."""
+def test_embed_scheduler_alternates_between_tenants() -> None:
+    """A tenant's thousand texts do not delay another tenant's single one."""
     scheduler = EmbedScheduler(30)
     many = EmbedJob([f"b{number}" for number in range(1_000)], [10] * 1_000, Urgency.CALL, "bob")
     scheduler.add(many)

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.kafka
 COUNT = 300
 
 
-async def test_another_takes_over_where_a_worker_is_killed(kafka: LogSettings) -> None:
-    """A worker killed in the middle; each document has exactly one current record."""
+async def test_embedding_worker_takes_over_partitions_of_killed_worker(kafka: LogSettings) -> None:
+    """Each document then has exactly one current record."""
     with long_leases(), process(kafka, "victim") as victim:
         async with bookshelf(kafka) as books, worker(kafka, "heir") as heir:
             members = heir.membership.view.members
@@ -35,11 +35,12 @@ async def test_another_takes_over_where_a_worker_is_killed(kafka: LogSettings) -
             await until(lambda: len(heir._intake.group.owned) == 4)
 
             async def are_all_there() -> bool:
-                found = await books.passages()
-                versions = [found.get(f"books/d{number}") for number in range(COUNT)]
+                by_key = await books.passages()
+                versions = [by_key.get(f"books/d{number}") for number in range(COUNT)]
                 return all(
-                    each is not None and each.chunks[0].text == f"Version {word} of number {n}."
-                    for n, each in enumerate(versions)
+                    version is not None
+                    and version.chunks[0].text == f"Version {word} of number {n}."
+                    for n, version in enumerate(versions)
                     for word in ("one" if n % 2 else "two",)
                 )
 

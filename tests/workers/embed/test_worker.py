@@ -36,8 +36,8 @@ async def calm_members() -> AsyncIterator[None]:
         yield
 
 
-async def test_documents_become_passages_as_they_come_and_go(kafka: LogSettings) -> None:
-    """Upsert and tombstone; the same content again embeds nothing."""
+async def test_embedding_worker_keeps_passages_in_step_with_documents(kafka: LogSettings) -> None:
+    """Unchanged content is not embedded again, and a tombstone removes the passages."""
     async with bookshelf(kafka) as books, worker(kafka, "e") as running:
         await books.put("ferry", FERRY, metadata='{"title": "Ferries"}')
         await books.shows("ferry", *FERRY_CUT)
@@ -46,19 +46,21 @@ async def test_documents_become_passages_as_they_come_and_go(kafka: LogSettings)
         assert np.array_equal(
             np.frombuffer(first.chunks[1].vector, "<f4"), HashEmbedder().embed(FERRY_CUT)[1]
         )
-        made = running.totals.chunks
+        chunk_count = running.totals.chunks
         await books.put("ferry", FERRY, metadata='{"title": "Ferries"}')
         await until(lambda: running.totals.unchanged == 1)
         await books.put("ferry", FERRY, metadata='{"title": "Boats"}', tenant="harbour")
         await until(lambda: running.totals.unchanged == 2)
 
         async def is_renamed() -> bool:
-            return [each.tenant for each in (await books.passages()).values()] == ["harbour"]
+            return [passages.tenant for passages in (await books.passages()).values()] == [
+                "harbour"
+            ]
 
         await until(is_renamed)
         (renamed,) = (await books.passages()).values()
         assert renamed.chunks == first.chunks and renamed.metadata == '{"title": "Boats"}'
-        assert renamed.documents_offset == 2 and running.totals.chunks == made == 2
+        assert renamed.documents_offset == 2 and running.totals.chunks == chunk_count == 2
         await books.put("ferry", "It rests today.")
         await books.shows("ferry", "It rests today.")
         await books.drop("ferry")
@@ -71,11 +73,11 @@ async def test_documents_become_passages_as_they_come_and_go(kafka: LogSettings)
         await books.shows("bread", "Flour and salt.")
         await books.put("bread", deleted=True)
         await books.shows("bread")
-        assert not await books.buried("documents")
+        assert not await books.dead_letter_reasons("documents")
         await until(lambda: running.batcher.waiting == 0)
 
 
-async def test_a_worker_knows_what_is_there_when_it_comes(kafka: LogSettings) -> None:
+async def test_embedding_worker_restores_known_passages_at_start(kafka: LogSettings) -> None:
     async with bookshelf(kafka) as books:
         async with worker(kafka, "one") as first:
             for number in range(20):
@@ -92,11 +94,11 @@ async def test_a_worker_knows_what_is_there_when_it_comes(kafka: LogSettings) ->
             assert (second.totals.unchanged, second.totals.chunks) == (19, 1)
 
 
-async def test_a_document_changes_in_order_however_often(kafka: LogSettings) -> None:
+async def test_embedding_worker_writes_versions_in_order(kafka: LogSettings) -> None:
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         async with asyncio.TaskGroup() as writing:
             for name in ("a", "b", "c"):
-                writing.create_task(_written_often(books, name))
+                writing.create_task(_write_often(books, name))
         for name in ("a", "b", "c"):
             await books.shows(name, "Version 29. And more.")
         offsets: dict[bytes, int] = {}
@@ -106,16 +108,16 @@ async def test_a_document_changes_in_order_however_often(kafka: LogSettings) -> 
             offsets[record.key] = passages.documents_offset
 
 
-async def _written_often(books: Bookshelf, name: str) -> None:
-    """Long versions take long, and short ones must not overtake them."""
+async def _write_often(books: Bookshelf, name: str) -> None:
+    """Alternate long and short versions; a short one must not overtake a long one."""
     for version in range(30):
         await books.put(name, f"Version {version}." + " And more." * (version % 2 or 2_000))
 
 
-async def test_what_cannot_be_used_is_buried_with_its_reason_and_the_rest_goes_on(
+async def test_embedding_worker_dead_letters_invalid_records(
     kafka: LogSettings,
 ) -> None:
-    """Oversized, empty, wrong records; nothing is lost."""
+    """Oversized, empty and wrong records are reported, and valid ones are processed."""
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         await books.put("long", "a " * (DOCUMENT_CHARS_MAX // 2 + 1))
         await books.put("blank", " \n ")
@@ -127,15 +129,15 @@ async def test_what_cannot_be_used_is_buried_with_its_reason_and_the_rest_goes_o
         await books.shows("good", "All is well.")
 
         async def are_buried() -> bool:
-            return len(await books.buried("documents")) == 4
+            return len(await books.dead_letter_reasons("documents")) == 4
 
         await until(are_buried)
-        reasons = await books.buried("documents")
-        for said in ("divide it", "found only spaces", "a JSON object", "marker"):
-            assert any(said in reason for reason in reasons), reasons
+        reasons = await books.dead_letter_reasons("documents")
+        for message in ("divide it", "found only spaces", "a JSON object", "marker"):
+            assert any(message in reason for reason in reasons), reasons
 
 
-async def test_a_collection_may_be_cut_otherwise_and_bound_to_an_embedder(
+async def test_collection_overrides_chunking_and_embedder(
     kafka: LogSettings,
 ) -> None:
     async with bookshelf(kafka) as books:
@@ -147,10 +149,10 @@ async def test_a_collection_may_be_cut_otherwise_and_bound_to_an_embedder(
             await books.put("reel", FERRY, collection="films")
 
             async def is_buried() -> bool:
-                return len(await books.buried("documents")) == 1
+                return len(await books.dead_letter_reasons("documents")) == 1
 
             await until(is_buried)
-            (reason,) = await books.buried("documents")
+            (reason,) = await books.dead_letter_reasons("documents")
             assert "films: it is bound to the embedder other@1, found hash@1" in reason
             await declare(books, "books", chunk_tokens=12, chunk_overlap=0)
 
@@ -188,53 +190,53 @@ def asks(text: str, **fields: Any) -> RetrievalRequest:
 KINDS = ("prefill", "decode")
 
 
-async def test_searches_get_their_vectors_and_go_on_to_the_same_partition(
+async def test_embedding_worker_forwards_searches_with_vectors(
     kafka: LogSettings,
 ) -> None:
     async with bookshelf(kafka) as books:
         await declare(books, "films", embedder="other@1")
         async with worker(kafka, "e") as running:
-            given = HashEmbedder().embed(["given"])[0].tobytes()
-            sent = [
+            own_vector = HashEmbedder().embed(["given"])[0].tobytes()
+            searches = [
                 (asks("plain"), 0),
                 (asks("probe", urgency="decode"), 1),
                 (asks("words", mode="words"), 1),
                 (asks("late", deadline_ms=wall_ms() - 1), 0),
-                (asks("given", vector=given), 0),
+                (asks("given", vector=own_vector), 0),
                 (asks("films", collection="films"), 1),
             ]
-            for request, partition in sent:
+            for request, partition in searches:
                 await books.send("embeddings", request, request.retrieval_id, partition)
             for wrong in (asks("far", reply_partition=99), asks("odd", urgency="soon")):
                 await books.send("embeddings", wrong, "x", 0)
 
             async def all_there() -> bool:
                 counts = [len(await books.records(f"retrieval.{to}", 2)) for to in KINDS]
-                return counts == [5, 1] and len(await books.buried("embeddings")) == 2
+                return counts == [5, 1] and len(await books.dead_letter_reasons("embeddings")) == 2
 
             await until(all_there)
             (probe,) = await books.records("retrieval.decode", 2)
-            found = {}
+            by_text = {}
             for record in [probe, *await books.records("retrieval.prefill", 2)]:
                 request = CODEC.decode(record.value)
                 assert isinstance(request, RetrievalRequest)
                 assert record.key.decode() == request.text
-                found[request.text] = (record.partition, request)
-            for request, partition in sent:
+                by_text[request.text] = (record.partition, request)
+            for request, partition in searches:
                 text = request.text
-                assert found[text][0] == partition
-                handed = found[text][1]
+                assert by_text[text][0] == partition
+                handed = by_text[text][1]
                 assert handed.embedded_ms >= 0
                 embedded = text in ("plain", "probe", "given")
                 assert handed.mode == ("hybrid" if embedded else "words")
-                wanted = HashEmbedder().embed([text])[0].tobytes() if embedded else b""
-                assert handed.vector == wanted
+                expected_vector = HashEmbedder().embed([text])[0].tobytes() if embedded else b""
+                assert handed.vector == expected_vector
                 is_made = text in ("plain", "probe")
                 assert handed.embedder == (HashEmbedder().name if is_made else "")
             assert running.totals.queries == 2
 
 
-async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
+async def test_embedding_worker_answers_embed_requests(kafka: LogSettings) -> None:
     async with bookshelf(kafka) as books, worker(kafka, "e"):
         call = EmbedRequest(
             embed_id="one",
@@ -247,8 +249,8 @@ async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
         late = dataclasses.replace(call, embed_id="late", deadline_ms=1)
         ids = dataclasses.replace(call, embed_id="ids", texts=(), token_ids=((5, 6), (7,)))
         foreign = dataclasses.replace(ids, embed_id="foreign", token_ids=((5,), (-1,)))
-        for each in (call, empty, late, ids, foreign):
-            await books.send("embeddings", each, each.embed_id, 0)
+        for request in (call, empty, late, ids, foreign):
+            await books.send("embeddings", request, request.embed_id, 0)
 
         async def all_there() -> bool:
             return len(await books.records("hits", 2)) == 5
@@ -277,30 +279,35 @@ async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
         assert foreign_error is not None and "input.1: expected token ids" in foreign_error.message
 
 
-async def test_the_fleet_hears_what_it_embeds_with_and_how_it_does(kafka: LogSettings) -> None:
+async def test_embedding_worker_publishes_embedder_and_load(kafka: LogSettings) -> None:
     async with bookshelf(kafka) as books, worker(kafka, "e") as running:
         await books.put("ferry", FERRY)
         members = running.membership.view.members
 
         def has_told() -> bool:
-            load, told = members["e"].embedding, members["e"].registration.embedding
-            return bool(load and told and load.chunks_total == 2 and told.embedder == "hash@1")
+            load, registration = members["e"].embedding, members["e"].registration.embedding
+            return bool(
+                load
+                and registration
+                and load.chunks_total == 2
+                and registration.embedder == "hash@1"
+            )
 
         await until(has_told)
         assert members["e"].state is MemberState.READY
 
 
-async def test_a_worker_that_lost_its_lease_goes_on_with_the_same_model(
+async def test_embedding_worker_resumes_after_lost_lease(
     kafka: LogSettings,
 ) -> None:
     async with bookshelf(kafka) as books, worker(kafka, "e") as running:
         former = running.membership
-        running._session.tasks.spawn("cut", _lost())
+        running._session.tasks.spawn("cut", _lose_lease())
         await until(lambda: running.membership is not former)
         await books.put("ferry", FERRY)
         await books.shows("ferry", *FERRY_CUT)
         assert running.membership.epoch > former.epoch
 
 
-async def _lost() -> None:
+async def _lose_lease() -> None:
     raise LeaseError("e: fenced")

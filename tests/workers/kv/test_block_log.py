@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from workers.kv.block_log import BlockLog
 
 
-def test_changes_are_told_once() -> None:
+def test_block_log_reports_changes_once() -> None:
     blocks = BlockLog(16, 8)
     blocks.add([1, 2, 3])
     blocks.add([2])
@@ -19,21 +19,21 @@ def test_changes_are_told_once() -> None:
     assert (blocks.snapshot(), len(blocks), blocks.block_size) == ([1, 3, 4], 3, 16)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_what_came_and_went_in_between_is_not_told(told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_block_log_omits_block_removed_and_added_again(is_reported: bool) -> None:
     blocks = BlockLog(16, 8)
     blocks.add([1])
-    if told:
+    if is_reported:
         blocks.take()
     blocks.discard([1])
     blocks.add([1])
-    assert blocks.take() == ([], [] if told else [1])
+    assert blocks.take() == ([], [] if is_reported else [1])
     blocks.add([2])
     blocks.discard([2])
     assert blocks.take() == ([], [])
 
 
-def test_a_cleared_cache_is_told_as_removed_and_can_fill_again() -> None:
+def test_block_log_reports_cleared_blocks_as_removed() -> None:
     blocks = BlockLog(16, 8)
     blocks.add([1, 2])
     blocks.take()
@@ -44,7 +44,7 @@ def test_a_cleared_cache_is_told_as_removed_and_can_fill_again() -> None:
     assert blocks.snapshot() == [2]
 
 
-def test_beyond_the_bound_the_oldest_is_taken_for_removed() -> None:
+def test_block_log_drops_oldest_beyond_limit() -> None:
     blocks = BlockLog(16, 2)
     blocks.add([1, 2])
     blocks.take()
@@ -61,19 +61,19 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 6))
-def test_whoever_applies_the_changes_knows_what_is_held(
+def test_block_log_changes_reproduce_snapshot(
     steps: list[tuple[str, int]], blocks_max: int
 ) -> None:
-    blocks, known = BlockLog(16, blocks_max), set[int]()
+    blocks, mirror = BlockLog(16, blocks_max), set[int]()
 
     def apply() -> None:
         removed, stored = blocks.take()
-        assert set(removed) <= known
-        assert not known & set(stored)
+        assert set(removed) <= mirror
+        assert not mirror & set(stored)
         assert max(len(removed), len(stored)) <= blocks_max
-        known.difference_update(removed)
-        known.update(stored)
-        assert known == set(blocks.snapshot())
+        mirror.difference_update(removed)
+        mirror.update(stored)
+        assert mirror == set(blocks.snapshot())
 
     for what, block in steps:
         if what == "take":

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import PATIENCE_S, run, until
-from tests.workers.kv.sockets import listening
+from tests.workers.kv.sockets import listening_sockets
 from workers.kv.layout import Card, card_of, spans
 from workers.kv.network import ucx_variables, variables
 from workers.kv.nixl_transfer import NixlTransfer
@@ -86,7 +86,7 @@ def move_of(
 
 
 async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> PollResult:
-    """Poll until so many fetches ended and notices came, on whichever side."""
+    """Poll until enough moves ended and notices arrived, on any side."""
     total = PollResult()
 
     def enough() -> bool:
@@ -101,7 +101,7 @@ async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> Po
 
 
 async def beside(transfer: KvTransfer, call: Callable[[], str]) -> str:
-    """What a blocking call returns, while the transfer goes on making progress."""
+    """Return the result of a blocking call while the transfer makes progress."""
     calling = asyncio.ensure_future(asyncio.to_thread(call))
 
     def is_done() -> bool:
@@ -119,55 +119,69 @@ def kind(request: pytest.FixtureRequest) -> Callable[[str, Any], KvTransfer]:
 
 @pytest.fixture
 def pair(kind: Callable[[str, Any], KvTransfer]) -> Iterator[tuple[Made, Made]]:
-    ours, theirs = regions_of(1), regions_of(1, first=1_000)
-    made = ((kind("mover", ours), ours), (kind("holder", theirs), theirs))
-    yield made
-    for transfer, _ in made:
+    mover_arena, holder_arena = regions_of(1), regions_of(1, first=1_000)
+    sides = (
+        (kind("mover", mover_arena), mover_arena),
+        (kind("holder", holder_arena), holder_arena),
+    )
+    yield sides
+    for transfer, _ in sides:
         transfer.close()
 
 
 @pytest.mark.parametrize("direction", [READ, WRITE])
-def test_blocks_arrive_where_they_should(pair: tuple[Made, Made], direction: Direction) -> None:
-    (mover, ours), (holder, theirs) = pair
+def test_transfer_moves_blocks_to_requested_places(
+    pair: tuple[Made, Made], direction: Direction
+) -> None:
+    (mover, mover_arena), (holder, holder_arena) = pair
     remote, local = [3, 4, 5, 9, 20, 21], [7, 8, 9, 1, 30, 40]
-    before = theirs.copy()
+    before = holder_arena.copy()
     mover.move(move_of("holder", holder.metadata(), remote, local, direction=direction))
     polled = run(ends_of(mover, holder, notices=1))
     assert polled.ends == [MoveEnd(1)]
     assert polled.notices == [b"done"]
-    assert (ours[0, local] == theirs[0, remote]).all()
+    assert (mover_arena[0, local] == holder_arena[0, remote]).all()
     if direction is READ:
-        assert np.count_nonzero(ours[0].any(axis=1)) == len(local)  # nothing else was touched
-        assert (theirs == before).all()
+        assert np.count_nonzero(mover_arena[0].any(axis=1)) == len(
+            local
+        )  # nothing else was touched
+        assert (holder_arena == before).all()
     else:
-        others = [block for block in range(BLOCKS) if block not in remote]
-        assert (theirs[0, others] == before[0, others]).all()
-        assert not theirs[0, remote].any()
+        other_blocks = [block for block in range(BLOCKS) if block not in remote]
+        assert (holder_arena[0, other_blocks] == before[0, other_blocks]).all()
+        assert not holder_arena[0, remote].any()
 
 
 @pytest.mark.parametrize("direction", [READ, WRITE])
-@pytest.mark.parametrize("theirs_ranks", [1, 2, 4])
-@pytest.mark.parametrize("ours_ranks", [1, 2, 4])
-def test_blocks_are_transposed_between_degrees(
+@pytest.mark.parametrize("holder_ranks", [1, 2, 4])
+@pytest.mark.parametrize("mover_ranks", [1, 2, 4])
+def test_transfer_transposes_blocks_between_degrees(
     kind: Callable[[str, Any], KvTransfer],
-    ours_ranks: int,
-    theirs_ranks: int,
+    mover_ranks: int,
+    holder_ranks: int,
     direction: Direction,
 ) -> None:
     number = next(_numbers)
     names = f"mover-{number}", f"holder-{number}"
-    ours, theirs = regions_of(ours_ranks, first=1_000_000), regions_of(theirs_ranks, first=1)
-    mover, holder = kind(names[0], ours), kind(names[1], theirs)
+    mover_arena, holder_arena = (
+        regions_of(mover_ranks, first=1_000_000),
+        regions_of(holder_ranks, first=1),
+    )
+    mover, holder = kind(names[0], mover_arena), kind(names[1], holder_arena)
     moves = [([3, 4, 5, 9], [7, 8, 9, 1]), ([63, 0], [0, 63]), ([62, 61], [30, 40])]
-    source = whole(*((theirs, range(BLOCKS)) if direction is READ else (ours, range(BLOCKS))))
-    target = whole(*((ours, range(BLOCKS)) if direction is READ else (theirs, range(BLOCKS))))
+    source = whole(
+        *((holder_arena, range(BLOCKS)) if direction is READ else (mover_arena, range(BLOCKS)))
+    )
+    target = whole(
+        *((mover_arena, range(BLOCKS)) if direction is READ else (holder_arena, range(BLOCKS)))
+    )
     for tag, (remote, local) in enumerate(moves):
         mover.move(move_of(names[1], holder.metadata(), remote, local, tag, direction))
-        given, taken = (remote, local) if direction is READ else (local, remote)
-        target[taken] = source[given]
+        source_blocks, target_blocks = (remote, local) if direction is READ else (local, remote)
+        target[target_blocks] = source[source_blocks]
     polled = run(ends_of(mover, holder, notices=len(moves), ends=len(moves)))
     assert not any(end.error for end in polled.ends)
-    read, unread = (ours, theirs) if direction is READ else (theirs, ours)
+    read, unread = (mover_arena, holder_arena) if direction is READ else (holder_arena, mover_arena)
     assert (whole(read, range(BLOCKS)) == target).all()
     assert (whole(unread, range(BLOCKS)) == source).all()
     mover.close()
@@ -175,28 +189,28 @@ def test_blocks_are_transposed_between_degrees(
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_whole_arena_moves_at_once(kind: Callable[[str, Any], KvTransfer], ranks: int) -> None:
-    """Neighbouring regions are not taken for one."""
-    ours, theirs = regions_of(ranks), regions_of(ranks, first=1)
-    mover, holder = kind(f"all-{ranks}", ours), kind(f"all-holder-{ranks}", theirs)
+def test_transfer_moves_complete_arena(kind: Callable[[str, Any], KvTransfer], ranks: int) -> None:
+    """Adjacent regions are not merged."""
+    mover_arena, holder_arena = regions_of(ranks), regions_of(ranks, first=1)
+    mover, holder = kind(f"all-{ranks}", mover_arena), kind(f"all-holder-{ranks}", holder_arena)
     blocks = list(range(BLOCKS))
     mover.move(move_of(f"all-holder-{ranks}", holder.metadata(), blocks, blocks))
     assert run(ends_of(mover, holder)).ends == [MoveEnd(1)]
-    assert (ours == theirs).all()
+    assert (mover_arena == holder_arena).all()
     mover.close()
     holder.close()
 
 
-def test_notice_alone_needs_no_blocks(pair: tuple[Made, Made]) -> None:
-    (mover, ours), (holder, _) = pair
+def test_transfer_sends_notice_without_blocks(pair: tuple[Made, Made]) -> None:
+    (mover, mover_arena), (holder, _) = pair
     mover.move(move_of("holder", holder.metadata(), [], []))
     polled = run(ends_of(mover, holder, notices=1))
     assert polled.ends == [MoveEnd(1)]
-    assert not ours.any()
+    assert not mover_arena.any()
 
 
-def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
-    """Wants name every block of a long prompt."""
+def test_transfer_sends_long_notice(pair: tuple[Made, Made]) -> None:
+    """Notices list every block of a long prompt."""
     (mover, _), (holder, _) = pair
     notice = bytes(range(256)) * 200
     mover.move(
@@ -207,7 +221,7 @@ def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
     assert run(ends_of(mover, holder, notices=1)).notices == [notice]
 
 
-def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
+def test_transfer_connects_without_notice(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
     mover.move(BlockMove(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENCE_S))
     mover.move(move_of("holder", holder.metadata(), [], [], 2))
@@ -216,23 +230,23 @@ def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
     assert polled.notices == [b"done"]
 
 
-def test_peer_that_was_forgotten_is_connected_again(pair: tuple[Made, Made]) -> None:
-    (mover, ours), (holder, theirs) = pair
+def test_transfer_reconnects_forgotten_peer(pair: tuple[Made, Made]) -> None:
+    (mover, mover_arena), (holder, holder_arena) = pair
     for tag in (1, 2):
         mover.move(move_of("holder", holder.metadata(), [tag], [tag], tag))
         assert run(ends_of(mover, holder)).ends == [MoveEnd(tag)]
         mover.forget("holder")
-    assert (ours[0, 1:3] == theirs[0, 1:3]).all()
+    assert (mover_arena[0, 1:3] == holder_arena[0, 1:3]).all()
 
 
-def test_many_moves_at_once(pair: tuple[Made, Made]) -> None:
-    (mover, ours), (holder, theirs) = pair
+def test_transfer_runs_many_moves_concurrently(pair: tuple[Made, Made]) -> None:
+    (mover, mover_arena), (holder, holder_arena) = pair
     for tag in range(20):
         mover.move(move_of("holder", holder.metadata(), [tag * 2], [63 - tag], tag))
     polled = run(ends_of(mover, holder, notices=20, ends=20))
     assert sorted(end.tag for end in polled.ends) == list(range(20))
     assert not any(end.error for end in polled.ends)
-    assert (ours[0, 63 - np.arange(20)] == theirs[0, np.arange(20) * 2]).all()
+    assert (mover_arena[0, 63 - np.arange(20)] == holder_arena[0, np.arange(20) * 2]).all()
 
 
 @pytest.mark.parametrize(
@@ -245,12 +259,12 @@ def test_many_moves_at_once(pair: tuple[Made, Made]) -> None:
         ("holder", None, [1, 2], "as many remote as local"),
     ],
 )
-def test_what_cannot_be_read_ends_with_an_error(
+def test_transfer_reports_invalid_move(
     pair: tuple[Made, Made], peer: str, card: bytes | None, blocks: list[int], error: str
 ) -> None:
     (mover, _), (holder, _) = pair
-    found = holder.metadata() if card is None else card
-    mover.move(move_of(peer, found, blocks, [1]))
+    card_bytes = holder.metadata() if card is None else card
+    mover.move(move_of(peer, card_bytes, blocks, [1]))
     (end,) = run(ends_of(mover)).ends
     assert error in end.error
     assert end.settled
@@ -266,7 +280,7 @@ def test_what_cannot_be_read_ends_with_an_error(
         ),
     ],
 )
-def test_arenas_that_do_not_fit_are_not_read(
+def test_transfer_rejects_incompatible_arena(
     pair: tuple[Made, Made], card: Card, error: str
 ) -> None:
     (mover, _), _ = pair
@@ -275,7 +289,7 @@ def test_arenas_that_do_not_fit_are_not_read(
     assert error in end.error
 
 
-def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
+def test_transfer_metadata_is_small(pair: tuple[Made, Made]) -> None:
     (_, _), (holder, _) = pair
     assert len(holder.metadata()) < 2_000
 
@@ -291,25 +305,28 @@ def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
         ([3, 2, 1], [1, 2, 3], [(1, 3, 1), (2, 2, 1), (3, 1, 1)]),
     ],
 )
-def test_stretches_merge_where_both_sides_go_on(
+def test_spans_merge_stretches_contiguous_on_both_sides(
     local: list[int], remote: list[int], expected: list[tuple[int, int, int]]
 ) -> None:
-    ours, theirs = Card([0], 8, 8, "ours", b""), Card([1 << 20], 8, 8, "theirs", b"")
-    found = [
+    local_card, remote_card = Card([0], 8, 8, "ours", b""), Card([1 << 20], 8, 8, "theirs", b"")
+    stretches = [
         (our // 8, (their - (1 << 20)) // 8, count // 8)
-        for our, their, count in spans(ours, local, theirs, remote)
+        for our, their, count in spans(local_card, local, remote_card, remote)
     ]
-    assert found == expected
+    assert stretches == expected
 
 
-def test_equal_degrees_merge_within_each_rank() -> None:
-    ours, theirs = card_of(regions_of(2), "ours", b""), card_of(regions_of(2), "theirs", b"")
-    found = list(spans(ours, [1, 2, 3], theirs, [5, 6, 7]))
-    assert [count for _, _, count in found] == [3 * WORDS * 4] * 2
+def test_spans_of_equal_degrees_merge_within_each_rank() -> None:
+    local_card, remote_card = (
+        card_of(regions_of(2), "ours", b""),
+        card_of(regions_of(2), "theirs", b""),
+    )
+    stretches = list(spans(local_card, [1, 2, 3], remote_card, [5, 6, 7]))
+    assert [count for _, _, count in stretches] == [3 * WORDS * 4] * 2
 
 
 @needs_nixl
-def test_peer_that_is_not_reached_is_tried_again_after_pauses_that_double(
+def test_nixl_transfer_doubles_pauses_for_unreachable_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 50.0
@@ -353,7 +370,7 @@ while owner.is_alive():
 
 @pytest.fixture
 def holders() -> Iterator[Callable[[str], tuple["subprocess.Popen[str]", bytes]]]:
-    """Starts processes that hold an arena and only poll."""
+    """Start processes that hold an arena and only poll."""
     started: list[subprocess.Popen[str]] = []
 
     def start(engine_id: str) -> tuple["subprocess.Popen[str]", bytes]:
@@ -377,23 +394,25 @@ def holders() -> Iterator[Callable[[str], tuple["subprocess.Popen[str]", bytes]]
 
 
 @needs_nixl
-def test_another_process_is_read(holders: Callable[[str], Any]) -> None:
+def test_nixl_transfer_reads_from_other_process(holders: Callable[[str], Any]) -> None:
     process, card = holders("holder")
-    ours = regions_of(1)
-    mover = NixlTransfer("mover", ours)
+    mover_arena = regions_of(1)
+    mover = NixlTransfer("mover", mover_arena)
     mover.move(move_of("holder", card, [*range(8), 60], [*range(8, 16), 3]))
     assert run(ends_of(mover)).ends == [MoveEnd(1)]
     assert run(beside(mover, process.stdout.readline)) == "done\n"
-    assert (ours[0, [*range(8, 16), 3]] == regions_of(1, first=1_000)[0, [*range(8), 60]]).all()
+    assert (
+        mover_arena[0, [*range(8, 16), 3]] == regions_of(1, first=1_000)[0, [*range(8), 60]]
+    ).all()
     mover.close()
 
 
 @needs_nixl
-def test_process_that_died_is_an_error_and_the_next_one_is_read(
+def test_nixl_transfer_reports_dead_process_and_reads_successor(
     holders: Callable[[str], Any],
 ) -> None:
-    ours = regions_of(1)
-    mover = NixlTransfer("mover", ours)
+    mover_arena = regions_of(1)
+    mover = NixlTransfer("mover", mover_arena)
     process, card = holders("holder-1")
     mover.move(move_of("holder-1", card, [1], [1]))
     assert run(ends_of(mover)).ends == [MoveEnd(1)]
@@ -403,7 +422,7 @@ def test_process_that_died_is_an_error_and_the_next_one_is_read(
         mover.move(move_of("holder-1", card, [2], [2], tag))
         (end,) = run(ends_of(mover)).ends
         assert (end.tag, bool(end.error)) == (tag, True)
-    assert not ours[0, 2].any()
+    assert not mover_arena[0, 2].any()
     _, card = holders("holder-2")
     mover.move(move_of("holder-2", card, [2], [2], 4))
     assert run(ends_of(mover)).ends == [MoveEnd(4)]
@@ -413,15 +432,17 @@ def test_process_that_died_is_an_error_and_the_next_one_is_read(
 
 @needs_nixl
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (4, 1), (1, 4)])
-def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
+def test_nixl_transfer_sends_one_descriptor_per_span(
     monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
 ) -> None:
-    """NIXL's own count of descriptors is what `spans` says, in any order."""
+    """NIXL's own count of descriptors equals the number of `spans`, in any order."""
     api = import_module("nixl._api")
     counting = partial(api.nixl_agent_config, capture_telemetry=True)
     monkeypatch.setattr(api, "nixl_agent_config", counting)
     arenas = regions_of(ranks[0]), regions_of(ranks[1], first=1_000)
-    mover, holder = (NixlTransfer(*each) for each in zip(("mover", "holder"), arenas, strict=True))
+    mover, holder = (
+        NixlTransfer(*arguments) for arguments in zip(("mover", "holder"), arenas, strict=True)
+    )
     counts: list[int] = []
     release = mover._release
 
@@ -436,11 +457,11 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
         ([0, 1, 2, 40, 41], [5, 6, 7, 8, 9], 2),
         ([3, 2, 1], [5, 6, 7], 3),
     ]
-    ours, theirs = Card.unpack(mover.metadata()), Card.unpack(holder.metadata())
+    local_card, remote_card = Card.unpack(mover.metadata()), Card.unpack(holder.metadata())
     for tag, (local, remote, whole_blocks) in enumerate(cases):
         mover.move(move_of("holder", holder.metadata(), remote, local, tag))
         assert run(ends_of(mover, holder, notices=1)).ends == [MoveEnd(tag)]
-        expected = len(list(spans(ours, local, theirs, remote)))
+        expected = len(list(spans(local_card, local, remote_card, remote)))
         assert counts[tag] == expected
         if ranks[0] == ranks[1]:  # else pieces lie apart on the side of fewer ranks
             assert expected == whole_blocks * ranks[0]
@@ -449,19 +470,19 @@ def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
 
 
 @needs_nixl
-def test_nobody_beyond_this_machine_reaches_an_agent() -> None:
-    """By the kernel's table of sockets; UCX alone takes every interface."""
+def test_nixl_transfer_listens_only_on_loopback() -> None:
+    """The kernel's table of sockets shows it; UCX by default takes every interface."""
     arena = regions_of(1)
     transfer = NixlTransfer(f"engine-{next(_numbers)}", arena)
     try:
-        found = listening(os.getpid())
-        assert found
-        assert [(table, host) for table, host in found if not host.is_loopback] == []
+        endpoints = listening_sockets(os.getpid())
+        assert endpoints
+        assert [(table, host) for table, host in endpoints if not host.is_loopback] == []
     finally:
         transfer.close()
 
 
-def test_devices_are_told_unless_the_environment_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ucx_variables_respect_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     assert ucx_variables("eth1,mlx5_0:1") == {"UCX_NET_DEVICES": "eth1,mlx5_0:1"}
     assert ucx_variables("all") == {}

@@ -3,7 +3,7 @@
 from workers.kv.retries import Retries
 
 
-def test_pauses_double_until_the_tries_are_spent() -> None:
+def test_retries_double_pauses_until_limit() -> None:
     retries = Retries[str](4, 0.5)
     now_s, waited = 10.0, []
     while retries.record_failure("a", now_s):
@@ -15,7 +15,7 @@ def test_pauses_double_until_the_tries_are_spent() -> None:
     assert (retries.tries("a"), retries.total, len(retries)) == (4, 3, 0)
 
 
-def test_what_is_forgotten_is_tried_no_more_and_begins_anew() -> None:
+def test_retries_restart_after_forget() -> None:
     retries = Retries[str](2, 1.0)
     assert retries.record_failure("a", 0.0) and retries.record_failure("b", 0.5)
     retries.forget("a")

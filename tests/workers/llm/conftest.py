@@ -40,6 +40,6 @@ def pair(
         shared = real[request.param].get()
         yield Pair(shared.runner, shared.producer, shared.consumer)
         return
-    found = Pair.started(ENGINES[request.param])
-    yield found
-    found.close()
+    own_pair = Pair.started(ENGINES[request.param])
+    yield own_pair
+    own_pair.close()

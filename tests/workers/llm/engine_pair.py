@@ -83,9 +83,11 @@ class VllmPair:
         if self._pair is None:
             self._pair = EnginePair.started(self._start)
             pair = self._pair.producer, self._pair.consumer
-            known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
-            for each in pair:
-                each.set_peer_metadata(known.get)
+            peer_metadata = {
+                engine.capability.engine_id: engine.capability.nixl_metadata for engine in pair
+            }
+            for engine in pair:
+                engine.set_peer_metadata(peer_metadata.get)
         return self._pair
 
     def close(self) -> None:

@@ -58,9 +58,9 @@ async def start_sim(**changes: Any) -> SimEngine:
 
 def transfer_of(engine: Engine) -> FaultyTransfer:
     """The transfer of an engine whose KV moves in memory."""
-    found = FaultyTransfer.peers[engine.capability.engine_id]
-    assert isinstance(found, FaultyTransfer)
-    return found
+    transfer = FaultyTransfer.peers[engine.capability.engine_id]
+    assert isinstance(transfer, FaultyTransfer)
+    return transfer
 
 
 async def _sim_nixl() -> Engine:
@@ -119,7 +119,7 @@ def job(
     kv_target: KvHandle | None = None,
     orchestration: Orchestration = Orchestration.NONE,
     timeout_ms: int = 60_000,
-    said: int = 0,
+    prior_tokens: int = 0,
     cache_scope: str = "",
     **sampling: Any,
 ) -> Job:
@@ -133,7 +133,7 @@ def job(
         kv=kv,
         kv_target=kv_target,
         orchestration=orchestration,
-        prior_tokens=said,
+        prior_tokens=prior_tokens,
         cache_scope=cache_scope,
     )
 
@@ -163,11 +163,11 @@ class Answer:
 
 async def collected(engine: Engine, *jobs: Job, add: bool = True) -> list[Answer]:
     """Add the jobs and take outputs until all have ended."""
-    answers = {each.request_id: Answer() for each in jobs}
+    answers = {job.request_id: Answer() for job in jobs}
     open_ids = set(answers)
     if add:
-        for each in jobs:
-            engine.add(each)
+        for job in jobs:
+            engine.add(job)
     while open_ids:
         outputs = await engine.outputs()
         assert outputs
@@ -183,9 +183,9 @@ async def collected(engine: Engine, *jobs: Job, add: bool = True) -> list[Answer
     return list(answers.values())
 
 
-async def answered(engine: Engine, one: Job) -> Answer:
+async def answered(engine: Engine, job: Job) -> Answer:
     """The whole answer to one job."""
-    return (await collected(engine, one))[0]
+    return (await collected(engine, job))[0]
 
 
 async def handed_over(

@@ -25,20 +25,20 @@ from tests.workers.fakes import EPOCH, WORKER, cancel_work, handle, out, work
 from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory
 
 
-def test_work_becomes_a_job() -> None:
+def test_work_starts_engine_job() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL, attempt=2)
     (job,) = worker.engine.jobs
     assert (job.request_id, job.phase, list(job.prompt_tokens)) == ("r1.2", PREFILL, [1, 2, 3])
-    assert len(worker.held) == 1
-    assert worker.held.requests_total == 1
+    assert len(worker.requests) == 1
+    assert worker.requests.requests_total == 1
 
 
 @pytest.mark.parametrize("changes", [{"worker_id": "w2"}, {"worker_epoch": EPOCH - 1}])
-def test_work_for_another_life_is_ignored(changes: dict[str, Any]) -> None:
+def test_worker_ignores_work_for_other_worker_or_epoch(changes: dict[str, Any]) -> None:
     worker = WorkerInMemory()
     worker.work(**changes)
-    assert (worker.engine.jobs, worker.phases, len(worker.held)) == ([], [], 0)
+    assert (worker.engine.jobs, worker.phases, len(worker.requests)) == ([], [], 0)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_work_for_another_life_is_ignored(changes: dict[str, Any]) -> None:
         ({"phase": PREFILL}, PhaseKind.REFUSED, "worker_refused", True),
     ],
 )
-def test_work_that_cannot_be_run_is_reported(
+def test_worker_reports_work_that_cannot_run(
     changes: dict[str, Any], kind: PhaseKind, code: str, retriable: bool
 ) -> None:
     worker = WorkerInMemory(4, 64, Role.REPLICA)
@@ -59,27 +59,27 @@ def test_work_that_cannot_be_run_is_reported(
     assert phase.error is not None
     assert (phase.kind, phase.error.code, phase.error.retriable) == (kind, code, retriable)
     assert (phase.worker_id, phase.worker_epoch, phase.router_id) == (WORKER, EPOCH, "router-a")
-    assert (worker.engine.jobs, len(worker.held)) == ([], 0)
+    assert (worker.engine.jobs, len(worker.requests)) == ([], 0)
 
 
-def test_more_than_the_bound_is_refused() -> None:
+def test_worker_refuses_work_beyond_limit() -> None:
     worker = WorkerInMemory(held_max=2)
     for name in ("r1", "r2", "r3"):
         worker.work(name)
     (phase,) = worker.phases
     assert (phase.request_id, phase.kind) == ("r3", PhaseKind.REFUSED)
-    assert len(worker.held) == 2
+    assert len(worker.requests) == 2
 
 
-def test_a_draining_worker_refuses() -> None:
+def test_draining_worker_refuses_work() -> None:
     worker = WorkerInMemory()
-    worker.held.draining = True
+    worker.requests.draining = True
     worker.work()
     assert worker.phases[0].error is not None
     assert "draining" in worker.phases[0].error.message
 
 
-def test_repeated_work_is_ignored_also_after_the_end() -> None:
+def test_worker_ignores_repeated_work() -> None:
     worker = WorkerInMemory()
     worker.work()
     worker.work()
@@ -89,7 +89,7 @@ def test_repeated_work_is_ignored_also_after_the_end() -> None:
     assert (len(worker.engine.jobs), worker.phases) == (1, [])
 
 
-def test_a_higher_attempt_voids_a_lower_one() -> None:
+def test_higher_attempt_voids_lower_attempt() -> None:
     worker = WorkerInMemory()
     worker.work(attempt=1)
     worker.work(attempt=2)
@@ -102,19 +102,19 @@ def test_a_higher_attempt_voids_a_lower_one() -> None:
     assert [job.request_id for job in worker.engine.jobs] == ["r1.1", "r1.2"]
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_decode_follows_prefill_of_the_same_attempt_on_one_worker(named: bool) -> None:
+@pytest.mark.parametrize("has_handle", [True, False])
+def test_decode_reuses_kv_of_prefill_on_same_worker(has_handle: bool) -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL)
     worker.step(out(ids=[5], text="a", finish_reason="handover", kv=handle(NOW_MS + 99)))
-    kv = handle(NOW_MS + 99, WORKER) if named else None  # none: it would expire too soon
+    kv = handle(NOW_MS + 99, WORKER) if has_handle else None  # none: it would expire too soon
     worker.work("r1", DECODE, kv=kv, prefill_worker=WORKER, first_seq=1, first_char=1)
     first, second = worker.engine.jobs
     assert (first.request_id, second.request_id, second.kv) == ("r1.1", "r1.1", None)
     assert worker.engine.aborted == ["r1.1"]  # the KV is free for the cache, not kept for a peer
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_worker_bounds_remembered_requests() -> None:
     worker = WorkerInMemory(seen_max=2)
     for name in ("r1", "r2", "r3"):
         worker.work(name)
@@ -125,7 +125,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(worker.engine.jobs) == 4
 
 
-def test_prefill_sends_its_token_and_hands_the_kv_over() -> None:
+def test_prefill_sends_token_and_hands_kv_over() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL, gateway_partition=1)
     kv = handle(NOW_MS + 5_000)
@@ -140,12 +140,12 @@ def test_prefill_sends_its_token_and_hands_the_kv_over() -> None:
     assert (phase.kv.worker_id, phase.kv.worker_epoch) == (WORKER, EPOCH)
     assert phase.kv.engine_id == kv.engine_id
     assert worker.headers == [[("traceparent", TRACEPARENT)]]
-    assert worker.held.kv_until_ms == NOW_MS + 5_000
-    assert len(worker.held) == 0
+    assert worker.requests.kv_until_ms == NOW_MS + 5_000
+    assert len(worker.requests) == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "sent"),
+    ("text", "stop", "sent_text"),
     [
         ("hello", (), "hello"),
         ("hello", ("lo w",), "hel"),
@@ -157,25 +157,25 @@ def test_prefill_sends_its_token_and_hands_the_kv_over() -> None:
     ],
 )
 @pytest.mark.parametrize("logprobs", [[], [TokenLogprob(token_id=5, token="t", logprob=-1.0)]])
-def test_prefill_holds_back_what_may_begin_a_stop_string(
-    text: str, stop: tuple[str, ...], sent: str, logprobs: list[TokenLogprob]
+def test_prefill_withholds_possible_start_of_stop_string(
+    text: str, stop: tuple[str, ...], sent_text: str, logprobs: list[TokenLogprob]
 ) -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL, sampling=Sampling(max_tokens=8, stop=stop))
     kv = handle(NOW_MS + 5_000)
     worker.step(out(ids=[5], text=text, finish_reason="handover", kv=kv, logprobs=logprobs))
-    assert list(worker.frame().texts) == [sent]
-    assert (worker.phases[0].sent_tokens, worker.phases[0].sent_chars) == (1, len(sent))
+    assert list(worker.frame().texts) == [sent_text]
+    assert (worker.phases[0].sent_tokens, worker.phases[0].sent_chars) == (1, len(sent_text))
 
 
-def test_prefill_that_finishes_the_answer_sends_all_of_it() -> None:
+def test_prefill_of_whole_answer_sends_all_text() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL, sampling=Sampling(max_tokens=1, stop=("lo w",)))
     worker.step(out(ids=[5], text="hello", finish_reason="length"))
     assert list(worker.frame().texts) == ["hello"]
 
 
-def test_prefill_that_finishes_the_answer_ends_the_request() -> None:
+def test_prefill_of_whole_answer_ends_request() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL)
     worker.step(out(ids=[5], text="a", finish_reason="length"))
@@ -190,7 +190,7 @@ def test_prefill_that_finishes_the_answer_ends_the_request() -> None:
     assert worker.phases == []
 
 
-def test_a_replica_runs_the_whole_answer() -> None:
+def test_replica_runs_whole_answer() -> None:
     worker = WorkerInMemory(4, 64, Role.REPLICA)
     worker.work(arrived_ms=NOW_MS - 7)
     worker.step(out(ids=[5], text="a", cached_tokens=2), now_ms=NOW_MS + 3)
@@ -216,8 +216,8 @@ def test_a_replica_runs_the_whole_answer() -> None:
     assert (outcome.cached_tokens, outcome.prompt_tokens, outcome.kv_bytes) == (2, 3, 0)
 
 
-def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
-    """Rows count from there; what its reader is told of the prompt is without it."""
+def test_answer_continues_after_tokens_of_earlier_attempts() -> None:
+    """Rows count from the prior tokens, which the reported prompt length excludes."""
     worker = WorkerInMemory(4, 64, Role.REPLICA)
     worker.work(prompt_tokens=pack_tokens([1, 2, 3, 8, 9]), prior_tokens=2, prior_chars=5)
     assert worker.engine.jobs[0].prior_tokens == 2
@@ -235,8 +235,8 @@ def test_an_answer_goes_on_behind_what_earlier_attempts_have_sent() -> None:
 
 
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
-def test_an_answer_that_was_over_ends_with_what_was_said(phase: WorkPhase) -> None:
-    """Its attempt drew its end, and could not tell."""
+def test_finished_answer_ends_with_tokens_of_earlier_attempts(phase: WorkPhase) -> None:
+    """An earlier attempt sampled the end and could not report it."""
     worker = WorkerInMemory()
     worker.work("r1", phase, prior_tokens=2, prior_chars=5)
     worker.step(out("r1.1", ids=[], text="", finish_reason="stop", stop_reason="9"))
@@ -247,8 +247,8 @@ def test_an_answer_that_was_over_ends_with_what_was_said(phase: WorkPhase) -> No
     assert not batch.frame.token_ids and not worker.phases
 
 
-def test_a_hand_over_goes_on_there_too() -> None:
-    """Prefill counts its token from there, and decode repeats that alone."""
+def test_hand_over_continues_after_tokens_of_earlier_attempts() -> None:
+    """Prefill counts its token after the prior ones; decode resends that token only."""
     worker = WorkerInMemory()
     worker.work("r1", PREFILL, prior_tokens=2, prior_chars=5)
     worker.step(out(ids=[5], text="ab", finish_reason="handover", kv=handle(NOW_MS + 9_000)))
@@ -274,8 +274,8 @@ def remote(**changes: Any) -> Work:
     return work("r1", DECODE, NOW_MS, **{**fields, **changes})
 
 
-def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv_once() -> None:
-    """It goes on behind its own first token, so the gateway has to see that."""
+def test_decode_resends_first_token_and_reports_kv_once() -> None:
+    """Decode continues from its own first token, so the gateway must receive that token."""
     worker = WorkerInMemory()
     worker.take(remote())
     assert worker.engine.jobs[0].kv is not None
@@ -297,19 +297,19 @@ def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv
     assert (outcome.prefill_worker, outcome.decode_worker) == ("w0", WORKER)
 
 
-def test_kv_that_was_not_had_is_told_once() -> None:
+def test_worker_reports_missed_kv_once() -> None:
     worker = WorkerInMemory()
     worker.take(remote())
-    lost = KvUnavailable("r1.1: KV not read").to_wire()
-    worker.step(out(ids=[5], text="ab", kv_missed=lost))
+    error = KvUnavailable("r1.1: KV not read").to_wire()
+    worker.step(out(ids=[5], text="ab", kv_missed=error))
     worker.step(out(ids=[6], text="c"))
     (phase,) = worker.phases
-    assert (phase.kind, phase.error) == (PhaseKind.KV_MISSED, lost)
+    assert (phase.kind, phase.error) == (PhaseKind.KV_MISSED, error)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool) -> None:
-    """Prefill's was not the end, so decode's is another one."""
+def test_decode_resends_first_token_if_answer_ends_there(at_once: bool) -> None:
+    """Prefill's token was not the end, so decode has sampled another one."""
     worker = WorkerInMemory()
     worker.take(remote())
     worker.step(out(ids=[2], finish_reason="stop" * at_once))
@@ -321,7 +321,7 @@ def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool
     assert batch.frame.ends[0].seq == 1
 
 
-def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
+def test_decode_sends_text_that_was_incomplete_at_prefill() -> None:
     worker = WorkerInMemory()
     worker.take(remote(first_seq=1, first_char=0))  # its character was incomplete at prefill
     worker.step(out(ids=[5], text=""))
@@ -339,7 +339,7 @@ def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
     st.integers(0, 5),
     st.integers(0, 5),
 )
-def test_rows_join_to_the_answer_from_its_start(
+def test_rows_join_to_whole_answer(
     steps: list[tuple[list[int], str]], first_seq: int, first_char: int
 ) -> None:
     worker = WorkerInMemory()
@@ -356,18 +356,18 @@ def test_rows_join_to_the_answer_from_its_start(
     assert (frame.ends[0].seq, frame.ends[0].chars) == (len(ids), len(text))
 
 
-def test_logprobs_are_repeated_with_their_tokens() -> None:
+def test_decode_resends_logprobs_with_tokens() -> None:
     worker = WorkerInMemory()
     worker.take(remote())
     logprobs = [TokenLogprob(token_id=n, token="t", logprob=-1.0) for n in (5, 6)]
     worker.step(out(ids=[5], text="ab", logprobs=logprobs[:1]))
     assert not worker.frames.pending()
     worker.step(out(ids=[6], text="c", logprobs=logprobs[1:]))
-    (found,) = worker.frame().logprobs
-    assert (found.first_seq, list(found.tokens)) == (0, logprobs)
+    (entry,) = worker.frame().logprobs
+    assert (entry.first_seq, list(entry.tokens)) == (0, logprobs)
 
 
-def test_a_late_handle_is_not_read() -> None:
+def test_decode_ignores_expired_handle() -> None:
     worker = WorkerInMemory()
     worker.take(remote(kv=handle(NOW_MS, "w0")))
     assert worker.engine.jobs[0].kv is None
@@ -385,7 +385,7 @@ def test_a_late_handle_is_not_read() -> None:
         {"finish_reason": "handover"},
     ],
 )
-def test_an_end_without_an_answer_gives_the_request_back(last: dict[str, Any]) -> None:
+def test_engine_failure_returns_request_as_retriable(last: dict[str, Any]) -> None:
     for phase_kind in (PREFILL, DECODE):
         worker = WorkerInMemory()
         worker.work("r1", phase_kind)
@@ -395,11 +395,11 @@ def test_an_end_without_an_answer_gives_the_request_back(last: dict[str, Any]) -
         assert phase.error is not None
         assert phase.error.retriable
         assert phase.error.code == ("kv_unavailable" if "error" in last else "engine_failed")
-        assert len(worker.held) == 0
+        assert len(worker.requests) == 0
         assert not worker.frames.pending()
 
 
-def test_a_clients_error_stays_final() -> None:
+def test_client_error_stays_final() -> None:
     worker = WorkerInMemory()
     worker.work()
     error = WireError(code="context_length_exceeded", message="too long")
@@ -407,12 +407,12 @@ def test_a_clients_error_stays_final() -> None:
     assert worker.phases[0].error == error
 
 
-def test_cancelled_work_ends_at_once_and_what_follows_is_dropped() -> None:
+def test_cancellation_ends_request_and_drops_later_outputs() -> None:
     worker = WorkerInMemory()
     worker.work()
     worker.step(out(ids=[5], text="a"))
     worker.frames.take(NOW_MS)
-    worker.held.cancel(cancel_work(), NOW_MS + 20)
+    worker.requests.cancel(cancel_work(), NOW_MS + 20)
     assert worker.engine.aborted == ["r1.1"]
     end, outcome = worker.end()
     assert (end.kind, end.seq, end.chars) == (OutcomeKind.CANCELLED, 0, 0)
@@ -429,28 +429,28 @@ def test_cancelled_work_ends_at_once_and_what_follows_is_dropped() -> None:
         (cancel_work("r1", worker_id="w2"), []),
     ],
 )
-def test_other_cancellations_end_nothing(order: CancelWork, aborted: list[str]) -> None:
+def test_unrelated_cancellation_ends_no_request(order: CancelWork, aborted: list[str]) -> None:
     worker = WorkerInMemory()
     worker.work()
-    worker.held.cancel(order, NOW_MS)
-    assert (len(worker.held), worker.frames.pending()) == (1, False)
+    worker.requests.cancel(order, NOW_MS)
+    assert (len(worker.requests), worker.frames.pending()) == (1, False)
     assert worker.engine.aborted == aborted
 
 
-def test_deadlines_end_what_is_due() -> None:
+def test_deadline_expires_due_request() -> None:
     worker = WorkerInMemory()
     worker.work("r1", deadline_ms=NOW_MS + 50)
     worker.work("r2", deadline_ms=NOW_MS + 90)
-    assert worker.held.next_deadline_ms == NOW_MS + 50
-    worker.held.expire(NOW_MS + 50)
+    assert worker.requests.next_deadline_ms == NOW_MS + 50
+    worker.requests.expire(NOW_MS + 50)
     assert worker.engine.aborted == ["r1.1"]
     end, outcome = worker.end()
     assert (end.request_id, end.kind) == ("r1", OutcomeKind.EXPIRED)
     assert outcome.error is not None
     assert outcome.error.code == DeadlineExceeded.code
-    assert worker.held.next_deadline_ms == NOW_MS + 90
+    assert worker.requests.next_deadline_ms == NOW_MS + 90
     worker.step(out("r2.1", [5], finish_reason="stop"))
-    assert worker.held.next_deadline_ms is None
+    assert worker.requests.next_deadline_ms is None
 
 
 def test_late_work_expires_without_running() -> None:
@@ -460,7 +460,7 @@ def test_late_work_expires_without_running() -> None:
     assert worker.end()[1].kind is OutcomeKind.EXPIRED
 
 
-def test_an_engine_that_sees_the_deadline_first_expires_the_request() -> None:
+def test_engine_deadline_error_expires_request() -> None:
     worker = WorkerInMemory()
     worker.work()
     worker.step(out(finish_reason="error", error=DeadlineExceeded("late").to_wire()))
@@ -468,32 +468,32 @@ def test_an_engine_that_sees_the_deadline_first_expires_the_request() -> None:
     assert worker.phases == []
 
 
-def test_deadlines_of_ended_requests_do_not_pile_up() -> None:
+def test_worker_prunes_deadlines_of_ended_requests() -> None:
     worker = WorkerInMemory()
     for number in range(2_000):
         worker.work(f"r{number}")
         worker.step(out(f"r{number}.1", finish_reason="stop"))
-    assert len(worker.held._deadlines) < 300
+    assert len(worker.requests._deadlines) < 300
 
 
-def test_giving_back_reports_every_request() -> None:
+def test_give_back_reports_every_request() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL)
     worker.work("r2")
     empty: list[bool] = []
-    worker.held.on_empty = lambda: empty.append(True)
+    worker.requests.on_empty = lambda: empty.append(True)
     error = WireError(code="engine_dead", message="gone", retriable=True)
-    worker.held.give_back(error, NOW_MS)
+    worker.requests.give_back(error, NOW_MS)
     assert [(p.request_id, p.kind, p.error) for p in worker.phases] == [
         ("r1", PhaseKind.FAILED, error),
         ("r2", PhaseKind.FAILED, error),
     ]
-    assert (len(worker.held), empty, worker.engine.aborted) == (0, [True], ["r1.1", "r2.1"])
+    assert (len(worker.requests), empty, worker.engine.aborted) == (0, [True], ["r1.1", "r2.1"])
 
 
-def test_abandoning_says_nothing() -> None:
+def test_abandon_aborts_requests_without_report() -> None:
     worker = WorkerInMemory()
     worker.work()
     worker.step(out(ids=[5], text="a"))
-    worker.held.abandon()
+    worker.requests.abandon()
     assert (worker.phases, worker.frames.pending(), worker.engine.aborted) == ([], False, ["r1.1"])

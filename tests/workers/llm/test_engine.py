@@ -10,7 +10,7 @@ END, STOP = 7, 8
 
 
 @pytest.mark.parametrize(
-    ("said", "fields", "expected"),
+    ("answer_tokens", "fields", "expected"),
     [
         ([END], {}, ("stop", "")),
         ([5, END], {"stop_token_ids": (END,)}, ("stop", "")),
@@ -24,11 +24,13 @@ END, STOP = 7, 8
         ([], {}, None),
     ],
 )
-def test_an_answer_is_over_behind_its_end(
-    said: list[int], fields: dict[str, Any], expected: tuple[str, str] | None
+def test_job_ends_early_if_prior_tokens_end_answer(
+    answer_tokens: list[int], fields: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
-    one = job([1, END, *said], prior_tokens=len(said), **{"ignore_eos": False, **fields})
-    output = one.early_end({END})
+    resumed_job = job(
+        [1, END, *answer_tokens], prior_tokens=len(answer_tokens), **{"ignore_eos": False, **fields}
+    )
+    output = resumed_job.early_end({END})
     assert (output and (output.finish_reason, output.stop_reason)) == expected
     if output is not None:
-        assert output.request_id == one.request_id and not output.token_ids
+        assert output.request_id == resumed_job.request_id and not output.token_ids

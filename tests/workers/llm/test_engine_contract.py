@@ -30,15 +30,15 @@ from tests.workers.llm.engines import prompt as make_prompt
 MOMENT_S = 0.01  # in which nothing can come
 
 
-def test_capability(pair: Pair) -> None:
-    ours, theirs = pair.producer.capability, pair.consumer.capability
-    assert ours.engine_id != theirs.engine_id
-    assert ours.kv_layout == theirs.kv_layout
-    assert ours.block_size > 0
-    assert ours.running_max > 1
+def test_capabilities_of_paired_engines_match(pair: Pair) -> None:
+    producer, consumer = pair.producer.capability, pair.consumer.capability
+    assert producer.engine_id != consumer.engine_id
+    assert producer.kv_layout == consumer.kv_layout
+    assert producer.block_size > 0
+    assert producer.running_max > 1
 
 
-def test_answer_has_its_length_and_text(pair: Pair) -> None:
+def test_answer_has_requested_length_and_text(pair: Pair) -> None:
     answer = pair.answer(max_tokens=12)
     assert answer.last.finish_reason == "length"
     assert len(answer.token_ids) == 12
@@ -52,23 +52,25 @@ def test_greedy_answers_repeat(pair: Pair) -> None:
     assert pair.answer().token_ids == pair.answer().token_ids
 
 
-def test_answer_depends_on_the_prompt(pair: Pair) -> None:
-    other = [*make_prompt(39), 99]
-    assert pair.answer().token_ids != pair.answer(prompt_tokens=other).token_ids
+def test_answer_depends_on_prompt(pair: Pair) -> None:
+    other_prompt = [*make_prompt(39), 99]
+    assert pair.answer().token_ids != pair.answer(prompt_tokens=other_prompt).token_ids
 
 
-@pytest.mark.parametrize("said", [1, 8, 15])
-def test_an_answer_goes_on_behind_its_beginning(pair: Pair, said: int) -> None:
+@pytest.mark.parametrize("prior_tokens", [1, 8, 15])
+def test_engine_continues_answer_after_prior_tokens(pair: Pair, prior_tokens: int) -> None:
     whole = pair.answer(max_tokens=16, min_tokens=12)
-    behind = [*make_prompt(40), *whole.token_ids[:said]]
-    rest = pair.answer(prompt_tokens=behind, prior_tokens=said, max_tokens=16, min_tokens=12)
-    assert rest.token_ids == whole.token_ids[said:]
+    behind = [*make_prompt(40), *whole.token_ids[:prior_tokens]]
+    rest = pair.answer(
+        prompt_tokens=behind, prior_tokens=prior_tokens, max_tokens=16, min_tokens=12
+    )
+    assert rest.token_ids == whole.token_ids[prior_tokens:]
     assert whole.text.endswith(rest.text) and rest.text
     assert rest.last.finish_reason == "length"
 
 
-def test_behind_its_end_an_answer_goes_nowhere(pair: Pair) -> None:
-    """Where the attempt that drew the end could not tell it any more."""
+def test_engine_ends_answer_whose_prior_tokens_hold_its_end(pair: Pair) -> None:
+    """An earlier attempt sampled the end and could not report it."""
     end = end_id(pair.consumer)
     behind: dict[str, Any] = {"prompt_tokens": [*make_prompt(40), 5, end], "prior_tokens": 2}
     for phase in (PREFILL, DECODE):
@@ -79,7 +81,7 @@ def test_behind_its_end_an_answer_goes_nowhere(pair: Pair) -> None:
     assert len(pair.answer(**behind).token_ids) == 10
 
 
-def test_what_is_drawn_behind_it_repeats(pair: Pair) -> None:
+def test_sampling_repeats_with_prior_tokens_and_seed(pair: Pair) -> None:
     def rest() -> list[int]:
         behind = [*make_prompt(40), 5, 6]
         tokens = pair.answer(
@@ -90,7 +92,7 @@ def test_what_is_drawn_behind_it_repeats(pair: Pair) -> None:
     assert rest() == rest() and len(rest()) == 7
 
 
-def test_handing_over_behind_it_changes_nothing(pair: Pair) -> None:
+def test_hand_over_keeps_answer_with_prior_tokens(pair: Pair) -> None:
     whole = pair.answer(max_tokens=16)
     behind = [*make_prompt(40), *whole.token_ids[:6]]
     prefilled, decoded = pair.run(
@@ -100,27 +102,30 @@ def test_handing_over_behind_it_changes_nothing(pair: Pair) -> None:
     assert decoded.token_ids == whole.token_ids[6:]
 
 
-def test_seeds_repeat_and_differ(pair: Pair) -> None:
-    def drawn(seed: int) -> list[int]:
+def test_sampling_repeats_by_seed(pair: Pair) -> None:
+    def sample(seed: int) -> list[int]:
         return pair.answer(temperature=1.0, seed=seed).token_ids
 
-    assert drawn(5) == drawn(5)
-    assert drawn(5) != drawn(6)
+    assert sample(5) == sample(5)
+    assert sample(5) != sample(6)
 
 
-def test_neighbours_change_nothing(pair: Pair) -> None:
+def test_batch_neighbours_do_not_change_answer(pair: Pair) -> None:
     jobs = [job(make_prompt(20 + 9 * i, i), max_tokens=8 + i) for i in range(6)]
     together = pair.run(collected(pair.consumer, *jobs))
-    for one, answer in zip(jobs, together, strict=True):
+    for neighbour_job, answer in zip(jobs, together, strict=True):
         alone = pair.run(
-            answered(pair.consumer, replace(one, request_id=f"{one.request_id}-again"))
+            answered(
+                pair.consumer,
+                replace(neighbour_job, request_id=f"{neighbour_job.request_id}-again"),
+            )
         )
         assert alone.token_ids == answer.token_ids
         assert alone.text == answer.text
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_stop_string(pair: Pair, include_stop: bool) -> None:
+def test_stop_string_ends_answer(pair: Pair, include_stop: bool) -> None:
     whole = pair.answer(max_tokens=24).text
     stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
     answer = pair.answer(max_tokens=24, stop=(stop,), include_stop=include_stop)
@@ -129,27 +134,27 @@ def test_stop_string(pair: Pair, include_stop: bool) -> None:
     assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
 
 
-def test_stop_string_that_never_comes_loses_no_text(pair: Pair) -> None:
+def test_unmatched_stop_string_loses_no_text(pair: Pair) -> None:
     whole = pair.answer(max_tokens=24).text
     answer = pair.answer(max_tokens=24, stop=(whole[-1] + "#", whole[-3:] + "#"))
     assert answer.text == whole
     assert answer.last.finish_reason == "length"
 
 
-def test_stop_token(pair: Pair) -> None:
+def test_stop_token_ends_answer(pair: Pair) -> None:
     whole = pair.answer().token_ids
     answer = pair.answer(stop_token_ids=(whole[5],))
     assert answer.token_ids == whole[: whole.index(whole[5]) + 1]
     assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", str(whole[5]))
 
 
-def test_min_tokens_hold_a_stop_back(pair: Pair) -> None:
+def test_min_tokens_delay_stop_token(pair: Pair) -> None:
     first = pair.answer().token_ids[0]
     answer = pair.answer(stop_token_ids=(first,), min_tokens=6)
     assert len(answer.token_ids) >= 6
 
 
-def test_logprobs(pair: Pair) -> None:
+def test_answer_has_logprobs_on_request(pair: Pair) -> None:
     answer = pair.answer(logprobs=3)
     logprobs = [entry for output in answer.outputs for entry in output.logprobs]
     assert [entry.token_id for entry in logprobs] == answer.token_ids
@@ -161,22 +166,22 @@ def test_logprobs(pair: Pair) -> None:
     assert not any(output.logprobs for output in pair.answer().outputs)
 
 
-def test_abort_ends_with_abort(pair: Pair) -> None:
+def test_abort_ends_answer(pair: Pair) -> None:
     async def main() -> Answer:
-        one = job(make_prompt(30), max_tokens=1_500)
-        pair.consumer.add(one)
+        long_job = job(make_prompt(30), max_tokens=1_500)
+        pair.consumer.add(long_job)
         while not any(out.token_ids for out in await pair.consumer.outputs()):
             pass
-        pair.consumer.abort(one.request_id)
+        pair.consumer.abort(long_job.request_id)
         pair.consumer.abort("nobody")
-        answer = (await collected(pair.consumer, one, add=False))[0]
+        answer = (await collected(pair.consumer, long_job, add=False))[0]
         await until(lambda: not pair.consumer.load().running)
         return answer
 
     assert pair.run(main()).last.finish_reason == "abort"
 
 
-def test_load_counts(pair: Pair) -> None:
+def test_load_counts_tokens_and_blocks(pair: Pair) -> None:
     before = pair.consumer.load().tokens_total
     pair.answer(max_tokens=7)
 
@@ -191,7 +196,7 @@ def test_load_counts(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
-def test_handing_over_changes_nothing(pair: Pair, tokens: int) -> None:
+def test_hand_over_keeps_answer(pair: Pair, tokens: int) -> None:
     samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
     for sampling in samplings:
         prompt = make_prompt(tokens, salt=tokens)
@@ -205,7 +210,7 @@ def test_handing_over_changes_nothing(pair: Pair, tokens: int) -> None:
         assert decoded.last.finish_reason == "length"
 
 
-def test_handle_says_where_the_kv_lies(pair: Pair) -> None:
+def test_handle_describes_kv(pair: Pair) -> None:
     prompt = make_prompt(50, salt=91)
     prefilled, decoded = pair.run(handed_over(pair.producer, pair.consumer, prompt))
     kv = prefilled.last.kv
@@ -219,33 +224,33 @@ def test_handle_says_where_the_kv_lies(pair: Pair) -> None:
     assert pair.consumer.load().kv_bytes_received > 0
 
 
-def test_blocks_already_held_are_not_read_again(pair: Pair) -> None:
+def test_hand_over_reads_only_missing_blocks(pair: Pair) -> None:
     first = make_prompt(300, salt=92)
     _, decoded = pair.run(handed_over(pair.producer, pair.consumer, first))
     second = [*first, *decoded.token_ids, *make_prompt(20, salt=93)]
-    _, again = pair.run(handed_over(pair.producer, pair.consumer, second))
-    assert 0 < again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+    _, next_decoded = pair.run(handed_over(pair.producer, pair.consumer, second))
+    assert 0 < next_decoded.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
 
 
-def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
+def test_engine_caches_prefix_for_next_turn(pair: Pair) -> None:
     first = make_prompt(300, salt=94)
     answer = pair.answer(prompt_tokens=first)
-    again = pair.answer(prompt_tokens=[*first, *answer.token_ids, *make_prompt(20, salt=95)])
-    assert again.outputs[0].cached_tokens >= 256
+    next_answer = pair.answer(prompt_tokens=[*first, *answer.token_ids, *make_prompt(20, salt=95)])
+    assert next_answer.outputs[0].cached_tokens >= 256
 
 
-def test_what_another_scope_has_computed_is_cached_for_nobody_else(pair: Pair) -> None:
-    """A tenant who guessed another's prompt saw it in `cached_tokens`."""
+def test_prefix_cache_separates_scopes(pair: Pair) -> None:
+    """Otherwise a tenant could detect another's prompt by `cached_tokens`."""
     guess = make_prompt(300, salt=96)
-    found = {
+    cached_tokens = {
         number: pair.answer(prompt_tokens=guess, cache_scope=scope).outputs[0].cached_tokens
         for number, scope in enumerate(("ada", "bob", "", "ada", "bob"))
     }
-    assert [found[number] for number in range(3)] == [0, 0, 0]
-    assert found[3] >= 256 and found[4] >= 256
+    assert [cached_tokens[number] for number in range(3)] == [0, 0, 0]
+    assert cached_tokens[3] >= 256 and cached_tokens[4] >= 256
 
 
-def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:
+def test_prefill_of_whole_answer_leaves_no_handle(pair: Pair) -> None:
     answer = pair.run(answered(pair.producer, job(make_prompt(20), PREFILL, max_tokens=1)))
     assert answer.last.finish_reason == "length"
     assert answer.last.kv is None
@@ -253,8 +258,8 @@ def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("case", ["used", "expired", "malformed"])
-def test_handle_that_must_not_be_used_is_not(pair: Pair, case: str) -> None:
-    """An engine says so, and another placement may succeed, or computes the prompt itself."""
+def test_engine_rejects_unusable_handle(pair: Pair, case: str) -> None:
+    """An engine reports a retriable error or computes the prompt itself."""
     prompt = make_prompt(60, salt=96)
 
     async def main() -> Answer:
@@ -295,9 +300,7 @@ def together(request: pytest.FixtureRequest, pair: Pair) -> Orchestration:
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
-def test_both_phases_at_once_change_nothing(
-    pair: Pair, together: Orchestration, tokens: int
-) -> None:
+def test_paired_phases_keep_answer(pair: Pair, together: Orchestration, tokens: int) -> None:
     samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
     for sampling in samplings:
         salt = 200 + tokens + len(sampling) + 1_000 * len(together.value)
@@ -314,22 +317,22 @@ def test_both_phases_at_once_change_nothing(
         assert not any(output.finish_reason for output in prefilled.outputs[:-1])
 
 
-def test_blocks_already_held_are_not_written_again(pair: Pair, together: Orchestration) -> None:
+def test_paired_prefill_writes_only_missing_blocks(pair: Pair, together: Orchestration) -> None:
     first = make_prompt(300, salt=300 + len(together.value))
     prefilled, decoded = pair.run(paired(pair.producer, pair.consumer, first, together))
     second = [*first, *decoded.token_ids, *make_prompt(20, salt=301)]
-    later, again = pair.run(paired(pair.producer, pair.consumer, second, together))
-    assert 0 < later.last.kv_bytes < prefilled.last.kv_bytes
-    assert again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+    next_prefilled, next_decoded = pair.run(paired(pair.producer, pair.consumer, second, together))
+    assert 0 < next_prefilled.last.kv_bytes < prefilled.last.kv_bytes
+    assert next_decoded.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
     alone = pair.run(answered(pair.producer, job(second)))
-    assert again.token_ids == alone.token_ids
+    assert next_decoded.token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("who", ["prefill", "decode"])
-def test_abort_of_one_phase_ends_it_and_the_other_can_be_aborted(
-    pair: Pair, together: Orchestration, who: str
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_abort_ends_both_phases_in_either_order(
+    pair: Pair, together: Orchestration, phase: str
 ) -> None:
-    prompt = make_prompt(60, salt=310 + len(together.value) + len(who))
+    prompt = make_prompt(60, salt=310 + len(together.value) + len(phase))
 
     async def main() -> tuple[str, str]:
         first, second = paired_jobs(pair.producer, pair.consumer, prompt, together)
@@ -340,9 +343,9 @@ def test_abort_of_one_phase_ends_it_and_the_other_can_be_aborted(
             pair.consumer.add(second)
         pair.producer.add(first)
         sides = [(pair.producer, first), (pair.consumer, second)]
-        for engine, each in sides if who == "prefill" else reversed(sides):
-            engine.abort(each.request_id)
-        ends = await asyncio.gather(*(collected(engine, each, add=False) for engine, each in sides))
+        for engine, side_job in sides if phase == "prefill" else reversed(sides):
+            engine.abort(side_job.request_id)
+        ends = await asyncio.gather(*(collected(engine, job, add=False) for engine, job in sides))
         for engine, _ in sides:
             await until(lambda engine=engine: not engine.load().running)
         return ends[0][0].last.finish_reason, ends[1][0].last.finish_reason
@@ -351,7 +354,7 @@ def test_abort_of_one_phase_ends_it_and_the_other_can_be_aborted(
     assert pair.answer().last.finish_reason == "length"
 
 
-def test_repeated_jobs_of_both_phases_are_ignored(pair: Pair, together: Orchestration) -> None:
+def test_engine_ignores_repeated_jobs_of_pair(pair: Pair, together: Orchestration) -> None:
     prompt = make_prompt(60, salt=320 + len(together.value))
 
     async def main() -> tuple[Answer, Answer]:
@@ -372,8 +375,8 @@ def test_repeated_jobs_of_both_phases_are_ignored(pair: Pair, together: Orchestr
     assert decoded.token_ids == pair.answer(prompt_tokens=prompt).token_ids
 
 
-def test_pairs_run_beside_each_other(pair: Pair, together: Orchestration) -> None:
-    """Also in opposite directions, and beside plain answers."""
+def test_engines_run_pairs_concurrently(pair: Pair, together: Orchestration) -> None:
+    """Pairs run in both directions at the same time."""
 
     async def main() -> None:
         engines = (pair.producer, pair.consumer)
@@ -382,16 +385,18 @@ def test_pairs_run_beside_each_other(pair: Pair, together: Orchestration) -> Non
             paired_jobs(engines[i % 2], engines[(i + 1) % 2], tokens, together, max_tokens=8 + i)
             for i, tokens in enumerate(prompts)
         ]
-        found: dict[tuple[int, str], Answer] = {}
+        answers: dict[tuple[int, str], Answer] = {}
 
         async def serve(at: int) -> None:
-            engine, open_ids = engines[at], {each.request_id for each, _ in jobs}
+            engine, open_ids = engines[at], {prefill_job.request_id for prefill_job, _ in jobs}
             while open_ids:
                 for output in await engine.outputs():
                     key = at, output.request_id
-                    found.setdefault(key, Answer()).outputs.append(output)
+                    answers.setdefault(key, Answer()).outputs.append(output)
                     if output.kv is not None:
-                        i = next(i for i, two in enumerate(jobs) if two[0].request_id == key[1])
+                        i = next(
+                            i for i, job_pair in enumerate(jobs) if job_pair[0].request_id == key[1]
+                        )
                         engines[i % 2].add(replace(jobs[i][0], kv_target=output.kv))
                     if output.finish_reason:
                         open_ids.discard(output.request_id)
@@ -403,25 +408,25 @@ def test_pairs_run_beside_each_other(pair: Pair, together: Orchestration) -> Non
         await asyncio.gather(serve(0), serve(1))
         for i, (first, _) in enumerate(jobs):
             alone = await answered(engines[0], job(prompts[i], max_tokens=8 + i))
-            assert found[i % 2, first.request_id].token_ids == alone.token_ids[:1]
-            assert found[(i + 1) % 2, first.request_id].token_ids == alone.token_ids
+            assert answers[i % 2, first.request_id].token_ids == alone.token_ids[:1]
+            assert answers[(i + 1) % 2, first.request_id].token_ids == alone.token_ids
 
     pair.run(main())
 
 
-def test_prompt_that_does_not_fit_is_an_error(pair: Pair) -> None:
+def test_engine_rejects_empty_or_oversized_prompt(pair: Pair) -> None:
     longest = pair.consumer.capability.max_model_len
     assert pair.answer(prompt_tokens=[5] * (longest + 1)).error_code == "context_length_exceeded"
     assert pair.answer(prompt_tokens=[]).error_code == "invalid_request"
 
 
-def test_deadline_ends_a_request(pair: Pair) -> None:
+def test_deadline_ends_request(pair: Pair) -> None:
     answer = pair.answer(max_tokens=1_900, timeout_ms=50)
     assert answer.last.finish_reason == "error"
     assert answer.error_code == "deadline_exceeded"
 
 
-def test_cancelled_wait_loses_nothing(pair: Pair) -> None:
+def test_cancelled_wait_loses_no_output(pair: Pair) -> None:
     async def main() -> Answer:
         waiting = asyncio.ensure_future(pair.consumer.outputs())
         await asyncio.wait([waiting], timeout=MOMENT_S)
@@ -432,7 +437,7 @@ def test_cancelled_wait_loses_nothing(pair: Pair) -> None:
     assert len(pair.run(main()).token_ids) == 12
 
 
-def test_close_ends_the_engine(request: pytest.FixtureRequest, pair: Pair) -> None:
+def test_close_ends_engine(request: pytest.FixtureRequest, pair: Pair) -> None:
     name = request.node.callspec.params["pair"]
     if name.startswith("vllm"):
         pytest.skip("a third vLLM engine takes a minute to start")

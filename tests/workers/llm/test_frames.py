@@ -46,28 +46,28 @@ def ending(request_id: str) -> tuple[StreamEnd, Outcome, list[tuple[str, bytes]]
 
 
 @given(ROWS)
-def test_rows_come_out_as_they_went_in(rows: list[tuple[int, str, list[int], str]]) -> None:
+def test_frames_preserve_rows(rows: list[tuple[int, str, list[int], str]]) -> None:
     frames = Frames("w1")
     for number, (partition, request_id, ids, text) in enumerate(rows):
         seq = number * 10  # a gap after each row, so that none joins another
         frames.columns(partition).row(request_id, 1, seq, seq, ids, text)
     batches = frames.take(5)
     assert [batch.partition for batch in batches] == list(dict.fromkeys(row[0] for row in rows))
-    found = []
+    decoded_rows = []
     for batch in batches:
         frame, start = CODEC.decode(CODEC.encode(batch.frame)), 0
         assert (frame.worker_id, frame.at_ms) == ("w1", 5)
         for n, count in enumerate(frame.token_counts):
             ids = frame.token_ids[start : start + count]
-            found.append((batch.partition, frame.request_ids[n], list(ids), frame.texts[n]))
+            decoded_rows.append((batch.partition, frame.request_ids[n], list(ids), frame.texts[n]))
             start += count
         assert start == len(frame.token_ids)
-    assert sorted(found) == sorted(rows)
+    assert sorted(decoded_rows) == sorted(rows)
     assert not frames.pending()
     assert frames.take(6) == []
 
 
-def test_columns_kept_by_a_stream_fill_the_next_frame() -> None:
+def test_columns_of_stream_fill_next_frame() -> None:
     frames = Frames("w1")
     columns = frames.columns(3)
     columns.row("r1", 1, 0, 0, [7], "a")
@@ -78,7 +78,7 @@ def test_columns_kept_by_a_stream_fill_the_next_frame() -> None:
     assert frames.columns(3) is columns
 
 
-def test_tokens_that_wait_join_the_row_that_their_stream_has() -> None:
+def test_frame_joins_consecutive_tokens_of_stream() -> None:
     frames = Frames("w1")
     columns = frames.columns(3)
     columns.row("r1", 1, 0, 0, [7], "a")
@@ -93,7 +93,7 @@ def test_tokens_that_wait_join_the_row_that_their_stream_has() -> None:
     assert frame.texts == ["abc", "x", "a", "y"]
 
 
-def test_rows_with_log_probabilities_stay_apart() -> None:
+def test_frame_separates_rows_with_logprobs() -> None:
     frames = Frames("w1")
     columns = frames.columns(3)
     for seq in range(2):
@@ -103,7 +103,7 @@ def test_rows_with_log_probabilities_stay_apart() -> None:
     assert list(frame.first_seqs) == [entry.first_seq for entry in frame.logprobs] == [0, 1]
 
 
-def test_a_busy_partition_keeps_what_it_has() -> None:
+def test_busy_partition_keeps_pending_rows() -> None:
     frames = Frames("w1")
     for partition in (3, 4):
         frames.columns(partition).row("r1", 1, 0, 0, [7], "a")
@@ -113,7 +113,7 @@ def test_a_busy_partition_keeps_what_it_has() -> None:
     assert [batch.partition for batch in frames.take(2)] == [3]
 
 
-def test_an_end_takes_its_outcome_along() -> None:
+def test_stream_end_carries_outcome() -> None:
     frames = Frames("w1")
     end, outcome, headers = ending("r1")
     frames.columns(0).end(end, outcome, headers)
@@ -123,17 +123,17 @@ def test_an_end_takes_its_outcome_along() -> None:
     assert list(batch.reports) == [(outcome, headers)]
 
 
-def test_logprobs_name_their_first_token() -> None:
+def test_logprobs_name_first_token() -> None:
     frames = Frames("w1")
     logprob = TokenLogprob(token_id=7, token="a", logprob=-0.5)
     frames.columns(0).row("r1", 2, 4, 9, [7], "a")
     frames.columns(0).add_logprobs("r1", [logprob])
-    (found,) = frames.take(1)[0].frame.logprobs
-    assert (found.request_id, found.attempt, found.first_seq) == ("r1", 2, 4)
-    assert list(found.tokens) == [logprob]
+    (entry,) = frames.take(1)[0].frame.logprobs
+    assert (entry.request_id, entry.attempt, entry.first_seq) == ("r1", 2, 4)
+    assert list(entry.tokens) == [logprob]
 
 
-def test_only_what_begins_or_ends_is_urgent() -> None:
+def test_frames_send_only_starts_and_ends_as_urgent() -> None:
     frames = Frames("w1")
     columns = frames.columns(3)
     columns.row("r1", 1, 5, 5, [7], "a")
@@ -155,14 +155,14 @@ def test_only_what_begins_or_ends_is_urgent() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["r1", "r2", "r3"]), st.booleans()), max_size=40))
-def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -> None:
-    """Whatever is taken when: urgent alone, or all."""
-    frames, sent, got = Frames("w1"), dict[str, int](), dict[str, int]()
+def test_frames_deliver_each_stream_whole_and_in_order(steps: list[tuple[str, bool]]) -> None:
+    """Batches are taken at random: urgent rows alone, or all."""
+    frames, seqs_sent, seqs_received = Frames("w1"), dict[str, int](), dict[str, int]()
     for request_id, urgent_only in [*steps, ("r1", False)]:
-        seq = sent.get(request_id, 0)
+        seq = seqs_sent.get(request_id, 0)
         frames.columns(0).row(request_id, 1, seq, seq, [seq], "a")
-        sent[request_id] = seq + 1
-        if sent[request_id] % 4 == 0:
+        seqs_sent[request_id] = seq + 1
+        if seqs_sent[request_id] % 4 == 0:
             frames.columns(0).add_logprobs(request_id, [LOGPROB])
         for batch in frames.take(1, urgent_only=urgent_only):
             rows = zip(
@@ -172,20 +172,20 @@ def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -
                 strict=True,
             )
             for name, first_seq, count in rows:
-                assert first_seq == got.get(name, 0)
-                got[name] = first_seq + count
-    assert got == sent
+                assert first_seq == seqs_received.get(name, 0)
+                seqs_received[name] = first_seq + count
+    assert seqs_received == seqs_sent
 
 
-def test_what_is_cleared_is_never_sent() -> None:
+def test_clear_drops_pending_rows() -> None:
     frames = Frames("w1")
     frames.columns(0).row("r1", 1, 0, 0, [7], "a")
     frames.clear()
     assert not frames.pending()
 
 
-def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
-    """256 streams with the most log-probabilities: each stream whole, in order."""
+def test_frames_split_oversized_frame() -> None:
+    """256 streams with the most log-probabilities each arrive whole and in order."""
     frames = Frames("w1")
     columns = frames.columns(3)
     top = [TopLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5)] * 20
@@ -199,7 +199,7 @@ def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
         columns.row(name, 1, 4, 4, [1], "b")  # may wait
     end, outcome, headers = ending(names[0])
     columns.end(end, outcome, headers)
-    batches = list(taken(frames))
+    batches = list(take_parts(frames))
     assert len(batches) > 1
     assert max(len(CODEC.encode(batch.frame)) for batch in batches) < FRAME_BYTES_MAX
     seqs: dict[str, list[int]] = {}
@@ -211,7 +211,7 @@ def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
     assert [len(batch.frame.ends) for batch in batches] == [0] * (len(batches) - 1) + [1]
 
 
-def taken(frames: Frames) -> Iterator[OutgoingFrame]:
+def take_parts(frames: Frames) -> Iterator[OutgoingFrame]:
     """Every part of what is there; what is left after the first is urgent."""
     yield from frames.take(1)
     while frames.pending():
@@ -219,14 +219,14 @@ def taken(frames: Frames) -> Iterator[OutgoingFrame]:
         yield from frames.take(1, urgent_only=True)
 
 
-def test_a_row_that_is_too_large_alone_still_leaves() -> None:
+def test_frames_send_single_oversized_row() -> None:
     frames = Frames("w1")
     for number in range(2):
         frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
-    assert [len(batch.frame.texts) for batch in taken(frames)] == [1, 1]
+    assert [len(batch.frame.texts) for batch in take_parts(frames)] == [1, 1]
 
 
-def test_nothing_of_a_frame_in_parts_is_sent_when_cleared() -> None:
+def test_clear_drops_pending_parts_of_oversized_frame() -> None:
     frames = Frames("w1")
     for number in range(2):
         frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
@@ -234,18 +234,18 @@ def test_nothing_of_a_frame_in_parts_is_sent_when_cleared() -> None:
     assert not frames.pending()
 
 
-def test_what_was_put_into_an_answer_leaves_at_once_and_once() -> None:
-    """Also with a frame in parts: with the first, which comes before all later tokens."""
+def test_frames_send_retrieval_notice_urgently_and_once() -> None:
+    """A split frame carries the notice in its first part, before all later tokens."""
     frames = Frames("w1")
     columns = frames.columns(0)
-    told = StreamRetrieved(request_id="r1", collection="c", probe=1, seq=4)
+    notice = StreamRetrieved(request_id="r1", collection="c", probe=1, seq=4)
     columns.row("r1", 1, 3, 3, [7], "a")
-    columns.add_notice(told)
+    columns.add_notice(notice)
     assert frames.urgent
     (batch,) = frames.take(1, urgent_only=True)
-    assert (batch.frame.retrieved, batch.frame.token_ids) == ([told], [])
+    assert (batch.frame.retrieved, batch.frame.token_ids) == ([notice], [])
     big = "x" * (FRAME_BYTES_MAX // 8)
-    columns.add_notice(told)
+    columns.add_notice(notice)
     for number in range(4):
         columns.row(f"r{number}", 1, 4, 4, [8], big)
     parts = [frames.take(number)[0].frame for number in (2, 3)]

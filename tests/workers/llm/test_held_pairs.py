@@ -39,12 +39,12 @@ def paired(
     return work("r1", phase, NOW_MS, **fields)
 
 
-def void() -> CancelWork:
+def void_order() -> CancelWork:
     return replace(cancel_work(), void=True)
 
 
 @pytest.mark.parametrize("orchestration", PAIRED)
-def test_both_halves_tell_the_engine_of_their_peer(orchestration: Orchestration) -> None:
+def test_paired_job_names_its_peer(orchestration: Orchestration) -> None:
     worker = WorkerInMemory()
     worker.take(paired(PREFILL, orchestration))
     (job,) = worker.engine.jobs
@@ -55,7 +55,7 @@ def test_both_halves_tell_the_engine_of_their_peer(orchestration: Orchestration)
     assert (job.orchestration, job.kv, job.kv_target) == (orchestration, promise("p"), None)
 
 
-def test_an_allocation_is_reported_with_this_workers_name() -> None:
+def test_decode_reports_allocation_with_own_worker_id() -> None:
     worker = WorkerInMemory()
     worker.take(paired(DECODE, Orchestration.DECODE_FIRST))
     worker.step(out(kv=handle(NOW_MS + 9), cached_tokens=2))
@@ -63,18 +63,18 @@ def test_an_allocation_is_reported_with_this_workers_name() -> None:
     assert (phase.kind, phase.cached_tokens) == (PhaseKind.KV_ALLOCATED, 2)
     assert phase.kv == replace(handle(NOW_MS + 9), worker_id=WORKER, worker_epoch=EPOCH)
     assert not worker.frames.pending()
-    assert worker.held.kv_until_ms == 0  # nobody pulls it: a drain need not wait
+    assert worker.requests.kv_until_ms == 0  # nobody pulls it: a drain need not wait
 
 
 @pytest.mark.parametrize("orchestration", PAIRED)
-def test_decode_of_a_pair_sends_all_tokens_and_writes_the_outcome(
+def test_paired_decode_sends_all_tokens_and_writes_outcome(
     orchestration: Orchestration,
 ) -> None:
     worker = WorkerInMemory()
     worker.take(paired(DECODE, orchestration))
-    kept = handle(NOW_MS + 9)
+    kv = handle(NOW_MS + 9)
     worker.step(out(ids=[5], text="a", kv_bytes=640, transfer_ms=1.5, cached_tokens=2))
-    worker.step(out(ids=[6], text="b", finish_reason="stop", kv=kept))
+    worker.step(out(ids=[6], text="b", finish_reason="stop", kv=kv))
     assert [phase.kind for phase in worker.phases] == [PhaseKind.KV_RECEIVED]
     (batch,) = worker.frames.take(NOW_MS)
     assert (list(batch.frame.first_seqs), list(batch.frame.token_ids)) == ([0], [5, 6])
@@ -83,61 +83,59 @@ def test_decode_of_a_pair_sends_all_tokens_and_writes_the_outcome(
     assert (outcome.kind, outcome.orchestration) == (OutcomeKind.COMPLETED, orchestration)
     assert (outcome.prefill_worker, outcome.decode_worker) == ("p", WORKER)
     assert (outcome.cached_tokens, outcome.kv_bytes) == (2, 640)
-    assert outcome.kv == replace(kept, worker_id=WORKER, worker_epoch=EPOCH)
+    assert outcome.kv == replace(kv, worker_id=WORKER, worker_epoch=EPOCH)
 
 
 @pytest.mark.parametrize("last", ["handover", "stop", "length"])
-def test_prefill_of_a_pair_reports_and_leaves_the_end_to_decode(last: str) -> None:
+def test_paired_prefill_reports_and_leaves_end_to_decode(last: str) -> None:
     worker = WorkerInMemory()
     worker.take(paired(PREFILL))
     worker.step(out(ids=[5], text="a", cached_tokens=1, kv_bytes=100))
     assert worker.frame().token_ids == [5]
-    assert (worker.phases, len(worker.held)) == ([], 1)
+    assert (worker.phases, len(worker.requests)) == ([], 1)
     worker.step(out(finish_reason=last, kv_bytes=640, transfer_ms=1.5))
     (phase,) = worker.phases
     assert (phase.kind, phase.kv) == (PhaseKind.PREFILL_DONE, None)
     assert (phase.kv_bytes, phase.transfer_ms, phase.kv_read_bytes) == (640, 1.5, 100)
     assert (phase.sent_tokens, phase.sent_chars, phase.cached_tokens) == (1, 1, 1)
-    assert (worker.frames.pending(), len(worker.held)) == (False, 0)
+    assert (worker.frames.pending(), len(worker.requests)) == (False, 0)
 
 
-def late(worker: WorkerInMemory) -> None:
-    worker.held.expire(NOW_MS + 60_000)
+def expire_at_worker(worker: WorkerInMemory) -> None:
+    worker.requests.expire(NOW_MS + 60_000)
 
 
-def seen_late(worker: WorkerInMemory) -> None:
+def expire_at_engine(worker: WorkerInMemory) -> None:
     worker.step(out(finish_reason="error", error=DeadlineExceeded("late").to_wire()))
 
 
-def cancelled(worker: WorkerInMemory) -> None:
-    worker.held.cancel(cancel_work(), NOW_MS)
+def cancel(worker: WorkerInMemory) -> None:
+    worker.requests.cancel(cancel_work(), NOW_MS)
 
 
-def voided(worker: WorkerInMemory) -> None:
-    worker.held.cancel(void(), NOW_MS)
+def cancel_as_void(worker: WorkerInMemory) -> None:
+    worker.requests.cancel(void_order(), NOW_MS)
 
 
-@pytest.mark.parametrize("end", [late, seen_late, cancelled, voided])
+@pytest.mark.parametrize("end", [expire_at_worker, expire_at_engine, cancel, cancel_as_void])
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
-def test_only_decode_of_a_pair_writes_an_outcome_and_a_void_order_lets_nobody(
-    phase: WorkPhase, end: Any
-) -> None:
+def test_only_paired_decode_writes_outcome_unless_voided(phase: WorkPhase, end: Any) -> None:
     worker = WorkerInMemory()
     worker.take(paired(phase, deadline_ms=NOW_MS + 60_000))
     end(worker)
-    assert (worker.phases, len(worker.held)) == ([], 0)
-    assert end is seen_late or worker.engine.aborted == ["r1.1"]
-    if phase is PREFILL or end is voided:
+    assert (worker.phases, len(worker.requests)) == ([], 0)
+    assert end is expire_at_engine or worker.engine.aborted == ["r1.1"]
+    if phase is PREFILL or end is cancel_as_void:
         assert not worker.frames.pending()
     else:
-        kind = OutcomeKind.CANCELLED if end is cancelled else OutcomeKind.EXPIRED
+        kind = OutcomeKind.CANCELLED if end is cancel else OutcomeKind.EXPIRED
         assert worker.end()[1].kind is kind
     worker.step(out(ids=[5], text="a"), out(finish_reason="abort"))
     assert (worker.phases, worker.frames.pending()) == ([], False)
 
 
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
-def test_an_error_of_either_half_is_reported(phase: WorkPhase) -> None:
+def test_either_phase_of_pair_reports_engine_error(phase: WorkPhase) -> None:
     worker = WorkerInMemory()
     worker.take(paired(phase))
     worker.step(out(finish_reason="error", error=KvUnavailable("gone").to_wire()))
@@ -146,19 +144,19 @@ def test_an_error_of_either_half_is_reported(phase: WorkPhase) -> None:
     ]
 
 
-def test_a_void_order_for_a_request_not_held_frees_what_the_engine_has() -> None:
+def test_void_order_frees_kv_of_unknown_request() -> None:
     worker = WorkerInMemory()
-    worker.held.cancel(void(), NOW_MS)
+    worker.requests.cancel(void_order(), NOW_MS)
     assert (worker.engine.aborted, worker.phases, worker.frames.pending()) == (["r1.1"], [], False)
 
 
-def test_a_void_order_ends_any_work_without_a_word() -> None:
+def test_void_order_ends_work_without_report() -> None:
     worker = WorkerInMemory()
     worker.work()
     worker.step(out(ids=[5], text="a"))
     worker.frames.take(NOW_MS)
-    worker.held.cancel(void(), NOW_MS)
-    assert (worker.engine.aborted, worker.phases, len(worker.held)) == (["r1.1"], [], 0)
+    worker.requests.cancel(void_order(), NOW_MS)
+    assert (worker.engine.aborted, worker.phases, len(worker.requests)) == (["r1.1"], [], 0)
     assert not worker.frames.pending()
 
 
@@ -172,7 +170,7 @@ STALE = {
 
 @pytest.mark.parametrize("fault", STALE)
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
-def test_a_promise_that_cannot_be_kept_is_refused_at_once(phase: WorkPhase, fault: str) -> None:
+def test_worker_refuses_unusable_promise(phase: WorkPhase, fault: str) -> None:
     worker = WorkerInMemory()
     worker.epochs = {"p": 4, "d": 4} if fault == "lives in epoch 4" else {}
     name, peer = ("kv_target", "d") if phase is PREFILL else ("kv", "p")
@@ -184,10 +182,10 @@ def test_a_promise_that_cannot_be_kept_is_refused_at_once(phase: WorkPhase, faul
     assert (report.kind, report.error.code) == (PhaseKind.FAILED, "kv_unavailable")
     assert report.error.retriable
     assert fault in report.error.message
-    assert (worker.engine.jobs, len(worker.held)) == ([], 0)
+    assert (worker.engine.jobs, len(worker.requests)) == ([], 0)
 
 
-def test_a_pair_that_comes_after_its_deadline_expires_at_decode_alone() -> None:
+def test_late_pair_expires_only_at_decode() -> None:
     for phase in (PREFILL, DECODE):
         worker = WorkerInMemory()
         worker.take(paired(phase, deadline_ms=NOW_MS))
@@ -204,9 +202,7 @@ def test_a_pair_that_comes_after_its_deadline_expires_at_decode_alone() -> None:
         ({"worker_epoch": 2}, False),
     ],
 )
-def test_prefill_reads_the_sessions_earlier_kv_unless_it_is_stale(
-    changes: dict[str, Any], read: bool
-) -> None:
+def test_prefill_reads_session_kv_unless_stale(changes: dict[str, Any], read: bool) -> None:
     worker = WorkerInMemory()
     worker.epochs = {"d": 3}
     history = replace(promise("d"), **changes)
@@ -221,7 +217,7 @@ def test_prefill_reads_the_sessions_earlier_kv_unless_it_is_stale(
     assert (phase.kind, phase.kv_bytes, phase.cached_tokens) == (PhaseKind.PREFILL_DONE, 64, 2)
 
 
-def test_a_stale_handle_is_computed_anew_by_decode() -> None:
+def test_decode_recomputes_prompt_of_stale_handle() -> None:
     worker = WorkerInMemory()
     worker.epochs = {"p": 4}
     worker.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
@@ -229,15 +225,15 @@ def test_a_stale_handle_is_computed_anew_by_decode() -> None:
 
 
 @pytest.mark.parametrize("apart_ms", [CLOCK_MARGIN_MS, CLOCK_MARGIN_MS + 1])
-def test_kv_of_a_worker_whose_clock_differs_is_computed_anew(apart_ms: int) -> None:
-    """When its handle ends cannot be told here."""
+def test_decode_recomputes_prompt_if_peer_clock_differs(apart_ms: int) -> None:
+    """This worker cannot judge the handle's expiry on another clock."""
     worker = WorkerInMemory()
     worker.epochs, worker.clocks_ms = {"p": 3}, {"p": apart_ms}
     worker.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
     assert (worker.engine.jobs[0].kv is not None) is (apart_ms <= CLOCK_MARGIN_MS)
 
 
-def test_a_stream_is_introduced_with_its_first_row() -> None:
+def test_first_row_introduces_stream() -> None:
     worker = WorkerInMemory()
     worker.take(paired(PREFILL))
     worker.step(out(ids=[5], text="a"))
@@ -249,7 +245,7 @@ def test_a_stream_is_introduced_with_its_first_row() -> None:
     assert worker.frame().starts == []
 
 
-def test_decode_introduces_the_stream_with_whatever_it_sends_first() -> None:
+def test_decode_introduces_stream_with_its_first_row() -> None:
     worker = WorkerInMemory()
     handed = {"kv": promise("p"), "first_seq": 1, "first_char": 1}
     worker.take(work("r1", DECODE, NOW_MS, mode=Mode.REMOTE, **handed))
@@ -260,7 +256,7 @@ def test_decode_introduces_the_stream_with_whatever_it_sends_first() -> None:
     assert (start.prefill_worker, start.decode_worker) == ("p", WORKER)
 
 
-def test_prefill_alone_knows_no_decode_worker_yet_and_a_replica_is_both() -> None:
+def test_stream_start_names_workers_of_prefill_and_replica() -> None:
     worker = WorkerInMemory()
     worker.work("r1", PREFILL)
     worker.work("r2")
@@ -270,10 +266,10 @@ def test_prefill_alone_knows_no_decode_worker_yet_and_a_replica_is_both() -> Non
     assert (second.prefill_worker, second.decode_worker) == (WORKER, WORKER)
 
 
-def test_other_roles_refuse_new_work_and_finish_what_is_held() -> None:
+def test_worker_with_new_role_refuses_work_and_finishes_requests() -> None:
     worker = WorkerInMemory(4, 64, Role.PREFILL)
     worker.work("r1", PREFILL)
-    worker.held.assign([Role.DECODE], 1)
+    worker.requests.assign([Role.DECODE], 1)
     worker.work("r2", PREFILL)
     worker.work("r3", DECODE)
     assert [(p.request_id, p.kind) for p in worker.phases] == [
@@ -287,7 +283,7 @@ def test_other_roles_refuse_new_work_and_finish_what_is_held() -> None:
     assert worker.engine.jobs[-1].request_id == "r4.1"
 
 
-def test_kv_that_must_not_be_fetched_is_told_of() -> None:
+def test_decode_reports_handle_that_expired() -> None:
     worker = WorkerInMemory()
     worker.take(work("r1", DECODE, NOW_MS, kv=handle(NOW_MS, "w0"), prefill_worker="w0"))
     assert worker.engine.jobs[0].kv is None

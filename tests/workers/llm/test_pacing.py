@@ -22,19 +22,19 @@ class Sending:
         for name in names:
             self.frames.columns(0).row(name, 1, seq, seq, [7], "a")
 
-    def leaves(self, now_ms: float, held: int = 5, *, at_once: bool = False) -> list[str]:
+    def leaves(self, now_ms: float, request_count: int = 5, *, at_once: bool = False) -> list[str]:
         """Whose tokens leave at that time."""
-        due = self.pacing.due(now_ms, held, at_once=at_once)
+        due = self.pacing.due(now_ms, request_count, at_once=at_once)
         batches = [] if due is None else self.pacing.take(due, 0)
         return [name for batch in batches for name in batch.frame.request_ids]
 
 
-def test_nothing_is_due_of_nothing() -> None:
+def test_pacing_has_nothing_due_without_frames() -> None:
     sending = Sending()
     assert sending.pacing.due(0.0, 0) is None and sending.pacing.is_settled
 
 
-def test_the_next_frame_waits_for_the_last_ones_acknowledgement() -> None:
+def test_pacing_waits_for_acknowledgement_of_last_frame() -> None:
     sending = Sending()
     sending.later("a")
     assert sending.leaves(0.0) == ["a"] and not sending.pacing.is_settled
@@ -46,20 +46,20 @@ def test_the_next_frame_waits_for_the_last_ones_acknowledgement() -> None:
     assert sending.pacing.is_settled
 
 
-@pytest.mark.parametrize(("held", "interval_ms"), [(5, 10.0), (128, 20.0), (1_000, 32.0)])
-def test_later_tokens_of_many_streams_wait_for_an_interval(held: int, interval_ms: float) -> None:
-    """The longer, the more streams the worker holds."""
+@pytest.mark.parametrize(("request_count", "interval_ms"), [(5, 10.0), (128, 20.0), (1_000, 32.0)])
+def test_pacing_delays_later_tokens_of_many_streams(request_count: int, interval_ms: float) -> None:
+    """The interval grows with the number of active requests."""
     sending = Sending()
     sending.later(*MANY)
-    assert sending.leaves(100.0, held) == MANY
+    assert sending.leaves(100.0, request_count) == MANY
     sending.pacing.mark_acknowledged(0)
     sending.later(*MANY, seq=2)
-    assert sending.leaves(101.0, held) == []
+    assert sending.leaves(101.0, request_count) == []
     assert sending.pacing.alarm_ms == 100.0 + interval_ms
-    assert sending.leaves(100.0 + interval_ms, held) == MANY
+    assert sending.leaves(100.0 + interval_ms, request_count) == MANY
 
 
-def test_what_is_urgent_leaves_alone_meanwhile() -> None:
+def test_pacing_sends_urgent_rows_alone_during_interval() -> None:
     sending = Sending()
     sending.later(*MANY)
     sending.leaves(0.0)
@@ -72,7 +72,7 @@ def test_what_is_urgent_leaves_alone_meanwhile() -> None:
     assert sending.leaves(1.0, 6) == [] and sending.leaves(1.0, 6, at_once=True) == MANY
 
 
-def test_few_streams_never_wait() -> None:
+def test_pacing_never_delays_few_streams() -> None:
     sending = Sending(at_once_max=5)
     for number in range(1, 4):
         sending.later(*MANY, seq=number)

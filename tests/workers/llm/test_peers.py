@@ -16,7 +16,7 @@ GOOD = replace(handle(NOW_MS + 1), worker_id="peer", worker_epoch=4)
 
 
 @dataclass
-class Known:
+class PeerView:
     """What this worker knows of its peer."""
 
     epoch: int = 4
@@ -30,35 +30,35 @@ class Known:
 
 
 FAULTS = [
-    (replace(GOOD, worker_id=WORKER), Known(), "this worker itself"),
-    (replace(GOOD, expires_at_ms=NOW_MS), Known(), "ended 0 ms ago"),
-    (GOOD, Known(epoch=5), "lives in epoch 5"),
-    (GOOD, Known(apart=CLOCK_MARGIN_MS + 1), "clock"),
+    (replace(GOOD, worker_id=WORKER), PeerView(), "this worker itself"),
+    (replace(GOOD, expires_at_ms=NOW_MS), PeerView(), "ended 0 ms ago"),
+    (GOOD, PeerView(epoch=5), "lives in epoch 5"),
+    (GOOD, PeerView(apart=CLOCK_MARGIN_MS + 1), "clock"),
 ]
 
 
-def test_a_good_handle_is_used_also_of_a_worker_that_is_not_known() -> None:
-    for known in (Known(), Known(epoch=0), Known(apart=CLOCK_MARGIN_MS)):
-        assert kv_fault(replace(work(), kv=GOOD), ME, NOW_MS, known) == ""
-    assert kv_fault(replace(work(), kv=None), ME, NOW_MS, Known()) == ""
+def test_kv_fault_accepts_valid_handle_of_unknown_worker() -> None:
+    for peer_view in (PeerView(), PeerView(epoch=0), PeerView(apart=CLOCK_MARGIN_MS)):
+        assert kv_fault(replace(work(), kv=GOOD), ME, NOW_MS, peer_view) == ""
+    assert kv_fault(replace(work(), kv=None), ME, NOW_MS, PeerView()) == ""
 
 
-@pytest.mark.parametrize(("kv", "known", "why"), FAULTS)
-def test_a_faulty_handle_is_left_and_a_faulty_promise_is_refused(
-    kv: KvHandle, known: Known, why: str
+@pytest.mark.parametrize(("kv", "peer_view", "why"), FAULTS)
+def test_peer_checks_refuse_faulty_handle_and_promise(
+    kv: KvHandle, peer_view: PeerView, why: str
 ) -> None:
-    assert kv_fault(replace(work(), kv=kv), ME, NOW_MS, known)
+    assert kv_fault(replace(work(), kv=kv), ME, NOW_MS, peer_view)
     paired = replace(work(), kv=kv, phase=WorkPhase.DECODE, orchestration=Orchestration.CONCURRENT)
     with pytest.raises(KvUnavailable, match=why):
-        check_promise(paired, ME, NOW_MS, known)
+        check_promise(paired, ME, NOW_MS, peer_view)
 
 
-def test_only_paired_work_needs_a_promise_and_prefill_needs_a_target() -> None:
+def test_promise_check_requires_target_of_paired_prefill_only() -> None:
     alone = replace(work(), kv=None, orchestration=Orchestration.PREFILL_FIRST)
-    check_promise(alone, ME, NOW_MS, Known())
+    check_promise(alone, ME, NOW_MS, PeerView())
     paired = replace(
         work(), kv=GOOD, phase=WorkPhase.PREFILL, orchestration=Orchestration.DECODE_FIRST
     )
     with pytest.raises(KvUnavailable, match="expected kv_target, found none"):
-        check_promise(paired, ME, NOW_MS, Known())
-    check_promise(replace(paired, kv_target=GOOD), ME, NOW_MS, Known())
+        check_promise(paired, ME, NOW_MS, PeerView())
+    check_promise(replace(paired, kv_target=GOOD), ME, NOW_MS, PeerView())

@@ -19,18 +19,18 @@ def texts(before: list[int], ids: list[int], text: str) -> list[str]:
     return texts_of(decode, before, Output(request_id="r", token_ids=ids, text=text))
 
 
-def test_each_token_has_the_text_that_it_completes() -> None:
+def test_token_gets_text_that_it_completes() -> None:
     assert texts([], [1, 2, 5, 6], "It costs9") == ["It", " costs", "", "9"]
     assert texts([1, 2], [3, 4, 6], " €9") == ["", " €", "9"]
     assert texts([1, 3], [4, 6], " €9") == [" €", "9"]
     assert texts([], [1, 2, 3], "It costs") == ["It", " costs", ""]
 
 
-def test_text_that_does_not_follow_from_the_tokens_comes_with_the_last() -> None:
+def test_unmatched_text_goes_to_last_token() -> None:
     assert texts([], [1, 2], "It co") == ["", "It co"]
 
 
-def test_what_an_output_tells_besides_comes_once() -> None:
+def test_split_output_keeps_other_fields_once() -> None:
     logprobs = [TokenLogprob(token_id=token, token="t", logprob=-1.0) for token in (1, 2)]
     whole = Output(
         request_id="r",
@@ -51,9 +51,8 @@ def test_what_an_output_tells_besides_comes_once() -> None:
     assert (last.kv_bytes, last.transfer_ms) == (0, 0.0)
 
 
-def test_what_a_stream_of_tokenizers_repeats_of_a_prompt_is_known() -> None:
-    """vLLM's texts come from such a stream. Behind half a character, as an answer may stop, it
-    begins with the whole prompt."""
+def test_repeated_chars_count_prompt_text_of_decode_stream() -> None:
+    """vLLM's decode stream repeats the whole prompt behind half a character."""
     tokenizer, answer = make_tokenizer(), "naïve 漢字, 🦊 and 👩\u200d🚀."
     prompt = tokenizer.encode("Tell me: ").ids
     ids = tokenizer.encode(answer).ids

@@ -11,54 +11,54 @@ from tests.workers.running_worker import running_worker
 from workers.llm.prefill_gate import PrefillGate
 
 
-def given(worker: WorkerInMemory) -> list[str]:
+def engine_job_ids(worker: WorkerInMemory) -> list[str]:
     """What the engine was given so far."""
-    return [each.request_id for each in worker.engine.jobs]
+    return [job.request_id for job in worker.engine.jobs]
 
 
-def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
-    """Nothing but the engine bounded them; what is decoded never waits."""
+def test_gate_starts_next_prompt_at_first_token_of_previous() -> None:
+    """Decode jobs never wait at the gate."""
     worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
         worker.work(name, PREFILL)
     worker.work("r4", DECODE)
-    assert given(worker) == ["r1.1", "r4.1"]
-    assert (len(worker.held.prefill_gate), worker.held.prefill_gate.tokens) == (2, 6)
+    assert engine_job_ids(worker) == ["r1.1", "r4.1"]
+    assert (len(worker.requests.prefill_gate), worker.requests.prefill_gate.tokens) == (2, 6)
     worker.step(out("r4.1", [5]))
-    assert given(worker) == ["r1.1", "r4.1"]
+    assert engine_job_ids(worker) == ["r1.1", "r4.1"]
     worker.step(out("r1.1", [5]))  # its KV may wait for a peer; the engine need not
-    assert given(worker) == ["r1.1", "r4.1", "r2.1"]
+    assert engine_job_ids(worker) == ["r1.1", "r4.1", "r2.1"]
     worker.step(out("r2.1", [5]), out("r1.1", [], finish_reason="error"))
-    assert given(worker) == ["r1.1", "r4.1", "r2.1", "r3.1"]
+    assert engine_job_ids(worker) == ["r1.1", "r4.1", "r2.1", "r3.1"]
 
 
-def test_what_waits_and_is_given_up_never_starts() -> None:
+def test_gate_drops_waiting_jobs_on_cancellation_and_give_back() -> None:
     worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
         worker.work(name, PREFILL)
-    worker.held.cancel(cancel_work("r2"), NOW_MS)
-    worker.held.cancel(cancel_work("r1"), NOW_MS)
-    assert given(worker) == ["r1.1", "r3.1"]
+    worker.requests.cancel(cancel_work("r2"), NOW_MS)
+    worker.requests.cancel(cancel_work("r1"), NOW_MS)
+    assert engine_job_ids(worker) == ["r1.1", "r3.1"]
     worker.work("r5", PREFILL)
-    worker.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
-    assert given(worker) == ["r1.1", "r3.1"] and not worker.held.prefill_gate
+    worker.requests.give_back(WorkerRefused("over").to_wire(), NOW_MS)
+    assert engine_job_ids(worker) == ["r1.1", "r3.1"] and not worker.requests.prefill_gate
 
 
-async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
-    """Routers count on it."""
+async def test_worker_applies_gate_setting_and_counts_waiting_as_load() -> None:
+    """Routers read the waiting prompts from the reported load."""
     async with running_worker(prefill_running_max=1) as worker:
         for name in ("r1", "r2", "r3"):
             worker.log.readers["prefill"].put(work(name, PREFILL))
         assert worker.process._engine is not None
         load = worker.membership.load_source
         await until(lambda: load().waiting == 2)
-        assert [each.request_id for each in worker.engine.jobs] == ["r1.1"]
+        assert [job.request_id for job in worker.engine.jobs] == ["r1.1"]
         assert (
             load().queued_tokens == worker.engine.load().queued_tokens + 2 * 3
         )  # tokens of a prompt
 
 
-def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:
+def test_gate_serializes_prefills_of_parallel_engine() -> None:
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=10, prefill_running_max=8)
         gate, began_ms = PrefillGate(engine, 1), wall_ms()

@@ -16,44 +16,44 @@ def reports(pending_max: int = 2, tries_max: int = 2) -> Reports:
     return Reports(pending_max=pending_max, tries_max=tries_max)
 
 
-def test_reports_leave_in_order_to_their_topics() -> None:
-    found = reports()
-    found.add(PHASE, ())
-    found.add(OUTCOME, ())
-    assert found.next().address == ("phases", PHASE.session_id)
-    assert found.next().address == ("outcomes", outcome_key(OUTCOME))
-    assert not found.is_due and len(found) == 2
+def test_reports_keep_order_and_go_to_their_topics() -> None:
+    queue = reports()
+    queue.add(PHASE, ())
+    queue.add(OUTCOME, ())
+    assert queue.next().address == ("phases", PHASE.session_id)
+    assert queue.next().address == ("outcomes", outcome_key(OUTCOME))
+    assert not queue.is_due and len(queue) == 2
 
 
-def test_what_searches_found_goes_where_its_session_lies_and_must_fit() -> None:
-    found, record = reports(), example("trivium.Retrieved")
-    found.add(record, ())
-    report = found.next()
+def test_retrieved_record_goes_to_its_session_and_never_shrinks() -> None:
+    queue, record = reports(), example("trivium.Retrieved")
+    queue.add(record, ())
+    report = queue.next()
     assert report.address == ("phases", record.session_id)
     with pytest.raises(RecordTooLarge):
-        found.shrink(report, RecordTooLarge("no"))
+        queue.shrink(report, RecordTooLarge("no"))
 
 
-def test_what_is_pending_leaves_no_room_for_new_work() -> None:
-    found = reports(pending_max=2)
+def test_pending_reports_leave_no_space_for_work() -> None:
+    queue = reports(pending_max=2)
     for number in range(2):
-        assert found.has_space
-        found.add(replace(PHASE, request_id=str(number)), ())
-    assert not found.has_space
-    found.mark_acknowledged(found.next())
-    assert found.has_space
+        assert queue.has_space
+        queue.add(replace(PHASE, request_id=str(number)), ())
+    assert not queue.has_space
+    queue.mark_acknowledged(queue.next())
+    assert queue.has_space
 
 
-def test_a_report_that_fails_is_sent_again_after_growing_pauses_and_then_given_up() -> None:
-    found = reports(tries_max=3)
-    found.add(PHASE, ())
+def test_report_retries_with_growing_pauses_then_fails() -> None:
+    queue = reports(tries_max=3)
+    queue.add(PHASE, ())
     for tries in (1, 2):
-        report = found.next()
-        assert found.record_failure(report, OSError("no")) == tries * RETRY_MS
-        assert not found.is_due and found.fatal_error is None
-        found.retry(report)
-    assert found.record_failure(found.next(), OSError("no broker")) is None
-    assert isinstance(found.fatal_error, BrokerUnavailable)
-    assert PHASE.request_id in found.fatal_error.message and "3 tries: no broker" in str(
-        found.fatal_error
+        report = queue.next()
+        assert queue.record_failure(report, OSError("no")) == tries * RETRY_MS
+        assert not queue.is_due and queue.fatal_error is None
+        queue.retry(report)
+    assert queue.record_failure(queue.next(), OSError("no broker")) is None
+    assert isinstance(queue.fatal_error, BrokerUnavailable)
+    assert PHASE.request_id in queue.fatal_error.message and "3 tries: no broker" in str(
+        queue.fatal_error
     )

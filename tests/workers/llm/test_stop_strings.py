@@ -8,7 +8,9 @@ from schemas.records import Sampling
 from workers.llm.stop_strings import StopText, certain_text
 
 
-def shown(pieces: list[str], stops: list[str], *, include_stop: bool = False) -> tuple[str, str]:
+def feed_pieces(
+    pieces: list[str], stops: list[str], *, include_stop: bool = False
+) -> tuple[str, str]:
     """What is shown of an answer in these pieces, and the stop that ended it."""
     text, out = StopText(stops, include_stop=include_stop), ""
     for piece in pieces:
@@ -31,31 +33,33 @@ def shown(pieces: list[str], stops: list[str], *, include_stop: bool = False) ->
         (["ab"], [""], ("ab", "")),
     ],
 )
-def test_stop_strings(pieces: list[str], stops: list[str], expected: tuple[str, str]) -> None:
-    assert shown(pieces, stops) == expected
+def test_stop_text_ends_at_first_stop_string(
+    pieces: list[str], stops: list[str], expected: tuple[str, str]
+) -> None:
+    assert feed_pieces(pieces, stops) == expected
 
 
-def test_stop_string_can_be_kept() -> None:
-    assert shown(["a", "b", "cd"], ["bc"], include_stop=True) == ("abc", "bc")
+def test_stop_text_includes_stop_string_on_request() -> None:
+    assert feed_pieces(["a", "b", "cd"], ["bc"], include_stop=True) == ("abc", "bc")
 
 
-def test_text_that_may_become_a_stop_is_held_back() -> None:
+def test_stop_text_withholds_possible_start_of_stop_string() -> None:
     text = StopText(["END"], include_stop=False)
     assert text.feed("a E") == "a "
     assert text.feed("N") == ""
     assert text.feed("x") == "ENx"
 
 
-def test_stop_is_not_honoured_before_it_may() -> None:
+def test_stop_text_ignores_stop_string_before_minimum() -> None:
     text = StopText(["b"], include_stop=False)
     assert text.feed("ab", may_stop=False) == "ab"
     assert not text.matched_stop
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=12), st.lists(st.text("ab", min_size=1)))
-def test_pieces_do_not_matter(pieces: list[str], stops: list[str]) -> None:
+def test_stop_text_matches_regardless_of_pieces(pieces: list[str], stops: list[str]) -> None:
     whole = "".join(pieces)
-    out, matched = shown(pieces, stops)
+    out, matched = feed_pieces(pieces, stops)
     if matched:
         assert whole.startswith(out + matched)
         assert not any(stop in out for stop in stops)
@@ -73,7 +77,7 @@ def test_pieces_do_not_matter(pieces: list[str], stops: list[str]) -> None:
         (" river", ("erosion", "xyz"), False, " riv"),
     ],
 )
-def test_first_text_keeps_what_may_become_a_stop_string(
+def test_certain_text_withholds_possible_start_of_stop_string(
     text: str, stop: tuple[str, ...], include: bool, expected: str
 ) -> None:
     sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)

@@ -26,7 +26,7 @@ TRACE: Headers = [("traceparent", TRACEPARENT), ("ce_type", b"x")]
 
 
 class WorkerInMemory:
-    """A HeldRequests with everything around it, and what came out."""
+    """The `ActiveRequests` of a worker with engine, frames and reports in memory."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class WorkerInMemory:
             prefill_running_max=at_once,
         )
         identity = WorkerIdentity(worker_id=WORKER, epoch=EPOCH)
-        self.held = ActiveRequests(
+        self.requests = ActiveRequests(
             self.probing,
             identity,
             limits,
@@ -76,13 +76,13 @@ class WorkerInMemory:
         self.headers.append(headers)
 
     def take(self, order: Work, now_ms: int = NOW_MS) -> None:
-        self.held.take(order, TRACE, now_ms)
+        self.requests.take(order, TRACE, now_ms)
 
     def work(self, request_id: str = "r1", phase: WorkPhase = DECODE, **changes: Any) -> None:
         self.take(work(request_id, phase, NOW_MS, **changes))
 
     def step(self, *outputs: Any, now_ms: int = NOW_MS + 10) -> None:
-        self.held.step(self.probing.step(outputs, now_ms), now_ms)
+        self.requests.step(self.probing.step(outputs, now_ms), now_ms)
 
     def frame(self, partition: int = 0) -> TokenFrame:
         (batch,) = self.frames.take(NOW_MS)

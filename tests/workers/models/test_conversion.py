@@ -25,27 +25,27 @@ write_once(Path(sys.argv[1]), write)
 """
 
 
-def test_several_at_once_write_once(tmp_path: Path) -> None:
-    """Two processes do it once, by a lock."""
+def test_model_writer_locks_folder_and_writes_once(tmp_path: Path) -> None:
+    """A lock keeps other processes waiting."""
     target = tmp_path / "models" / "a"
     written: list[Path] = []
 
     def write(folder: Path) -> None:
         written.append(folder)
-        with lock_file(target).open() as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever else asks waits
+        with lock_file(target).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever else asks waits
         (folder / "file").write_text("whole")
 
     write_once(target, write)
     write_once(target, write)
     assert len(written) == 1
     assert (target / "file").read_text() == "whole"
-    with lock_file(target).open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with lock_file(target).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
-    """Nor does it keep the next one from writing."""
+def test_killed_model_writer_leaves_no_partial_folder(tmp_path: Path) -> None:
+    """The next writer can start at once."""
     target = tmp_path / "models" / "a"
     command = [sys.executable, "-c", _STUCK, str(target)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stuck:
@@ -58,7 +58,7 @@ def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
     assert {file.name for file in target.parent.iterdir()} == {"a", ".a.lock"}  # no draft stays
 
 
-def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_model_writer_leaves_no_folder(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         (folder / "half").touch()
         raise OSError("disk full")
@@ -68,8 +68,7 @@ def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [".a.lock"]
 
 
-def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path) -> None:
-    """The process's last words are told."""
+def test_conversion_error_names_invalid_model_file(tmp_path: Path) -> None:
     source = tmp_path / "broken.gguf"
     source.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"broken\.gguf: not converted: "):

@@ -9,25 +9,25 @@ from workers.models.folder import model_folder, resolve_model
 
 
 @pytest.mark.parametrize(("name", "file"), [("tiny", "model.safetensors"), ("sim", "config.json")])
-def test_only_our_own_names_are_made(
+def test_model_folder_creates_only_builtin_models(
     name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     assert model_folder(ModelSettings(path="org/model")) == "org/model"
-    made = Path(model_folder(ModelSettings(path=name)))
-    assert made.parent == tmp_path / "models"
-    assert (made / file).exists()
-    assert model_folder(ModelSettings(path=name)) == str(made)
-    assert list(made.parent.iterdir()) == [made]  # no draft stays
+    folder = Path(model_folder(ModelSettings(path=name)))
+    assert folder.parent == tmp_path / "models"
+    assert (folder / file).exists()
+    assert model_folder(ModelSettings(path=name)) == str(folder)
+    assert list(folder.parent.iterdir()) == [folder]  # no draft stays
 
 
-def test_an_engine_has_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM a real instruct model, the simulated engine words; a name says another."""
+def test_model_defaults_by_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM gets an instruct model, the simulated engine the `sim` model."""
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
-    kept = tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16"
-    kept.mkdir(parents=True)
+    unpacked_folder = tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16"
+    unpacked_folder.mkdir(parents=True)
     real = resolve_model(ModelSettings(), "vllm")
-    assert (real.path, real.served_name) == (str(kept), "smollm2-135m-instruct")
+    assert (real.path, real.served_name) == (str(unpacked_folder), "smollm2-135m-instruct")
     assert real.max_model_len == 2_048
     sim = resolve_model(ModelSettings(), "sim")
     assert (Path(sim.path).name, sim.served_name) == ("sim", "sim")

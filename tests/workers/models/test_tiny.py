@@ -18,21 +18,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models"))
 
 
-def test_is_reused(folder: Path) -> None:
+def test_tiny_model_is_reused(folder: Path) -> None:
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert make_tiny_model(folder.parent) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no draft stays
 
 
-def test_is_the_same_everywhere(folder: Path, tmp_path: Path) -> None:
-    again = make_tiny_model(tmp_path)
-    assert again.name == folder.name
+def test_tiny_model_is_reproducible(folder: Path, tmp_path: Path) -> None:
+    second_folder = make_tiny_model(tmp_path)
+    assert second_folder.name == folder.name
     for path in folder.iterdir():
-        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+        assert (second_folder / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_weights_fit_the_config(folder: Path) -> None:
+def test_tiny_model_weights_match_config(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
     assert weights["lm_head.weight"].shape == (config["vocab_size"], config["hidden_size"])
@@ -43,18 +43,18 @@ def test_weights_fit_the_config(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["The river does not ask.", "Zürich 🙂 \n\ttabs", "<html>{}</html>", ""]
 )
-def test_tokenizer_round_trip(folder: Path, text: str) -> None:
+def test_tiny_tokenizer_round_trips_text(folder: Path, text: str) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
-def test_special_tokens_are_single(folder: Path) -> None:
+def test_tiny_tokenizer_keeps_special_tokens_whole(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for token_id, token in enumerate(tiny.SPECIAL_TOKENS):
         assert tokenizer.encode(token).ids == [token_id]
 
 
-def test_chat_template_extends_by_turns() -> None:
+def test_tiny_chat_template_extends_by_turns() -> None:
     template = Environment(autoescape=False).from_string(tiny.CHAT_TEMPLATE)
     turn = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     first = template.render(messages=turn, add_generation_prompt=True)
@@ -64,7 +64,7 @@ def test_chat_template_extends_by_turns() -> None:
     assert second == first + "Hi<|end|><|user|>More<|end|><|assistant|>"
 
 
-def test_too_little_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_model_rejects_short_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("Too short a text.")
     monkeypatch.setattr(tiny, "CORPUS", corpus)

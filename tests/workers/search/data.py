@@ -24,12 +24,12 @@ def overlapping(rows: int, queries: int, dim: int = 48, seed: int = 0) -> tuple[
     random = np.random.default_rng(seed)
     centres, basis = random.standard_normal((50, dim)), random.standard_normal((12, dim))
     count = rows + queries
-    drawn = (
+    points = (
         0.6 * centres[random.integers(0, 50, count)]
         + 0.35 * random.standard_normal((count, 12)) @ basis
         + 0.3 * random.standard_normal((count, dim))
     ).astype(np.float32)
-    return drawn[:rows], drawn[rows:]
+    return points[:rows], points[rows:]
 
 
 def separated(rows: int, queries: int, clusters: int, dim: int) -> tuple[Array, Array]:
@@ -37,8 +37,8 @@ def separated(rows: int, queries: int, clusters: int, dim: int) -> tuple[Array, 
     random = np.random.default_rng(0)
     centres = 10 * random.standard_normal((clusters, dim))
     of = random.integers(0, clusters, rows + queries)
-    drawn = (centres[of] + random.standard_normal((rows + queries, dim))).astype(np.float32)
-    return drawn[:rows], drawn[rows:]
+    points = (centres[of] + random.standard_normal((rows + queries, dim))).astype(np.float32)
+    return points[:rows], points[rows:]
 
 
 def nearest(vectors: Array, queries: Array, k: int, allowed: Array | None = None) -> Array:
@@ -50,20 +50,20 @@ def nearest(vectors: Array, queries: Array, k: int, allowed: Array | None = None
     return np.argsort(scores, axis=1, kind="stable")[:, :k]
 
 
-def recall(found: Array, truth: Array) -> float:
+def recall(results: Array, truth: Array) -> float:
     """Share of true neighbours that were found."""
-    hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True))
+    hits = sum(len(set(a) & set(b)) for a, b in zip(results.tolist(), truth.tolist(), strict=True))
     return hits / truth.size
 
 
 def lose(index: Index, share: float) -> None:
     """Take away all edges to some rows and their places among the entry points, and have the audit
     say so: as an earlier version left an index that grew."""
-    lost = np.random.default_rng(0).random(len(index.graph)) < share
+    is_lost = np.random.default_rng(0).random(len(index.graph)) < share
     graph = index.graph.copy()
-    audit._hide(graph, lost)
+    audit._hide(graph, is_lost)
     assert index.audit is not None
-    entries = index.entries[~lost[index.entries]]
+    entries = index.entries[~is_lost[index.entries]]
     index.links = links.LinkHistory(
         links.GraphLinks.first(graph, entries, index.links.newest.chain)
     )

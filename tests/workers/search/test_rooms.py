@@ -26,8 +26,8 @@ def imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workers.search."):
             place = "/".join((node.module or "").split(".")[2:])
-            for each in node.names:
-                whole = f"{place}/{each.name}"
+            for alias in node.names:
+                whole = f"{place}/{alias.name}"
                 yield whole if (SEARCH / f"{whole}.py").exists() else place
 
 
@@ -42,12 +42,12 @@ def rank(module: str) -> int:
     return ROOMS.index(room) if slash else -1
 
 
-def test_imports_run_one_way_between_rooms() -> None:
-    found = ((module, each) for module, used in modules().items() for each in used)
-    assert [(module, each) for module, each in found if rank(each) > rank(module)] == []
+def test_imports_run_one_way_between_packages() -> None:
+    pairs = ((module, imported) for module, used in modules().items() for imported in used)
+    assert [(module, imported) for module, imported in pairs if rank(imported) > rank(module)] == []
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_have_no_import_cycles() -> None:
     try:
         TopologicalSorter(modules()).prepare()
     except CycleError as error:

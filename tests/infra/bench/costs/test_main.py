@@ -14,18 +14,18 @@ FIGURES = {
 }
 
 
-def shown(committed: object) -> dict[str, list[list[str]]]:
+def table_rows(committed: object) -> dict[str, list[list[str]]]:
     return {
         str(table.title): [list(row) for row in zip(*(c.cells for c in table.columns), strict=True)]
         for table in costs.tables(FIGURES, committed)  # type: ignore[arg-type]
     }
 
 
-def test_figures_stand_beside_the_committed_ones() -> None:
+def test_cost_tables_show_committed_figures() -> None:
     before = {**FIGURES, "idle": {"broker": {"cores": 0.2, "wakeups_per_s": 600.0}}}
-    alone = shown(None)
+    alone = table_rows(None)
     assert alone["CPU, ms per request"] == [["broker", "3"], ["router", "2"], ["all", "5"]]
     assert alone["Bytes per request"] == [["usage", "255"]]
-    both = shown({"figures": before, "commit": "8ac655a1234"})
+    both = table_rows({"figures": before, "commit": "8ac655a1234"})
     assert both["Idle (before: 8ac655a)"][0] == ["broker", "0.1 (0.2)", "300 (600)"]
     assert both["KiB per held stream (before: 8ac655a)"] == [["gateway", "12 (12)"]]

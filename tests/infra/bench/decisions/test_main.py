@@ -14,13 +14,13 @@ SMALL = DecisionOptions(
 )
 
 
-def test_the_load_reaches_every_part_of_the_core() -> None:
+def test_fleet_run_reaches_all_parts_of_core() -> None:
     runs = [FleetRun(SMALL, "learned", seed=1) for _ in range(2)]
     for run in runs:
         run.set_up()
         run.play()
-    first, again = (figures_of(run) for run in runs)
-    assert first["decisions"] == again["decisions"]
+    first, second = (figures_of(run) for run in runs)
+    assert first["decisions"] == second["decisions"]
     counts = {kind: row["count"] for kind, row in first["ms"].items()}
     assert counts["place"] == 300
     assert sum(first["decisions"].values()) == counts["place"] + counts["handoff"]
@@ -30,13 +30,13 @@ def test_the_load_reaches_every_part_of_the_core() -> None:
     assert counts["OutcomeArrived"] > 100
 
 
-def test_the_report_is_written_and_printed(
+def test_benchmark_writes_and_prints_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
     small = replace(BENCHMARK, quick=SMALL)
     small.main(["--quick", "--json", "--policies", "static"])
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((tmp_path / "decisions.json").read_text())
-    assert told["load"]["workers"] == 20
-    assert [bar["name"] for bar in told["bars"]] == ["static: place p99", "static: handoff p99"]
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "decisions.json").read_text())
+    assert report["load"]["workers"] == 20
+    assert [bar["name"] for bar in report["bars"]] == ["static: place p99", "static: handoff p99"]

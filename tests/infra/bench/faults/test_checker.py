@@ -36,12 +36,12 @@ RIGHT = ENGINE.answer(PROMPT, SAMPLING)
 EXPECTED = {"r1": RIGHT}
 
 
-def request(**more: Any) -> dict[str, Any]:
-    return {"sampling": SAMPLING, "prompt_tokens": PROMPT, "retrieval": None, **more}
+def request(**fields: Any) -> dict[str, Any]:
+    return {"sampling": SAMPLING, "prompt_tokens": PROMPT, "retrieval": None, **fields}
 
 
-def work(attempt: int = 1, prompt: bytes = PROMPT, **more: Any) -> dict[str, Any]:
-    return {"request_id": "r1", "attempt": attempt, "prompt_tokens": prompt, **more}
+def work(attempt: int = 1, prompt: bytes = PROMPT, **fields: Any) -> dict[str, Any]:
+    return {"request_id": "r1", "attempt": attempt, "prompt_tokens": prompt, **fields}
 
 
 def outcome(attempt: int = 1, kind: str = "completed", tokens: int = 9) -> dict[str, Any]:
@@ -49,37 +49,38 @@ def outcome(attempt: int = 1, kind: str = "completed", tokens: int = 9) -> dict[
             "completion_tokens": tokens}  # fmt: skip
 
 
-def frame(first: int, last: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
+def frame(first: int, last: int, attempt: int = 1, **fields: Any) -> dict[str, Any]:
     row = RIGHT[first:last]
     columns = {"request_ids": ["r1"], "attempts": [attempt], "first_seqs": [first]}
     return {**columns, "token_counts": [len(row)], "token_ids": row, "texts": [ENGINE.text(row)],
-            "ends": [], **more}  # fmt: skip
+            "ends": [], **fields}  # fmt: skip
 
 
-def test_what_is_no_ones_to_judge_is_left_out() -> None:
-    """Another tenant's answers."""
+def test_check_frames_skips_requests_of_other_tenants() -> None:
     odd = frame(2, 5, token_ids=[7, 7, 7])
     assert check_frames([odd], {}, ENGINE)["wrong"]["count"] == 1
-    found = check_frames([odd], {}, ENGINE, {"r1"})
-    assert found["rows"] == 0 and not found["wrong"]["count"] and not found["gaps"]["count"]
+    findings = check_frames([odd], {}, ENGINE, {"r1"})
+    assert (
+        findings["rows"] == 0 and not findings["wrong"]["count"] and not findings["gaps"]["count"]
+    )
 
 
-def answer(tokens: list[int], ended: str = "whole", **more: Any) -> dict[str, Any]:
-    told = {"request_id": "r1", "number": 1, "ended": ended, "detail": "", "resumes": 0}
-    return {**told, "token_ids": tokens, "text": ENGINE.text(tokens), **more}
+def answer(tokens: list[int], status: str = "whole", **fields: Any) -> dict[str, Any]:
+    base_fields = {"request_id": "r1", "number": 1, "ended": status, "detail": "", "resumes": 0}
+    return {**base_fields, "token_ids": tokens, "text": ENGINE.text(tokens), **fields}
 
 
-def counts(found: dict[str, Any]) -> dict[str, int]:
-    named = {name: each["count"] for name, each in found.items() if isinstance(each, dict)
-             and "count" in each}  # fmt: skip
-    return {name: count for name, count in named.items() if count}
+def counts(findings: dict[str, Any]) -> dict[str, int]:
+    totals = {name: row["count"] for name, row in findings.items() if isinstance(row, dict)
+             and "count" in row}  # fmt: skip
+    return {name: count for name, count in totals.items() if count}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_it_says_what_the_simulated_engine_says(tmp_path: Path, temperature: float) -> None:
+async def test_answer_oracle_matches_simulated_engine(tmp_path: Path, temperature: float) -> None:
     settings = Settings(model=ModelSettings(path="sim"), engines={"sim": {"end_every_tokens": 0}})
-    told = json.loads(write_task(settings, tmp_path / "history.jsonl").read_text())
-    mine = AnswerOracle(told["engine"]["block_size"], told["engine"]["vocabulary"])
+    task = json.loads(write_task(settings, tmp_path / "history.jsonl").read_text())
+    oracle = AnswerOracle(task["engine"]["block_size"], task["engine"]["vocabulary"])
     engine = await start_engine(
         "sim",
         {"end_every_tokens": 0, "decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none"},
@@ -91,36 +92,36 @@ async def test_it_says_what_the_simulated_engine_says(tmp_path: Path, temperatur
     sampling = Sampling(max_tokens=70, temperature=temperature, seed=11)
     prompts = [list(range(5, 5 + length)) for length in (1, 15, 16, 17, 200)]
     try:
-        given = await answers_alone(engine, [(p, sampling) for p in prompts], at_once=5)
+        engine_answers = await answers_alone(engine, [(p, sampling) for p in prompts], at_once=5)
     finally:
         await engine.close()
-    asked = {"max_tokens": 70, "temperature": temperature, "seed": 11}
-    for prompt, said in zip(prompts, given, strict=True):
-        assert mine.answer(pack_tokens(prompt), asked) == said.token_ids
-        assert mine.text(said.token_ids) == said.text
+    sampling_fields = {"max_tokens": 70, "temperature": temperature, "seed": 11}
+    for prompt, engine_answer in zip(prompts, engine_answers, strict=True):
+        assert oracle.answer(pack_tokens(prompt), sampling_fields) == engine_answer.token_ids
+        assert oracle.text(engine_answer.token_ids) == engine_answer.text
 
 
-def test_records_are_decoded_from_schema_files() -> None:
+def test_record_decoder_reads_schema_files() -> None:
     decoder, codec = RecordDecoder(AVRO_DIR), Codec()
-    found = decoder.decode(codec.encode(example("trivium.Outcome")))
-    assert found["request_id"] == example("trivium.Outcome").request_id
+    fields = decoder.decode(codec.encode(example("trivium.Outcome")))
+    assert fields["request_id"] == example("trivium.Outcome").request_id
     assert decoder.decode(codec.encode(example("trivium.Decision"))) is None
     assert decoder.decode(None) is None
 
 
-def test_orders_say_what_was_asked() -> None:
-    said = pack_tokens(RIGHT[:2])
-    good = [work(), work(2), work(3, PROMPT + said, prior_tokens=2)]
+def test_expected_answers_report_work_unlike_its_request() -> None:
+    sent_tokens = pack_tokens(RIGHT[:2])
+    good = [work(), work(2), work(3, PROMPT + sent_tokens, prior_tokens=2)]
     assert expected_of({"r1": request()}, good, ENGINE) == (EXPECTED, [])
     for bad in (
         work(2, PROMPT[4:]),
-        work(3, PROMPT + said[::-1], prior_tokens=2),
+        work(3, PROMPT + sent_tokens[::-1], prior_tokens=2),
         {**work(), "request_id": "r9"},
     ):
         _, odd = expected_of({"r1": request()}, [work(), bad], ENGINE)
         assert len(odd) >= 1, bad
     with_passages = request(retrieval={"k": 1})
-    assert expected_of({"r1": with_passages}, [work(1, PROMPT + said)], ENGINE)[1] == []
+    assert expected_of({"r1": with_passages}, [work(1, PROMPT + sent_tokens)], ENGINE)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,9 @@ def test_orders_say_what_was_asked() -> None:
         ([outcome(), {**outcome(kind="cancelled"), "request_id": "r9"}], {"of_no_request": 1}),
     ],
 )
-def test_outcomes(outcomes: list[dict[str, Any]], wrong: dict[str, int]) -> None:
+def test_check_outcomes_counts_deviations(
+    outcomes: list[dict[str, Any]], wrong: dict[str, int]
+) -> None:
     assert counts(check_outcomes({"r1": request()}, outcomes, EXPECTED)) == wrong
 
 
@@ -157,12 +160,14 @@ END = [{"request_id": "r1", "attempt": 1, "seq": 6}]
         ([frame(0, 6, ends=END), frame(6, 9)], {"beyond_the_end": 1}),
     ],
 )
-def test_rows_on_the_log(frames: list[dict[str, Any]], wrong: dict[str, int]) -> None:
+def test_check_frames_counts_deviations(
+    frames: list[dict[str, Any]], wrong: dict[str, int]
+) -> None:
     assert counts(check_frames(frames, EXPECTED, ENGINE)) == wrong
 
 
 @pytest.mark.parametrize(
-    ("seen", "wrong"),
+    ("client_answer", "wrong"),
     [
         (answer(RIGHT), {}),
         (answer(RIGHT[:4], "hung up"), {}),
@@ -173,16 +178,18 @@ def test_rows_on_the_log(frames: list[dict[str, Any]], wrong: dict[str, int]) ->
         (answer(RIGHT, request_id="r9"), {"not_on_the_log": 1}),
     ],
 )
-def test_answers(seen: dict[str, Any], wrong: dict[str, int]) -> None:
-    assert counts(check_answers([seen], EXPECTED, {"r1"}, ENGINE)) == wrong
+def test_check_answers_counts_deviations(
+    client_answer: dict[str, Any], wrong: dict[str, int]
+) -> None:
+    assert counts(check_answers([client_answer], EXPECTED, {"r1"}, ENGINE)) == wrong
 
 
-def test_a_whole_answer_has_an_outcome_that_says_so() -> None:
-    found = check_answers([answer(RIGHT)], EXPECTED, set(), ENGINE)
-    assert counts(found) == {"not_on_the_log": 1}
+def test_check_answers_reports_missing_outcome() -> None:
+    findings = check_answers([answer(RIGHT)], EXPECTED, set(), ENGINE)
+    assert counts(findings) == {"not_on_the_log": 1}
 
 
-def test_what_differs_is_a_gap_a_repeat_or_wrong() -> None:
+def test_difference_reports_gap_repeat_or_wrong_token() -> None:
     right = list(range(20))
     assert difference(right, right, is_whole=True) == ""
     assert difference([*right[:5], *right[9:]], right, is_whole=True) == "gaps"
@@ -192,7 +199,7 @@ def test_what_differs_is_a_gap_a_repeat_or_wrong() -> None:
     assert difference(right[:5], right, is_whole=False) == ""
 
 
-def test_stalls_are_told_by_what_explains_them() -> None:
+def test_stalls_attribute_pause_to_fault() -> None:
     blows = [
         {"name": "decode-1", "how": "kill", "at_ms": 10_000},
         {"name": "router-0", "how": "stop", "at_ms": 20_000},
@@ -206,7 +213,7 @@ def test_stalls_are_told_by_what_explains_them() -> None:
     def paused(begin_ms: int, end_ms: int) -> dict[str, Any]:
         return {"asked_ms": begin_ms - 20, "at_ms": [begin_ms], "ended_ms": end_ms}
 
-    seen = [
+    client_answers = [
         paused(9_990, 13_000),  # the blow falls into it
         paused(12_000, 13_000),  # or before
         paused(19_000, 24_000),
@@ -217,14 +224,14 @@ def test_stalls_are_told_by_what_explains_them() -> None:
         paused(99_000, 126_000),
         paused(40_000, 40_400),  # no stall
     ]
-    found = stalls(seen, blows)
-    assert {cause: row["stalls"] for cause, row in found.items()} == {
+    rows_by_cause = stalls(client_answers, blows)
+    assert {cause: row["stalls"] for cause, row in rows_by_cause.items()} == {
         "worker": 2, "router": 2, "nothing": 1, "broker": 2, "gateway": 1
     }  # fmt: skip
-    assert (found["worker"]["p50_s"], found["worker"]["max_s"]) == (3.01, 3.01)
+    assert (rows_by_cause["worker"]["p50_s"], rows_by_cause["worker"]["max_s"]) == (3.01, 3.01)
 
 
-def test_it_imports_nothing_of_what_it_judges_and_is_short() -> None:
+def test_checker_imports_no_product_module_and_stays_short() -> None:
     text = Path(checker.__file__).read_text()
     modules = [
         name

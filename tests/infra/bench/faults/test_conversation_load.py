@@ -16,22 +16,22 @@ class Answering:
     """Answers after a second, or never."""
 
     def __init__(self, *, ever: bool = True) -> None:
-        self.asked: list[ChatQuestion] = []
+        self.questions: list[ChatQuestion] = []
         self._ever = ever
 
     async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        self.asked.append(question)
+        self.questions.append(question)
         if not self._ever:
             await asyncio.Event().wait()
         await pass_time(1.0)
-        ended = HUNG_UP if question.read_max else WHOLE
-        return ClientAnswer(client="test", status=ended, text=f"answer {len(self.asked)}")
+        status = HUNG_UP if question.read_max else WHOLE
+        return ClientAnswer(client="test", status=status, text=f"answer {len(self.questions)}")
 
     async def close(self) -> None:
         pass
 
 
-async def asked(load: ConversationLoad, seconds: float, drain_s: float) -> int:
+async def run_load(load: ConversationLoad, seconds: float, drain_s: float) -> int:
     running = asyncio.create_task(load.run())
     await pass_time(seconds)
     load.is_over = True
@@ -40,45 +40,47 @@ async def asked(load: ConversationLoad, seconds: float, drain_s: float) -> int:
 
 
 @virtual
-async def test_conversations_arrive_at_a_rate_and_go_on_in_turns() -> None:
-    client, seen = Answering(), list[ClientAnswer]()
-    load = ConversationLoad(client, rate=30.0, seed=1, on_answer=seen.append)
-    assert await asked(load, 20.0, 5.0) == 0
-    questions = client.asked
-    assert 500 < len(questions) == len(seen) < 700
-    later = [each for each in questions if len(each.messages) > 1]
+async def test_conversation_load_arrives_at_rate_and_continues_in_turns() -> None:
+    client, answers = Answering(), list[ClientAnswer]()
+    load = ConversationLoad(client, rate=30.0, seed=1, on_answer=answers.append)
+    assert await run_load(load, 20.0, 5.0) == 0
+    questions = client.questions
+    assert 500 < len(questions) == len(answers) < 700
+    later = [question for question in questions if len(question.messages) > 1]
     assert len(later) > len(questions) / 3
-    assert {each.messages[-1]["content"] for each in later} <= set(FOLLOW_UPS)
-    assert {each.messages[0]["content"] for each in questions} == set(openings(1))
-    told = {each.text for each in seen}
-    assert all(each.messages[-2]["content"] in told for each in later)
-    assert 0.2 < sum(each.retrieval is not None for each in questions) / len(questions) < 0.4
+    assert {question.messages[-1]["content"] for question in later} <= set(FOLLOW_UPS)
+    assert {question.messages[0]["content"] for question in questions} == set(openings(1))
+    texts = {answer.text for answer in answers}
+    assert all(question.messages[-2]["content"] in texts for question in later)
+    assert (
+        0.2 < sum(question.retrieval is not None for question in questions) / len(questions) < 0.4
+    )
     assert 0.02 < load.status_counts[HUNG_UP] / len(questions) < 0.1
-    assert all(each.read_max < each.max_tokens for each in questions)
+    assert all(question.read_max < question.max_tokens for question in questions)
 
 
 @virtual
-async def test_it_is_drawn_from_a_seed() -> None:
+async def test_conversation_load_repeats_by_seed() -> None:
     clients = Answering(), Answering(), Answering()
     for client, seed in zip(clients, (1, 1, 2), strict=True):
         load = ConversationLoad(
-            client, rate=30.0, seed=seed, on_answer=lambda seen: None, retrieves=0.0
+            client, rate=30.0, seed=seed, on_answer=lambda answer: None, retrieves=0.0
         )
-        await asked(load, 5.0, 5.0)
-    first, same, other = (client.asked for client in clients)
-    assert first == same != other
-    assert not any(each.retrieval for each in first)
+        await run_load(load, 5.0, 5.0)
+    first, same, other_seed = (client.questions for client in clients)
+    assert first == same != other_seed
+    assert not any(question.retrieval for question in first)
 
 
 @virtual
-async def test_what_never_ends_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conversation_load_limits_open_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation_load, "UNDER_WAY_MAX", 20)
-    load = ConversationLoad(Answering(ever=False), rate=30.0, seed=1, on_answer=lambda seen: None)
-    assert await asked(load, 5.0, 1.0) == 20
+    load = ConversationLoad(Answering(ever=False), rate=30.0, seed=1, on_answer=lambda answer: None)
+    assert await run_load(load, 5.0, 1.0) == 20
     assert load.left_out > 80
 
 
-def test_a_body_says_what_is_asked() -> None:
+def test_question_body_contains_retrieval_only_if_set() -> None:
     plain = ChatQuestion(messages=[{"role": "user", "content": "?"}], max_tokens=3, read_max=2)
     assert "retrieval" not in plain.body("m", stream=True)
     assert "read_max" not in plain.body("m", stream=True)

@@ -37,8 +37,8 @@ class Breaking(httpx.AsyncByteStream):
         self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for each in self._events:
-            yield each.encode()
+        for text in self._events:
+            yield text.encode()
         raise httpx.ReadError("gone")
 
 
@@ -54,7 +54,7 @@ def asked_of(client: Any, answer: Answer) -> Any:
 WHOLE_ANSWER = "".join(event(n, last=n == 3) for n in range(4))
 
 
-async def test_what_breaks_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_resumes_broken_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_clients, "_PAUSE_S", 0.0)
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -65,56 +65,60 @@ async def test_what_breaks_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
         return httpx.Response(200, text=event(2) + event(3, last=True))
 
     client = asked_of(Resuming(URLS, "m", random.Random(1)), answer)
-    seen = await client.ask(QUESTION)
+    client_answer = await client.ask(QUESTION)
     await client.close()
-    assert (seen.status, seen.resumes, seen.token_ids) == (WHOLE, 1, [0, 1, 2, 3])
-    assert (seen.text, len(seen.times_s)) == (" 0 1 2 3", 4)
+    assert (client_answer.status, client_answer.resumes, client_answer.token_ids) == (
+        WHOLE,
+        1,
+        [0, 1, 2, 3],
+    )
+    assert (client_answer.text, len(client_answer.times_s)) == (" 0 1 2 3", 4)
 
 
-async def test_a_client_may_hang_up() -> None:
+async def test_client_hangs_up_after_read_max() -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(200, text=WHOLE_ANSWER)
 
     client = asked_of(Resuming(URLS, "m", random.Random(1)), answer)
     question = ChatQuestion(messages=QUESTION.messages, max_tokens=4, read_max=2)
-    seen = await client.ask(question)
+    client_answer = await client.ask(question)
     await client.close()
-    assert (seen.status, seen.token_ids) == (HUNG_UP, [0, 1])
+    assert (client_answer.status, client_answer.token_ids) == (HUNG_UP, [0, 1])
 
 
 @pytest.mark.parametrize("refused", [503, None])
-async def test_another_gateway_is_asked_where_one_takes_nothing(refused: int | None) -> None:
-    asked: list[str] = []
+async def test_client_asks_other_gateway_after_refusal(refused: int | None) -> None:
+    hosts: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
-        if len(asked) == 1 and refused is None:
+        hosts.append(request.url.host)
+        if len(hosts) == 1 and refused is None:
             raise httpx.ConnectError("nobody listens")
-        if len(asked) == 1 and refused:
+        if len(hosts) == 1 and refused:
             return httpx.Response(refused)
         return httpx.Response(200, text=WHOLE_ANSWER)
 
     client = asked_of(Balanced(URLS, "m", random.Random(1)), answer)
-    seen = await client.ask(QUESTION)
+    client_answer = await client.ask(QUESTION)
     await client.close()
-    assert (seen.status, seen.detail, sorted(asked)) == (WHOLE, "", ["a", "b"])
+    assert (client_answer.status, client_answer.detail, sorted(hosts)) == (WHOLE, "", ["a", "b"])
 
 
-async def test_what_has_begun_is_not_asked_again() -> None:
-    asked: list[str] = []
+async def test_client_does_not_repeat_broken_answer() -> None:
+    hosts: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
+        hosts.append(request.url.host)
         return httpx.Response(200, stream=Breaking(event(0)))
 
     client = asked_of(Balanced(URLS, "m", random.Random(1)), answer)
-    seen = await client.ask(QUESTION)
+    client_answer = await client.ask(QUESTION)
     await client.close()
-    assert (seen.status, len(asked)) == (BROKEN, 1)
+    assert (client_answer.status, len(hosts)) == (BROKEN, 1)
 
 
-async def test_nobody_takes_it() -> None:
+async def test_client_reports_not_connected_when_all_refuse() -> None:
     client = asked_of(Balanced(URLS, "m", random.Random(1)), lambda _: httpx.Response(503))
-    seen = await client.ask(QUESTION)
+    client_answer = await client.ask(QUESTION)
     await client.close()
-    assert seen.status == NOT_CONNECTED
+    assert client_answer.status == NOT_CONNECTED

@@ -8,33 +8,33 @@ from infra.bench.faults.kills import PROMPT_WORDS, SCENARIOS, KillsOptions, _que
 OPTIONS = KillsOptions(clients=1, requests=2)
 
 
-def seen(client: str, ended: str = WHOLE, took_s: float = 1.0) -> ClientAnswer:
-    return ClientAnswer(client=client, status=ended, asked_s=5.0, ended_s=5.0 + took_s)
+def client_answer(client: str, status: str = WHOLE, took_s: float = 1.0) -> ClientAnswer:
+    return ClientAnswer(client=client, status=status, asked_s=5.0, ended_s=5.0 + took_s)
 
 
-def test_whatever_is_no_whole_answer_has_failed() -> None:
-    scenario = next(each for each in SCENARIOS if each.name == "gateway")
-    found = figures(
+def test_figures_count_incomplete_answers_as_failed() -> None:
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "gateway")
+    scenario_figures = figures(
         [
-            seen(Once.name),
-            seen(Once.name, f"{REFUSED} 503"),
-            seen(Resuming.name),
-            seen(Resuming.name, took_s=9.0),
+            client_answer(Once.name),
+            client_answer(Once.name, f"{REFUSED} 503"),
+            client_answer(Resuming.name),
+            client_answer(Resuming.name, took_s=9.0),
         ],
         OPTIONS,
         scenario,
     )
-    assert found["of"] == 2
-    assert [found[kind.name]["failed"] for kind in (Once, Resuming)] == [1, 0]
-    assert found[Resuming.name]["answer_s_max"] == 9.0
-    told = {bar.name: (bar.value, bar.met) for bar in bars({"gateway": found})}
-    assert told == {
+    assert scenario_figures["of"] == 2
+    assert [scenario_figures[kind.name]["failed"] for kind in (Once, Resuming)] == [1, 0]
+    assert scenario_figures[Resuming.name]["answer_s_max"] == 9.0
+    bar_values = {bar.name: (bar.value, bar.met) for bar in bars({"gateway": scenario_figures})}
+    assert bar_values == {
         "failed, gateway: with Last-Event-ID": (0, True),
         "failed, gateway: one try": (1, True),
     }
 
 
-def test_every_kind_of_process_is_killed_once() -> None:
+def test_scenarios_kill_all_process_kinds() -> None:
     victims = [victim.rpartition("-")[0] or victim for s in SCENARIOS for victim in s.victims]
     assert {"gateway", "router", "prefill", "decode", "broker"} == set(victims)
     first = _question(random.Random(1))

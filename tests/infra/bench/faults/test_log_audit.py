@@ -11,8 +11,8 @@ from tests.infra.story.told_requests import work
 from tests.streams.builders import continued, passage, phase, request, retrieved
 
 
-async def test_what_was_found_is_no_workers_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lies among the phases."""
+async def test_log_audit_excludes_retrieval_from_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of retrieval lie on the topic of phases."""
     received: Phase = phase(work(WorkPhase.DECODE, "d0", 5), PhaseKind.KV_RECEIVED, kv_bytes=7)
     records: dict[str, list[Any]] = {
         "requests": [request("r1")],
@@ -23,5 +23,5 @@ async def test_what_was_found_is_no_workers_word(monkeypatch: pytest.MonkeyPatch
         return records.get(topic, [])
 
     monkeypatch.setattr(log_audit, "read_topic", read)
-    found = await log_audit.read_audit(LogSettings())
-    assert found.phases == {"r1": [received]} and found.kv_bytes() == 7
+    result = await log_audit.read_audit(LogSettings())
+    assert result.phases == {"r1": [received]} and result.kv_bytes() == 7

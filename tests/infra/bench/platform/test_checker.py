@@ -32,24 +32,28 @@ def prompt(offset: int, key: bytes = b"k", *, value: Any = None) -> Record:
 
 def answer(offset: int, key: bytes = b"k", partition: int = 0, **value: Any) -> Record:
     place = {"prompt_partition": partition, "prompt_offset": offset}
-    told = {"topic": TOPIC, "partition": partition, "offset": offset}
-    headers = {f"trivium-prompt-{name}": str(each).encode() for name, each in told.items()}
+    header_fields = {"topic": TOPIC, "partition": partition, "offset": offset}
+    headers = {
+        f"trivium-prompt-{name}": str(field).encode() for name, field in header_fields.items()
+    }
     fields = {"error_code": None, "request_id": f"r{offset}", "prompt_tokens": 4}
     fields |= {"completion_tokens": 2, "text": "!", **place, **value}
     return Record(partition, 900 + offset, key, fields, headers)
 
 
-def judged(prompts: list[Record], answers: list[Record], **more: Any) -> dict[str, Any]:
-    notes = more.pop("notes", [{"p": each.partition, "o": each.offset} for each in prompts])
-    return check_pair(TOPIC, prompts, answers, more.pop("dead", []), notes, ordered=True)
+def judged(prompts: list[Record], answers: list[Record], **options: Any) -> dict[str, Any]:
+    notes = options.pop(
+        "notes", [{"p": record.partition, "o": record.offset} for record in prompts]
+    )
+    return check_pair(TOPIC, prompts, answers, options.pop("dead", []), notes, ordered=True)
 
 
-def test_all_well() -> None:
-    found = judged([prompt(0), prompt(1), prompt(3)], [answer(0), answer(1), answer(3)])
+def test_checker_accepts_right_answers() -> None:
+    report = judged([prompt(0), prompt(1), prompt(3)], [answer(0), answer(1), answer(3)])
     wrong = ("missing", "double", "of_no_prompt", "under_another_key", "sent_but_not_there",
              "out_of_order")  # fmt: skip
-    assert {name: found[name]["count"] for name in wrong} == dict.fromkeys(wrong, 0)
-    assert (found["prompts"], found["sent"], found["answers"]) == (3, 3, 3)
+    assert {name: report[name]["count"] for name in wrong} == dict.fromkeys(wrong, 0)
+    assert (report["prompts"], report["sent"], report["answers"]) == (3, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -64,34 +68,34 @@ def test_all_well() -> None:
         ([answer(1), answer(0)], "out_of_order"),
     ],
 )
-def test_what_is_wrong_is_counted(answers: list[Record], wrong: str) -> None:
-    found = judged([prompt(0), prompt(1)], answers)
-    assert found[wrong]["count"] == 1
+def test_checker_counts_wrong_answers(answers: list[Record], wrong: str) -> None:
+    report = judged([prompt(0), prompt(1)], answers)
+    assert report[wrong]["count"] == 1
 
 
-def test_keys_have_an_order_of_their_own() -> None:
+def test_checker_orders_answers_by_key() -> None:
     prompts = [prompt(0, b"a"), prompt(1, b"b")]
-    found = judged(prompts, [answer(1, b"b"), answer(0, b"a")])
-    assert found["out_of_order"]["count"] == 0
+    report = judged(prompts, [answer(1, b"b"), answer(0, b"a")])
+    assert report["out_of_order"]["count"] == 0
 
 
-def test_what_was_acknowledged_is_there() -> None:
-    found = judged([prompt(0)], [answer(0)], notes=[{"p": 0, "o": 0}, {"p": 0, "o": 5}])
-    assert found["sent_but_not_there"] == {"count": 1, "some": ["(0, 5)"]}
+def test_checker_reports_acknowledged_prompt_missing_on_log() -> None:
+    report = judged([prompt(0)], [answer(0)], notes=[{"p": 0, "o": 0}, {"p": 0, "o": 5}])
+    assert report["sent_but_not_there"] == {"count": 1, "some": ["(0, 5)"]}
 
 
-def test_errors_have_dead_letters() -> None:
+def test_checker_requires_dead_letter_of_error() -> None:
     failed = answer(0, error_code="overloaded")
     assert judged([prompt(0)], [failed])["errors_without_dead_letter"] == 1
-    found = judged([prompt(0)], [failed], dead=[prompt(0)])
-    assert (found["errors"], found["errors_without_dead_letter"]) == ({"overloaded": 1}, 0)
+    report = judged([prompt(0)], [failed], dead=[prompt(0)])
+    assert (report["errors"], report["errors_without_dead_letter"]) == ({"overloaded": 1}, 0)
 
 
-def test_forms_are_validated() -> None:
-    wanted = {"response_format": FORM}
-    line = {"body": json.dumps({"messages": [], **wanted})}
+def test_checker_validates_answers_by_schema() -> None:
+    form_field = {"response_format": FORM}
+    line = {"body": json.dumps({"messages": [], **form_field})}
     text = {"response_format": json.dumps(FORM)}
-    values = [wanted, text, line, None, wanted]
+    values = [form_field, text, line, None, form_field]
     prompts = [prompt(number, value=value) for number, value in enumerate(values)]
     texts = [GOOD, GOOD, GOOD, "words", '{"kind": "order"}']
     answers = [answer(n, text=text) for n, text in enumerate(texts)]
@@ -102,54 +106,54 @@ def test_forms_are_validated() -> None:
 
 
 def used(number: int, request_id: str, tokens: tuple[int, int] = (4, 2)) -> Record:
-    told = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
-    return Record(0, number, b"", {"number": number, "request_id": request_id, **told}, {})
+    token_fields = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
+    return Record(0, number, b"", {"number": number, "request_id": request_id, **token_fields}, {})
 
 
-def test_usage_is_what_clients_counted() -> None:
+def test_usage_check_accepts_sums_counted_by_clients() -> None:
     counted = counted_in([answer(0), answer(1), answer(2, error_code="x")])
     assert counted == {"r0": (4, 2), "r1": (4, 2)}
-    found = check_usage([used(0, "r0"), used(1, "r1"), used(2, "r2")], ["r0", "r1", "r2"], counted)
-    assert (found["difference_tokens"], found["gaps"], found["double"]["count"]) == (0, 0, 0)
-    assert found["tokens_counted_by_clients"] == 12
+    report = check_usage([used(0, "r0"), used(1, "r1"), used(2, "r2")], ["r0", "r1", "r2"], counted)
+    assert (report["difference_tokens"], report["gaps"], report["double"]["count"]) == (0, 0, 0)
+    assert report["tokens_counted_by_clients"] == 12
 
 
-def test_usage_that_is_off_is_seen() -> None:
+def test_usage_check_reports_deviations() -> None:
     records = [used(0, "r0", (4, 3)), used(1, "r0", (4, 3)), used(3, "r9")]
-    found = check_usage(records, ["r0", "r1"], {"r0": (4, 2), "r1": (4, 2)})
-    assert found["difference_tokens"] == 1 + 6
-    assert found["unequal"]["count"] == 2
-    assert found["double"]["some"] == ["r0"]
-    assert found["gaps"] == 1
-    assert found["requests_without_record"]["some"] == ["r1"]
-    assert found["records_without_request"]["some"] == ["r9"]
+    report = check_usage(records, ["r0", "r1"], {"r0": (4, 2), "r1": (4, 2)})
+    assert report["difference_tokens"] == 1 + 6
+    assert report["unequal"]["count"] == 2
+    assert report["double"]["some"] == ["r0"]
+    assert report["gaps"] == 1
+    assert report["requests_without_record"]["some"] == ["r1"]
+    assert report["records_without_request"]["some"] == ["r9"]
 
 
-def test_lines_of_a_batch() -> None:
-    asked = [{"custom_id": name} for name in "abc"]
-    whole = check_batch(asked, asked[:2], asked[2:])
+def test_batch_check_counts_missing_and_double_lines() -> None:
+    input_lines = [{"custom_id": name} for name in "abc"]
+    whole = check_batch(input_lines, input_lines[:2], input_lines[2:])
     assert (whole["missing"]["count"], whole["double"]["count"], whole["errors"]) == (0, 0, 1)
-    wrong = check_batch(asked, [asked[0], asked[0]], [])
+    wrong = check_batch(input_lines, [input_lines[0], input_lines[0]], [])
     assert (wrong["missing"]["some"], wrong["double"]["some"]) == (["b", "c"], ["a"])
 
 
-def test_values_are_read_in_both_forms() -> None:
+def test_value_decoder_reads_json_and_avro() -> None:
     decoder = ValueDecoder(AVRO_DIR, ("Prompt", "Answer"))
     for question in draw_questions(8, 1):
         assert decoder.decode(question.prompt(Codec()))["text"] == question.text
-    said = Codec().encode(Answer(prompt_topic=TOPIC, prompt_partition=1, prompt_offset=2))
-    assert decoder.decode(said)["prompt_offset"] == 2
+    raw_answer = Codec().encode(Answer(prompt_topic=TOPIC, prompt_partition=1, prompt_offset=2))
+    assert decoder.decode(raw_answer)["prompt_offset"] == 2
     assert decoder.decode(None) is None
 
 
-def test_half_a_line_is_none(tmp_path: Path) -> None:
+def test_lines_of_ignores_incomplete_line(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text('{"p": 1}\n{"p": ')
     assert list(lines_of(str(tmp_path / "notes"))) == [{"p": 1}]
     assert list(lines_of(str(tmp_path / "nowhere"))) == []
 
 
-def test_it_imports_nothing_of_what_it_judges() -> None:
-    """One file, of 300 lines at most, that anyone can read."""
+def test_checker_imports_no_product_module() -> None:
+    """The checker is one file of at most 300 lines."""
     text = Path(checker.__file__).read_text()
     assert len(text.splitlines()) <= 300
     modules = {

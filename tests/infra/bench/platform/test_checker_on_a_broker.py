@@ -26,31 +26,33 @@ def answered(log: LogSettings, number: int, offset: int) -> OutgoingRecord:
         request_id=f"r{number}",
         text="!",
     )
-    told = {"topic": topic, "partition": 0, "offset": offset}
-    headers = tuple((f"trivium-prompt-{k}", str(each).encode()) for k, each in told.items())
+    header_fields = {"topic": topic, "partition": 0, "offset": offset}
+    headers = tuple(
+        (f"trivium-prompt-{k}", str(field).encode()) for k, field in header_fields.items()
+    )
     value, target = Codec().encode(answer), f"{log.topic_prefix}answers"
     return OutgoingRecord(topic=target, partition=0, key=b"k", value=value, headers=headers)
 
 
-async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -> None:
-    """One answered, one answered twice, one not; what nobody committed does not count."""
+async def test_checker_counts_only_committed_records(kafka: LogSettings, tmp_path: Path) -> None:
+    """One prompt has one answer, one has two, one has none."""
     log = kafka
     topic = f"{log.topic_prefix}prompts"
     prompts, bridge = Transactions(log, "bench"), Transactions(log, "bridge")
     await prompts.start()
     await bridge.start()
-    asked = list(draw_questions(3, 1))
-    values = [question.prompt(Codec()) for question in asked]
-    told = await prompts.commit(
+    questions = list(draw_questions(3, 1))
+    values = [question.prompt(Codec()) for question in questions]
+    offsets = await prompts.commit(
         [OutgoingRecord(topic=topic, partition=0, key=b"k", value=value) for value in values]
     )
-    sends = [answered(log, number, told[min(number, 1)]) for number in range(3)]
-    positions = {(topic, 0): CommittedOffset(told[2])}
+    sends = [answered(log, number, offsets[min(number, 1)]) for number in range(3)]
+    positions = {(topic, 0): CommittedOffset(offsets[2])}
     await bridge.commit(sends, positions, f"{log.topic_prefix}bridge")
-    for each in (prompts, bridge):
-        await each.stop()
+    for transactions in (prompts, bridge):
+        await transactions.stop()
     notes = tmp_path / "notes"
-    notes.write_text("".join(json.dumps({"p": 0, "o": offset}) + "\n" for offset in told))
+    notes.write_text("".join(json.dumps({"p": 0, "o": offset}) + "\n" for offset in offsets))
     wish = json.loads(json.dumps(make_task(log, notes=notes, http=tmp_path / "http")))
     assert wish["schemas"] == str(AVRO_DIR)
 
@@ -58,8 +60,8 @@ async def test_it_counts_what_is_committed(kafka: LogSettings, tmp_path: Path) -
         return bool((await check(wish))["pairs"][topic]["answers"] == 3)
 
     await until(all_is_seen)
-    found = (await check(wish))["pairs"][topic]
-    assert (found["prompts"], found["sent"], found["sent_but_not_there"]["count"]) == (3, 3, 0)
-    assert found["missing"]["some"] == [f"(0, {told[2]})"]
-    assert found["double"]["some"] == [f"(0, {told[1]})"]
-    assert found["lag"] == 1
+    report = (await check(wish))["pairs"][topic]
+    assert (report["prompts"], report["sent"], report["sent_but_not_there"]["count"]) == (3, 3, 0)
+    assert report["missing"]["some"] == [f"(0, {offsets[2]})"]
+    assert report["double"]["some"] == [f"(0, {offsets[1]})"]
+    assert report["lag"] == 1

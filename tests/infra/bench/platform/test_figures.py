@@ -27,7 +27,7 @@ def pair(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names, NONE), "out_of_order": NONE, **counts, **changes}
 
 
-def found(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
+def run_figures(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
     steps = {
         name: LoadStep(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0,
                    30.0], bridge_mib=[100.0, 101.0, 102.0]).figures()
@@ -49,39 +49,45 @@ def missed(bars: list[Bar]) -> list[str]:
     return [bar.name for bar in bars if not bar.met]
 
 
-def test_all_bars_hold_where_nothing_is_amiss() -> None:
-    assert missed(figures.bars(found())) == []
-    assert len(figures.tables(found())) == 2
+def test_bars_hold_without_findings() -> None:
+    assert missed(figures.bars(run_figures())) == []
+    assert len(figures.tables(run_figures())) == 2
 
 
-def test_each_thing_amiss_misses_its_bar() -> None:
-    one = {"count": 1, "some": ["(0, 1)"]}
-    assert missed(figures.bars(found(missing=one))) == ["prompts: without an answer"]
-    assert missed(figures.bars(found(errors={"shed": 1}))) == ["prompts: answered with an error"]
-    assert missed(figures.bars(found(seconds=12.0))) == ["prompts: rate beside HTTP, kills"]
-    forms = {"wanted": 100, "invalid": one}
-    assert missed(figures.bars(found(forms=forms))) == [
+def test_bars_fail_for_each_finding() -> None:
+    finding = {"count": 1, "some": ["(0, 1)"]}
+    assert missed(figures.bars(run_figures(missing=finding))) == ["prompts: without an answer"]
+    assert missed(figures.bars(run_figures(errors={"shed": 1}))) == [
+        "prompts: answered with an error"
+    ]
+    assert missed(figures.bars(run_figures(seconds=12.0))) == ["prompts: rate beside HTTP, kills"]
+    forms = {"wanted": 100, "invalid": finding}
+    assert missed(figures.bars(run_figures(forms=forms))) == [
         "simulated engines: answers that keep to their schema"
     ]
 
 
-def test_parts_that_did_not_run_have_no_bars() -> None:
+def test_bars_omit_parts_that_did_not_run() -> None:
     assert figures.bars({}) == []
     vllm = {"vllm": {**LoadStep().figures(), "checker": {"pairs": {"prompts": pair()}}}}
     assert [bar.met for bar in figures.bars(vllm)] == [True, True]
 
 
-def test_every_kind_of_process_has_its_turn() -> None:
-    drawn = list(islice(victims(PLAN, 1), 4_000))
-    assert drawn == list(islice(victims(PLAN, 1), 4_000)) != list(islice(victims(PLAN, 2), 4_000))
-    counts = Counter(name.partition("-")[0] for name in drawn)
+def test_victims_take_turns_by_process_kind() -> None:
+    victim_names = list(islice(victims(PLAN, 1), 4_000))
+    assert (
+        victim_names
+        == list(islice(victims(PLAN, 1), 4_000))
+        != list(islice(victims(PLAN, 2), 4_000))
+    )
+    counts = Counter(name.partition("-")[0] for name in victim_names)
     assert counts["bridge"] == counts["router"] == counts["gateway"] == 1_000
     assert counts["prefill"] + counts["decode"] + counts["replica"] == 1_000
-    assert set(drawn) == set(PLAN.names())
+    assert set(victim_names) == set(PLAN.names())
     assert kills_between({"a": 3, "b": 1}, {"a": 1, "b": 1}) == {"a": 2}
 
 
-def test_questions_are_drawn_from_the_seed() -> None:
+def test_questions_repeat_by_seed() -> None:
     some = list(draw_questions(400, 1))
     assert some == list(draw_questions(400, 1)) != list(draw_questions(400, 2))
     assert sum(question.has_form for question in some) == 400 / FORM_EVERY
@@ -90,7 +96,7 @@ def test_questions_are_drawn_from_the_seed() -> None:
     assert len({question.line("sim")["custom_id"] for question in some}) == 400
 
 
-def test_memory_that_grows_is_seen() -> None:
+def test_growth_reports_rising_memory() -> None:
     assert growth([100.0] * 30) == 1
     assert growth([100.0] * 10 + [110.0] * 10 + [150.0] * 10) == 1.5
     assert growth([100.0]) is None

@@ -22,12 +22,12 @@ HOST = "127.0.0.1"
 @asynccontextmanager
 async def gateway(refused: int) -> AsyncIterator[str]:
     """Refuses so many calls, then answers; batches are done when they are looked at twice."""
-    left, looks = refused, 0
+    refusals_left, looks = refused, 0
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        nonlocal left
-        left -= 1
-        if left >= 0:
+        nonlocal refusals_left
+        refusals_left -= 1
+        if refusals_left >= 0:
             return web.Response(status=503)
         body = await request.json()
         if not body.get("stream"):
@@ -41,11 +41,13 @@ async def gateway(refused: int) -> AsyncIterator[str]:
         return response
 
     async def upload(request: web.Request) -> web.Response:
-        nonlocal left
-        left -= 1
+        nonlocal refusals_left
+        refusals_left -= 1
         form = await request.post()
         assert form["purpose"] == "batch"
-        return web.Response(status=503) if left >= 0 else web.json_response({"id": "file-1"})
+        return (
+            web.Response(status=503) if refusals_left >= 0 else web.json_response({"id": "file-1"})
+        )
 
     async def create(_: web.Request) -> web.Response:
         return web.json_response({"id": "batch_1", "status": "validating"})
@@ -55,8 +57,8 @@ async def gateway(refused: int) -> AsyncIterator[str]:
         looks += 1
         status = "completed" if looks > 1 else "in_progress"
         counts = {"completed": looks, "failed": 0}
-        said = {"id": "batch_1", "status": status, "request_counts": counts}
-        return web.json_response({**said, "output_file_id": "file-2", "error_file_id": None})
+        batch = {"id": "batch_1", "status": status, "request_counts": counts}
+        return web.json_response({**batch, "output_file_id": "file-2", "error_file_id": None})
 
     async def content(_: web.Request) -> web.Response:
         return web.Response(text='{"custom_id": "line-0"}\n')
@@ -72,20 +74,20 @@ async def gateway(refused: int) -> AsyncIterator[str]:
         yield f"http://{HOST}:{port}"
 
 
-async def test_each_question_is_asked_until_it_is_answered(tmp_path: Path) -> None:
-    told: list[int] = []
+async def test_http_load_repeats_question_until_answered(tmp_path: Path) -> None:
+    progress: list[int] = []
     async with gateway(refused=2) as url:
         (nowhere,) = free_ports(HOST)
         load = HttpLoad([url, f"http://{HOST}:{nowhere}"], "sim", 2, tmp_path / "notes")
-        await load.run(draw_questions(4, 1), told.append)
+        await load.run(draw_questions(4, 1), progress.append)
     notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
     assert sorted(note.pop("number") for note in notes) == [0, 1, 2, 3]
     assert notes == [{"request_id": "r1", "prompt_tokens": 7, "completion_tokens": 2}] * 4
-    assert told == [1, 2, 3, 4] and load.tries["status 503"] == 2
+    assert progress == [1, 2, 3, 4] and load.tries["status 503"] == 2
     assert load.tries["ClientConnectorError"] >= 1
 
 
-async def test_the_first_token_is_waited_for_through_an_outage() -> None:
+async def test_ttft_probe_waits_through_outage() -> None:
     async with gateway(refused=1) as url:
         probes = TtftProbes([url], "sim", 50.0, 1)
         running = asyncio.create_task(probes.run())
@@ -95,14 +97,14 @@ async def test_the_first_token_is_waited_for_through_an_outage() -> None:
     assert probes.failed == 0 and min(probes.ttft_ms) > 0
 
 
-async def test_a_batch_is_uploaded_waited_for_and_fetched(tmp_path: Path) -> None:
-    told: list[int] = []
+async def test_batch_load_uploads_waits_and_fetches_results(tmp_path: Path) -> None:
+    progress: list[int] = []
     async with gateway(refused=1) as url:
         load = BatchLoad([url], "sim", tmp_path)
         await load.create(draw_questions(3, 1))
-        await load.wait(told.append)
+        await load.wait(progress.append)
     lines: list[Any] = [json.loads(e) for e in Path(load.files["input"]).read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == ["line-0", "line-1", "line-2"]
     assert Path(load.files["output"]).read_text() == '{"custom_id": "line-0"}\n'
     assert Path(load.files["errors"]).read_text() == ""
-    assert told == [1, 2] and load.status["status"] == "completed"
+    assert progress == [1, 2] and load.status["status"] == "completed"

@@ -9,7 +9,7 @@ from infra.bench.retrieval.cache import by_hand, draw_pairs, interval, measure
 from schemas.retrieval import Vector
 
 
-def test_pairs_are_drawn_the_same_again_and_are_what_they_say() -> None:
+def test_question_pairs_repeat_by_seed_and_match_their_kind() -> None:
     pairs = draw_pairs(60, 40)
     assert pairs == draw_pairs(60, 40) != draw_pairs(60, 40, seed=8)
     assert {(pair.kind, pair.is_same) for pair in pairs} == {
@@ -18,22 +18,22 @@ def test_pairs_are_drawn_the_same_again_and_are_what_they_say() -> None:
     assert all(pair.first != pair.second for pair in [*pairs, *by_hand()])
 
 
-def test_false_hits_are_counted_among_different_questions_alone() -> None:
+def test_false_hits_count_only_different_questions() -> None:
     def blind(texts: Sequence[str]) -> Vector:
         return np.ones((len(texts), 1), np.float32)
 
-    found = measure(blind, pages=24, count=20)
-    bare = [row for row in found["rows"] if not row["guard"]]
-    guarded = [row for row in found["rows"] if row["guard"]]
+    report = measure(blind, pages=24, count=20)
+    bare = [row for row in report["rows"] if not row["guard"]]
+    guarded = [row for row in report["rows"] if row["guard"]]
     different = sum(not pair.is_same for pair in by_hand()) + 40
-    assert {row["different"] for row in found["rows"]} == {different}
+    assert {row["different"] for row in report["rows"]} == {different}
     assert {row["false_hits"] for row in bare} == {different}
     assert {row["false_hits"] for row in guarded} == {0}
     assert {row["share_by_kind"]["spelling"] for row in guarded} == {1.0}
     assert {row["share_by_kind"]["words"] for row in bare} == {1.0}
 
 
-def test_an_interval_holds_the_share() -> None:
+def test_interval_contains_share() -> None:
     low, high = interval(0, 8_000)
     assert low == 0 and high == pytest.approx(0.00048, abs=1e-5)
     low, high = interval(50, 100)

@@ -8,7 +8,7 @@ from infra.bench.retrieval.cached_answers import EditedPages, TimedAnswer, bars,
 ROW = {"threshold": 0.8, "guard": True, "false_share": 0.0, "interval": (0.0, 0.001)}
 
 
-def test_an_answer_is_stale_that_cites_what_its_page_said() -> None:
+def test_edited_pages_report_stale_answer() -> None:
     stack: Any = SimpleNamespace(settings=SimpleNamespace(model=SimpleNamespace(served_name="m")))
     books: Any = None
     shelf = EditedPages(stack, books, books)
@@ -19,12 +19,12 @@ def test_an_answer_is_stale_that_cites_what_its_page_said() -> None:
     assert not shelf.is_stale(TimedAnswer(1.0, is_cached=True, cited={}))
 
 
-def test_times_are_of_kept_and_of_made_answers() -> None:
-    found = figures(
+def test_figures_separate_cached_and_generated_answers() -> None:
+    answer_figures = figures(
         [TimedAnswer(2.0, True, {}), TimedAnswer(40.0, False, {}), TimedAnswer(60.0, False, {})]
     )
-    assert (found["kept"], found["made"]) == (1, 2)
-    row = {**found, "turns": 4, "stale": 1, "pairs": {"rows": [ROW]}}
+    assert (answer_figures["kept"], answer_figures["made"]) == (1, 2)
+    row = {**answer_figures, "turns": 4, "stale": 1, "pairs": {"rows": [ROW]}}
     assert {bar.name: bar.met for bar in bars(row)} == {
         "stale answers in 4 edits and questions": False, "answers that were kept": True,
         "a kept answer beside one that is made, p50": True,

@@ -3,14 +3,16 @@
 from infra.bench.retrieval.docstrings import CHARS_MIN, corpus
 
 
-def test_there_are_enough_and_each_is_told_once() -> None:
-    found = corpus()
-    assert len(found) >= 500
-    assert len({each.text for each in found}) == len({each.document_id for each in found})
-    assert len(found) == len({each.document_id for each in found})
+def test_corpus_has_enough_distinct_texts() -> None:
+    documents = corpus()
+    assert len(documents) >= 500
+    assert len({document.text for document in documents}) == len(
+        {document.document_id for document in documents}
+    )
+    assert len(documents) == len({document.document_id for document in documents})
 
 
-def test_no_text_repeats_its_question() -> None:
-    for each in corpus():
-        assert len(each.text) >= CHARS_MIN
-        assert not " ".join(each.text.split()).startswith(each.question)
+def test_corpus_texts_do_not_repeat_their_question() -> None:
+    for document in corpus():
+        assert len(document.text) >= CHARS_MIN
+        assert not " ".join(document.text.split()).startswith(document.question)

@@ -16,17 +16,17 @@ from tests.streams.builders import beat, registration
 
 def tell(watch: Any, name: str, seq: int, documents: int) -> None:
     """A copy says how much it holds."""
-    held = CollectionState(name="books", dim=4, metric="cosine", documents=documents)
-    told = replace(beat(name, seq), search=SearchLoad(collections=(held,)))
-    watch.view.apply(told, 100 + seq, wall_ms() + 60_000)
+    collection = CollectionState(name="books", dim=4, metric="cosine", documents=documents)
+    heartbeat = replace(beat(name, seq), search=SearchLoad(collections=(collection,)))
+    watch.view.apply(heartbeat, 100 + seq, wall_ms() + 60_000)
 
 
-async def test_every_copy_holds_all_documents() -> None:
-    """One of two copies had none of the collection yet when the other one had answered."""
+async def test_load_waits_for_documents_on_all_copies() -> None:
+    """One of two copies had no documents of the collection yet when the other had answered."""
     watch, now_ms = fleet(), wall_ms() + 60_000
     for number, name in enumerate(("retrieval-0", "retrieval-1")):
-        one = replace(registration(name, partition=number), roles=[Role.RETRIEVAL])
-        watch.view.apply(one, 50 + number, now_ms)
+        retrieval_member = replace(registration(name, partition=number), roles=[Role.RETRIEVAL])
+        watch.view.apply(retrieval_member, 50 + number, now_ms)
         tell(watch, name, 1, 3)
     await wait_held_by_all(watch, {"books": 3}, 60)
     tell(watch, "retrieval-1", 2, 2)

@@ -51,9 +51,9 @@ FOUND = {
 }
 
 
-def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
-    said = {bar.name: (bar.value, bar.met) for bar in bars(FOUND)}
-    assert said == {
+def test_bars_cover_300_pages_full_queue_and_freshness() -> None:
+    bar_values = {bar.name: (bar.value, bar.met) for bar in bars(FOUND)}
+    assert bar_values == {
         "right answers, 300 pages": (0.7, False),
         "tokens/s with probes every 32 beside none": (0.95, True),
         "decode time stalled by probes": (0.06, False),
@@ -67,6 +67,6 @@ def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
     }
 
 
-def test_a_part_that_did_not_run_has_no_bar_and_no_table() -> None:
+def test_report_omits_parts_that_did_not_run() -> None:
     assert bars({}) == [] and tables({}) == []
     assert len(tables(FOUND)) == 6

@@ -4,21 +4,21 @@ from infra.bench.retrieval.quality import JudgedAnswer, figures
 from infra.handbook.handbook import handbook
 
 
-def test_shares_are_of_all_and_of_those_in_other_words() -> None:
+def test_figures_share_right_answers_overall_and_paraphrased() -> None:
     (page,) = handbook(1)
-    plain, other = page.questions[0], page.paraphrased[0]
-    found = figures(
+    plain, paraphrase = page.questions[0], page.paraphrased[0]
+    answer_figures = figures(
         [
             JudgedAnswer(plain, is_right=True, is_cited=True, tokens=30),
             JudgedAnswer(plain, is_right=True, is_cited=False, tokens=10),
-            JudgedAnswer(other, is_right=False, is_cited=True, tokens=20),
-            JudgedAnswer(other, is_right=True, is_cited=False, tokens=0),
+            JudgedAnswer(paraphrase, is_right=False, is_cited=True, tokens=20),
+            JudgedAnswer(paraphrase, is_right=True, is_cited=False, tokens=0),
         ]
     )
-    assert (found["right"], found["right_paraphrased"]) == (0.75, 0.5)
-    assert (found["page_found"], found["page_found_paraphrased"]) == (0.5, 0.5)
-    assert (found["tokens_put_in"], found["questions"]) == (15, 4)
+    assert (answer_figures["right"], answer_figures["right_paraphrased"]) == (0.75, 0.5)
+    assert (answer_figures["page_found"], answer_figures["page_found_paraphrased"]) == (0.5, 0.5)
+    assert (answer_figures["tokens_put_in"], answer_figures["questions"]) == (15, 4)
 
 
-def test_no_answers_have_no_shares() -> None:
+def test_figures_return_zero_share_without_answers() -> None:
     assert figures([])["right"] == 0

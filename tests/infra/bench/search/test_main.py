@@ -32,7 +32,7 @@ TOY = replace(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of faiss's import
-def test_every_part_runs_and_is_reported(
+def test_benchmark_runs_and_reports_all_parts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(search, "warm_up", lambda dim: None)
@@ -41,27 +41,27 @@ def test_every_part_runs_and_is_reported(
     parts = [part for part in PARTS if part != "kafka"]
     toy = replace(search.BENCHMARK, quick=TOY)
     toy.main(["--quick", "--json", "--only", *parts])
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((tmp_path / "search.json").read_text())
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "search.json").read_text())
     assert (tmp_path / "search.png").stat().st_size > 10_000
-    figures = told["figures"]
-    assert set(parts) <= set(figures) and told["load"]["parts"] == parts
-    assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
+    figures = report["figures"]
+    assert set(parts) <= set(figures) and report["load"]["parts"] == parts
+    assert set(figures["speed"]["curves"]) == set(report["load"]["indexes"])
     assert figures["clusters"]["trivium"]["recall"] >= 0.99
     assert set(figures["every-kind"]) == {*TOY.kinds, "drawn 1"}
-    for kind, found in figures["every-kind"].items():
-        assert found["systems"]["trivium"]["recall_at_64"] >= 0.95, kind
+    for kind, result in figures["every-kind"].items():
+        assert result["systems"]["trivium"]["recall_at_64"] >= 0.95, kind
     assert figures["warm"]["warm_distances"] > 0
     for name, server in figures["mixed"]["servers"].items():
         unloaded = server["unloaded"]
-        done = unloaded["decode_searches"] + unloaded["prefill_searches"]
-        assert done + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
+        completed_searches = unloaded["decode_searches"] + unloaded["prefill_searches"]
+        assert completed_searches + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
         runs = unloaded["runs"]
         assert len(runs) == 2
         assert sum(run["decode_searches"] for run in runs) == unloaded["decode_searches"]
 
 
-def test_what_the_log_adds_is_measured_both_ways(
+def test_kafka_part_measures_latency_added_by_log(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @contextmanager
@@ -74,15 +74,15 @@ def test_what_the_log_adds_is_measured_both_ways(
     for name, value in LONG_LEASES.items():
         monkeypatch.setenv(name, value)  # of the worker's process
     with long_leases():
-        found, bars = through_the_log.kafka(TOY, lambda _text: None)
-    assert len(bars) == 3 and set(found["at_rate"]) == {"1", "200"}
-    for row in found["at_rate"].values():
+        figures, bars = through_the_log.kafka(TOY, lambda _text: None)
+    assert len(bars) == 3 and set(figures["at_rate"]) == {"1", "200"}
+    for row in figures["at_rate"].values():
         assert row["added_ms_p50"] is not None
         for way in row["ways"].values():
             assert way["retrievals"] >= 3 and way["errors"] == 0 and way["recall"] == 1
 
 
-def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
+def test_benchmark_omits_missing_peer_with_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(name: str) -> None:
@@ -96,11 +96,10 @@ def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["hnswlib", "no such system"])
-def test_a_peer_that_ends_its_process_is_left_out_with_its_last_word(
+def test_benchmark_omits_peer_that_ends_its_process(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """SVS does so on processors that are not Intel's: the benchmark, and its test, ended with
-    it."""
+    """SVS ends its process on processors that are not Intel's."""
     pytest.importorskip("hnswlib")
     monkeypatch.setattr(systems, "_MODULES", {name: "json"})
     monkeypatch.setattr(systems, "_MAY_END", (name,))
@@ -111,7 +110,7 @@ def test_a_peer_that_ends_its_process_is_left_out_with_its_last_word(
         assert (names, sentences) == (["trivium"], [f"{name} is left out: KeyError: {name!r}"])
 
 
-def test_rates_are_compared_at_equal_recall() -> None:
+def test_at_recall_interpolates_rates_at_equal_recall() -> None:
     points = [
         OperatingPoint(effort=effort, recall=recall, queries_per_s=rate, queries_per_cpu_s=2 * rate)
         for effort, recall, rate in ((32, 0.9, 4_000.0), (64, 0.99, 1_000.0))
@@ -129,7 +128,7 @@ USUAL = "as workers run it"
 
 
 @pytest.mark.parametrize("step", scheduling.STEPS)
-def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> None:
+def test_simulation_completes_searches_once_and_repeats(step: str) -> None:
     items = scheduling.arrivals(3, 800, step)
     for name, settings in list(scheduling.variants().items())[:6]:
         results = []
@@ -138,19 +137,18 @@ def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> 
             if settings is not None:
                 queues = SearchScheduler(settings)
             results.append(scheduling.Simulation(queues).run(items))
-        first, again = results
-        assert first == again, name
-        ended = {kind: len(taken) for kind, taken in first.taken_ms.items()}
-        assert ended[SearchKind.DECODE] == sum(item.kind is SearchKind.DECODE for item in items), (
+        first, second = results
+        assert first == second, name
+        counts = {kind: len(times_ms) for kind, times_ms in first.taken_ms.items()}
+        assert counts[SearchKind.DECODE] == sum(item.kind is SearchKind.DECODE for item in items), (
             name
         )
-        never = len(items) - sum(ended.values())
+        never = len(items) - sum(counts.values())
         assert 0 <= never <= first.misses[SearchKind.PREFILL], name
 
 
-def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
-    """Settings of workers, and below capacity fewer misses than first come first served and than
-    half of the places reserved."""
+def test_measured_scheduler_equals_scheduler_of_workers() -> None:
+    """Below capacity it misses less than half of what arrival order or reserved halves miss."""
     step = "surge below capacity"
     variants = scheduling.variants() | {USUAL: RetrievalSettings().scheduler()}
     assert scheduling.BASE in variants.values()

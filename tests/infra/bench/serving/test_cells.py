@@ -9,7 +9,7 @@ from tests.infra.bench.serving.made_up_cells import cell
 
 
 @pytest.mark.parametrize(
-    ("found", "kept"),
+    ("figures", "keeps_pace"),
     [
         (cell(95, 20), True),
         (cell(80, 20), False),
@@ -17,10 +17,12 @@ from tests.infra.bench.serving.made_up_cells import cell
         (cell(99, 20, unfinished=1), False),
     ],
 )
-def test_keeping_up(found: dict[str, Any], kept: bool) -> None:
-    assert keeps_up(100, found) is kept
+def test_keeps_up_requires_rate_ttft_and_whole_answers(
+    figures: dict[str, Any], keeps_pace: bool
+) -> None:
+    assert keeps_up(100, figures) is keeps_pace
 
 
-def test_bodies_are_the_same_for_a_seed() -> None:
+def test_make_bodies_repeats_by_seed() -> None:
     assert make_bodies(1) == make_bodies(1) != make_bodies(2)
     assert len(set(make_bodies(1))) == len(make_bodies(1))

@@ -31,24 +31,26 @@ CLOSED: Cells = {
 }  # fmt: skip
 
 
-def test_bars_follow_from_the_cells() -> None:
-    found = {bar.name: bar for bar in bars(CLOSED)}
-    assert len(found) == 10
-    assert found["replica, 64 streams: req/s over aiohttp"].value == pytest.approx(185.5 / 188)
-    assert found["replica, 64 streams: TTFT p50 over direct"].value == 8.5
-    assert found["replica, 256 streams: req/s over httpx"].value == 650 / 40
-    assert found["replica, 256 streams: server CPU per request of aiohttp's"].value == 2 / 3
+def test_bars_compare_cells() -> None:
+    bars_by_name = {bar.name: bar for bar in bars(CLOSED)}
+    assert len(bars_by_name) == 10
+    assert bars_by_name["replica, 64 streams: req/s over aiohttp"].value == pytest.approx(
+        185.5 / 188
+    )
+    assert bars_by_name["replica, 64 streams: TTFT p50 over direct"].value == 8.5
+    assert bars_by_name["replica, 256 streams: req/s over httpx"].value == 650 / 40
+    assert bars_by_name["replica, 256 streams: server CPU per request of aiohttp's"].value == 2 / 3
     missed = [bar.name for bar in bars(CLOSED) if not bar.met]
     assert missed == [
         "remote, 64 streams: TTFT p50 over direct", "remote, 256 streams: req/s over aiohttp",
     ]  # fmt: skip
 
 
-def test_bars_of_what_was_not_measured_are_not_met() -> None:
+def test_bars_fail_without_measurements() -> None:
     assert all(bar.value is None and not bar.met for bar in bars({}))
 
 
-def test_figures_tables_and_picture(tmp_path: Path) -> None:
+def test_figures_fill_tables_and_plot(tmp_path: Path) -> None:
     open_cells: Cells = {"direct": {100.0: [cell(99, 20)], 400.0: [cell(200, 20)]}}
     figures = {
         "closed_loop": closed_figures(CLOSED),

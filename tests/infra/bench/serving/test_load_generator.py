@@ -41,8 +41,8 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
     serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        gone = (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError)
-        with contextlib.suppress(*gone):
+        disconnects = (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError)
+        with contextlib.suppress(*disconnects):
             await serve(reader, writer)
         writer.close()
 
@@ -98,20 +98,20 @@ def measured(script: Script, **changes: object) -> CellFigures:
     return asyncio.run(main())
 
 
-def test_a_closed_loop_counts_whole_answers() -> None:
-    found = measured(lambda _: answered())
-    assert found.requests >= 6 and found.errors == {}
-    assert found.requests_per_s == pytest.approx(found.requests / WINDOW_S)
-    assert found.ttft_ms["p50"] is not None and found.ttft_ms["p50"] < WINDOW_S * 1_000
-    assert found.texts == []
+def test_closed_loop_counts_whole_answers() -> None:
+    figures = measured(lambda _: answered())
+    assert figures.requests >= 6 and figures.errors == {}
+    assert figures.requests_per_s == pytest.approx(figures.requests / WINDOW_S)
+    assert figures.ttft_ms["p50"] is not None and figures.ttft_ms["p50"] < WINDOW_S * 1_000
+    assert figures.texts == []
 
 
-def test_an_open_loop_sends_at_its_rate_and_reuses_connections() -> None:
-    found = measured(lambda _: answered(), streams=0, rate_per_s=200.0, seed=3)
-    assert found.requests == 6 and found.errors == {}
+def test_open_loop_sends_at_rate_and_reuses_connections() -> None:
+    figures = measured(lambda _: answered(), streams=0, rate_per_s=200.0, seed=3)
+    assert figures.requests == 6 and figures.errors == {}
 
 
-def test_texts_are_told_where_none_was_expected() -> None:
+def test_load_generator_returns_texts_without_expectation() -> None:
     assert measured(lambda _: answered(), expected=()).texts == [TEXT.decode()] * 2
 
 
@@ -126,19 +126,19 @@ BROKEN: list[tuple[str, list[bytes], str]] = [
 
 
 @pytest.mark.parametrize(("writes", "error"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN])
-def test_what_is_no_whole_answer_is_an_error(writes: list[bytes], error: str) -> None:
-    found = measured(lambda _: writes, streams=1, requests_max=1)
-    assert found.errors.get(error) == 1 and found.requests == 0
+def test_load_generator_counts_incomplete_answer_as_error(writes: list[bytes], error: str) -> None:
+    figures = measured(lambda _: writes, streams=1, requests_max=1)
+    assert figures.errors.get(error) == 1 and figures.requests == 0
 
 
-def test_events_cut_by_chunks_and_reads_are_put_together() -> None:
+def test_load_generator_joins_events_split_by_chunks() -> None:
     cut = event(b" one two")
     writes = [HEAD + chunk(cut[:30]), chunk(cut[30:]) + chunk(event(b" three four")), chunk(DONE)]
-    found = measured(lambda _: [*writes, b"0\r\n", b"\r\n"])
-    assert found.requests >= 6 and found.errors == {}
+    figures = measured(lambda _: [*writes, b"0\r\n", b"\r\n"])
+    assert figures.requests >= 6 and figures.errors == {}
 
 
-def test_what_never_ends_is_unfinished() -> None:
+def test_load_generator_counts_endless_answer_as_unfinished() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"{}")
         writer.write(HEAD)
@@ -152,23 +152,23 @@ def test_what_never_ends_is_unfinished() -> None:
             )  # fmt: skip
             return await measure(load)
 
-    found = asyncio.run(main())
-    assert found.errors == {"unfinished": 2} and found.ttft_ms["p50"] is None
+    figures = asyncio.run(main())
+    assert figures.errors == {"unfinished": 2} and figures.ttft_ms["p50"] is None
 
 
-def test_a_server_that_is_not_there_is_counted() -> None:
-    with socket.socket() as nobody:  # the port is taken, and nobody listens
-        nobody.bind(("127.0.0.1", 0))
-        load = {"port": nobody.getsockname()[1], "bodies": ["{}"], "window_s": 0.1}
-        found = asyncio.run(measure_one(host="127.0.0.1", streams=2, **load))
-    assert found.errors == {"not connected": 2}
+def test_load_generator_counts_unreachable_server() -> None:
+    with socket.socket() as bound_socket:  # the port is taken, and nobody listens
+        bound_socket.bind(("127.0.0.1", 0))
+        load = {"port": bound_socket.getsockname()[1], "bodies": ["{}"], "window_s": 0.1}
+        figures = asyncio.run(measure_one(host="127.0.0.1", streams=2, **load))
+    assert figures.errors == {"not connected": 2}
 
 
 async def measure_one(**load: Any) -> CellFigures:
     return await measure(OfferedLoad(**load))
 
 
-def test_an_answer_is_taken_apart() -> None:
+def test_parse_answer_splits_reads_into_tokens() -> None:
     answer = StreamedAnswer(due_s=1.0, prompt=0)
     last = chunk(event(b" three")) + chunk(DONE)
     parts = [HEAD + chunk(event(b"")), chunk(event(b" one two")), last]

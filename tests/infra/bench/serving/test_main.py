@@ -7,7 +7,7 @@ from infra.bench.serving.main import BENCHMARK
 parse = BENCHMARK.options
 
 
-def test_options() -> None:
+def test_parser_reads_serving_options() -> None:
     assert parse([]) == (ServingOptions(), False)
     assert parse(["--quick", "--json"]) == (QUICK, True)
     options, _ = parse(["--quick", "--streams", "1", "2", "--seconds", "3", "--peers", "direct"])

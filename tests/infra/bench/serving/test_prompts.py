@@ -5,9 +5,9 @@ from typing import Any
 from infra.bench.serving.prompts import prompt_bars, prompt_table
 
 
-def row(**more: Any) -> dict[str, Any]:
+def row(**fields: Any) -> dict[str, Any]:
     usual = {"requests": 20, "errors": {}, "ttft_ms_p50": 35.0}
-    return {**usual, "cpu_ms": {"broker": 5.0, "gateway": 4.0, "replica": 9.0}, **more}
+    return {**usual, "cpu_ms": {"broker": 5.0, "gateway": 4.0, "replica": 9.0}, **fields}
 
 
 FIGURES = {
@@ -22,19 +22,19 @@ FIGURES = {
 }
 
 
-def test_topics_that_grow_are_named() -> None:
-    shown = list(zip(*(column.cells for column in prompt_table(FIGURES).columns), strict=True))
-    assert shown[0] == (
+def test_prompt_table_names_growing_topics() -> None:
+    table_rows = list(zip(*(column.cells for column in prompt_table(FIGURES).columns), strict=True))
+    assert table_rows[0] == (
         *("1000", "replica", "35", "broker 5, gateway 4, replica 9"),
         "rest 4700",
     )
-    assert shown[1][2:] == (
+    assert table_rows[1][2:] == (
         *("900", "broker 15, gateway 13, replica 400"),
         "requests 400442, prefixes 100000, rest 261",
     )
 
 
-def test_the_bar_leaves_out_the_engines_process() -> None:
+def test_prompt_bar_excludes_engine_process() -> None:
     (bar,) = prompt_bars(FIGURES)
     assert (bar.value, bar.met) == (28, True)
     (bar,) = prompt_bars({})

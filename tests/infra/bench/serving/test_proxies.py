@@ -11,7 +11,7 @@ from tests.waiting import START_S
 from workers.models.sim import make_sim_model
 
 
-def test_the_prefill_call_asks_for_one_token() -> None:
+def test_prefill_body_requests_one_token() -> None:
     body = {"max_tokens": 64, "stream": True, "stream_options": {}, "max_completion_tokens": 64}
     first = prefill_body(body)
     assert (first["max_tokens"], first["max_completion_tokens"], first["stream"]) == (1, 1, False)
@@ -19,13 +19,13 @@ def test_the_prefill_call_asks_for_one_token() -> None:
     assert body["max_tokens"] == 64
 
 
-def test_direct_engine_and_proxies_answer_alike(tmp_path: Path) -> None:
+def test_direct_engine_and_proxies_return_same_texts(tmp_path: Path) -> None:
     async def main() -> None:
         model = make_sim_model(tmp_path / "model")
         async with asyncio.timeout(START_S), _baselines(tmp_path, model) as peers:
             expected: list[str] = []
             for name in (DIRECT, "httpx", "aiohttp"):
-                found = await measure(
+                figures = await measure(
                     OfferedLoad(
                         host="127.0.0.1",
                         port=peers[name].port,
@@ -36,8 +36,8 @@ def test_direct_engine_and_proxies_answer_alike(tmp_path: Path) -> None:
                         requests_max=8,
                     )
                 )
-                assert found.errors == {} and found.requests >= 8, name
-                expected = expected or found.texts
+                assert figures.errors == {} and figures.requests >= 8, name
+                expected = expected or figures.texts
             assert all(peers["httpx"].pids().values())
 
     asyncio.run(main())

@@ -3,10 +3,10 @@
 from infra.bench.vllm.batch_effects import compare
 
 
-def test_answers_differ_from_their_first_other_token_on() -> None:
+def test_compare_reports_first_different_tokens() -> None:
     alone = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    again = [[1, 2, 3], [4, 0, 6], [7, 8, 0]]
-    assert compare(alone, again) == {
+    second_run = [[1, 2, 3], [4, 0, 6], [7, 8, 0]]
+    assert compare(alone, second_run) == {
         "answers": 3,
         "different": 2,
         "first_difference": [1, 2],

@@ -23,11 +23,11 @@ SMALL = LoadCell(streams=2, prompt_tokens=5, turns=2, window_s=0.3)
 
 
 @asynccontextmanager
-async def server(seen: list[dict[str, Any]]) -> AsyncIterator[str]:
+async def server(bodies: list[dict[str, Any]]) -> AsyncIterator[str]:
     """Answers every chat with TOKENS tokens, two to an event."""
 
     async def chat(request: web.Request) -> web.StreamResponse:
-        seen.append(await request.json())
+        bodies.append(await request.json())
         response = web.StreamResponse()
         await response.prepare(request)
         for number in range(0, TOKENS, 2):
@@ -47,32 +47,32 @@ async def server(seen: list[dict[str, Any]]) -> AsyncIterator[str]:
 async def enough(url: str) -> dict[str, Any]:
     """Of a window in which both streams came to their second conversation."""
     while True:
-        found = await ConversationStreams(url, "model", SMALL, ["one", "two"], "1").measure()
-        if found["answers"] > 5:
-            return found
+        figures = await ConversationStreams(url, "model", SMALL, ["one", "two"], "1").measure()
+        if figures["answers"] > 5:
+            return figures
 
 
-async def test_streams_converse_and_their_tokens_are_counted() -> None:
-    seen: list[dict[str, Any]] = []
-    async with server(seen) as url:
-        found, again = await enough(url), await enough(url)
-    assert found["errors"] == {}
-    assert found["answers"] > 2
-    most = found["answers"] + SMALL.streams  # what is given up counts in part
-    assert 0 < found["requests_per_s"] <= most / SMALL.window_s
-    assert {len(body["messages"]) for body in seen} == {1, 3}
-    assert all(body["max_tokens"] == TOKENS and body["ignore_eos"] for body in seen)
-    assert set(found["said"]) & set(again["said"])  # the same seed asks the same
-    assert equal_answers({"a": found["said"], "b": again["said"]})["a and b"]["equal"] > 2
+async def test_streams_converse_and_count_answers() -> None:
+    bodies: list[dict[str, Any]] = []
+    async with server(bodies) as url:
+        first, second = await enough(url), await enough(url)
+    assert first["errors"] == {}
+    assert first["answers"] > 2
+    max_answers = first["answers"] + SMALL.streams  # what is given up counts in part
+    assert 0 < first["requests_per_s"] <= max_answers / SMALL.window_s
+    assert {len(body["messages"]) for body in bodies} == {1, 3}
+    assert all(body["max_tokens"] == TOKENS and body["ignore_eos"] for body in bodies)
+    assert set(first["said"]) & set(second["said"])  # the same seed asks the same
+    assert equal_answers({"a": first["said"], "b": second["said"]})["a and b"]["equal"] > 2
 
 
-async def test_whole_requests_are_dealt_in_turn() -> None:
-    left: list[dict[str, Any]] = []
-    right: list[dict[str, Any]] = []
-    async with server(left) as first, server(right) as second:
+async def test_proxy_distributes_whole_requests_in_turn() -> None:
+    left_bodies: list[dict[str, Any]] = []
+    right_bodies: list[dict[str, Any]] = []
+    async with server(left_bodies) as first, server(right_bodies) as second:
         (port,) = free_ports(HOST)
         async with listening(aiohttp_app((), [first, second]), port):
             url = f"http://{HOST}:{port}"
             await ConversationStreams(url, "model", SMALL, ["one", "two"], "1").measure()
-    assert abs(len(left) - len(right)) <= 1
-    assert not any("kv_transfer_params" in body for body in left + right)
+    assert abs(len(left_bodies) - len(right_bodies)) <= 1
+    assert not any("kv_transfer_params" in body for body in left_bodies + right_bodies)

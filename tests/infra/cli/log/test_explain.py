@@ -6,7 +6,7 @@ from infra.cli.log.explain import duration_ms
 from schemas.errors import ConfigError
 
 
-def test_durations() -> None:
+def test_duration_parser_returns_milliseconds() -> None:
     assert [duration_ms(text) for text in ("90s", "30m", "2h", "1d")] == [
         90_000,
         1_800_000,

@@ -13,36 +13,36 @@ from infra.traces.report import report
 from infra.traces.sender import SentRequest
 from streams.journal.inputs import TICK
 from tests.infra.cli.running import trivium_here
-from tests.infra.replay.played import Played, answered
-from tests.infra.traces.test_resend import ended, heard, recorded
+from tests.infra.replay.played import PlayedRouter, answered
+from tests.infra.traces.test_resend import make_outcome, recorded, sent_requests
 from tests.streams import builders
 
 
 def played(tmp_path: Path) -> Path:
-    return answered(Played(), ["r1", "r2"]).recorded(tmp_path / "a.avro")
+    return answered(PlayedRouter(), ["r1", "r2"]).recorded(tmp_path / "a.avro")
 
 
-def test_a_span_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_record_command_rejects_empty_span(tmp_path: Path) -> None:
     options = ("--since", "1m", "--until", "2m", "-o", str(tmp_path / "a.avro"))
     code, _, errors = trivium_here("record", "--bootstrap", "127.0.0.1:1", *options)
     assert code == 2
     assert "--until: expected less than --since 1m, found 2m" in errors
 
 
-def test_a_replay_tells_how_it_went(tmp_path: Path) -> None:
+def test_replay_command_reports_equal_replay(tmp_path: Path) -> None:
     code, out, _ = trivium_here("replay", str(played(tmp_path)))
     assert code == 0
     assert "router-a life 5: 9 events, 2 with effects, equal up to the last line" in out
     assert "equal: 9 events" in out.splitlines()[-1]
     code, out, _ = trivium_here("replay", str(played(tmp_path)), "--json")
-    told = json.loads(out)
-    assert told["is_equal"] and told["lives"][0]["events"] == 9
+    summary = json.loads(out)
+    assert summary["is_equal"] and summary["lives"][0]["events"] == 9
 
 
-def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
+def test_replay_command_shows_difference_and_fails(tmp_path: Path) -> None:
     path = played(tmp_path)
-    with open_recording(path) as found:
-        rows = [row for row in found.rows() if row.topic != "requests"]
+    with open_recording(path) as recording_file:
+        rows = [row for row in recording_file.rows() if row.topic != "requests"]
     first = next(n for n, row in enumerate(rows) if row.topic == TICK)
     rows[first] = rows[first]._replace(effects=7)
     recording.write(path, {}, rows)
@@ -55,7 +55,7 @@ def test_a_difference_is_shown_and_fails(tmp_path: Path) -> None:
     assert "NOT equal" in out.splitlines()[-1]
 
 
-def test_other_settings_are_asked(tmp_path: Path) -> None:
+def test_replay_command_applies_changed_settings(tmp_path: Path) -> None:
     path = str(played(tmp_path))
     code, out, _ = trivium_here("replay", path, "--policy", "static")
     assert code == 0
@@ -64,7 +64,7 @@ def test_other_settings_are_asked(tmp_path: Path) -> None:
     assert (code, "--set: expected NAME=VALUE, found 'policy'" in errors) == (2, True)
 
 
-def test_what_would_have_happened_is_told(tmp_path: Path) -> None:
+def test_replay_command_simulates_trace_with_faults(tmp_path: Path) -> None:
     trace = tmp_path / "azure.csv"
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:17:{second:02},800,400" for second in range(3, 9)]
@@ -87,22 +87,20 @@ def test_what_would_have_happened_is_told(tmp_path: Path) -> None:
         assert (code, why in errors) == (2, True)
 
 
-def test_what_came_of_the_same_requests_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = recorded(tmp_path, [builders.request("r1")], [ended("r1")])
+def test_live_replay_compares_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resend = recorded(tmp_path, [builders.request("r1")], [make_outcome("r1")])
 
     def sent_to(*_: object) -> tuple[list[SentRequest], dict[str, Any]]:
-        return sent, report(sent)
+        return sends, report(sends)
 
     monkeypatch.setattr(live, "send_trace", sent_to)
     options = ("replay", str(tmp_path / "a.avro"), "--live", "--url", "http://127.0.0.1:1")
-    sent = heard(again)
+    sends = sent_requests(resend)
     code, out, _ = trivium_here(*options)
     assert code == 0
     assert "of those that completed then, 1 ended the same, as long as they were" in out
     assert "TTFT p50: 100.0 ms then, 250.0 ms now" in out
-    sent = heard(again, error="queue_full")
+    sends = sent_requests(resend, error="queue_full")
     code, out, _ = trivium_here(*options)
     assert code == 1
     assert "r1: then stop, 12 tokens; now queue_full" in out
@@ -110,7 +108,7 @@ def test_what_came_of_the_same_requests_is_told(
     assert (code, json.loads(out)["compared"]["failed"]) == (1, 1)
 
 
-def test_what_is_not_for_a_running_cluster_is_refused(tmp_path: Path) -> None:
+def test_live_replay_rejects_faults_and_bad_speed(tmp_path: Path) -> None:
     path = str(played(tmp_path))
     code, _, errors = trivium_here("replay", path, "--live", "--kill", "decode-0@1s")
     assert (code, "--live: expected neither faults nor settings" in errors) == (2, True)

@@ -8,12 +8,12 @@ from infra.cli.log.replay import replay
 from schemas.errors import ConfigError
 
 
-def test_a_prediction_has_neither_faults_nor_another_machine() -> None:
-    for others in ({"kill": ["decode-0@1s"]}, {"simulated": True}, {"pools": "2P2D"}):
+def test_prediction_rejects_faults_pools_and_simulation() -> None:
+    for options in ({"kill": ["decode-0@1s"]}, {"simulated": True}, {"pools": "2P2D"}):
         with pytest.raises(ConfigError, match="--predict: expected without"):
-            replay(Path("a.avro"), predict=True, **others)
+            replay(Path("a.avro"), predict=True, **options)
 
 
-def test_settings_are_names_with_values() -> None:
+def test_replay_setting_requires_name_and_value() -> None:
     with pytest.raises(ConfigError, match="--set: expected NAME=VALUE, found 'policy'"):
         replay(Path("a.avro"), changed=["policy"])

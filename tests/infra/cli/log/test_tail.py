@@ -20,7 +20,7 @@ from tests.streams.builders import request
 
 
 @dataclass
-class Found:
+class StoredRecord:
     """A record as a reader gives it."""
 
     value: bytes
@@ -32,7 +32,7 @@ class Found:
 
 
 def line(record: Any, *, as_json: bool = False) -> str:
-    return _line(CODEC, Found(CODEC.encode(record)), as_json)
+    return _line(CODEC, StoredRecord(CODEC.encode(record)), as_json)
 
 
 DECISION = Decision(
@@ -60,7 +60,7 @@ DECISION = Decision(
 )
 
 
-def test_decisions_say_what_and_why_in_a_line() -> None:
+def test_tail_prints_decision_in_one_line() -> None:
     assert line(DECISION) == (
         "2/40 Decision k: r1 place remote decode_first on prefill-0 → decode-1 because exploring "
         "(policy learned) attempt 2 waited 7 ms TTFT 80 ms local, 60 remote; TPOT 12.5 local, "
@@ -85,22 +85,22 @@ def test_decisions_say_what_and_why_in_a_line() -> None:
     assert json.loads(line(DECISION, as_json=True))["value"]["estimate"]["samples"] == 35
 
 
-def test_dead_letters_say_why_they_were_buried() -> None:
+def test_tail_prints_origin_of_dead_letter() -> None:
     origin = {"topic": "requests", "partition": "1", "offset": "7", "error-message": "too old"}
     headers = tuple((f"x-dlq-{name}", value.encode()) for name, value in origin.items())
-    letter = Found(CODEC.encode(request()), headers=headers)
-    shown = _line(CODEC, letter, False)
-    assert shown.startswith("2/40 Request k: buried from requests 1/7, too old; request_id=")
+    letter = StoredRecord(CODEC.encode(request()), headers=headers)
+    text = _line(CODEC, letter, False)
+    assert text.startswith("2/40 Request k: buried from requests 1/7, too old; request_id=")
     assert json.loads(_line(CODEC, letter, True))["buried"] == origin
-    damaged = _line(CODEC, Found(b"", headers=headers), False)
+    damaged = _line(CODEC, StoredRecord(b"", headers=headers), False)
     assert "2/40 undecodable k: error=" in damaged and "x-dlq-error-message=too old" in damaged
 
 
-def test_a_deleted_key_is_no_damage() -> None:
-    assert _line(CODEC, Found(b""), False) == "2/40 Tombstone k: "
+def test_tail_prints_tombstone_for_empty_value() -> None:
+    assert _line(CODEC, StoredRecord(b""), False) == "2/40 Tombstone k: "
 
 
-def test_block_hashes_are_counted() -> None:
+def test_tail_counts_block_hashes() -> None:
     events = KvEvents(
         worker_id="decode-0",
         epoch=3,
@@ -115,7 +115,7 @@ def test_block_hashes_are_counted() -> None:
     assert json.loads(line(events, as_json=True))["value"]["stored"] == pack([1, 2, 3]).hex()
 
 
-def test_prompts_are_unpacked() -> None:
+def test_tail_unpacks_and_abbreviates_prompt_tokens() -> None:
     assert "prompt_tokens=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, and 8 more]" in line(
         request(tokens=20)
     )

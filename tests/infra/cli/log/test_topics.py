@@ -8,10 +8,10 @@ from schemas.topics import TOPICS
 from tests.infra.cli.running import trivium_here
 
 
-def test_the_command_asks_no_broker() -> None:
+def test_topics_command_lists_topics_without_broker() -> None:
     env = {"TRIVIUM_LOG_BOOTSTRAP": "127.0.0.1:1"}
-    code, shown, errors = trivium_here("topics", env=env)
-    assert (code, errors) == (0, "") and all(name in shown for name in TOPICS)
-    code, shown, _ = trivium_here("topics", "list", "--json", env=env)
-    assert code == 0 and json.loads(shown) == about_topics(LogSettings())
-    assert trivium_here("topics", "--json", env=env)[1] == shown
+    code, output, errors = trivium_here("topics", env=env)
+    assert (code, errors) == (0, "") and all(name in output for name in TOPICS)
+    code, output, _ = trivium_here("topics", "list", "--json", env=env)
+    assert code == 0 and json.loads(output) == about_topics(LogSettings())
+    assert trivium_here("topics", "--json", env=env)[1] == output

@@ -9,19 +9,29 @@ from infra.evaluate.trinity import study
 from tests.infra.cli.running import trivium_here
 
 
-def test_it_prints_the_placements_or_all_figures(
+def test_evaluate_trinity_prints_placements_or_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path)
     monkeypatch.setattr(study, "variations", lambda *, quick: [])
     monkeypatch.setattr(study, "LOADS", (0.1, 0.2))
-    asked = ("evaluate", "trinity", "--quick", "--gpus", "4", "--jobs", "1", "--out", str(tmp_path))
-    code, output, errors = trivium_here(*asked)
+    command = (
+        "evaluate",
+        "trinity",
+        "--quick",
+        "--gpus",
+        "4",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path),
+    )
+    code, output, errors = trivium_here(*command)
     assert code == 0, errors
     assert "a, in place" in output
     assert "report: " in output
     assert "load" in errors, "progress is shown"
-    code, output, _ = trivium_here(*asked, "--json")
+    code, output, _ = trivium_here(*command, "--json")
     assert code == 0
     assert json.loads(output)["sweeps"][0]["name"] == "load"
 
@@ -33,7 +43,7 @@ def test_it_prints_the_placements_or_all_figures(
         (("--rows", "1e10"), "placement c: 16 GPUs hold no prefill and decode worker of 1 GPU"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_words(
+def test_evaluate_trinity_rejects_bad_arguments(
     arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     code, _, errors = trivium_here("evaluate", "trinity", "--out", str(tmp_path), *arguments)

@@ -9,13 +9,13 @@ from infra.bench import results
 from tests.infra.cli.running import trivium_here
 
 
-def test_it_tells_the_worker_hours_and_draws_the_day(
+def test_evaluate_scaling_reports_worker_hours_and_draws_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
     day = ("--minutes", "1", "--noon", "8", "--workers-max", "3", "--ttft", "5000")
-    asked = ("evaluate", "scaling", *day, "--jobs", "1", "--out", str(tmp_path))
-    code, output, errors = trivium_here(*asked)
+    command = ("evaluate", "scaling", *day, "--jobs", "1", "--out", str(tmp_path))
+    code, output, errors = trivium_here(*command)
     assert code == 0, errors
     assert "worker-hours" in output and "follows" in output and "1P1D" in output
     report = json.loads((tmp_path / "scaling.json").read_text())
@@ -28,7 +28,7 @@ def test_it_tells_the_worker_hours_and_draws_the_day(
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_interruptions_are_counted_for_replicas_and_pairs() -> None:
+def test_evaluate_interruptions_compares_replicas_and_pairs() -> None:
     code, output, errors = trivium_here("evaluate", "interruptions", "--answer", "100", "--json")
     assert code == 0, errors
     replica, pair = json.loads(output)

@@ -17,14 +17,14 @@ def planned(*arguments: str) -> dict[str, dict[str, float]]:
     return {pool["name"]: pool for pool in json.loads(output)["pools"]}
 
 
-def test_it_says_how_many_workers_and_why() -> None:
+def test_plan_pools_prints_workers_and_reasons() -> None:
     code, output, _ = trivium_here("plan", "pools", *GIVEN)
     assert code == 0
     for words in ("prefill", "decode", "retrieval", "GPUs' time of prompts", "answers under way"):
         assert words in output
 
 
-def test_more_traffic_wants_more_workers_and_a_tighter_target_too() -> None:
+def test_plan_pools_adds_workers_for_traffic_and_tighter_target() -> None:
     base, twice = planned(*GIVEN), planned("--rps", "120", "--prompt", "1000", "--answer", "256")
     assert twice["prefill"]["workers"] > base["prefill"]["workers"]
     assert twice["decode"]["workers"] > base["decode"]["workers"]
@@ -33,8 +33,8 @@ def test_more_traffic_wants_more_workers_and_a_tighter_target_too() -> None:
     assert tight["prefill"] == base["prefill"]
 
 
-def test_a_traffic_log_gives_the_busiest_minute(tmp_path: Path) -> None:
-    """Two minutes: 60 requests in the first, 120 in the second."""
+def test_plan_pools_sizes_for_busiest_minute_of_trace(tmp_path: Path) -> None:
+    """The trace has two minutes: 60 requests in the first, 120 in the second."""
     lines = [{"at": second, "count": 1 + second // 60} for second in range(121)]
     trace = tmp_path / "log.jsonl"
     trace.write_text(
@@ -68,7 +68,7 @@ def test_a_traffic_log_gives_the_busiest_minute(tmp_path: Path) -> None:
         ((*GIVEN, "--updates", "1e9"), "no number of copies keeps up with 1e+09 updates/s"),
     ],
 )
-def test_what_cannot_be_is_said_in_words(arguments: tuple[str, ...], message: str) -> None:
+def test_plan_pools_rejects_bad_arguments(arguments: tuple[str, ...], message: str) -> None:
     code, output, errors = trivium_here("plan", "pools", *arguments)
     assert (code, output) == (2, "")
     assert message in errors
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_said_in_words(arguments: tuple[str, ...], message: st
         ("away.csv", None, "no such file or directory"),
     ],
 )
-def test_a_log_that_is_none_is_refused(
+def test_plan_pools_rejects_bad_trace(
     name: str, text: str | None, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name

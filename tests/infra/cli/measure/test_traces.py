@@ -60,7 +60,7 @@ def gateway() -> Iterator[str]:
         serving.join()
 
 
-def test_a_trace_is_converted(tmp_path: Path) -> None:
+def test_trace_convert_writes_mooncake_file(tmp_path: Path) -> None:
     source, target = tmp_path / "azure.csv", tmp_path / "trace.jsonl"
     source.write_text(AZURE)
     code, output, errors = trivium_here(
@@ -72,7 +72,7 @@ def test_a_trace_is_converted(tmp_path: Path) -> None:
     assert json.loads(target.read_text()) == expected
 
 
-def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_trace_show_reports_skipped_lines(tmp_path: Path) -> None:
     tool = {"schema": "dynamo.request.trace.v1", "event_type": "tool_end"}
     source = written(tmp_path, [request_end(0), tool])
     code, output, _ = trivium_here("trace", "show", str(source))
@@ -80,7 +80,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "dynamo: 1 requests in 0 s, 0 sessions; left out: 1 tool_end" in output
 
 
-def test_a_trace_is_shown(tmp_path: Path) -> None:
+def test_trace_show_prints_summary(tmp_path: Path) -> None:
     source = written(tmp_path, MOONCAKE)
     code, output, errors = trivium_here("trace", "show", str(source))
     assert code == 0, errors
@@ -90,14 +90,14 @@ def test_a_trace_is_shown(tmp_path: Path) -> None:
     assert json.loads(output)["requests"] == 3
 
 
-def test_a_trace_is_sent_and_errors_are_told(gateway: str, tmp_path: Path) -> None:
+def test_trace_send_reports_latencies_and_errors(gateway: str, tmp_path: Path) -> None:
     source = written(tmp_path, MOONCAKE)
     command = ("trace", "send", str(source), "--url", gateway, "--speed", "max")
     code, output, errors = trivium_here(*command, "--requests", "2", "--json")
     assert code == 0, errors
-    found = json.loads(output)
-    assert (found["total_isl"]["avg"], found["total_osl"]["avg"]) == (3_000, 78)
-    assert found["time_to_first_token"]["count"] == found["request_count"]["avg"] == 2
+    report = json.loads(output)
+    assert (report["total_isl"]["avg"], report["total_osl"]["avg"]) == (3_000, 78)
+    assert report["time_to_first_token"]["count"] == report["request_count"]["avg"] == 2
     code, output, _ = trivium_here(*command)
     assert code == 1
     assert "answers: 2, errors: 1\n  1 context_length_exceeded" in output
@@ -106,7 +106,7 @@ def test_a_trace_is_sent_and_errors_are_told(gateway: str, tmp_path: Path) -> No
     assert json.loads(output)["total_isl"]["avg"] == 1_650
 
 
-def test_a_gateway_that_refuses_says_why(gateway: str, tmp_path: Path) -> None:
+def test_trace_send_reports_rejected_api_key(gateway: str, tmp_path: Path) -> None:
     source = written(tmp_path, MOONCAKE)
     command = ("trace", "send", str(source), "--url", gateway)
     code, output, errors = trivium_here(*command, "--api-key", "wrong")
@@ -126,7 +126,7 @@ def test_a_gateway_that_refuses_says_why(gateway: str, tmp_path: Path) -> None:
         (("send", "a.csv", "--url", "here"), "--url: expected one such as http://"),
     ],
 )
-def test_what_cannot_be_is_said_in_words(
+def test_trace_command_rejects_bad_arguments(
     arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -18,15 +18,15 @@ async def restarted(
         on_restart(name, 4.25)
 
 
-def test_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_command_reports_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolling, "restart", restarted)
-    code, shown, _ = trivium_here("restart", "gateway-1")
-    assert (code, shown) == (0, "gateway-1 is ready again, after 4.2 s\n")
-    code, shown, _ = trivium_here("restart", "--json")
-    assert (code, json.loads(shown)) == (0, {"router-0": 4.2, "gateway-0": 4.2})
+    code, output, _ = trivium_here("restart", "gateway-1")
+    assert (code, output) == (0, "gateway-1 is ready again, after 4.2 s\n")
+    code, output, _ = trivium_here("restart", "--json")
+    assert (code, json.loads(output)) == (0, {"router-0": 4.2, "gateway-0": 4.2})
 
 
-def test_nothing_runs(tmp_path: Path) -> None:
+def test_restart_command_fails_without_running_stack(tmp_path: Path) -> None:
     code, _, errors = trivium_here("restart", home=tmp_path)
     assert code == 2
     assert f"nothing runs in {tmp_path}; start it with `trivium up`" in errors

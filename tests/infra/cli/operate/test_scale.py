@@ -31,18 +31,18 @@ def look() -> ScalingPlan:
     return ScalingPlan(LOOK.backlog, wanted_pools(LOOK, TARGETS))
 
 
-def test_people_see_what_is_wanted_and_why() -> None:
+def test_scale_table_shows_workers_and_reasons() -> None:
     out = io.StringIO()
     Console(file=out, width=160).print(_table(look()))
-    told = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert told[:2] == [
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert lines[:2] == [
         "4.0 requests/s; 3 wait, the oldest for 1.5 s",
         "pool has wants work why",
     ]
-    assert told[2].startswith("prefill 1 2 0.86 4.3 prompts/s of 200 ms")
+    assert lines[2].startswith("prefill 1 2 0.86 4.3 prompts/s of 200 ms")
 
 
-def test_scripts_get_the_backlog_and_the_pools() -> None:
+def test_scale_json_contains_backlog_and_pools() -> None:
     tree = _tree(look())
     assert tree["backlog"]["waiting"] == 3
     assert [(pool["role"], pool["present"]) for pool in tree["pools"]] == [
@@ -51,10 +51,10 @@ def test_scripts_get_the_backlog_and_the_pools() -> None:
     ]
 
 
-async def test_a_router_that_is_silent_for_a_moment_is_waited_for(
+async def test_scale_command_waits_for_silent_router(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a busy machine nobody may be heard for a lease."""
+    """On a busy machine no heartbeat may arrive for the length of a lease."""
     watch, scaler = fleet(), Scaler(TARGETS)
     watch.changed = asyncio.Event()
     assert await first_look(scaler, watch) is None, "there is no router"
@@ -73,7 +73,7 @@ async def test_a_router_that_is_silent_for_a_moment_is_waited_for(
 
 
 @pytest.mark.kafka
-async def test_what_is_wanted_is_published_for_others(
+async def test_scale_command_publishes_scaling_target(
     kafka: LogSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     router = Registration(member_id="router-0", epoch=1, kind=MemberKind.ROUTER, started_ms=0)

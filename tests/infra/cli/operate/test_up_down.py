@@ -22,8 +22,8 @@ SIM = {"prefill_base_ms": 1.0, "decode_step_ms": 1.0, "end_every_tokens": 0}
 
 
 def settings(log: LogSettings) -> Settings:
-    found = Settings(log=log, worker=WorkerSettings(engine="sim"), engines={"sim": SIM})
-    return dataclasses.replace(found, gateway=dataclasses.replace(found.gateway, port=0))
+    base = Settings(log=log, worker=WorkerSettings(engine="sim"), engines={"sim": SIM})
+    return dataclasses.replace(base, gateway=dataclasses.replace(base.gateway, port=0))
 
 
 def check_pool(home: Path, env: dict[str, str]) -> None:
@@ -46,10 +46,10 @@ def check_scale(home: Path, env: dict[str, str]) -> None:
     """One replica has nothing to do."""
     code, output, errors = trivium_here("scale", "--json", home=home, env=env)
     assert code == 0, errors
-    found = json.loads(output)
-    (pool,) = found["pools"]
+    scaling = json.loads(output)
+    (pool,) = scaling["pools"]
     assert (pool["role"], pool["present"], pool["workers"]) == ("replica", 1, 1)
-    assert found["backlog"]["waiting"] == 0 and found["backlog"]["step_ms"] > 0
+    assert scaling["backlog"]["waiting"] == 0 and scaling["backlog"]["step_ms"] > 0
     assert "replica 1 1" in " ".join(trivium_here("scale", home=home, env=env)[1].split())
 
 
@@ -63,8 +63,8 @@ def check_commands(home: Path, env: dict[str, str]) -> None:
     code, text, errors = trivium_here(*ask, home=home, env=env)
     assert (code, bool(text.strip())) == (0, True), errors
     assert "replica: replica-0; 4 tokens in" in errors
-    _, told, _ = trivium_here(*ask, "--json", home=home, env=env)
-    turn = json.loads(told)
+    _, turn_json, _ = trivium_here(*ask, "--json", home=home, env=env)
+    turn = json.loads(turn_json)
     assert (turn["text"], turn["decode_worker"]) == (text, "replica-0")
 
     tail = ["tail", "outcomes", "--from-beginning", "-n", "1", "--json"]
@@ -83,8 +83,10 @@ def check_commands(home: Path, env: dict[str, str]) -> None:
 
     check_scale(home, env)
     check_pool(home, env)
-    code, again, errors = trivium_here(*ask, home=home, env=env)  # placed by old roles or new ones
-    assert (code, again) == (0, text), errors
+    code, repeated_text, errors = trivium_here(
+        *ask, home=home, env=env
+    )  # placed by old roles or new ones
+    assert (code, repeated_text) == (0, text), errors
 
 
 def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     assert read_state(home) is None
 
 
-async def test_a_process_that_cannot_start_is_told_with_its_last_words(
+async def test_stack_start_error_includes_process_output(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     wrong = dataclasses.replace(settings(kafka), model=ModelSettings(path=str(tmp_path / "none")))

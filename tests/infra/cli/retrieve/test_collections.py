@@ -31,15 +31,17 @@ from tests.workers.embed.bookshelf import worker as embedder
 from tests.workers.search.service.library import calm, library, ready, worker
 
 
-async def said(capsys: pytest.CaptureFixture[str], command: Any, *args: Any, **fields: Any) -> Any:
-    """What a command prints; in a thread, since it runs a loop of its own."""
+async def command_output(
+    capsys: pytest.CaptureFixture[str], command: Any, *args: Any, **fields: Any
+) -> Any:
+    """The command's output; the command runs in a thread, since it has its own event loop."""
     capsys.readouterr()
     await asyncio.to_thread(command, *args, **fields)
     text = capsys.readouterr().out
     return json.loads(text) if fields.get("as_json") else text
 
 
-async def test_declared_ingested_searched_and_listed(
+async def test_collections_and_search_commands_find_ingested_document(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = SimpleNamespace(log=kafka)
@@ -56,41 +58,41 @@ async def test_declared_ingested_searched_and_listed(
         await ready(books, 1)
         view = books.asker.membership.view
         await until(lambda: bool(embedding_workers(view, wall_ms())))
-        assert "may be searched by shop, depot" in await said(
+        assert "may be searched by shop, depot" in await command_output(
             capsys, collections.declare, "books", tenant=["shop", "depot", "shop"]
         )
         metadata = json.dumps({"title": "Ferries\x1b[31m", "source": "docs/ferries.md"})
         await shelf.put("ferry", "The Ondry ferry leaves\nfrom pier 7.", metadata=metadata)
 
         async def all_there() -> bool:
-            found = await said(capsys, collections.show, as_json=True)
-            rows = [each for each in found["collections"] if each["passages"] == 1]
-            return bool(rows) and found["documents_waiting"] == found["records_behind"] == 0
+            listing = await command_output(capsys, collections.show, as_json=True)
+            rows = [row for row in listing["collections"] if row["passages"] == 1]
+            return bool(rows) and listing["documents_waiting"] == listing["records_behind"] == 0
 
         await until(all_there)
-        (row,) = (await said(capsys, collections.show, as_json=True))["collections"]
+        (row,) = (await command_output(capsys, collections.show, as_json=True))["collections"]
         assert (row["documents"], row["embedder"][:5], row["tenants"]) == (
             1, "hash@", ["shop", "depot"]
         )  # fmt: skip
-        table = await said(capsys, collections.show)
+        table = await command_output(capsys, collections.show)
         assert "books" in table and "shop, depot" in table and "not embedded yet: 0" in table
-        asked = {"text": "ferry pier", "collection": "books"}
-        shown = await said(capsys, search.search, **asked, tenant="shop")
-        assert "1  ferry#0" in shown and "from pier 7." in shown and "docs/ferries.md" in shown
-        assert "1 of 1 shards, exact, by vector and words" in shown and "\x1b[31m" not in shown
-        plain = await said(capsys, search.search, **asked, mode="words", as_json=True)
+        query = {"text": "ferry pier", "collection": "books"}
+        output = await command_output(capsys, search.search, **query, tenant="shop")
+        assert "1  ferry#0" in output and "from pier 7." in output and "docs/ferries.md" in output
+        assert "1 of 1 shards, exact, by vector and words" in output and "\x1b[31m" not in output
+        plain = await command_output(capsys, search.search, **query, mode="words", as_json=True)
         (hit,) = plain["hits"]
         assert plain["mode"] == "words" and "distance" not in hit and hit["words"] > 0
         assert hit["passage"]["document_id"] == "ferry"
         with pytest.raises(UnknownCollection):
-            await said(capsys, search.search, **asked, tenant="other")
-        await said(capsys, collections.declare, "books", withdraw=True, as_json=True)
-        assert not (await said(capsys, collections.show, as_json=True))["collections"][0][
+            await command_output(capsys, search.search, **query, tenant="other")
+        await command_output(capsys, collections.declare, "books", withdraw=True, as_json=True)
+        assert not (await command_output(capsys, collections.show, as_json=True))["collections"][0][
             "declared"
         ]
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_search_and_declare_reject_bad_arguments() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"text": "x", "vector": "1"}, "one of --text"),
         ({"text": " "}, "not an empty one"),
@@ -106,7 +108,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
             collections.declare(name, tenant=tenants)
 
 
-def test_of_replicas_one_counts_and_shards_are_added_up() -> None:
+def test_collection_counts_sum_shards_and_skip_replicas() -> None:
     view = FleetView()
     for offset, (name, shard, count) in enumerate([("a", 0, 5), ("b", 0, 4), ("c", 1, 3)]):
         part = SearchCapability(shard=shard, shards=2, backend="cpu", slots=8)
@@ -121,5 +123,5 @@ def test_of_replicas_one_counts_and_shards_are_added_up() -> None:
             search=SearchLoad(collections=(state,)),
         )  # fmt: skip
         view.apply(beat, offset, 0)
-    (row,) = (each.as_plain() for each in collections.rows_of(view, 0).values())
+    (row,) = (collection_row.as_plain() for collection_row in collections.rows_of(view, 0).values())
     assert (row["documents"], row["passages"], row["shards_with_documents"]) == (8, 18, 2)

@@ -28,20 +28,20 @@ from workers.search.service.worker import RetrievalWorker
 VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
 
 
-def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are whatever somebody wrote: no markup, nothing that a terminal obeys."""
+def test_search_output_escapes_document_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids are arbitrary text: neither markup nor escape sequences may take effect."""
     names = ("[/red]", "a\x1b[2Jb")
-    found = RetrievalResult(
+    result = RetrievalResult(
         retrieval_id="r", hits=tuple(Hit(name, 0.5) for name in names), shards=2,
         missing={1: WireError(code="x", message="[/x]\x1b")}, exact=True, seeds=names, extends=1,
         distances_computed=1, took_ms=1.0,
     )  # fmt: skip
-    _show(found)
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown and shown.count("[/red]") == 2 and "[/x]\\x1b" in shown
+    _show(result)
+    output = capsys.readouterr().out
+    assert "\x1b" not in output and output.count("[/red]") == 2 and "[/x]\\x1b" in output
 
 
-def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
+def test_index_command_builds_shows_and_verifies_file(tmp_path: Path) -> None:
     vectors, path = tmp_path / "v.npy", tmp_path / "v.index"
     np.save(vectors, VECTORS)
     code, output, errors = trivium_here(
@@ -49,11 +49,11 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     )
     assert code == 0, errors
     assert json.loads(output)["rows"] == 200
-    shown = json.loads(trivium_here("index", "info", str(path), "--json")[1])
-    assert (shown["rows"], shown["dim"], shown["metric"]) == (200, 6, "cosine")
+    info = json.loads(trivium_here("index", "info", str(path), "--json")[1])
+    assert (info["rows"], info["dim"], info["metric"]) == (200, 6, "cosine")
     checked = json.loads(trivium_here("index", "verify", str(path), "--json")[1])
     assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
-    assert shown["audit"]["missed_share"] == checked["missed_share"] == 0.0
+    assert info["audit"]["missed_share"] == checked["missed_share"] == 0.0
     astray = trivium_here("index", "build", str(vectors), str(tmp_path / "none" / "v.index"))
     assert astray[0] == 2 and "none is no folder" in astray[2]
     np.save(vectors, np.where(VECTORS > 2, np.nan, VECTORS))
@@ -65,7 +65,7 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("search",), "expected one of --vector"),
         (("search", "--vector", "a,b"), "--vector: expected numbers"),
@@ -78,15 +78,15 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
         (("up", "--retrieval", "1", "--shards", "2"), "shards: expected 1 to 1"),
     ],
 )
-def test_wrong_input_is_one_line_that_says_what_to_do(
-    arguments: tuple[str, ...], said: str
+def test_retrieval_commands_reject_bad_arguments_in_one_line(
+    arguments: tuple[str, ...], message: str
 ) -> None:
     code, _, errors = trivium_here(*arguments)
     assert code == 2
-    assert said in errors and len(errors.splitlines()) == 1
+    assert message in errors and len(errors.splitlines()) == 1
 
 
-def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
+def test_vector_file_error_describes_content(tmp_path: Path) -> None:
     text, empty, several = tmp_path / "t.npy", tmp_path / "e.npy", tmp_path / "s.npz"
     text.write_text("no array")
     empty.touch()
@@ -108,14 +108,14 @@ def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
     assert read_vector(text).shape == (6,)
 
 
-def test_documents_of_several_dimensions_are_not_loaded() -> None:
-    given: list[tuple[str, Any]] = [
+def test_document_loader_rejects_vector_of_other_dimension() -> None:
+    numbered_rows: list[tuple[str, Any]] = [
         ("row 0", "no vector"),
         ("row 1", VectorRow("a", VECTORS[0])),
         ("row 2", VectorRow("b", VECTORS[1][:4])),
         ("row 3", VectorRow("c", VECTORS[2])),
     ]
-    rows = [row for _, row in _check_dimensions(iter(given), "books", 0)]
+    rows = [row for _, row in _check_dimensions(iter(numbered_rows), "books", 0)]
     assert [row[0] for row in rows] == ["n", "a", "d", "c"]
     assert re.match("document 'b': expected a vector of 6 values, .*found 4", str(rows[2]))
 
@@ -136,8 +136,8 @@ def test_documents_of_several_dimensions_are_not_loaded() -> None:
         pytest.param('{"id": "a", "vector": ' + "[" * 5_000 + "]" * 5_000 + "}", id="nested"),
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
-    """Workers would bury it, and whoever loads the file would not hear of it."""
+def test_document_loader_names_bad_line(tmp_path: Path, line: str) -> None:
+    """Workers would dead-letter the line, and the user would not learn of it."""
     file = tmp_path / "books.jsonl"
     good = '{"id": 7, "vector": [1, 2.50000000000000000001], "metadata": {"year": 2020.50}}'
     file.write_text(f"{good}\n\n{line}")
@@ -151,7 +151,7 @@ def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
     assert str(wrong).startswith("expected an object with an id")
 
 
-def test_a_row_that_is_no_vector_is_named(tmp_path: Path) -> None:
+def test_document_loader_names_bad_vector_row(tmp_path: Path) -> None:
     file = tmp_path / "books.npy"
     np.save(file, [[1.0, 2.0], [np.inf, 0.0]])
     count, rows = open_rows(file)
@@ -171,7 +171,9 @@ def lasting() -> Iterator[None]:
 
 @pytest.mark.kafka
 @pytest.mark.usefixtures("lasting")
-async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: Path) -> None:
+async def test_documents_command_loads_searchable_documents(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
     lines = [
         json.dumps({"id": f"d{i}", "vector": row.tolist(), "metadata": {"part": i % 2}})
         for i, row in enumerate(VECTORS)
@@ -198,25 +200,25 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
     try:
         load = ("documents", "load", str(tmp_path / "v.jsonl"), *common)
         loaded = await run(*load)
-        told = {"collection": "books", "documents": 200, "refused": 0, "replaced": 0}
-        assert json.loads(loaded[1]) == told
-        await until(lambda: sum(each.documents for each in worker.collections.states()) == 200)
+        summary = {"collection": "books", "documents": 200, "refused": 0, "replaced": 0}
+        assert json.loads(loaded[1]) == summary
+        await until(lambda: sum(state.documents for state in worker.collections.states()) == 200)
         members = worker.membership.view.members
         await until(lambda: "r" in members and members["r"].state == "ready")  # in the log
         searched = await run(*search)
         assert searched[0] == 0, searched[2]
-        found = json.loads(searched[1])
-        assert found["hits"][0]["id"] == "d7" and found["missing"] == {}
+        answer = json.loads(searched[1])
+        assert answer["hits"][0]["id"] == "d7" and answer["missing"] == {}
         even = (*search, "--filter", '{"part": 0}')
-        found = json.loads((await run(*even))[1])
-        assert len(found["hits"]) == 3
-        assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
+        answer = json.loads((await run(*even))[1])
+        assert len(answer["hits"]) == 3
+        assert all(int(hit["id"][1:]) % 2 == 0 for hit in answer["hits"])
         await until(lambda: (beat := members["r"].search) is not None and beat.searches_total == 2)
         await check_options(kafka, run, search)
         status = await run("status", *common[2:])
-        (told_worker,) = [m for m in json.loads(status[1]) if m["kind"] == "worker"]
-        assert told_worker["shard"]["shards"] == 1
-        assert told_worker["search"]["searches_total"] == 3
+        (worker_row,) = [m for m in json.loads(status[1]) if m["kind"] == "worker"]
+        assert worker_row["shard"]["shards"] == 1
+        assert worker_row["search"]["searches_total"] == 3
         row = '"vector": [1, 2, 3, 4, 5, 6]'
         lines = [
             '{"id": "x", "vector": [1, 2]}',
@@ -232,7 +234,11 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         for number, reason in (
             (1, "expected a vector of 6 values"), (2, "found an object"), (3, "store it as text")
         ):  # fmt: skip
-            (line,) = (each for each in short[2].split("\n") if f"line {number}: " in each)
+            (line,) = (
+                error_line
+                for error_line in short[2].split("\n")
+                if f"line {number}: " in error_line
+            )
             assert reason in line
         wrong = await run("search", "--vector=1,2", *patience, *common)
         assert wrong[:2] == (2, "")
@@ -245,22 +251,24 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
 async def check_options(
     kafka: LogSettings, run: Callable[..., Awaitable[Ran]], search: tuple[str, ...]
 ) -> None:
-    """What a search is told is in the retrieval that it asks."""
+    """Options of the search command are fields of the retrieval request on the log."""
     options = ("--class", "prefill", "--top-m", "64", "--patience", "9", "--seeds")
-    done = await run(*search, *options, "--seed", "d7", "--seed", "d8")
-    assert done[0] == 0, done[2]
-    found = json.loads(done[1])
-    assert found["hits"][0]["id"] == "d7"
-    assert "d7" in found["seeds"]
-    asked = []
+    run_result = await run(*search, *options, "--seed", "d7", "--seed", "d8")
+    assert run_result[0] == 0, run_result[2]
+    answer = json.loads(run_result[1])
+    assert answer["hits"][0]["id"] == "d7"
+    assert "d7" in answer["seeds"]
+    requests = []
     for partition in range(2):
         reader = AssignedReader(kafka, "retrieval.prefill", [partition], client_id="looker")
         await reader.start("earliest")
         try:
-            asked += [Codec().decode(record.value or b"") for record in await reader.read_to_end()]
+            requests += [
+                Codec().decode(record.value or b"") for record in await reader.read_to_end()
+            ]
         finally:
             await reader.stop()
-    (request,) = asked
+    (request,) = requests
     assert isinstance(request, RetrievalRequest)
     assert (request.top_m, request.patience, request.wants_seeds) == (64, 9, True)
     assert request.seeds == ("d7", "d8")

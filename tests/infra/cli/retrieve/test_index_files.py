@@ -18,11 +18,11 @@ from tests.waiting import until
 from tests.workers.search.data import gaussian
 from tests.workers.search.service.library import (
     SETTINGS,
-    buried,
     calm,
-    held,
+    dead_letter_reasons,
     library,
     ready,
+    wait_for_documents,
     worker,
 )
 from workers.search.graph.build import own_graph
@@ -49,36 +49,36 @@ def build(tmp_path: Path, *options: str, name: str = "a.index") -> Path:
 
 def read(*files: str, place: str = "0/1", **settings: Any) -> list[str]:
     """Collections that a worker reads."""
-    found = replace(RetrievalSettings(), index_files=files, **settings)
-    return list(index_files.read(found, ShardPlace.parse(place), own_graph))
+    worker_settings = replace(RetrievalSettings(), index_files=files, **settings)
+    return list(index_files.read(worker_settings, ShardPlace.parse(place), own_graph))
 
 
-def test_a_file_that_does_not_fit_says_why(tmp_path: Path) -> None:
+def test_index_file_error_names_mismatch(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", VECTORS)
-    one, half = tmp_path / "one.index", tmp_path / "{shard}.index"
-    for path, options in ((one, ()), (half, ("--shards", "2"))):
+    full, half = tmp_path / "one.index", tmp_path / "{shard}.index"
+    for path, options in ((full, ()), (half, ("--shards", "2"))):
         command = ("index", "build", str(tmp_path / "v.npy"), str(path), *options)
         assert trivium_here(*command)[0] == 0
-    assert read(f"b={one}") == read(f"b={half}", place="1/2") == ["b"]
-    bad = trivium_here("index", "build", str(tmp_path / "v.npy"), str(one), "--shards", "2")
+    assert read(f"b={full}") == read(f"b={half}", place="1/2") == ["b"]
+    bad = trivium_here("index", "build", str(tmp_path / "v.npy"), str(full), "--shards", "2")
     assert bad[0] == 2 and "expected {shard} in the name, with 2 shards" in bad[2]
-    (tmp_path / "torn.index").write_bytes(one.read_bytes()[:9_000])
-    for said, file, place, settings in (
-        ("expected {shard} in the path where there are 2 shards", str(one), "0/2", {}),
+    (tmp_path / "torn.index").write_bytes(full.read_bytes()[:9_000])
+    for reason, file, place, settings in (
+        ("expected {shard} in the path where there are 2 shards", str(full), "0/2", {}),
         ("expected shard 0/1 of b, found 0/2", f"{tmp_path}/0.index", "0/1", {}),
-        ("expected metric inner_product of b", str(one), "0/1", {"metrics": ("b=inner_product",)}),
-        ("expected storage float16 of b", str(one), "0/1", {"storages": ("b=float16",)}),
-        ("expected a degree of at most 30", str(one), "0/1", {"width": 136, "degree": 16}),
+        ("expected metric inner_product of b", str(full), "0/1", {"metrics": ("b=inner_product",)}),
+        ("expected storage float16 of b", str(full), "0/1", {"storages": ("b=float16",)}),
+        ("expected a degree of at most 30", str(full), "0/1", {"width": 136, "degree": 16}),
         ("collection b: .* No such file", f"{tmp_path}/none", "0/1", {}),
         ("collection b: .* no snapshot that can be read", f"{tmp_path}/torn.index", "0/1", {}),
     ):  # fmt: skip
-        with pytest.raises(ConfigError, match=said.replace("{", r"\{").replace("}", r"\}")):
+        with pytest.raises(ConfigError, match=reason.replace("{", r"\{").replace("}", r"\}")):
             read(f"b={file}", place=place, **settings)
     with pytest.raises(ConfigError, match="index_files: expected collection=path"):
         read("a/b=c")
 
 
-def test_a_device_must_hold_the_vectors_of_a_file(tmp_path: Path) -> None:
+def test_index_file_with_too_wide_vectors_for_device_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", gaussian(50, 40))
     path = tmp_path / "v.index"
     assert trivium_here("index", "build", str(tmp_path / "v.npy"), str(path))[0] == 0
@@ -87,40 +87,40 @@ def test_a_device_must_hold_the_vectors_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.kafka
-async def test_the_pool_searches_what_index_build_wrote(kafka: LogSettings, tmp_path: Path) -> None:
-    """Over two shards, beside a collection of documents, and again behind a snapshot."""
+async def test_retrieval_pool_searches_index_files(kafka: LogSettings, tmp_path: Path) -> None:
+    """Over two shards, beside a collection of documents, and again from a snapshot."""
     files = (f"books={build(tmp_path, '--shards', '2', name='books-{shard}.index')}",)
     settings = replace(SETTINGS, index_files=files, snapshot_folder=str(tmp_path / "kept"))
 
-    async def asked_twice() -> None:
+    async def search_pool() -> None:
         async with (
             library(kafka) as books,
-            worker(kafka, "one", "0/2", settings) as one,
-            worker(kafka, "two", "1/2", settings) as two,
+            worker(kafka, "one", "0/2", settings) as first,
+            worker(kafka, "two", "1/2", settings) as second,
         ):
             await ready(books, 2)
             for number in (4, 7):
-                found = await books.search(VECTORS[number], k=2)
-                assert found.hits[0].document_id == f"d{number}" and not found.exact
+                result = await books.search(VECTORS[number], k=2)
+                assert result.hits[0].document_id == f"d{number}" and not result.exact
             request = RetrievalRequest(
                 retrieval_id="q", request_id="r", asker_id="a", reply_partition=0, k=1, asked_ms=0,
                 vector=pack_vector(VECTORS[7]), deadline_ms=wall_ms() + 60_000, collection="books",
                 wants_passages=True,
             )  # fmt: skip
-            (passage,) = (await two.responder.hits(request, SearchKind.DECODE)).passages
+            (passage,) = (await second.responder.hits(request, SearchKind.DECODE)).passages
             assert (passage.document_id, passage.text) == ("d7", "text 7")
             even = await books.ids(VECTORS[7], filter='{"even": true}')
             assert all(int(name[1:]) % 2 == 0 for name in even)
             await books.put({"late": VECTORS[0]})
             await books.put({"note": VECTORS[0]}, "notes")
-            await until(lambda: "notes" in one.collections.indexes | two.collections.indexes)
+            await until(lambda: "notes" in first.collections.indexes | second.collections.indexes)
             assert await books.ids(VECTORS[0], k=1) == ["d0"]
-            assert sum(len(each.collections.of_documents()) for each in (one, two)) == 1
-            await held(one, ROWS // 2)
+            assert sum(len(member.collections.of_documents()) for member in (first, second)) == 1
+            await wait_for_documents(first, ROWS // 2)
 
     async with calm():
-        await asked_twice()
-        await asked_twice()
-    reasons = await buried(kafka, "documents")
+        await search_pool()
+        await search_pool()
+    reasons = await dead_letter_reasons(kafka, "documents")
     assert len(reasons) == 2, "one for each document, whoever reads it again"
     assert "collection 'books' is read from an index file and takes no documents" in reasons[0]

@@ -19,16 +19,15 @@ from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 
 
-def test_what_searches_miss_is_told(
+def test_missed_share_is_reported_by_status_and_verify(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By workers to the fleet, by `trivium status` and by `trivium index verify`, which looks for
-    itself."""
-    held = Collections(RetrievalSettings())
-    held.indexes["books"] = index = Index.build(gaussian(100, 4), degree=8)
+    """`trivium index verify` measures it again; workers and `trivium status` report it."""
+    collections = Collections(RetrievalSettings())
+    collections.indexes["books"] = index = Index.build(gaussian(100, 4), degree=8)
     snapshot.save(index, tmp_path / "index")
     index.audit = IndexAudit(rows=100, entries=9, rounds=1, missed_share=0.25)
-    (state,) = held.states()
+    (state,) = collections.states()
     assert state.missed_share == 0.25
     assert _collection(asdict(state)) == "books 100 (25.0% not found)"
     assert _collection({**asdict(state), "missed_share": 0.001}) == "books 100"
@@ -37,17 +36,16 @@ def test_what_searches_miss_is_told(
     assert json.loads(capsys.readouterr().out)["missed_share"] == 0.5
 
 
-def test_what_a_search_asks_for_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Class, top_m, patience and seeds."""
-    sent: list[dict[str, Any]] = []
+def test_search_command_sends_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_fields: list[dict[str, Any]] = []
 
-    async def asked(log: LogSettings, values: Any, deadline_ms: int, fields: Any) -> None:
-        sent.append(fields)
+    async def fake_search(log: LogSettings, values: Any, deadline_ms: int, fields: Any) -> None:
+        sent_fields.append(fields)
 
     module = importlib.import_module("infra.cli.retrieve.search")
-    monkeypatch.setattr(module, "_search", asked)
-    monkeypatch.setattr(module, "_show", lambda found: None)
-    wanted = {"kind": "prefill", "top_m": 7, "patience": 3, "wants_seeds": True}
-    module.search(vector="1,2", seed=["a"], **wanted)
-    (fields,) = sent
-    assert {name: fields[name] for name in (*wanted, "seeds")} == {**wanted, "seeds": ["a"]}
+    monkeypatch.setattr(module, "_search", fake_search)
+    monkeypatch.setattr(module, "_show", lambda results: None)
+    options = {"kind": "prefill", "top_m": 7, "patience": 3, "wants_seeds": True}
+    module.search(vector="1,2", seed=["a"], **options)
+    (fields,) = sent_fields
+    assert {name: fields[name] for name in (*options, "seeds")} == {**options, "seeds": ["a"]}

@@ -25,7 +25,7 @@ ROWS = {
 }
 
 
-def test_every_thread_of_a_process_is_pinned() -> None:
+def test_pin_process_pins_all_threads() -> None:
     code = "import threading; e = threading.Event(); threading.Thread(target=e.wait).start()"
     program = [sys.executable, "-c", f"{code}; print(1, flush=True); e.wait()"]
     with subprocess.Popen(program, stdout=subprocess.PIPE) as child:
@@ -39,13 +39,13 @@ def test_every_thread_of_a_process_is_pinned() -> None:
     assert pinned == [{core}, {core}]
 
 
-def test_figures_add_up_over_the_copies() -> None:
-    found = coupled.figures(ROWS, [os.getpid()], {"retrieval-0": 1.5, "retrieval-1": 2.0})
-    assert found["copies"] == 2
-    assert found["taking_in_cpu_s"] == 3.5
-    assert found["memory_mib"] == pytest.approx(coupled.memory_mib(os.getpid()), rel=0.2)
+def test_figures_sum_over_copies() -> None:
+    result = coupled.figures(ROWS, [os.getpid()], {"retrieval-0": 1.5, "retrieval-1": 2.0})
+    assert result["copies"] == 2
+    assert result["taking_in_cpu_s"] == 3.5
+    assert result["memory_mib"] == pytest.approx(coupled.memory_mib(os.getpid()), rel=0.2)
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(coupled.table({"a": found, "c": found}))
+    console.print(coupled.table({"a": result, "c": result}))
     text = console.export_text()
     assert "copies of the index" in text
     assert "10 / 20" in text
@@ -54,7 +54,7 @@ def test_figures_add_up_over_the_copies() -> None:
 @pytest.mark.slow
 @pytest.mark.kafka
 @pytest.mark.timeout(1_800)
-def test_both_ways_run_and_answer(tmp_path: Path) -> None:
+def test_trinity_live_runs_both_placements(tmp_path: Path) -> None:
     """Few chats on whole stacks: two copies in (a), one in (c)."""
     code, output, errors = trivium(
         *("evaluate", "trinity", "--live", "--rate", "5", "--load-s", "2", "--json"),
@@ -62,8 +62,8 @@ def test_both_ways_run_and_answer(tmp_path: Path) -> None:
         env=LONG_LEASES,
     )
     assert code == 0, errors
-    found = json.loads(output)
-    assert (found["a"]["copies"], found["c"]["copies"]) == (2, 1)
-    for way in found.values():
+    results = json.loads(output)
+    assert (results["a"]["copies"], results["c"]["copies"]) == (2, 1)
+    for way in results.values():
         assert way["ttft_ms"][IDLE]["p50"] > 0
         assert way["memory_mib"] > 10

@@ -28,32 +28,32 @@ def fleet(pools: str, in_time: float) -> FleetResult:
         ("4P4D", ["3P3D"]),
     ],
 )
-async def test_smaller_fleets_are_tried_while_they_hold(enough: str, tried: list[str]) -> None:
-    least = ClusterShape.parse(enough)
+async def test_try_smaller_fleets_stops_at_missed_bar(enough: str, tried: list[str]) -> None:
+    min_shape = ClusterShape.parse(enough)
 
     async def serve(pools: str) -> FleetResult:
         shape = ClusterShape.parse(pools)
-        holds = shape.prefill >= least.prefill and shape.decode >= least.decode
+        holds = shape.prefill >= min_shape.prefill and shape.decode >= min_shape.decode
         return fleet(pools, BAR if holds else 0.5)
 
-    found = await try_smaller_fleets(ClusterShape(prefill=3, decode=3), serve, BAR)
-    assert [each.pools for each in found] == tried
+    fleets = await try_smaller_fleets(ClusterShape(prefill=3, decode=3), serve, BAR)
+    assert [result.pools for result in fleets] == tried
 
 
-def test_what_failed_or_was_late_is_not_in_time() -> None:
+def test_fleet_counts_failed_and_late_turns_as_missed() -> None:
     turns = [
         LiveTurn(number=1, ttft_ms=100.0, tpot_ms=40.0),
         LiveTurn(number=1, ttft_ms=DAY.ttft_ms + 1.0, tpot_ms=40.0),
         LiveTurn(number=1, ttft_ms=100.0, tpot_ms=DAY.tpot_ms + 1.0),
         None,
     ]
-    found = fleet_of(DAY, "1P1D", COUNTS, turns)
-    assert (found.requests, found.failed, found.in_time) == (4, 1, 0.25)
-    assert found.worker_hours == pytest.approx(2 * DAY.minutes / 60)
-    assert DayComparison(day=DAY, following=found, fixed=[found]).saved_share == 0
+    fleet_result = fleet_of(DAY, "1P1D", COUNTS, turns)
+    assert (fleet_result.requests, fleet_result.failed, fleet_result.in_time) == (4, 1, 0.25)
+    assert fleet_result.worker_hours == pytest.approx(2 * DAY.minutes / 60)
+    assert DayComparison(day=DAY, following=fleet_result, fixed=[fleet_result]).saved_share == 0
 
 
-def test_the_law_is_told_the_targets_and_a_clock_as_fast_as_the_day() -> None:
-    found = targets(DAY)
-    assert (found.ttft_ms, found.tpot_ms) == (DAY.ttft_ms, DAY.tpot_ms)
-    assert found.down_after_ms == PATIENCE["down_after_ms"] < 60_000
+def test_targets_pass_limits_and_clock_of_day() -> None:
+    scaling_targets = targets(DAY)
+    assert (scaling_targets.ttft_ms, scaling_targets.tpot_ms) == (DAY.ttft_ms, DAY.tpot_ms)
+    assert scaling_targets.down_after_ms == PATIENCE["down_after_ms"] < 60_000

@@ -22,7 +22,7 @@ SPEEDS = MeasuredSpeeds(
 )
 
 
-def ended(ttft_ms: int, *, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
+def make_outcome(ttft_ms: int, *, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome:
     return Outcome(
         request_id="r",
         session_id="s",
@@ -36,19 +36,19 @@ def ended(ttft_ms: int, *, kind: OutcomeKind = OutcomeKind.COMPLETED) -> Outcome
     )
 
 
-def found() -> PredictionResults:
+def make_results() -> PredictionResults:
     """One way is predicted well, the others badly."""
     ways = [VariantComparison(way.name) for way in (prediction.RECORDED, *prediction.PREDICTED)]
     for number, way in enumerate(ways):
-        way.live = [ended(100) for _ in range(20)]
-        way.predicted = [ended(110 if number == 1 else 200) for _ in range(20)]
-    again = VariantComparison("again", ways[0].live, ways[0].live)
+        way.live = [make_outcome(100) for _ in range(20)]
+        way.predicted = [make_outcome(110 if number == 1 else 200) for _ in range(20)]
+    repeat = VariantComparison("again", ways[0].live, ways[0].live)
     load = prediction.load_of(10.0, 2.0, 7)
-    return PredictionResults(load, 1, [SPEEDS], ways, again)
+    return PredictionResults(load, 1, [SPEEDS], ways, repeat)
 
 
-def test_what_is_within_its_aim_meets_its_bar() -> None:
-    bars = prediction.bars(found())
+def test_bars_accept_errors_within_limits() -> None:
+    bars = prediction.bars(make_results())
     assert len(bars) == 4 * len(prediction.PREDICTED)
     good, bad = bars[:4], bars[4:8]
     assert [bar.met for bar in good] == [True] * 4
@@ -58,8 +58,8 @@ def test_what_is_within_its_aim_meets_its_bar() -> None:
     assert [bar.target for bar in bad] == ["within 15%", "within 25%"] * 2
 
 
-def test_the_report_has_all_figures_and_their_errors(tmp_path: Path) -> None:
-    report = json.loads(prediction.write(found(), tmp_path).read_text())
+def test_report_contains_figures_and_errors(tmp_path: Path) -> None:
+    report = json.loads(prediction.write(make_results(), tmp_path).read_text())
     ways = report["figures"]["ways"]
     first = ways[prediction.PREDICTED[0].name]
     assert first["live"]["answers"] == 20
@@ -67,11 +67,11 @@ def test_the_report_has_all_figures_and_their_errors(tmp_path: Path) -> None:
     assert ways["again"]["errors"]["e2e_ms"]["p99"] == 0.0
     assert report["figures"]["speeds"][0]["prompt_ms"] == 20.0
     console = Console(record=True, width=200)
-    console.print(prediction.table(found()))
+    console.print(prediction.table(make_results()))
     assert "100 (+10%)" in console.export_text()
 
 
-def test_loads_arrive_as_they_are_asked_for() -> None:
+def test_load_arrives_at_requested_rate() -> None:
     load = prediction.load_of(30.0, 2.0, 1)
     assert load.conversations == 60
     assert 20.0 < load.begins_s()[-1] < 45.0

@@ -22,9 +22,9 @@ WORKERS = ["decode-1", "prefill-0"]
         ("kill", "broker@3s", [3_000.0]),
     ],
 )
-def test_faults_strike_when_they_are_told_to(kind: str, text: str, at_ms: list[float]) -> None:
+def test_faults_of_returns_times_of_faults(kind: str, text: str, at_ms: list[float]) -> None:
     struck = faults_of(kind, text, WORKERS)
-    assert [each.at_ms - READY_MS for each in struck] == at_ms
+    assert [fault.at_ms - READY_MS for fault in struck] == at_ms
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_faults_strike_when_they_are_told_to(kind: str, text: str, at_ms: list[f
         ("drain", "router@3s", "--drain: expected any of decode-1, prefill-0, found 'router'"),
     ],
 )
-def test_what_names_no_fault_is_refused(kind: str, text: str, why: str) -> None:
+def test_faults_of_refuses_unknown_faults(kind: str, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         faults_of(kind, text, WORKERS)

@@ -30,7 +30,7 @@ SETUP = setup_of()
 @pytest.fixture(scope="module")
 def rows() -> list[RecordingRow]:
     recorder = Recorder(looks=1_000)
-    weathered(0, count=0, more=[recorder])
+    weathered(0, count=0, extra_checkers=[recorder])
     return recorder.rows
 
 
@@ -39,8 +39,8 @@ def recorded(path: Path, rows: list[RecordingRow]) -> Path:
     return path
 
 
-def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[RecordingRow]) -> None:
-    """Nothing is lost, its answers come later, and twice the same comes of it."""
+def test_replay_delays_answers_after_kill(tmp_path: Path, rows: list[RecordingRow]) -> None:
+    """No answer is lost, answers come later, and a second run gives the same figures."""
     path = recorded(tmp_path / "a.avro", rows)
     trace = read_recording(path, SETUP.block_tokens)
     shape, settings = deployment(path)
@@ -49,7 +49,7 @@ def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Record
     assert settings.policy == "static"
 
     def run(*faults: str) -> ReplayResult:
-        struck = [each for text in faults for each in faults_of("kill", text, names)]
+        struck = [fault for text in faults for fault in faults_of("kill", text, names)]
         return replay_trace(trace, shape, settings, struck, setup=SETUP)
 
     before, killed, broken = run(), run("decode-1@2.5s+2s"), run("router@2s", "broker@4s")
@@ -63,9 +63,7 @@ def test_a_killed_worker_is_told_of_beforehand(tmp_path: Path, rows: list[Record
     assert not later_ms(before, run())
 
 
-def test_a_recording_without_bodies_is_the_same_traffic(
-    tmp_path: Path, rows: list[RecordingRow]
-) -> None:
+def test_redacted_recording_gives_same_traffic(tmp_path: Path, rows: list[RecordingRow]) -> None:
     whole = recorded(tmp_path / "a.avro", rows)
     less = recorded(tmp_path / "b.avro", list(redact(rows, names=True)))
     traces = [read_recording(path, SETUP.block_tokens) for path in (whole, less)]
@@ -73,8 +71,8 @@ def test_a_recording_without_bodies_is_the_same_traffic(
     assert deployment(whole) == deployment(less)
 
 
-def test_turns_find_what_their_sessions_left() -> None:
-    """A block of the trace is as long as it says, and a session is who says so."""
+def test_replayed_turns_reuse_kv_of_their_sessions() -> None:
+    """A block is as long as the trace states, and the session id joins turns."""
     opening = [1] * 8
     arrivals = [
         Arrival(at_ms=0.0, prompt_tokens=1_024, output_tokens=4, blocks=opening, session_id="a"),
@@ -84,14 +82,14 @@ def test_turns_find_what_their_sessions_left() -> None:
     ]  # fmt: skip
     trace = Trace(format="log", arrivals=arrivals, block_tokens=128)
     settings = RouterSettings(policy="static", local_share=0.0)
-    found = replay_trace(trace, ClusterShape.parse("1R"), settings, setup=SETUP)
-    assert [each.turn for each in found.served] == [1, 1, 2]
-    assert [each.session_id for each in found.served] == ["s0", "s1", "s0"]
-    cached = [each.outcome.cached_tokens if each.outcome else -1 for each in found.served]
+    result = replay_trace(trace, ClusterShape.parse("1R"), settings, setup=SETUP)
+    assert [request.turn for request in result.served] == [1, 1, 2]
+    assert [request.session_id for request in result.served] == ["s0", "s1", "s0"]
+    cached = [request.outcome.cached_tokens if request.outcome else -1 for request in result.served]
     assert cached[:2] == [0, 0] and cached[2] == 1_024
 
 
-def test_a_recording_without_workers_is_refused(tmp_path: Path) -> None:
+def test_deployment_refuses_recording_without_workers(tmp_path: Path) -> None:
     state = JournalSnapshot(
         router_id="a",
         router_epoch=1,
@@ -113,7 +111,9 @@ def test_a_recording_without_workers_is_refused(tmp_path: Path) -> None:
         deployment(path)
 
 
-def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[RecordingRow]) -> None:
+def test_deployment_includes_worker_registered_later(
+    tmp_path: Path, rows: list[RecordingRow]
+) -> None:
     late = builders.registration("zoe", Role.REPLICA)
     line = RecordingRow(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
     shape, _ = deployment(recorded(tmp_path / "a.avro", [*rows, line]))
@@ -122,18 +122,18 @@ def test_a_worker_that_registers_later_is_there(tmp_path: Path, rows: list[Recor
     assert set(shape.orders) == set(ORCHESTRATIONS)
 
 
-def test_recorded_workers_keep_to_the_orders_that_all_of_them_told(
+def test_deployment_keeps_orders_common_to_all_workers(
     tmp_path: Path, rows: list[RecordingRow]
 ) -> None:
     """A fleet of vLLM is not simulated in orders that only other engines have."""
-    told = builders.capability("zoe", Orchestration.PREFILL_FIRST)
-    late = builders.registration("zoe", Role.DECODE, capability=told)
+    capability = builders.capability("zoe", Orchestration.PREFILL_FIRST)
+    late = builders.registration("zoe", Role.DECODE, capability=capability)
     line = RecordingRow(LINE, "router-0", 1, topic="fleet", value=Codec().encode(late))
     path = recorded(tmp_path / "a.avro", [*rows, line])
     trace, (shape, settings) = read_recording(path, SETUP.block_tokens), deployment(path)
     assert shape.orders == (Orchestration.PREFILL_FIRST,)
     run = replay_trace(trace, shape, replace(settings, orchestration="auto"), setup=SETUP)
-    assert {each.orchestration for each in run.served} <= {
+    assert {request.orchestration for request in run.served} <= {
         Orchestration.PREFILL_FIRST,
         Orchestration.NONE,
     }

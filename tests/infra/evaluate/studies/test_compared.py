@@ -28,32 +28,35 @@ def on_part(config: Config, **figures: float) -> Iterator[Point]:
         yield point(config, workload.name, load, **figures)
 
 
-def test_remote_turns_run_in_the_order_that_vllm_has_by_default() -> None:
-    """Others only where a configuration says so."""
+def test_remote_turns_use_default_vllm_orders() -> None:
+    """Other orders need `all_orders` in the configuration."""
     assert ORDERS == (Orchestration.PREFILL_FIRST,)
     config = Config(pools="1P1D", policy="learned")
-    for each, wanted in ((config, ORDERS), (replace(config, all_orders=True), ORCHESTRATIONS)):
-        spec = Spec(config=each, workload=WORKLOADS[0], loads_per_s=(), seed=1)
+    for variant, expected_orders in (
+        (config, ORDERS),
+        (replace(config, all_orders=True), ORCHESTRATIONS),
+    ):
+        spec = Spec(config=variant, workload=WORKLOADS[0], loads_per_s=(), seed=1)
         cluster = make_cluster(spec)
         cluster.pass_ms(READY_MS)
         for name in ("prefill-0", "decode-0"):
-            told = cluster.members.view.members[name].registration
-            assert told is not None and told.capability is not None
-            assert tuple(told.capability.orchestrations) == wanted
+            registration = cluster.members.view.members[name].registration
+            assert registration is not None and registration.capability is not None
+            assert tuple(registration.capability.orchestrations) == expected_orders
 
 
-def test_orders_are_compared_at_the_same_points() -> None:
-    made: list[Point] = []
-    other: list[Point] = []
+def test_compare_orders_uses_same_points() -> None:
+    points: list[Point] = []
+    all_orders_points: list[Point] = []
     for pools in RATIOS:
         learned = Config(pools=pools, policy="learned")
         for share in SHARES:
-            made += on_part(static(pools, share))
-            other += on_part(replace(static(pools, share), all_orders=True), ttft=50.0)
-        made += on_part(static(pools, "1"), cost_ttft=50.0, ttft=50.0)
-        made += on_part(learned, cost_ttft=60.0)
-        other += on_part(replace(learned, all_orders=True))
-    rows = orders.compare_orders(Points(made), Points(other))
+            points += on_part(static(pools, share))
+            all_orders_points += on_part(replace(static(pools, share), all_orders=True), ttft=50.0)
+        points += on_part(static(pools, "1"), cost_ttft=50.0, ttft=50.0)
+        points += on_part(learned, cost_ttft=60.0)
+        all_orders_points += on_part(replace(learned, all_orders=True))
+    rows = orders.compare_orders(Points(points), Points(all_orders_points))
     assert [(row.pools, row.all_orders) for row in rows] == list(product(RATIOS, (False, True)))
     plain, every = rows[:2]
     assert plain.change == {"low": -50.0, "medium": -50.0} and plain.best_x == "1"
@@ -63,42 +66,44 @@ def test_orders_are_compared_at_the_same_points() -> None:
     assert every.ttft_x0 == dict.fromkeys(LOADS, 50.0)
 
 
-def test_thresholds_are_chosen_for_all_loads_and_for_each() -> None:
-    made: list[Point] = []
+def test_tune_thresholds_chooses_pair_overall_and_per_load() -> None:
+    points: list[Point] = []
     candidates: list[Point] = []
     for pools in RATIOS:
         for share in SHARES:
-            made += on_part(static(pools, share))
+            points += on_part(static(pools, share))
         for policy in ("conditional", "learned"):
-            made += on_part(Config(pools=pools, policy=policy), cost_ttft=120.0)
+            points += on_part(Config(pools=pools, policy=policy), cost_ttft=120.0)
         for number, pair in enumerate(thresholds.CANDIDATES):
             config = Config(pools=pools, policy="conditional", thresholds=pair)
-            for each in on_part(config, cost_ttft=110.0 + number):
-                is_best = number == 1 and each.load_per_s == LOADS[1]
-                candidates.append(replace(each, cost_ttft=100.0) if is_best else each)
+            for candidate in on_part(config, cost_ttft=110.0 + number):
+                is_best = number == 1 and candidate.load_per_s == LOADS[1]
+                candidates.append(replace(candidate, cost_ttft=100.0) if is_best else candidate)
     first, second = (f"{tokens}/{queue:g}" for tokens, queue in thresholds.CANDIDATES[:2])
-    for row in thresholds.tune_thresholds(Points(made), Points(candidates)):
+    for row in thresholds.tune_thresholds(Points(points), Points(candidates)):
         assert row.default == row.learned == pytest.approx(0.1)
         assert row.pair == second and row.one_pair == pytest.approx(0.055 / 2)
         assert row.pairs == {LOADS[0]: first, LOADS[1]: second}
         assert row.per_load == pytest.approx(0.05 / 2)
 
 
-def test_the_front_has_who_is_beaten_in_nothing_and_loses_nothing() -> None:
-    made: list[Point] = []
+def test_pareto_front_contains_undominated_lossless_configs() -> None:
+    points: list[Point] = []
     for config in pareto.PURE:
-        made += on_part(config, decode_ttft_p99=100.0, tokens_per_s=8.0)
+        points += on_part(config, decode_ttft_p99=100.0, tokens_per_s=8.0)
     for share, figures in (
         ("0", {"decode_ttft_p99": 10.0, "tokens_per_s": 50.0}),
         ("1", {"decode_ttft_p99": 20.0, "tokens_per_s": 60.0}),
         ("1/2", {"decode_ttft_p99": 30.0, "tokens_per_s": 55.0}),
     ):
-        made += on_part(static("2P2D", share, plain=True), **figures)
-    made += on_part(static("1P3D", "1", plain=True), decode_ttft_p99=1.0, failed=1)
+        points += on_part(static("2P2D", share, plain=True), **figures)
+    points += on_part(static("1P3D", "1", plain=True), decode_ttft_p99=1.0, failed=1)
     dynamic = [
-        p for each in pareto.DYNAMIC for p in on_part(each, decode_ttft_p99=5.0, tokens_per_s=9.0)
+        p
+        for config in pareto.DYNAMIC
+        for p in on_part(config, decode_ttft_p99=5.0, tokens_per_s=9.0)
     ]
-    rows = pareto.figure_8(Points(made), Points(dynamic))
+    rows = pareto.figure_8(Points(points), Points(dynamic))
     assert {row.among for row in rows} == {f"decode-heavy, {load:g}/s" for load in LOADS}
     front = {row.config for row in rows if row.at_front}
     tables = {f"{pools} table plain" for pools in RATIOS}
@@ -122,9 +127,12 @@ def served(config: str, load: float, latency: float, failed: int = 0) -> chats.C
     )
 
 
-def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
+def test_changes_compare_latency_where_plain_x0_loses_nothing() -> None:
     rows = [
-        *(served("2P2D x=0 plain", load, 100.0, lost) for load, lost in ((1, 0), (2, 0), (4, 9))),
+        *(
+            served("2P2D x=0 plain", load, 100.0, failed)
+            for load, failed in ((1, 0), (2, 0), (4, 9))
+        ),
         *(
             served("2P2D table plain", load, latency)
             for load, latency in ((1, 80), (2, 90), (4, 1))
@@ -137,37 +145,40 @@ def test_latency_is_compared_where_plain_x0_loses_nothing() -> None:
     assert change.kv_bytes == pytest.approx(-15.0)
 
 
-def test_real_conversations_are_read_as_the_data_sets_write_them(tmp_path: Path) -> None:
-    """An array or lines; none with a message that is empty or too long."""
+def test_conversations_read_both_data_set_formats(tmp_path: Path) -> None:
+    """Files are arrays or lines; chats with an empty or overlong message are skipped."""
     shared = [{"from": who, "value": "x" * 4 * n} for who, n in (("human", 50), ("gpt", 70)) * 2]
     wild = [{"role": who, "content": "x" * 4 * n} for who, n in (("user", 9), ("assistant", 2)) * 3]
     long = [{"from": "human", "value": "x" * 9_000}, *shared[1:]]
-    rows = [{"conversations": each} for each in (shared, shared[:2], long, [*shared[:3], {}], wild)]
+    rows = [
+        {"conversations": messages}
+        for messages in (shared, shared[:2], long, [*shared[:3], {}], wild)
+    ]
     array, lines = tmp_path / "a.json", tmp_path / "b.jsonl"
     array.write_text(json.dumps([*rows, "no conversation", {"conversations": 1}]))
     lines.write_text("\n".join(json.dumps(row) for row in rows))
-    found = conversations.read(array, 1)
+    source = conversations.read(array, 1)
     assert (
-        found.recorded_chats
+        source.recorded_chats
         == (((50, 70),) * 2, ((9, 4),) * 3)
         == conversations.read(lines, 1).recorded_chats
     )
-    first, *_ = conversations.conversations([found], 2.0, 5, 64, 1)
+    first, *_ = conversations.conversations([source], 2.0, 5, 64, 1)
     assert len(first.tokens) in (2 * 120, 3 * 13)
     lines.write_text("[]")
     with pytest.raises(ConfigError, match="of 2 turns and more in .*b.jsonl, as ShareGPT"):
         conversations.read(lines, 1)
 
 
-def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() -> None:
-    """Behind their proxy, at weights of a request."""
+def test_plan_table_places_turns_by_weights() -> None:
+    """The weights of a request decide, behind the authors' proxy."""
     pools = "2P2D"
-    made = list(on_part(static(pools, "0", plain=True), load_seen=0.2))
-    made += on_part(
+    points = list(on_part(static(pools, "0", plain=True), load_seen=0.2))
+    points += on_part(
         static(pools, "1", plain=True), load_seen=0.2, decode_ttft=60.0, every_decode_tpot=12.0
     )
     use = [(workload.name, load) for workload in PART for load in LOADS]
-    table = plan_table.table_of(Points(made), pools, use, plain=True)
+    table = plan_table.table_of(Points(points), pools, use, plain=True)
     assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in table.cells.values()} == {
         (0.4, 0.2)
     }
@@ -181,5 +192,5 @@ def test_the_authors_table_says_of_each_turn_whether_its_worker_computes_it() ->
             table=table,
             weights=(1.0, w_tpot),
         )
-        [found] = runs.points_of(spec)
-        assert found.later and found.local == local * found.later
+        [result_point] = runs.points_of(spec)
+        assert result_point.later and result_point.local == local * result_point.later

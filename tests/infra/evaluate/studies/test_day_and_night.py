@@ -13,8 +13,8 @@ SHORT = Day(
 )
 
 
-def test_pools_follow_a_day_and_lose_nothing() -> None:
-    """They begin with one worker each, and end so."""
+def test_pools_follow_day_in_time() -> None:
+    """They begin with one prefill worker, grow, and shrink again towards the end."""
     fleet = serve_day(SHORT, "")
     assert fleet.in_time > 0.9
     sizes = [there.get(Role.PREFILL, 0) for _, there in fleet.counts]
@@ -22,19 +22,19 @@ def test_pools_follow_a_day_and_lose_nothing() -> None:
     assert fleet.worker_hours < max(sum(there.values()) for _, there in fleet.counts) * 4 / 60
 
 
-def test_the_requests_of_a_day_are_the_same_for_all() -> None:
-    one, other = SHORT.requests(), SHORT.requests()
-    assert [each.at_ms for each in one] == [each.at_ms for each in other]
+def test_day_repeats_requests() -> None:
+    first, second = SHORT.requests(), SHORT.requests()
+    assert [request.at_ms for request in first] == [request.at_ms for request in second]
     assert SHORT.per_s(0.0) == 1.0 and SHORT.per_s(SHORT.day_ms / 2) == 16.0
 
 
-def test_worker_hours_are_counted_between_two_times() -> None:
+def test_worker_hours_count_span_between_two_times() -> None:
     two, three = {Role.PREFILL: 1, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2}
     counts = [(0.0, two), (1_800_000.0, three), (9_000_000.0, two)]
     assert worker_hours(counts, 0.0, 3_600_000.0) == pytest.approx(2.5)
 
 
-def test_the_best_fixed_fleet_is_the_smallest_that_serves_as_well() -> None:
+def test_day_comparison_chooses_smallest_sufficient_fixed_fleet() -> None:
     fleet = FleetResult(
         pools="",
         requests=9,
@@ -48,8 +48,8 @@ def test_the_best_fixed_fleet_is_the_smallest_that_serves_as_well() -> None:
         replace(fleet, pools=pools, in_time=share, worker_hours=hours)
         for pools, share, hours in (("1P2D", 0.98, 3.0), ("2P2D", 0.991, 4.0))
     )
-    found = DayComparison(day=SHORT, following=fleet, fixed=[small, large])
-    assert (found.best, found.saved_share) == (large, 0.25)
+    comparison = DayComparison(day=SHORT, following=fleet, fixed=[small, large])
+    assert (comparison.best, comparison.saved_share) == (large, 0.25)
     worse = replace(fleet, in_time=0.97)
     assert DayComparison(day=SHORT, following=worse, fixed=[small, large]).best == small
     assert DayComparison(day=SHORT, following=fleet, fixed=[small]).best is None

@@ -3,14 +3,14 @@
 from infra.evaluate.studies.interruptions import BATCH, measure_interruptions, runs
 
 
-def test_the_neuron_guide_is_right_about_who_interrupts_whom() -> None:
-    """7 of 8 others in a continuous batch; its own transfer alone with a pair."""
+def test_interruptions_confirm_neuron_guide() -> None:
+    """Others of a batch interrupt a replica's answer, its transfer alone a pair's."""
     replica, pair = (measure_interruptions(pools, answers=48) for pools in ("1R", "1P1D"))
     assert BATCH - 2 <= replica.per_answer <= BATCH
     assert pair.per_answer <= 1
     assert pair.itl_p99 < replica.itl_p99
 
 
-def test_long_gaps_in_a_row_are_one_interruption() -> None:
+def test_runs_count_consecutive_gaps_once() -> None:
     assert runs([]) == runs([False]) == 0
     assert runs([True, True, False, True]) == 2

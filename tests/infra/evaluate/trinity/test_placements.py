@@ -25,31 +25,31 @@ def rows(count: float) -> TrinityCase:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_no_placement_has_more_gpus_than_the_others(kind: object) -> None:
+def test_placements_use_about_equal_numbers_of_gpus(kind: object) -> None:
     layout = case(kind=kind).layout()
     assert 14 <= layout.gpus <= 16
     assert layout.prefill >= 1
     assert layout.decode >= 1
 
 
-def test_a_pool_has_one_copy_where_coupling_has_one_for_each_worker() -> None:
+def test_pool_needs_one_copy_where_coupling_needs_one_per_worker() -> None:
     copies = {kind.name: case(kind=kind).layout().copies for kind in (COUPLED, SHARED, POOL)}
     assert copies == {"a, one each": 8, "a, four share": 3, "c": 1}
 
 
-def test_the_pool_grows_with_what_it_is_asked() -> None:
+def test_pool_grows_with_search_load() -> None:
     heavy = replace(case().search, index=IndexSpec(width=4 * 512, top_m=128 * 512))
     assert case(kind=POOL, search=heavy).layout().copies > 1
 
 
-def test_an_index_that_leaves_no_room_for_kv_cannot_lie_beside_the_weights() -> None:
+def test_layout_refuses_index_without_room_for_kv() -> None:
     with pytest.raises(ConfigError, match="no answer fits"):
         replace(rows(60e6), kind=IN_PLACE).layout()
     with pytest.raises(ConfigError, match="placement a, one each: 16 GPUs hold no prefill and"):
         replace(rows(600e6), kind=COUPLED).layout()
 
 
-def test_a_copy_takes_places_of_a_worker_that_fills_its_node() -> None:
+def test_index_copy_takes_gpus_of_worker_that_fills_node() -> None:
     assert crossing(COUPLED, degree=8, shards=1) == 1
     assert crossing(COUPLED, degree=4, shards=1) == 0
     assert crossing(POOL, degree=8, shards=1) == crossing(IN_PLACE, degree=8, shards=1) == 0

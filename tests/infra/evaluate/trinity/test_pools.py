@@ -24,7 +24,7 @@ SEARCH = SearchCosts()
 
 
 @pytest.mark.parametrize("per_s", [1, 10, 60, 240])
-def test_no_pool_is_busier_than_it_may_be_and_the_targets_hold(per_s: float) -> None:
+def test_pools_stay_below_busy_limit_and_meet_targets(per_s: float) -> None:
     targets = Targets()
     prefill, decode, retrieval = plan(Setup(), SEARCH, replace(TRAFFIC, per_s=per_s), targets)
     assert prefill.utilisation <= BUSY_MAX >= decode.utilisation
@@ -33,7 +33,7 @@ def test_no_pool_is_busier_than_it_may_be_and_the_targets_hold(per_s: float) -> 
     assert decode.figure_ms <= targets.tpot_ms
 
 
-def test_one_worker_less_would_miss_something() -> None:
+def test_pools_miss_limits_with_one_worker_less() -> None:
     prefill, decode, _ = plan(Setup(), SEARCH, TRAFFIC, Targets())
     busy = TRAFFIC.per_s * prompt_ms(Setup(), TRAFFIC.computed_tokens) / 1e3
     assert busy / (prefill.workers - 1) > BUSY_MAX
@@ -41,8 +41,7 @@ def test_one_worker_less_would_miss_something() -> None:
     assert batch is None or tpot_ms(Setup(), TRAFFIC, batch) > Targets().tpot_ms
 
 
-def test_answers_under_way_are_those_that_arrive_during_one() -> None:
-    """Little's law."""
+def test_active_answers_follow_littles_law() -> None:
     batch = batch_of(Setup(), TRAFFIC, 4)
     assert batch is not None
     took_s = TRAFFIC.answer_tokens * tpot_ms(Setup(), TRAFFIC, batch) / 1e3
@@ -50,10 +49,10 @@ def test_answers_under_way_are_those_that_arrive_during_one() -> None:
     assert batch_of(Setup(), TRAFFIC, 0.1) is None, "it never catches up"
 
 
-def test_probes_want_more_decode_workers_and_updates_more_copies() -> None:
+def test_probes_need_decode_workers_and_updates_need_copies() -> None:
     plain = replace(TRAFFIC, probing=ProbeSettings(every=0), per_s=200)
     probed = replace(TRAFFIC, probing=ProbeSettings(every=8), per_s=200)
-    counts = [plan(Setup(), SEARCH, each, Targets())[1].workers for each in (plain, probed)]
+    counts = [plan(Setup(), SEARCH, traffic, Targets())[1].workers for traffic in (plain, probed)]
     assert counts[1] > counts[0]
     heavy = SearchCosts(index=IndexSpec(top_m=128 * 256, width=4 * 256))
     calm = plan(Setup(), heavy, TRAFFIC, Targets())[2]
@@ -61,17 +60,17 @@ def test_probes_want_more_decode_workers_and_updates_more_copies() -> None:
     assert busy.workers > calm.workers
 
 
-def test_a_model_that_computes_with_a_tenth_of_its_parameters_is_quicker() -> None:
-    """Experts: all their weights are read, few are computed with."""
+def test_sparse_model_is_quicker_than_dense_model() -> None:
+    """All weights of the experts are read, but few are computed with."""
     sparse = Setup(model=QWEN_30B)
     dense = Setup(model=replace(QWEN_30B, active_parameters=0.0))
     assert prompt_ms(sparse, 4_000) < 0.5 * prompt_ms(dense, 4_000)
 
 
-def test_workers_are_split_where_most_is_served() -> None:
+def test_split_maximises_served_requests() -> None:
     prefill, per_s = split(Setup(), TRAFFIC, 15, 25.0)
     prompts = 1e3 / prompt_ms(Setup(), TRAFFIC.computed_tokens)
     answers = decode_per_s(Setup(), TRAFFIC, 25.0)
-    for other in range(1, 15):
-        assert min(other * prompts, (15 - other) * answers) <= per_s
+    for prefill_count in range(1, 15):
+        assert min(prefill_count * prompts, (15 - prefill_count) * answers) <= per_s
     assert per_s == min(prefill * prompts, (15 - prefill) * answers)

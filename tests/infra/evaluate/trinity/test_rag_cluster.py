@@ -24,24 +24,24 @@ def run(kind: PlacementKind, probing: ProbeSettings | None = None) -> TrinityRes
 
 
 @pytest.mark.parametrize("kind", [COUPLED, IN_PLACE, WITH_PREFILL, POOL], ids=lambda k: k.name)
-def test_every_request_is_answered_with_what_it_searched_for(kind: PlacementKind) -> None:
-    found = run(kind)
-    assert found.requests > 5
-    assert (found.failed, found.without) == (0, 0)
-    assert found.ttft_p50 > 58, "the passages are part of the prompt that is computed"
+def test_cluster_answers_requests_with_their_passages(kind: PlacementKind) -> None:
+    result = run(kind)
+    assert result.requests > 5
+    assert (result.failed, result.without) == (0, 0)
+    assert result.ttft_p50 > 58, "the passages are part of the prompt that is computed"
 
 
-def test_the_same_seed_gives_the_same_figures() -> None:
+def test_cluster_repeats_figures_by_seed() -> None:
     assert asdict(run(POOL)) == asdict(run(POOL))
 
 
-def test_being_near_saves_two_hops_of_the_log() -> None:
+def test_near_index_saves_two_log_hops() -> None:
     near, far = run(WITH_PREFILL), run(POOL)
     saved = far.ttft_p50 - near.ttft_p50
     assert saved == pytest.approx(2 * (3.0 - 0.05), abs=1.01), "the log's stamps are whole ms"
 
 
-def test_probes_stall_where_nobody_asks_ahead_and_not_where_they_do() -> None:
+def test_lookahead_prevents_stalls_of_probes() -> None:
     ahead, behind = run(POOL, ProbeSettings(lookahead=8)), run(POOL, ProbeSettings(lookahead=0))
     assert ahead.stalled_share == 0
     assert behind.stalled_share > 0.005
@@ -49,15 +49,15 @@ def test_probes_stall_where_nobody_asks_ahead_and_not_where_they_do() -> None:
     assert behind.probe_p50 == pytest.approx(ahead.probe_p50, abs=0.1)
 
 
-def test_a_probe_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
+def test_cluster_limits_stall_of_late_probe() -> None:
     slow = replace(case(POOL, ProbeSettings(lookahead=0, stall_ms=5.0)), hop_ms=40.0)
-    found = rag_cluster.run(slow)
-    assert found.failed == 0
-    assert 0 < found.stalled_share < 0.02
+    result = rag_cluster.run(slow)
+    assert result.failed == 0
+    assert 0 < result.stalled_share < 0.02
 
 
-def test_answers_have_all_their_tokens_however_often_they_are_probed() -> None:
-    """What probes put in is computed beside the batch, so decoding is slower, and nothing else."""
+def test_probes_slow_decoding_without_loss_of_requests() -> None:
+    """Inserted passages are computed beside the batch, which slows decoding only."""
     plain, probed = (
         run(POOL, ProbeSettings(every=0)),
         run(POOL, ProbeSettings(every=16, new_share=1.0)),
@@ -67,7 +67,7 @@ def test_answers_have_all_their_tokens_however_often_they_are_probed() -> None:
     assert probed.probe_p50 > 0 == plain.probe_p50
 
 
-def test_an_index_in_the_workers_memory_slows_them_only_as_far_as_it_is_searched() -> None:
+def test_index_in_worker_memory_slows_worker_only_when_searched() -> None:
     idle = rag_cluster.run(replace(case(IN_PLACE, ProbeSettings(every=0)), hop_ms=0.0))
     pool = rag_cluster.run(replace(case(POOL, ProbeSettings(every=0)), hop_ms=0.0))
     assert idle.tpot_p50 == pytest.approx(pool.tpot_p50, rel=0.2)

@@ -10,64 +10,66 @@ from workers.search.service.settings import RetrievalSettings
 HEAVY = SearchCosts(index=IndexSpec(width=64))  # a full GPU takes longer than the floor
 
 
-class Asked:
+class SearchRun:
     """Searches and when they ended."""
 
     def __init__(self, settings: RetrievalSettings | None = None) -> None:
         self.clock = Clock()
         self.gpu = SearchGpu(self.clock, HEAVY, settings or RetrievalSettings())
-        self.ended: dict[str, float] = {}
+        self.ended_ms: dict[str, float] = {}
         self.refused: dict[str, Drop] = {}
 
     def ask(self, name: str, kind: SearchKind, deadline_ms: float = 1e9) -> None:
-        def done(why: Drop | None) -> None:
-            self.ended[name] = self.clock.now_ms
+        def on_done(why: Drop | None) -> None:
+            self.ended_ms[name] = self.clock.now_ms
             if why is not None:
                 self.refused[name] = why
 
-        self.gpu.search(kind, done, deadline_ms)
+        self.gpu.search(kind, on_done, deadline_ms)
 
     def all_ended(self, count: int) -> None:
-        while len(self.ended) < count and self.clock.step():
+        while len(self.ended_ms) < count and self.clock.step():
             pass
 
 
-def test_a_lone_search_takes_its_extends() -> None:
-    asked = Asked()
-    asked.ask("one", SearchKind.DECODE)
-    asked.all_ended(1)
-    assert asked.ended["one"] == HEAVY.index.extends * HEAVY.extend_ms(1)
-    assert asked.gpu.busy_ms == asked.ended["one"]
+def test_lone_search_takes_time_of_its_extends() -> None:
+    searches = SearchRun()
+    searches.ask("one", SearchKind.DECODE)
+    searches.all_ended(1)
+    assert searches.ended_ms["one"] == HEAVY.index.extends * HEAVY.extend_ms(1)
+    assert searches.gpu.busy_ms == searches.ended_ms["one"]
 
 
-def test_an_urgent_prefill_search_takes_the_place_of_a_decode_search() -> None:
+def test_urgent_prefill_search_preempts_decode_search() -> None:
     """The paper's preemption, by the scheduler that serves: all places are taken, one is parked."""
-    asked = Asked()
-    asked.gpu.scheduler.ms_per_extend = HEAVY.extend_ms(PLACES)  # as it has measured
+    searches = SearchRun()
+    searches.gpu.scheduler.ms_per_extend = HEAVY.extend_ms(PLACES)  # as it has measured
     for number in range(2 * PLACES):
-        asked.ask(f"d{number}", SearchKind.DECODE)
+        searches.ask(f"d{number}", SearchKind.DECODE)
     full_ms = HEAVY.index.extends * HEAVY.extend_ms(PLACES)
-    asked.clock.after(0.3 * full_ms, lambda: asked.ask("p", SearchKind.PREFILL, 1.5 * full_ms))
-    asked.all_ended(2 * PLACES + 1)
-    assert asked.ended["p"] < 1.5 * full_ms
-    assert not asked.refused
-    first = sum(ended < asked.ended["p"] for ended in asked.ended.values())
+    searches.clock.after(
+        0.3 * full_ms, lambda: searches.ask("p", SearchKind.PREFILL, 1.5 * full_ms)
+    )
+    searches.all_ended(2 * PLACES + 1)
+    assert searches.ended_ms["p"] < 1.5 * full_ms
+    assert not searches.refused
+    first = sum(ended_ms < searches.ended_ms["p"] for ended_ms in searches.ended_ms.values())
     assert first == PLACES - 1, "one decode search was parked for it, and none was lost"
 
 
-def test_what_is_too_late_is_refused_and_counted() -> None:
-    asked = Asked()
-    asked.ask("late", SearchKind.PREFILL, deadline_ms=0.0)
-    assert asked.refused == {"late": Drop.DEADLINE_PASSED}
-    assert asked.gpu.dropped == 1
+def test_search_gpu_refuses_and_counts_late_search() -> None:
+    searches = SearchRun()
+    searches.ask("late", SearchKind.PREFILL, deadline_ms=0.0)
+    assert searches.refused == {"late": Drop.DEADLINE_PASSED}
+    assert searches.gpu.dropped == 1
 
 
-def test_links_of_changed_documents_are_done_when_nobody_waits() -> None:
-    asked = Asked()
+def test_search_gpu_links_documents_after_waiting_searches() -> None:
+    searches = SearchRun()
     for number in range(PLACES):
-        asked.ask(f"link{number}", SearchKind.LINK)
-    asked.ask("d", SearchKind.DECODE)
-    asked.all_ended(PLACES + 1)
-    links = [ended for name, ended in asked.ended.items() if name != "d"]
-    assert asked.ended["d"] <= max(links)
-    assert asked.gpu.search_counts[SearchKind.LINK] == PLACES
+        searches.ask(f"link{number}", SearchKind.LINK)
+    searches.ask("d", SearchKind.DECODE)
+    searches.all_ended(PLACES + 1)
+    links = [ended_ms for name, ended_ms in searches.ended_ms.items() if name != "d"]
+    assert searches.ended_ms["d"] <= max(links)
+    assert searches.gpu.search_counts[SearchKind.LINK] == PLACES

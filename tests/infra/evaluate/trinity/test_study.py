@@ -31,37 +31,39 @@ def points(*pairs: tuple[float, float, float]) -> list[SweepPoint]:
         SweepPoint(
             value=value,
             per_s=1.0,
-            results={"c": result("c", ours), SHARED.name: result(SHARED.name, theirs)},
+            results={"c": result("c", ours), SHARED.name: result(SHARED.name, rival_ttft)},
             impossible={},
         )
-        for value, ours, theirs in pairs
+        for value, ours, rival_ttft in pairs
     ]
 
 
 def by_ttft(*pairs: tuple[float, float, float]) -> study.BreakEven:
-    return next(each for each in break_evens(points(*pairs)) if each.metric == "TTFT p50")
+    return next(
+        break_even for break_even in break_evens(points(*pairs)) if break_even.metric == "TTFT p50"
+    )
 
 
-def test_a_break_even_lies_between_the_values_where_the_lead_changes() -> None:
-    found = by_ttft((0, 90, 100), (10, 100, 100), (20, 100, 90))
-    assert found.at == pytest.approx(10, abs=0.5)
-    assert "(c) is better below 10, a, four share on the other side" in found.says
+def test_break_even_lies_where_lead_changes() -> None:
+    break_even = by_ttft((0, 90, 100), (10, 100, 100), (20, 100, 90))
+    assert break_even.at == pytest.approx(10, abs=0.5)
+    assert "(c) is better below 10, a, four share on the other side" in break_even.says
     assert "above" in by_ttft((0, 100, 90), (20, 90, 100)).says
 
 
-def test_a_lead_that_changes_twice_is_said() -> None:
+def test_break_even_reports_second_change_of_lead() -> None:
     twice = by_ttft((0, 90, 100), (10, 100, 90), (20, 90, 100))
     assert twice.at == pytest.approx(5, abs=0.5)
     assert twice.says.endswith("until they change places again")
 
 
-def test_who_is_better_throughout_and_what_is_equal_is_said() -> None:
+def test_break_even_reports_constant_lead_or_equality() -> None:
     assert by_ttft((0, 90, 100), (1, 100, 100)).says == "(c) is as good or better throughout"
     assert by_ttft((0, 100, 90)).says == "a, four share is as good or better throughout"
     assert by_ttft((0, 100, 100.5)).says == "equal within 1 %"
 
 
-def test_a_tiny_study_makes_a_page_with_every_placement(
+def test_tiny_study_writes_page_with_all_placements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A golden run: what (c) serves, and what it takes, at seed 1."""
@@ -71,18 +73,18 @@ def test_a_tiny_study_makes_a_page_with_every_placement(
     )
     case = study.base(gpus=6, duration_ms=300.0)
     with runner(1) as pool:
-        found = study.run_study(pool, case, quick=True)
+        study_result = study.run_study(pool, case, quick=True)
     measured = [
         StageMeasurement(stage="decode", what="x", unit="tokens/s", points=POINTS, about="here")
     ]
-    path = page.write(found, measured, tmp_path)
+    path = page.write(study_result, measured, tmp_path)
     text = path.read_text()
     for words in ("a, one each", "a, in place", "no answer fits", "Figure 1", "measured: decode"):
         assert words in text
     tree = json.loads((tmp_path / "trinity.json").read_text())
-    assert tree["per_s"] == pytest.approx(found.per_s)
-    assert 30 < found.per_s < 60
-    pool_run = found.sweeps[0].points[0].results[POOL.name]
+    assert tree["per_s"] == pytest.approx(study_result.per_s)
+    assert 30 < study_result.per_s < 60
+    pool_run = study_result.sweeps[0].points[0].results[POOL.name]
     assert (pool_run.prefill, pool_run.decode, pool_run.copies) == (3, 2, 1)
     assert pool_run.failed == 0
     report = json.loads((tmp_path / "bench" / "trinity.json").read_text())
@@ -90,7 +92,7 @@ def test_a_tiny_study_makes_a_page_with_every_placement(
     assert report["figures"]["sweeps"][1]["name"] == "index"
 
 
-def test_cases_that_differ_by_a_hop_that_nobody_takes_are_run_once() -> None:
+def test_study_runs_cases_with_unused_hop_once() -> None:
     case = study.base()
     shared = replace(case, kind=SHARED)
     assert study._without_hop(replace(shared, hop_ms=9.0)) == study._without_hop(shared)

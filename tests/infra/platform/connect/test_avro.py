@@ -24,13 +24,13 @@ from streams.bridge.config import DocumentSource
 from streams.bridge.documents.rows import change_of
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
-from tests.streams.bridge.samples import asked, body_of, pair
+from tests.streams.bridge.samples import body_of, pair, question_of
 
 pytestmark = [pytest.mark.platform, pytest.mark.kafka]
 
 
 async def records_of(kafka: LogSettings, topic: str, count: int) -> list[PromptRecord]:
-    """So many, from the topic's beginning."""
+    """The topic's first `count` records."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
     )
@@ -38,25 +38,27 @@ async def records_of(kafka: LogSettings, topic: str, count: int) -> list[PromptR
     try:
         consumer.assign([TopicPartition(topic, 0)])
         async with asyncio.timeout(240):
-            found = [await consumer.getone() for _ in range(count)]
+            messages = [await consumer.getone() for _ in range(count)]
     finally:
         await consumer.stop()
     return [
         PromptRecord(
             topic=topic,
             partition=0,
-            offset=each.offset,
-            timestamp_ms=each.timestamp,
-            key=each.key,
-            value=each.value,
-            headers=each.headers,
+            offset=message.offset,
+            timestamp_ms=message.timestamp,
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
         )
-        for each in found
+        for message in messages
     ]
 
 
-async def test_rows_in_avro(kafka: LogSettings, tmp_path: Path) -> None:
-    """Inserted, edited and deleted ones, and questions, under keys in Avro, too."""
+async def test_debezium_avro_rows_become_documents_and_prompts(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    """Rows are inserted, edited and deleted; keys are in Avro, too."""
     prefix = f"{kafka.topic_prefix}rows"
     with running_apicurio() as registry:
         async with Postgres() as database, Connect(kafka.bootstrap, tmp_path / "c") as connect:
@@ -67,12 +69,12 @@ async def test_rows_in_avro(kafka: LogSettings, tmp_path: Path) -> None:
             )
             publications = {"documents": DOCUMENTS_PUBLICATION, "questions": QUESTIONS_PUBLICATION}
             for table, publication in publications.items():
-                made = source(
+                connector = source(
                     *(reader, table), publication=publication, slot=table, partitions=1,
                     prefix=prefix,
                 )  # fmt: skip
                 own_api = registry.replace("/apis/ccompat/v7", "/apis/registry/v2")
-                await connect.run(table, avro(made, own_api))
+                await connect.run(table, avro(connector, own_api))
             await tables.insert([TextDocument("a", "The ferry leaves from pier 7.", "Ferries")])
             await tables.edit(TextDocument("a", "It leaves from pier 9."))
             await tables.delete("a")
@@ -83,15 +85,15 @@ async def test_rows_in_avro(kafka: LogSettings, tmp_path: Path) -> None:
             topic=rows[0].topic, collection="h", text="{body}", metadata=("title",)
         )
         schemas = WriterSchemas(registry, 60_000)
-        changes = [await change_of(each, ferries, schemas) for each in rows]
-        found = await asked(
+        changes = [await change_of(row, ferries, schemas) for row in rows]
+        prompt = await question_of(
             question.value, pair(template="{question}"), registry, headers=question.headers
         )
-    assert {each.key for each in changes} == {"h/a"}
+    assert {change.key for change in changes} == {"h/a"}
     assert rows[0].is_avro and rows[2].value is None
-    first, edited, gone = (each.document for each in changes)
-    assert first is not None and edited is not None and gone is None
+    first, edited, deleted_document = (change.document for change in changes)
+    assert first is not None and edited is not None and deleted_document is None
     assert first.text == "The ferry leaves from pier 7."
     assert json.loads(first.metadata) == {"title": "Ferries"}
     assert edited.text == "It leaves from pier 9."
-    assert body_of(found)["messages"][0]["content"] == "From where does it leave?"
+    assert body_of(prompt)["messages"][0]["content"] == "From where does it leave?"

@@ -11,45 +11,47 @@ from infra.platform.tables import COLUMNS, DOCUMENTS_PUBLICATION, SINK_ROLE, SOU
 DATABASE = Database(host="db", port=5432, name="app", user="me", password="p")
 
 
-def test_a_source_reads_one_table_in_its_own_way() -> None:
-    made = source(
+def test_source_config_covers_one_table() -> None:
+    config = source(
         DATABASE, "documents", publication="pub", slot="slot", partitions=2, prefix="rows"
     )
-    assert made["table.include.list"] == "public.documents"
-    assert (made["slot.name"], made["publication.name"]) == ("slot", "pub")
+    assert config["table.include.list"] == "public.documents"
+    assert (config["slot.name"], config["publication.name"]) == ("slot", "pub")
     # a deleted row is an empty value, and no change waits for half a second
-    assert made["transforms.unwrap.delete.tombstone.handling.mode"] == "delete-to-tombstone"
-    assert made["poll.interval.ms"] == "10"
+    assert config["transforms.unwrap.delete.tombstone.handling.mode"] == "delete-to-tombstone"
+    assert config["poll.interval.ms"] == "10"
     # two connectors with one prefix wait for each other's metrics
-    assert made["topic.prefix"] == "slot"
-    assert made["transforms.route.regex"] == r"slot\.public\.(.*)"
-    assert made["transforms.route.replacement"] == "rows.$1"
-    assert "key.converter" not in made
-    assert keys_with_schemas(made)["key.converter.schemas.enable"] == "true"
+    assert config["topic.prefix"] == "slot"
+    assert config["transforms.route.regex"] == r"slot\.public\.(.*)"
+    assert config["transforms.route.replacement"] == "rows.$1"
+    assert "key.converter" not in config
+    assert keys_with_schemas(config)["key.converter.schemas.enable"] == "true"
 
 
-def test_a_sink_fills_the_columns_that_it_is_told() -> None:
-    made = sink(
+def test_sink_config_maps_columns() -> None:
+    config = sink(
         DATABASE, "rows.answers", table="questions", columns={"text": "answer", "ended_ms": "at"}
     )
-    assert made["connection.url"] == "jdbc:postgresql://db:5432/app"
-    assert made["transforms.columns.include"] == "text,ended_ms"
-    assert made["transforms.columns.renames"] == "text:answer,ended_ms:at"
+    assert config["connection.url"] == "jdbc:postgresql://db:5432/app"
+    assert config["transforms.columns.include"] == "text,ended_ms"
+    assert config["transforms.columns.renames"] == "text:answer,ended_ms:at"
     # a record without a schema would fail late, and an answer that is not committed is none
-    assert made["key.converter.schemas.enable"] == made["value.converter.schemas.enable"] == "true"
-    assert made["consumer.override.isolation.level"] == "read_committed"
-    assert (made["insert.mode"], made["primary.key.mode"]) == ("update", "record_key")
+    assert (
+        config["key.converter.schemas.enable"] == config["value.converter.schemas.enable"] == "true"
+    )
+    assert config["consumer.override.isolation.level"] == "read_committed"
+    assert (config["insert.mode"], config["primary.key.mode"]) == ("update", "record_key")
 
 
-def test_a_file_gets_what_the_json_converter_reads() -> None:
-    made = file_sink(["a", "b"], "out.txt", schemas=False)
-    assert (made["topics"], made["value.converter.schemas.enable"]) == ("a,b", "false")
+def test_file_sink_config_names_topics_and_converter() -> None:
+    config = file_sink(["a", "b"], "out.txt", schemas=False)
+    assert (config["topics"], config["value.converter.schemas.enable"]) == ("a,b", "false")
 
 
-def test_the_page_shows_what_the_demo_tells_its_connectors() -> None:
-    """infra/docs/integrate.md: but for names of hosts, roles and columns."""
+def test_page_shows_connector_configs_of_demo() -> None:
+    """infra/docs/integrate.md shows them with other hosts, roles and columns."""
     page = (Path(__file__).parents[4] / "infra" / "docs" / "integrate.md").read_text()
-    shown = {
+    page_configs = {
         name: json.loads(text)
         for name, text in re.findall(
             r"<!-- connector: (\w+) -->\n\n```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL
@@ -61,7 +63,7 @@ def test_the_page_shows_what_the_demo_tells_its_connectors() -> None:
     )
     columns = {"text": "answer", "error_message": "error"}
     assert columns.items() <= COLUMNS.items()
-    assert shown == {
+    assert page_configs == {
         "documents": source(
             reader, "documents", publication=DOCUMENTS_PUBLICATION, slot="documents",
             partitions=2, prefix=PREFIX,

@@ -43,23 +43,23 @@ def prompt(kafka: LogSettings) -> PromptRecord:
 
 
 def answers(kafka: LogSettings, form: str) -> list[OutgoingRecord]:
-    """One answer, and a part of one, in this form; errors have the same fields."""
-    prefix, asked = kafka.topic_prefix, prompt(kafka)
+    """An error answer, an empty answer and an answer part, in this format."""
+    prefix, prompt_record = kafka.topic_prefix, prompt(kafka)
     pair = TopicPair(
-        prompts=asked.topic,
+        prompts=prompt_record.topic,
         answers=f"{prefix}answers",
         parts=f"{prefix}answers.parts",
         format=form,
     )
-    made = AnswerBuilder(pair, CODEC)
+    builder = AnswerBuilder(pair, CODEC)
     part = AnswerPart(
-        prompt_topic=asked.topic, prompt_partition=0, prompt_offset=7, request_id="r",
+        prompt_topic=prompt_record.topic, prompt_partition=0, prompt_offset=7, request_id="r",
         seq=0, tokens=1, start=0, text="Be",
     )  # fmt: skip
     return [
-        made.sending(asked, made.error_answer(asked, QueueFull("no room"))),
-        made.empty_answer(asked),
-        made.part(asked, part),
+        builder.sending(prompt_record, builder.error_answer(prompt_record, QueueFull("no room"))),
+        builder.empty_answer(prompt_record),
+        builder.part(prompt_record, part),
     ]
 
 
@@ -72,21 +72,23 @@ async def lines_of(file: Path, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("form", ["json", "json_envelope"])
-async def test_connects_converter_reads_prompts_and_answers(
+async def test_json_converter_reads_prompts_and_answers(
     kafka: LogSettings, tmp_path: Path, form: str
 ) -> None:
-    asked = prompt(kafka)
+    prompt_record = prompt(kafka)
     async with writing(kafka) as producer:
         if form == "json":  # a prompt has no schema
-            ack = await producer.send_raw(asked.topic, asked.value, key=asked.key, partition=0)
-            await ack
-        for each in answers(kafka, form):
             ack = await producer.send_raw(
-                each.topic,
-                each.value,
-                key=each.key,
-                partition=each.partition,
-                headers=each.headers,
+                prompt_record.topic, prompt_record.value, key=prompt_record.key, partition=0
+            )
+            await ack
+        for answer in answers(kafka, form):
+            ack = await producer.send_raw(
+                answer.topic,
+                answer.value,
+                key=answer.key,
+                partition=answer.partition,
+                headers=answer.headers,
             )
             await ack
     async with Connect(kafka.bootstrap, tmp_path / "connect") as connect:
@@ -102,7 +104,7 @@ async def test_connects_converter_reads_prompts_and_answers(
     assert sum(line == "null" for line in lines) == 1  # the empty prompt's
 
 
-async def test_a_connector_that_fails_says_why(kafka: LogSettings, tmp_path: Path) -> None:
+async def test_connect_error_names_connector_failure(kafka: LogSettings, tmp_path: Path) -> None:
     async with writing(kafka) as producer:
         topic = f"{kafka.topic_prefix}answers"
         await (await producer.send_raw(topic, b"{no json", key=b"k", partition=0))

@@ -23,13 +23,13 @@ platform = [
 ]
 
 
-def test_values_cannot_end_their_quotes() -> None:
+def test_sql_script_escapes_quotes_in_values() -> None:
     text = script("tables.sql", bootstrap="b:1", prefix="it's.")
     assert "'it''s.prompts'" in text
     assert "${" not in text
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_jar_check_reports_missing_jars(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected"):
         check_jars(tmp_path)
 
@@ -55,26 +55,26 @@ async def send(log: LogSettings, topic: str, values: list[bytes]) -> None:
 class TestJobs:
     pytestmark = platform
 
-    async def test_a_table_becomes_prompts_and_answers_become_rows(
+    async def test_flink_writes_prompts_and_reads_answers(
         self, kafka: LogSettings, tmp_path: Path
     ) -> None:
         log = {"bootstrap": kafka.bootstrap, "prefix": kafka.topic_prefix}
         await send(kafka, "answers", [b'{"prompt_partition": 0, "prompt_offset": 7, "text": "Si"}'])
-        asked = (
+        queries = (
             "\nINSERT INTO prompts VALUES ('r1', 'Who?', 8), ('r2', 'Where?', CAST(NULL AS INT));\n"
             "SELECT id, prompt_offset, `text`, error_code FROM answers"
             " /*+ OPTIONS('scan.bounded.mode' = 'latest-offset') */;\n"
             "SELECT id, `text`, max_tokens FROM prompts"
             " /*+ OPTIONS('scan.bounded.mode' = 'latest-offset') */;\n"
         )
-        async with running(script("tables.sql", **log) + asked, tmp_path) as job:
+        async with running(script("tables.sql", **log) + queries, tmp_path) as job:
             assert await job.wait_for_exit() == 0, job.process.tail()
             answer, *prompts = job.rows()
             assert answer == ["k", "7", "Si", "null"]
             assert sorted(prompts) == [["r1", "Who?", "8"], ["r2", "Where?", "null"]]
             assert job.restarts() == 0
 
-    async def test_usage_is_a_table_where_there_is_a_registry(
+    async def test_flink_reads_usage_through_registry(
         self, kafka: LogSettings, tmp_path: Path
     ) -> None:
         with running_registry() as registry:
@@ -93,7 +93,7 @@ class TestJobs:
                 tail = [used.tenant, str(used.completion_tokens), str(used.worker_ms)]
                 assert job.rows() == [["0", *tail], ["1", *tail]]
 
-    async def test_restarts_are_counted(self, tmp_path: Path) -> None:
+    async def test_flink_job_counts_restarts(self, tmp_path: Path) -> None:
         failing = (
             "SET 'parallelism.default' = '1';\n"
             "SET 'restart-strategy.type' = 'fixed-delay';\n"

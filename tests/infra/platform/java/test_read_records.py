@@ -27,20 +27,22 @@ def read(log: LogSettings, topic: str) -> list[list[str]]:
     source = ROOT / "infra" / "platform" / "java" / "ReadRecords.java"
     schemas = (str(ROOT / "schemas" / "avro"), str(ROOT / "schemas" / "history"))
     command = ["java", "-Xmx256m", "-cp", f"{LIBS}/*", str(source), log.bootstrap, topic, *schemas]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr[-2_000:]
-    return [line.split("\t", 2) for line in done.stdout.splitlines()]
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert process.returncode == 0, process.stderr[-2_000:]
+    return [line.split("\t", 2) for line in process.stdout.splitlines()]
 
 
-async def test_every_topic_is_decoded(kafka: LogSettings) -> None:
+async def test_java_consumer_decodes_every_topic(kafka: LogSettings) -> None:
     await fill(kafka)
     topics = ",".join(kafka.topic_prefix + topic.name for topic in TOPICS.values())
-    found = Counter(name for name, _, _ in read(kafka, topics))
-    wanted = Counter(name for topic in TOPICS.values() for name in topic.records)
-    assert found == wanted | Counter(["JSON"])
+    counts = Counter(name for name, _, _ in read(kafka, topics))
+    expected = Counter(name for topic in TOPICS.values() for name in topic.records)
+    assert counts == expected | Counter(["JSON"])
 
 
-async def test_fields_have_their_values(kafka: LogSettings) -> None:
+async def test_java_consumer_returns_field_values(kafka: LogSettings) -> None:
     await fill(kafka)
     rows = {name: json.loads(value) for name, _, value in read(kafka, f"{kafka.topic_prefix}usage")}
     assert rows["Usage"]["tenant"] == "tenant é"

@@ -27,7 +27,7 @@ pytestmark = [
 
 @asynccontextmanager
 async def topics(log: LogSettings) -> AsyncIterator[None]:
-    """Those of the tickets' own."""
+    """The ticket and label topics, deleted at the end."""
     names = [f"{log.topic_prefix}{name}" for name in ("tickets", "labels")]
     admin = AIOKafkaAdminClient(bootstrap_servers=log.bootstrap)
     await admin.start()
@@ -56,7 +56,7 @@ async def tickets(log: LogSettings, folder: Path) -> AsyncIterator[SupervisedPro
 
 
 async def values(log: LogSettings, topic: str, count: int) -> list[tuple[str, str]]:
-    """Keys and values, once there are so many; no more may have come."""
+    """Keys and values of the topic, once at least `count` have arrived."""
     consumer = AIOKafkaConsumer(
         log.topic_prefix + topic,
         bootstrap_servers=log.bootstrap,
@@ -65,21 +65,21 @@ async def values(log: LogSettings, topic: str, count: int) -> list[tuple[str, st
         enable_auto_commit=False,
     )
     await consumer.start()
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
 
     async def enough() -> bool:
         for records in (await consumer.getmany(timeout_ms=200)).values():
-            found.extend((r.key.decode(), r.value.decode()) for r in records)
-        return len(found) >= count
+            pairs.extend((r.key.decode(), r.value.decode()) for r in records)
+        return len(pairs) >= count
 
     try:
         await until(enough)
     finally:
         await consumer.stop()
-    return found
+    return pairs
 
 
-async def test_tickets_become_prompts_and_answers_labels(
+async def test_kafka_streams_turns_tickets_into_prompts_and_answers_into_labels(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     keys = [f"t{number}" for number in range(TICKETS)]

@@ -28,8 +28,8 @@ PATIENT: Any = {"timeout_ms": 60_000}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with running_apicurio() as found:
-            yield found
+        with running_apicurio() as registry_url:
+            yield registry_url
     except ConfigError as error:  # no Java, or it is not installed: the message says which
         pytest.skip(str(error))
 
@@ -49,7 +49,7 @@ def place(topic: str) -> SerializationContext:
     return SerializationContext(topic, MessageField.VALUE)
 
 
-def test_every_schema_is_taken_and_given(url: str) -> None:
+def test_registry_returns_every_registered_schema(url: str) -> None:
     ids = register_all(url, **PATIENT)
     assert set(ids) == set(subjects()) and register_all(url, **PATIENT) == ids
     assert len(set(ids.values())) == len(set(subjects().values())), "one id for each schema"
@@ -64,24 +64,24 @@ def test_every_schema_is_taken_and_given(url: str) -> None:
         registry.fetch(1_000_000)
 
 
-def test_a_change_that_readers_cannot_follow_is_refused(url: str) -> None:
-    """Of any earlier version, not of the last one alone."""
+def test_registry_refuses_incompatible_schema(url: str) -> None:
+    """It must be compatible with all earlier versions, not only with the last one."""
     registry, subject = Registry(url, **PATIENT), "changing-value"
     schema = full_schema("Usage")
-    more = {"name": "more", "type": "string"}
+    new_field = {"name": "more", "type": "string"}
     first = registry.register(subject, {**schema, "fields": schema["fields"][:-1]})
     second = registry.register(
-        subject, {**schema, "fields": [*schema["fields"], {**more, "default": ""}]}
+        subject, {**schema, "fields": [*schema["fields"], {**new_field, "default": ""}]}
     )
     assert first != second
     with pytest.raises(ConfigError, match=f"schema of {subject}: .* answered 409"):
-        registry.register(subject, {**schema, "fields": [*schema["fields"], more]})
+        registry.register(subject, {**schema, "fields": [*schema["fields"], new_field]})
 
 
-def test_stock_clients_write_prompts_and_read_answers(
+def test_stock_serializer_writes_prompts_and_reads_answers(
     url: str, stock: SchemaRegistryClient
 ) -> None:
-    """With no schema of their own: both find it under Kafka's default name."""
+    """Stock clients without a schema find it under Kafka's default subject name."""
     codec = make_codec(log(url))
     serialize = AvroSerializer(
         stock,
@@ -96,22 +96,22 @@ def test_stock_clients_write_prompts_and_read_answers(
     assert read == to_dict(answer)
 
 
-def test_a_schema_of_somebody_else_is_known_by_its_id(
-    url: str, stock: SchemaRegistryClient
-) -> None:
-    """Registered by a stock serializer while it writes."""
+def test_registry_fetches_foreign_schema_by_id(url: str, stock: SchemaRegistryClient) -> None:
+    """A stock serializer registers the schema while it writes."""
     row = {"type": "record", "name": "Ticket", "fields": [{"name": "body", "type": "string"}]}
     serialize = AvroSerializer(stock, StockSchema(_text(row), "AVRO"))
     value = serialize({"body": "It smokes."}, place("tickets"))
     assert value is not None and value[0] == 0
-    found = Registry(url, **PATIENT).fetch(int.from_bytes(value[1:5], "big"))
-    assert found is not None and found["fields"] == row["fields"]
+    schema = Registry(url, **PATIENT).fetch(int.from_bytes(value[1:5], "big"))
+    assert schema is not None and schema["fields"] == row["fields"]
     form = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
     schema_id = stock.register_schema("forms-value", StockSchema(_text(form), "JSON"))
     assert Registry(url, **PATIENT).fetch(schema_id) is None
 
 
-def test_our_rule_holds_for_stock_clients_too(url: str, stock: SchemaRegistryClient) -> None:
+def test_registry_applies_compatibility_rule_to_stock_clients(
+    url: str, stock: SchemaRegistryClient
+) -> None:
     register_all(url, prefix="ruled.", **PATIENT)
     narrow = {"type": "record", "name": "Usage", "namespace": "trivium", "fields": []}
     broken = {**narrow, "fields": [{"name": "no_default", "type": "string"}]}
@@ -119,7 +119,7 @@ def test_our_rule_holds_for_stock_clients_too(url: str, stock: SchemaRegistryCli
         stock.register_schema("ruled.usage-value", StockSchema(_text(broken), "AVRO"))
 
 
-def test_records_of_an_older_version_read(url: str, stock: SchemaRegistryClient) -> None:
+def test_codec_reads_record_of_older_schema(url: str, stock: SchemaRegistryClient) -> None:
     current = full_schema("Usage")
     older = {**current, "fields": current["fields"][:-1]}
     old_id = Registry(url, **PATIENT).register("old.usage-value", older)
@@ -134,12 +134,12 @@ def test_records_of_an_older_version_read(url: str, stock: SchemaRegistryClient)
     assert Codec().decode(Codec().encode(usage)) == usage
 
 
-def test_the_commands(url: str) -> None:
+def test_schemas_command_works_against_registry(url: str) -> None:
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": "cli.", "TRIVIUM_LOG_REQUEST_TIMEOUT_MS": "60000"}
     for command in ("register", "check", "list"):
-        code, shown, errors = trivium_here("schemas", command, "--url", url, env=env)
-        assert (code, errors) == (0, "") and shown
-    assert "cli.prompts-value" in shown
+        code, output, errors = trivium_here("schemas", command, "--url", url, env=env)
+        assert (code, errors) == (0, "") and output
+    assert "cli.prompts-value" in output
 
 
 def _last(schema: Any) -> str:

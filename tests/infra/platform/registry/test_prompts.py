@@ -19,7 +19,7 @@ from schemas.errors import ConfigError, RecordError
 from schemas.log.registry import make_codec
 from schemas.settings import LogSettings
 from streams.bridge.answers import AnswerBuilder
-from tests.streams.bridge.samples import KEY, asked, body_of, pair, record, stream
+from tests.streams.bridge.samples import KEY, body_of, pair, question_of, record, stream
 
 PROMPTS = SerializationContext("rows", MessageField.VALUE)
 ANSWERS = SerializationContext("rows.answers", MessageField.VALUE)
@@ -36,8 +36,8 @@ FORM = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with running_apicurio() as found:
-            yield found
+        with running_apicurio() as registry_url:
+            yield registry_url
     except ConfigError as error:  # no Java, or it is not installed: the message says which
         pytest.skip(str(error))
 
@@ -52,40 +52,44 @@ def content_of(question: Any) -> str:
     return str(body_of(question)["messages"][-1]["content"])
 
 
-async def test_avro_by_a_schema_of_the_producers(url: str, stock: SchemaRegistryClient) -> None:
+async def test_bridge_reads_avro_prompt_with_producer_schema(
+    url: str, stock: SchemaRegistryClient
+) -> None:
     serialize = AvroSerializer(stock, StockSchema(json.dumps(ASK), "AVRO"))
     value = serialize({"text": "hi", "max_tokens": None}, PROMPTS)
-    assert content_of(await asked(value, url=url)) == "hi"
-    found = await asked(value, pair(template="Say {text}"), url)
-    assert content_of(found) == "Say hi"
+    assert content_of(await question_of(value, url=url)) == "hi"
+    question = await question_of(value, pair(template="Say {text}"), url)
+    assert content_of(question) == "Say hi"
 
 
-async def test_avro_by_triviums_schema(url: str, stock: SchemaRegistryClient) -> None:
+async def test_bridge_reads_avro_prompt_with_trivium_schema(
+    url: str, stock: SchemaRegistryClient
+) -> None:
     make_codec(LogSettings(schema_registry=url, request_timeout_ms=60_000))
     schema = stock.get_latest_version("prompts-value").schema
     conf = {"auto.register.schemas": False, "use.latest.version": True}
     serialize = AvroSerializer(stock, schema, conf=conf)
     place = SerializationContext("prompts", MessageField.VALUE)
     value = serialize({"text": "hi", "metadata": '{"id": 7}'}, place)
-    found = await asked(value, url=url)
-    assert (content_of(found), found.metadata) == ("hi", '{"id":7}')
+    question = await question_of(value, url=url)
+    assert (content_of(question), question.metadata) == ("hi", '{"id":7}')
 
 
-async def test_json_by_a_json_schema(url: str, stock: SchemaRegistryClient) -> None:
+async def test_bridge_reads_json_schema_prompt(url: str, stock: SchemaRegistryClient) -> None:
     place = SerializationContext("forms", MessageField.VALUE)  # a subject has one kind of schema
     value = JSONSerializer(json.dumps(FORM), stock)({"text": "hi"}, place)
     assert value is not None and value[0] == 0
-    assert content_of(await asked(value, url=url)) == "hi"
+    assert content_of(await question_of(value, url=url)) == "hi"
 
 
-async def test_an_id_of_nobody(url: str) -> None:
+async def test_bridge_rejects_unknown_schema_id(url: str) -> None:
     with pytest.raises(RecordError, match="schema id 1000000: the schema registry at"):
-        await asked(b"\x00" + (1_000_000).to_bytes(4, "big") + b"x", url=url)
+        await question_of(b"\x00" + (1_000_000).to_bytes(4, "big") + b"x", url=url)
 
 
-async def test_a_stock_deserializer_reads_answers(url: str, stock: SchemaRegistryClient) -> None:
+async def test_stock_deserializer_reads_answer(url: str, stock: SchemaRegistryClient) -> None:
     codec = make_codec(LogSettings(schema_registry=url, request_timeout_ms=60_000))
-    question = await asked({"text": "hi"})
+    question = await question_of({"text": "hi"})
     when = {"asked_ms": 1, "first_token_ms": 2, "ended_ms": 3, "tries": 1}
     answers, prompt = AnswerBuilder(pair(format="avro"), codec), record({"text": "hi"})
     answer = await answers.answer(prompt, question, KEY, stream("Hello"), **when)

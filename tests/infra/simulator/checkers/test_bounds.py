@@ -24,7 +24,7 @@ TEXTS = st.text(max_size=40)
     TEXTS,
     st.integers(-(1 << 63), (1 << 63) - 1),
 )
-def test_no_frame_is_larger(
+def test_size_bound_covers_every_token_frame(
     rows: list[tuple[str, int, int, int, int, str]], token_ids: list[int], name: str, at_ms: int
 ) -> None:
     columns = zip(*rows, strict=True) if rows else [()] * 6
@@ -45,5 +45,5 @@ def test_no_frame_is_larger(
     assert bytes_at_most(replace(frame, voids=(void,))) == inf
 
 
-def test_no_column_is_left_out() -> None:
-    assert {each.name for each in fields(TokenFrame)} == {"worker_id", "at_ms", *COLUMNS}
+def test_token_frame_has_only_known_columns() -> None:
+    assert {field.name for field in fields(TokenFrame)} == {"worker_id", "at_ms", *COLUMNS}

@@ -13,7 +13,7 @@ from infra.simulator.scenarios.scenario import RECORD_BYTES_MAX, draw_scenario
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_strikes_and_everybody_is_served(kind: str) -> None:
+def test_fault_kind_strikes_without_violation(kind: str) -> None:
     plan = [
         PlannedFault(number=number, kind=kind, at_ms=READY_MS + 700.0 * number, phase="decoding")
         for number in range(4)
@@ -31,11 +31,10 @@ def test_it_strikes_and_everybody_is_served(kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_members_that_stand_still_over_large_input_keep_nobody_waiting(
+def test_slow_workers_starve_no_request_over_large_prompts(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever takes a large prompt loses its lease over it, and the same one comes first again
-    (found 28)."""
+    """A worker loses its lease over a large prompt, which then comes first again."""
     monkeypatch.setattr(kinds, "SLOW_TIMES", 0.0)  # none is only slow
     plan = [
         PlannedFault(

@@ -21,7 +21,7 @@ STRIKE_MS = READY_MS + 1_000.0
 
 
 def serve(strike: SimFault) -> Cluster:
-    """Conversations on two decode workers, of which one or the router is struck."""
+    """Serve conversations on two decode workers, under one fault."""
     cluster = Cluster(
         ClusterShape(prefill=1, decode=2),
         Setup(ack_ms=2.0, steps_max=4),
@@ -32,30 +32,30 @@ def serve(strike: SimFault) -> Cluster:
         faults=[strike],
     )
     serve_all(cluster, PROFILE, per_s=5.0, duration_ms=2_000.0, seed=1)
-    assert all(each.completed for each in cluster.clients.requests)
+    assert all(request.completed for request in cluster.clients.requests)
     return cluster
 
 
 def attempts(cluster: Cluster) -> int:
-    """The most that any request took."""
-    return max(each.outcome.attempt for each in cluster.clients.requests if each.outcome)
+    """Return the highest number of attempts of any request."""
+    return max(request.outcome.attempt for request in cluster.clients.requests if request.outcome)
 
 
-def test_a_worker_that_sleeps_within_its_lease_goes_on() -> None:
+def test_worker_paused_within_lease_continues() -> None:
     cluster = serve(
         SimFault(STRIKE_MS, lambda c: members.pause_worker(c, c.workers["decode-0"], 1_500.0))
     )
     assert cluster.workers["decode-0"].epoch == 1 and attempts(cluster) == 1
 
 
-def test_a_worker_that_sleeps_longer_begins_another_life() -> None:
+def test_worker_paused_beyond_lease_restarts() -> None:
     cluster = serve(
         SimFault(STRIKE_MS, lambda c: members.pause_worker(c, c.workers["decode-0"], 4_000.0))
     )
     assert cluster.workers["decode-0"].epoch == 2 and attempts(cluster) == 2
 
 
-def test_a_worker_whose_heartbeats_are_lost_falls_silent_at_the_end_of_its_lease() -> None:
+def test_worker_without_heartbeats_stops_at_end_of_lease() -> None:
     states: list[bool] = []
 
     def mute(cluster: Cluster) -> None:
@@ -69,28 +69,28 @@ def test_a_worker_whose_heartbeats_are_lost_falls_silent_at_the_end_of_its_lease
     assert cluster.workers["decode-0"].epoch == 2
 
 
-def test_a_router_that_sleeps_is_replaced_after_a_lease_and_says_nothing_when_it_wakes() -> None:
+def test_router_paused_beyond_lease_is_replaced() -> None:
     assert serve(SimFault(STRIKE_MS, lambda c: members.pause_router(c, 1_000.0))).router.epoch == 1
     assert serve(SimFault(STRIKE_MS, lambda c: members.pause_router(c, 4_000.0))).router.epoch == 2
 
 
-def test_while_the_broker_is_away_nothing_is_read_and_everybody_joins_again() -> None:
+def test_members_rejoin_after_broker_loss() -> None:
     cluster = serve(SimFault(STRIKE_MS, lambda c: members.lose_broker(c, 4_000.0)))
     assert cluster.router.epoch == 2
     assert {worker.epoch for worker in cluster.workers.values()} == {2}
 
 
-def test_what_sleeps_does_all_of_it_later_and_nothing_that_was_cancelled() -> None:
-    true, done = Clock(), list[str]()
+def test_process_clock_defers_alarms_while_asleep() -> None:
+    true, calls = Clock(), list[str]()
     process = ProcessClock(true)
     wall = WallClock(process)
     wall.ahead_ms = 100.0
-    wall.at(150.0, lambda: done.append("at 50"))
-    dropped = process.at(60.0, lambda: done.append("never"))
+    wall.at(150.0, lambda: calls.append("at 50"))
+    dropped = process.at(60.0, lambda: calls.append("never"))
     process.sleep()
     while true.step():
         pass
-    assert process.defers(lambda: done.append("told")) and done == []
+    assert process.defers(lambda: calls.append("told")) and calls == []
     dropped.cancel()
     process.wake()
-    assert done == ["at 50", "told"] and wall.now_ms == 160.0
+    assert calls == ["at 50", "told"] and wall.now_ms == 160.0

@@ -5,8 +5,8 @@ from random import Random
 from infra.simulator.log.clock import Clock, ProcessClock, WallClock
 
 
-def test_an_alarm_of_a_wrong_clock_never_rings_before_its_time() -> None:
-    """Else who looks at its clock waits for the same time again, and time stands still."""
+def test_wall_clock_alarm_never_fires_early() -> None:
+    """A loop that reads its clock would wait for the same time again without end."""
     draw, rung = Random(1), list[float]()
     for at_ms in range(1_000, 3_000):
         true = Clock()

@@ -15,7 +15,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`finds` is what a checker says of it, or another, who comes first by a seed's times."""
+    """Name a bug; `finds` is the message of a checker, or of another that is first."""
 
     module: str
     of: str  # a class or function of the module
@@ -25,7 +25,7 @@ class Bug:
     first: int = 0  # seeds before that do not find it, which is a test of a minute (`make bugs`)
 
     def put_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Until the test ends."""
+        """Patch the bug into the modules that use the class, until the test ends."""
         module = import_module(self.module)
         source = Path(str(module.__file__)).read_text()
         assert source.count(self.right) == 1, f"{self.module}: changed; change this bug too"
@@ -40,7 +40,7 @@ class Bug:
 
 
 _ATTEMPTS = ("streams.core.handlers.attempts", "Attempts")
-_HELD = ("workers.llm.active_requests", "ActiveRequests")
+_ACTIVE_REQUESTS = ("workers.llm.active_requests", "ActiveRequests")
 _RECOVERY = ("streams.core.requests.recovery", "Rebuild")
 _ROUTER = ("streams.core.router", "Router")
 
@@ -70,18 +70,18 @@ BUGS = {
         "after attempt",
     ),
     "work that comes twice is begun twice": Bug(
-        *_HELD,
+        *_ACTIVE_REQUESTS,
         "if not self.is_addressed_here(work) or not self._is_new(work):",
         *("if not self.is_addressed_here(work):", "over"),
     ),
     "a hand-over does not wait for its token": Bug(
-        *_HELD,
+        *_ACTIVE_REQUESTS,
         "stream.columns.report(record, stream.headers)",
         *("self._report(record, stream.headers)", "handed over before its token is in the log"),
         first=180,
     ),
     "a void order is answered": Bug(
-        *_HELD,
+        *_ACTIVE_REQUESTS,
         "if stream.ends_request and not order.void:",
         *("if stream.ends_request:", "cancelled, and nobody asked for it"),
     ),

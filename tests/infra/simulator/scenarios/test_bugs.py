@@ -16,11 +16,13 @@ FROM_0 = "BUGS_FROM_0" in os.environ
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_some_seed_finds_it(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_runner_finds_deliberate_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug].put_in(monkeypatch)
     first = 0 if FROM_0 else BUGS[bug].first
     verdicts = map(run_seed, range(first, SEEDS_MAX))
-    found = next((each for each in verdicts if each.violation), None)
-    assert found is not None, f"{SEEDS_MAX} seeds have not found it"
-    said = BUGS[bug].finds.split(" or ")
-    assert any(each in found.violation for each in said), f"seed {found.seed}: {found.violation}"
+    failure = next((verdict for verdict in verdicts if verdict.violation), None)
+    assert failure is not None, f"{SEEDS_MAX} seeds have not found it"
+    messages = BUGS[bug].finds.split(" or ")
+    assert any(message in failure.violation for message in messages), (
+        f"seed {failure.seed}: {failure.violation}"
+    )

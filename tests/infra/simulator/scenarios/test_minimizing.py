@@ -9,23 +9,23 @@ from infra.simulator.scenarios.seed_runner import run_seed
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 
-def test_what_is_left_fails_in_the_same_place_and_nothing_of_it_can_go(
+def test_minimized_scenario_fails_in_same_place_and_is_minimal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     BUGS["a void order is answered"].put_in(monkeypatch)
-    found = next(each for each in map(run_seed, range(500)) if each.violation)
-    whole = draw_scenario(found.seed)
-    less = minimize_scenario(whole, found)
-    assert run(less).where == found.where
-    assert len(less.plan) + len(less.clients) < len(whole.plan) + len(whole.clients)
-    faults = {each.number for each in less.plan}
-    clients = {each.name for each in less.clients}
-    fewer = [less.only(faults - {fault}, clients) for fault in faults]
-    fewer += [less.only(faults, clients - {client}) for client in clients]
-    assert all(run(each).where != found.where for each in fewer)
+    failure = next(verdict for verdict in map(run_seed, range(500)) if verdict.violation)
+    whole = draw_scenario(failure.seed)
+    smallest = minimize_scenario(whole, failure)
+    assert run(smallest).where == failure.where
+    assert len(smallest.plan) + len(smallest.clients) < len(whole.plan) + len(whole.clients)
+    faults = {fault.number for fault in smallest.plan}
+    clients = {client.name for client in smallest.clients}
+    fewer = [smallest.only(faults - {fault}, clients) for fault in faults]
+    fewer += [smallest.only(faults, clients - {client}) for client in clients]
+    assert all(run(scenario).where != failure.where for scenario in fewer)
 
 
-def test_a_part_of_a_seed_says_how_to_run_it() -> None:
+def test_partial_scenario_command_names_faults_and_clients() -> None:
     whole = draw_scenario(3)
     assert whole.command == "trivium simulate --seed 3"
     part = whole.only({whole.plan[0].number}, set())

@@ -34,14 +34,14 @@ TOPICS = ("requests", "phases")
 
 
 class Member:
-    """Who is told what."""
+    """Records the events and the rebalances that it gets."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[str, bytes]] = []
+        self.taken_events: list[tuple[str, bytes]] = []
         self.owned: list[set[Place]] = []
 
     async def take(self, topic: str, event: Any) -> None:
-        self.taken.append((topic, event.value))
+        self.taken_events.append((topic, event.value))
 
     def on_assigned(self, places: set[Place]) -> None:
         self.owned.append(places)
@@ -54,24 +54,24 @@ def app_of(log: LogSettings = LOG) -> Any:
     return make_app(log, group="test.group", member_id="member-a")
 
 
-async def test_each_agent_hands_its_events_to_the_member() -> None:
+async def test_agent_hands_its_events_to_member() -> None:
     app, member = app_of(), Member()
     for topic, agent in zip(TOPICS, add_agents(app, "test.", "x", TOPICS, member), strict=True):
         async with agent.test_context() as context:
             await context.put(b"garbage-" + topic.encode())
-    assert member.taken == [(topic, b"garbage-" + topic.encode()) for topic in TOPICS]
+    assert member.taken_events == [(topic, b"garbage-" + topic.encode()) for topic in TOPICS]
 
 
-async def test_a_member_hears_of_its_partitions_by_their_topics_in_the_table() -> None:
+async def test_rebalance_names_partitions_by_unprefixed_topic() -> None:
     app, member = app_of(), Member()
     follow_rebalances(app, "test.", member)
-    found = [SimpleNamespace(topic="test.requests", partition=p) for p in (0, 2)]
-    await app.on_partitions_assigned.send(found)
-    await app.on_partitions_revoked.send(found)
+    partitions = [SimpleNamespace(topic="test.requests", partition=p) for p in (0, 2)]
+    await app.on_partitions_assigned.send(partitions)
+    await app.on_partitions_revoked.send(partitions)
     assert member.owned == [{("requests", 0), ("requests", 2)}, set()]
 
 
-async def test_ends_are_those_that_fetches_told() -> None:
+async def test_fetched_ends_skip_unknown_and_unassigned_partitions() -> None:
     ends = {TP("test.requests", 0): 7, TP("test.requests", 1): None}
     consumer = SimpleNamespace(assignment=lambda: set(ends), highwater=ends.__getitem__)
     app: Any = SimpleNamespace(consumer=consumer)
@@ -80,7 +80,7 @@ async def test_ends_are_those_that_fetches_told() -> None:
     assert fetched_ends(None, "test.", ()) == {}, "before there is a consumer"
 
 
-async def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:
+async def test_app_has_member_settings_and_no_web_server() -> None:
     conf = app_of().conf
     assert conf.id == "test.group"
     assert conf.web_enabled is False
@@ -89,13 +89,13 @@ async def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:
     assert conf.topic_allow_declare is False
 
 
-async def test_another_faust_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_app_rejects_other_faust_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "version", lambda name: "9.9.9")
     with pytest.raises(ConfigError, match=r"expected faust-streaming 0\.15\.3, found 9\.9\.9"):
         app_of()
 
 
-async def test_the_consumer_is_changed_as_meant() -> None:
+async def test_app_consumer_has_patched_settings() -> None:
     app = app_of()
     worker = app.consumer._thread._create_worker_consumer(app.transport)
     assert worker._consumer_timeout == LOOK_MS / 1_000
@@ -103,24 +103,24 @@ async def test_the_consumer_is_changed_as_meant() -> None:
     await worker.stop()
 
 
-async def test_the_group_is_joined_as_soon_as_each_agent_listens(
+async def test_app_joins_group_once_all_agents_listen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    app, heard = app_of(), asyncio.Event()
+    app, group_joined = app_of(), asyncio.Event()
     add_agents(app, "test.", "x", TOPICS, Member())
 
-    async def done() -> None:
-        heard.set()
+    async def join_group() -> None:
+        group_joined.set()
 
-    monkeypatch.setattr(app.tables, "_update_channels", done)
-    monkeypatch.setattr(app.tables, "_recovery", SimpleNamespace(start=done))
+    monkeypatch.setattr(app.tables, "_update_channels", join_group)
+    monkeypatch.setattr(app.tables, "_recovery", SimpleNamespace(start=join_group))
     starting = asyncio.create_task(app.tables.on_start())
     for topic in TOPICS:
         await asyncio.sleep(0)
-        assert not heard.is_set(), "one that is missing would be joined for much later"
+        assert not group_joined.is_set(), "one that is missing would be joined for much later"
         app.topics.add(app.topic("test." + topic))
     await starting
-    assert heard.is_set()
+    assert group_joined.is_set()
 
 
 async def test_security_settings_reach_faust() -> None:
@@ -136,7 +136,7 @@ async def test_security_settings_reach_faust() -> None:
 
 
 @pytest.mark.kafka
-async def test_what_aiokafka_cannot_read_stops_no_member(kafka: LogSettings) -> None:
+async def test_member_reads_batches_that_aiokafka_rejects(kafka: LogSettings) -> None:
     app, member = app_of(kafka), Member()
     add_agents(app, kafka.topic_prefix, "x", ["prompts"], member)
     values = [f"{codec} ".encode() * 50 for codec in CODECS]
@@ -147,11 +147,11 @@ async def test_what_aiokafka_cannot_read_stops_no_member(kafka: LogSettings) -> 
             await produce_batch(kafka, "prompts", with_header_name(odd, b"name", b"n\xffme"))
     running = asyncio.create_task(run_app(app))
     try:
-        await until(lambda: len(member.taken) == len(values) + 1 or running.done())
+        await until(lambda: len(member.taken_events) == len(values) + 1 or running.done())
     finally:
         await app.stop()
         await asyncio.wait([running])
-    assert member.taken == [("prompts", value) for value in (values[0], b"odd", *values[1:])]
+    assert member.taken_events == [("prompts", value) for value in (values[0], b"odd", *values[1:])]
 
 
 class FullMember(Member):
@@ -169,8 +169,8 @@ class FullMember(Member):
 
 
 @pytest.mark.kafka
-async def test_a_full_agent_keeps_no_other_waiting(kafka: LogSettings) -> None:
-    """Documents that waited for room kept calls for vectors waiting, in each embedding worker."""
+async def test_full_agent_does_not_block_other_agents(kafka: LogSettings) -> None:
+    """Documents that waited for room once delayed embedding calls in each embedding worker."""
     values, member = [b"%d" % number for number in range(400)], FullMember()
     app = make_app(kafka, group="test.full", member_id="member-a", buffer_max=8)
     add_agents(app, kafka.topic_prefix, "x", TOPICS, member)
@@ -179,14 +179,14 @@ async def test_a_full_agent_keeps_no_other_waiting(kafka: LogSettings) -> None:
     try:
         await until(member.is_full.is_set)
         await produce_batch(kafka, "phases", batch([b"later"]))
-        await until(lambda: bool(member.taken))
-        assert member.taken == [("phases", b"later")]
+        await until(lambda: bool(member.taken_events))
+        assert member.taken_events == [("phases", b"later")]
         member.room.set()
-        await until(lambda: len(member.taken) == 1 + len(values))
+        await until(lambda: len(member.taken_events) == 1 + len(values))
     finally:
         await app.stop()
         await asyncio.wait([running])
-    assert [value for _, value in member.taken[1:]] == values
+    assert [value for _, value in member.taken_events[1:]] == values
 
 
 class HoldingMember(Member):
@@ -202,7 +202,7 @@ class HoldingMember(Member):
 
 
 @pytest.mark.kafka
-async def test_of_a_partition_that_is_held_nothing_comes(kafka: LogSettings) -> None:
+async def test_paused_partition_delivers_no_records_until_resume(kafka: LogSettings) -> None:
     app, member = make_app(kafka, group="test.held", member_id="member-a"), HoldingMember()
     add_agents(app, kafka.topic_prefix, "x", TOPICS, member)
     await produce_batch(kafka, "requests", batch([b"first"]))
@@ -211,17 +211,17 @@ async def test_of_a_partition_that_is_held_nothing_comes(kafka: LogSettings) -> 
         await until(lambda: member.event is not None)
         await produce_batch(kafka, "requests", batch([b"second"]))
         await produce_batch(kafka, "phases", batch([b"other"]))
-        await until(lambda: len(member.taken) > 1)
-        assert member.taken[1:] == [("phases", b"other")]
+        await until(lambda: len(member.taken_events) > 1)
+        assert member.taken_events[1:] == [("phases", b"other")]
         resume_partition(member.event)
-        await until(lambda: len(member.taken) > 2)
+        await until(lambda: len(member.taken_events) > 2)
     finally:
         await app.stop()
         await asyncio.wait([running])
-    assert member.taken[2:] == [("requests", b"second")]
+    assert member.taken_events[2:] == [("requests", b"second")]
 
 
-def test_an_app_needs_no_http_client_and_asks_nobody_for_extensions(tmp_path: Path) -> None:
+def test_app_imports_no_http_client_and_no_extensions(tmp_path: Path) -> None:
     code = (
         "import sys; from schemas.log.faust.app import add_agents, make_app;"
         "from schemas.settings import LogSettings;"
@@ -231,5 +231,5 @@ def test_an_app_needs_no_http_client_and_asks_nobody_for_extensions(tmp_path: Pa
     )
     env = {**os.environ, "TRIVIUM_HOME": str(tmp_path)}
     program = [sys.executable, "-c", code]
-    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
-    assert done.stdout == "set() []\n"
+    result = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    assert result.stdout == "set() []\n"

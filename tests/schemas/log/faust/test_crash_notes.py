@@ -18,7 +18,7 @@ OTHER = ("documents", 1)
 
 
 class Group:
-    """What a group has committed; `app` is that of a member."""
+    """Holds what a group has committed; `app` is that of a member."""
 
     def __init__(self) -> None:
         self.positions: dict[FullPlace, CommittedOffset] = {}
@@ -36,33 +36,35 @@ class Group:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
-    made = Group()
+    fake_group = Group()
 
     async def committed(
         log: LogSettings, group_id: str, places: Sequence[FullPlace]
     ) -> dict[FullPlace, CommittedOffset]:
-        return {place: made.positions[place] for place in places if place in made.positions}
+        return {
+            place: fake_group.positions[place] for place in places if place in fake_group.positions
+        }
 
     monkeypatch.setattr(crash_notes, "committed_offsets", committed)
-    return made
+    return fake_group
 
 
 def member(group: Group, of: CrashNotes | None = None) -> CrashNotes:
-    """A process, or the next life of one, that owns both partitions."""
-    found = of or CrashNotes(LogSettings(topic_prefix="t-"), "group")
+    """Return the notes of a process, or of its next session, that owns both partitions."""
+    notes = of or CrashNotes(LogSettings(topic_prefix="t-"), "group")
     app: Any = group.app
-    found.begin_life(app)
-    found.on_assigned({PLACE, OTHER})
-    return found
+    notes.begin_life(app)
+    notes.on_assigned({PLACE, OTHER})
+    return notes
 
 
-async def test_each_that_begins_and_does_not_end_is_counted(group: Group) -> None:
-    """Whether it was a process or one life of it."""
-    one = member(group)
-    assert await one.begin(PLACE, 7) == 0 and group.note() == "begun=1"
-    assert await one.begin(PLACE, 8) == 0 and group.note() == "begun=1", "only the first"
-    assert await one.begin(OTHER, 3) == 0
-    assert await member(group, one).begin(PLACE, 7) == 1
+async def test_crash_notes_count_begun_but_unfinished_attempts(group: Group) -> None:
+    """A crash of the process counts like the end of one session in it."""
+    notes = member(group)
+    assert await notes.begin(PLACE, 7) == 0 and group.note() == "begun=1"
+    assert await notes.begin(PLACE, 8) == 0 and group.note() == "begun=1", "only the first"
+    assert await notes.begin(OTHER, 3) == 0
+    assert await member(group, notes).begin(PLACE, 7) == 1
     assert await member(group).begin(PLACE, 7) == 2
     assert await member(group).begin(PLACE, 7) == CRASHES_MAX and group.note() == "begun=4"
     assert "3 members began this record" in crash_error(CRASHES_MAX).message
@@ -70,44 +72,44 @@ async def test_each_that_begins_and_does_not_end_is_counted(group: Group) -> Non
     assert await member(group).begin(PLACE, 8) == 0
 
 
-async def test_what_ends_otherwise_takes_its_note_back(group: Group) -> None:
-    """A rebalance, a drain: the record is at no fault."""
+async def test_forgiven_attempts_do_not_count_as_crashes(group: Group) -> None:
+    """A rebalance or a drain ends the attempt without fault of the record."""
     for _ in range(CRASHES_MAX + 1):
-        one = member(group)
-        assert await one.begin(PLACE, 7) == 0
-        await one.forgive()
+        notes = member(group)
+        assert await notes.begin(PLACE, 7) == 0
+        await notes.forgive()
         assert group.note() == "begun=0"
-    one = member(group)
-    await one.begin(PLACE, 7)
-    one.end(PLACE, 7)
-    await one.forgive()
+    notes = member(group)
+    await notes.begin(PLACE, 7)
+    notes.end(PLACE, 7)
+    await notes.forgive()
     assert group.note() == "begun=1", "it is done, and another commit follows"
 
 
-async def test_who_is_done_is_not_blamed_for_the_record_behind_it(group: Group) -> None:
-    """Each life ends before what is done was committed."""
+async def test_crash_after_finished_record_does_not_count_for_next_record(group: Group) -> None:
+    """Each session ends before the finished record was committed."""
     for lives in (0, 1):
-        one = member(group)
-        assert await one.begin(PLACE, 7) == lives
-        one.end(PLACE, 7)
-        assert await one.begin(PLACE, 8) == 0
+        notes = member(group)
+        assert await notes.begin(PLACE, 7) == lives
+        notes.end(PLACE, 7)
+        assert await notes.begin(PLACE, 8) == 0
     assert group.positions["t-documents", 0] == CommittedOffset(8, "begun=1")
     assert await member(group).begin(PLACE, 8) == 1
 
 
-async def test_where_nothing_can_be_written_the_process_itself_knows(group: Group) -> None:
-    """The broker is away, and the same process comes back."""
-    one = member(group)
+async def test_crash_notes_remember_forgiveness_without_broker(group: Group) -> None:
+    """The broker is away when the attempt is forgiven, and the same process resumes."""
+    notes = member(group)
     for _ in range(CRASHES_MAX + 1):
-        assert await one.begin(PLACE, 7) == 0
+        assert await notes.begin(PLACE, 7) == 0
         group.is_away = True
-        await one.forgive()
+        await notes.forgive()
         group.is_away = False
-        member(group, one)
+        member(group, notes)
     assert await member(group).begin(PLACE, 7) == 1, "another one does not"
 
 
-async def test_other_metadata_is_none_of_ours(group: Group) -> None:
+async def test_crash_notes_ignore_foreign_metadata(group: Group) -> None:
     for note in ("", "begun=", "begun=x", "other"):
         group.positions["t-documents", 0] = CommittedOffset(7, note)
         assert await member(group).begin(PLACE, 7) == 0

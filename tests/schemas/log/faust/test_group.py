@@ -10,8 +10,8 @@ from tests.waiting import until
 PLACE = ("requests", 0)
 
 
-async def test_a_failure_ends_the_life_and_not_the_agent() -> None:
-    """Faust would acknowledge the record and go on."""
+async def test_group_failure_ends_session_but_not_agent() -> None:
+    """If the agent ended, Faust would acknowledge the record and continue."""
     group = Group()
 
     async def taking() -> None:
@@ -27,13 +27,13 @@ async def test_a_failure_ends_the_life_and_not_the_agent() -> None:
     agent.cancel()
 
 
-async def test_what_succeeds_returns() -> None:
+async def test_group_guard_returns_after_success() -> None:
     group = Group()
     await group.guard(asyncio.sleep(0))
     assert not group.has_failed
 
 
-async def test_a_rebalance_forgets_what_others_may_read() -> None:
+async def test_rebalance_clears_offsets_and_receipts() -> None:
     group, acknowledged = Group(), list[str]()
     group.on_assigned({PLACE})
     group.next_offsets[PLACE] = 7
@@ -48,10 +48,10 @@ async def test_a_rebalance_forgets_what_others_may_read() -> None:
     )
 
 
-async def test_what_is_unread_is_known_of_partitions_of_which_something_was_read() -> None:
-    group, other = Group(), ("requests", 1)
-    group.on_assigned({PLACE, other})
-    assert group.unread_count({PLACE: 9, other: 4}) == 0
+async def test_unread_count_covers_only_partitions_read_before() -> None:
+    group, other_place = Group(), ("requests", 1)
+    group.on_assigned({PLACE, other_place})
+    assert group.unread_count({PLACE: 9, other_place: 4}) == 0
     group.next_offsets[PLACE] = 7
-    assert group.unread_count({PLACE: 9, other: 4}) == 2
+    assert group.unread_count({PLACE: 9, other_place: 4}) == 2
     assert group.unread_count({PLACE: 6}) == 0, "the last fetch was before it"

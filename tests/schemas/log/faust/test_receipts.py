@@ -7,7 +7,7 @@ from schemas.log.faust.receipts import Receipts
 PLACE, OTHER = ("t", 0), ("t", 1)
 
 
-def test_records_are_acknowledged_in_the_order_of_their_partition() -> None:
+def test_receipts_acknowledge_records_in_partition_order() -> None:
     acknowledged: list[str] = []
     receipts = Receipts()
     first, second, third = (
@@ -22,7 +22,7 @@ def test_records_are_acknowledged_in_the_order_of_their_partition() -> None:
     assert acknowledged == ["x", "a", "b", "c"]
 
 
-def test_a_record_waits_for_all_that_follows_from_it() -> None:
+def test_receipt_waits_for_all_pending_results() -> None:
     acknowledged: list[str] = []
     receipts = Receipts()
     receipts.open(PLACE, lambda: acknowledged.append("nothing"), pending=0)
@@ -35,7 +35,7 @@ def test_a_record_waits_for_all_that_follows_from_it() -> None:
     assert acknowledged == ["nothing", "two", "behind"]
 
 
-def test_what_was_taken_away_is_not_acknowledged() -> None:
+def test_dropped_receipts_are_not_acknowledged() -> None:
     acknowledged: list[str] = []
     receipts = Receipts()
     before = receipts.open(PLACE, lambda: acknowledged.append("before"))

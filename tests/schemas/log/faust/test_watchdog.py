@@ -26,7 +26,7 @@ async def group_at(offset: int | None) -> tuple[Group, ReadProgress]:
     return group, ReadProgress(group, STALL_MS)
 
 
-async def test_lag_without_progress_ends_the_life() -> None:
+async def test_watchdog_ends_session_on_lag_without_progress() -> None:
     _, progress = await group_at(3)
     for now_ms in range(0, 9_000, 500):
         progress.check({PLACE: 3}, now_ms)  # nothing to read
@@ -35,8 +35,8 @@ async def test_lag_without_progress_ends_the_life() -> None:
         progress.check({PLACE: 5}, 10_600)
 
 
-async def test_whatever_is_read_is_progress() -> None:
-    """A rebuild too, whose end is far away."""
+async def test_watchdog_counts_any_read_record_as_progress() -> None:
+    """A rebuild makes progress, too, although its end is far away."""
     group, progress = await group_at(0)
     for now_ms in range(0, 9_000, 900):
         group.records_read += 1
@@ -46,7 +46,7 @@ async def test_whatever_is_read_is_progress() -> None:
         progress.check({PLACE: 5}, 9_200)
 
 
-async def test_of_what_was_never_read_only_what_comes_now_counts() -> None:
+async def test_watchdog_counts_only_new_records_of_unread_partition() -> None:
     _, progress = await group_at(None)
     for now_ms in range(0, 9_000, 500):
         progress.check({PLACE: 100}, now_ms)
@@ -55,8 +55,8 @@ async def test_of_what_was_never_read_only_what_comes_now_counts() -> None:
         progress.check({PLACE: 110}, 9_600)
 
 
-async def test_a_rebalance_begins_the_count_of_what_was_read_anew() -> None:
-    """What others have read meanwhile is not known."""
+async def test_watchdog_restarts_count_after_rebalance() -> None:
+    """Other members may have read records meanwhile, so earlier offsets do not count."""
     group, progress = await group_at(100)
     progress.check({PLACE: 100}, 0)
     group.records_read += 50
@@ -72,8 +72,8 @@ async def test_a_rebalance_begins_the_count_of_what_was_read_anew() -> None:
 
 
 @virtual
-async def test_a_broker_that_is_away_is_no_stuck_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it is; what stands still afterwards is one."""
+async def test_watchdog_ignores_broker_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage may last; a consumer that stands still after it fails."""
 
     class Asking:
         away = True

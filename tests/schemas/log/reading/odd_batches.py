@@ -27,7 +27,7 @@ def batch(
     codec: str = "none",
     headers: Sequence[tuple[str, bytes]] = (),
 ) -> bytes:
-    """One of version 2."""
+    """Return a record batch of version 2."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, UNPACKED_BYTES_MAX)
     for number, value in enumerate(values):
         builder.append(number, 1_000, b"k", value, list(headers))
@@ -36,7 +36,7 @@ def batch(
 
 
 def packed(plain: bytes, codec: str, *, base: int = 0, records: bytes | None = None) -> bytes:
-    """A batch with its records in a codec, or with these bytes in their place."""
+    """Return a batch with its records in a codec, or with these bytes instead."""
     body = plain[61:] if codec == "none" else PACK[codec](plain[61:])
     data = bytearray(plain[:61] + (body if records is None else records))
     struct.pack_into(">qi", data, 0, base, len(data) - 12)
@@ -49,18 +49,18 @@ def signed(data: bytearray) -> bytes:
     return bytes(data)
 
 
-def with_header_name(data: bytes, name: bytes, other: bytes) -> bytes:
-    return signed(bytearray(data.replace(name, other)))
+def with_header_name(data: bytes, name: bytes, new_name: bytes) -> bytes:
+    return signed(bytearray(data.replace(name, new_name)))
 
 
 def segment_of(broker_folder: Path, log: LogSettings, topic: str) -> Path:
-    """The file of its first partition. Other tests' topics may go while it is looked for."""
+    """Return the file of the topic's first partition; those of other tests may go meanwhile."""
     (file,) = (broker_folder / "data" / f"{log.topic_prefix}{topic}-0").glob("*.log")
     return file
 
 
 async def produce_batch(log: LogSettings, topic: str, data: bytes, partition: int = 0) -> None:
-    """A batch as it is; the broker looks through it."""
+    """Send a batch unchanged; the broker checks it."""
     client = AIOKafkaClient(bootstrap_servers=log.bootstrap)
     await client.bootstrap()
     try:

@@ -34,31 +34,31 @@ from tests.schemas.log.reading.odd_batches import (
 
 
 def read(data: bytes) -> list[tuple[int, Any]]:
-    """Offsets and values, as aiokafka has them; of what stands for others why."""
-    found, records = list[tuple[int, Any]](), MemoryRecords(data)
+    """Return offsets and values as aiokafka reads them; for a placeholder, its reason."""
+    contents, records = list[tuple[int, Any]](), MemoryRecords(data)
     while records.has_next():
-        one = records.next_batch()
-        assert one is not None and one.validate_crc()
-        found += [(record.offset, _told(record.value)) for record in one]
-    return found
+        record_batch = records.next_batch()
+        assert record_batch is not None and record_batch.validate_crc()
+        contents += [(record.offset, _value_or_reason(record.value)) for record in record_batch]
+    return contents
 
 
-def _told(value: bytes | None) -> object:
+def _value_or_reason(value: bytes | None) -> object:
     return why_unreadable(value) or value
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_all_codecs_are_unpacked_and_what_is_not_compressed_is_left_alone(codec: str) -> None:
+def test_readable_unpacks_every_codec_and_keeps_plain_batches(codec: str) -> None:
     values = [b"a" * 1_000, b"", b"b"]
     data = batch(values, base=7, codec=codec) + batch([b"c"], base=10)
-    found = readable(data, 7)
-    assert read(found.data) == [(7, values[0]), (8, b""), (9, b"b"), (10, b"c")]
-    assert found.passed_over == []
-    assert (found.data is data) == (codec == "none")
+    result = readable(data, 7)
+    assert read(result.data) == [(7, values[0]), (8, b""), (9, b"b"), (10, b"c")]
+    assert result.passed_over == []
+    assert (result.data is data) == (codec == "none")
 
 
-def test_snappy_comes_as_one_block_and_as_streams_of_blocks() -> None:
-    """Java writes streams, and where two batches become one, two of them."""
+def test_readable_unpacks_snappy_blocks_and_streams() -> None:
+    """Java clients write streams, and two of them where two batches become one."""
     plain = batch([b"x" * 5_000, b"y"])
     header = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 
@@ -74,7 +74,7 @@ def test_snappy_comes_as_one_block_and_as_streams_of_blocks() -> None:
 
 @pytest.mark.parametrize("codec", CODECS[1:])
 @pytest.mark.parametrize("damage", ["cut off", "other bytes", "not its codec"])
-def test_what_cannot_be_unpacked_is_one_record_that_says_why(codec: str, damage: str) -> None:
+def test_damaged_batch_becomes_one_record_with_reason(codec: str, damage: str) -> None:
     plain = batch([b"x" * 5_000, b"y", b"z"])
     body = PACK[codec](plain[61:])
     records = {
@@ -83,49 +83,49 @@ def test_what_cannot_be_unpacked_is_one_record_that_says_why(codec: str, damage:
         "not its codec": b"\x01" * 40,
     }[damage]
     data = packed(plain, codec, base=5, records=records)
-    found = readable(batch([b"a"], base=4) + data + batch([b"b"], base=8), 4, closely=True)
-    (first, (offset, why), last) = read(found.data)
+    result = readable(batch([b"a"], base=4) + data + batch([b"b"], base=8), 4, closely=True)
+    (first, (offset, why), last) = read(result.data)
     assert (first, last) == ((4, b"a"), (8, b"b"))
     assert offset == 7 and why.startswith("offsets 5 to 7 cannot be read: ")
-    assert [(lost.first, lost.last) for lost in found.passed_over] == [(5, 7)]
+    assert [(gap.first, gap.last) for gap in result.passed_over] == [(5, 7)]
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
-def test_a_few_bytes_that_stand_for_many_are_not_unpacked(codec: str) -> None:
+def test_readable_rejects_batch_that_unpacks_too_large(codec: str) -> None:
     plain = batch([b"x"])
     data = packed(plain, codec, records=PACK[codec](bytes(UNPACKED_BYTES_MAX + 1)))
     ((_, why),) = read(readable(data, 0).data)
     assert f"larger than {UNPACKED_BYTES_MAX} bytes" in why
 
 
-def test_snappy_says_how_much_it_stands_for_before_it_is_unpacked() -> None:
+def test_readable_rejects_snappy_by_claimed_size() -> None:
     claimed = b"\xff\xff\xff\xff\x0f" + b"\x04abcd"
     ((_, why),) = read(readable(packed(batch(), "snappy", records=claimed), 0).data)
     assert f"larger than {UNPACKED_BYTES_MAX} bytes" in why
 
 
-def test_a_codec_that_nobody_knows_is_named() -> None:
+def test_readable_names_unknown_codec() -> None:
     data = bytearray(batch([b"a", b"b"]))
     data[22] |= 6
     ((offset, why),) = read(readable(signed(data), 0).data)
     assert (offset, "number 6" in why) == (1, True)
 
 
-def test_more_than_one_fetch_may_unpack_is_left_to_the_next() -> None:
-    one = batch([b"x" * 1_000], codec="zstd")
-    two = batch([b"y"], base=1, codec="zstd")
-    found = readable(one + two, 0, budget_bytes=500)
-    assert [offset for offset, _ in read(found.data)] == [0]
-    assert readable(one, 0, budget_bytes=0).data == b""
+def test_readable_leaves_batches_over_budget_to_next_fetch() -> None:
+    first = batch([b"x" * 1_000], codec="zstd")
+    second = batch([b"y"], base=1, codec="zstd")
+    result = readable(first + second, 0, budget_bytes=500)
+    assert [offset for offset, _ in read(result.data)] == [0]
+    assert readable(first, 0, budget_bytes=0).data == b""
     bad = packed(batch(), "zstd", records=b"nothing")
-    assert [at for at, _ in read(readable(bad + two, 0).data)] == [0], "it may have been as much"
+    assert [at for at, _ in read(readable(bad + second, 0).data)] == [0], "it may have been as much"
     assert readable(batch(), 0, budget_bytes=0).data == batch(), (
         "what is not compressed is no matter"
     )
 
 
-def test_a_damaged_batch_ends_where_the_next_one_begins() -> None:
-    """Its own words count only where two of them agree."""
+def test_damaged_batch_ends_where_next_batch_begins() -> None:
+    """The damaged header counts only where two of its fields agree."""
     damaged = bytearray(batch([b"a" * 100, b"b"], base=3))
     damaged[90] ^= 0xFF
     data = bytes(damaged) + batch([b"c"], base=9)
@@ -134,11 +134,11 @@ def test_a_damaged_batch_ends_where_the_next_one_begins() -> None:
     ]
     assert readable(bytes(damaged), 3, closely=True).passed_over[0].last == 4
     struct.pack_into(">i", damaged, 23, 1_000_000)  # how far its last offset is from its first
-    found = readable(bytes(damaged), 3, closely=True)
-    assert (found.passed_over[0].last, [at for at, _ in read(found.data)]) == (3, [3])
+    result = readable(bytes(damaged), 3, closely=True)
+    assert (result.passed_over[0].last, [at for at, _ in read(result.data)]) == (3, [3])
 
 
-def test_a_length_that_cannot_be_is_passed_over_offset_by_offset() -> None:
+def test_readable_skips_one_offset_on_impossible_length() -> None:
     for length in (1 << 30, 3, -5):
         damaged = bytearray(batch([b"a", b"b"], base=3))
         struct.pack_into(">i", damaged, 8, length)
@@ -149,32 +149,36 @@ def test_a_length_that_cannot_be_is_passed_over_offset_by_offset() -> None:
     assert readable(cut, 2).data == cut, "brokers cut off what is too much"
 
 
-def test_names_of_headers_that_are_no_utf8_are_read() -> None:
+def test_readable_replaces_invalid_utf8_in_header_names() -> None:
     names: list[tuple[str, bytes]] = [("name", b"\xff"), ("größe", b"1")]
     data = batch([b"v", b"w"], headers=names)
     data = with_header_name(data, b"name", b"n\xff\xc3e")
     with pytest.raises(UnicodeDecodeError):
         read(data)
-    found = readable(data, 0, closely=True)
-    (first, second) = DefaultRecordBatch(found.data)
+    result = readable(data, 0, closely=True)
+    (first, second) = DefaultRecordBatch(result.data)
     assert first.headers == second.headers == [("n??e", b"\xff"), ("größe", b"1")]
-    assert (first.value, second.value, found.passed_over) == (b"v", b"w", [])
+    assert (first.value, second.value, result.passed_over) == (b"v", b"w", [])
 
 
-def test_what_stands_for_a_batch_is_of_its_transaction() -> None:
-    """If that is given up, nobody reads it."""
+def test_placeholder_batch_keeps_transaction_of_damaged_batch() -> None:
+    """If the transaction is aborted, nobody reads the placeholder."""
     builder = DefaultRecordBatchBuilder(2, 0, 1, 77, 3, 0, 1_000)
     builder.append(0, 1_000, None, b"v", [])
     data = packed(bytes(builder.build()), "zstd", records=b"nothing")
-    one = DefaultRecordBatch(readable(data, 0).data)
-    assert (one.is_transactional, one.producer_id, one.producer_epoch) == (True, 77, 3)
+    placeholder = DefaultRecordBatch(readable(data, 0).data)
+    assert (placeholder.is_transactional, placeholder.producer_id, placeholder.producer_epoch) == (
+        True,
+        77,
+        3,
+    )
 
 
 # A real broker
 
 
 def produce(log: LogSettings, topic: str, codec: str, values: Sequence[bytes]) -> None:
-    """As librdkafka does: what a codec does not make smaller is sent as it is."""
+    """Produce with librdkafka, which sends uncompressed what a codec does not shrink."""
     producer = Producer(
         {"bootstrap.servers": log.bootstrap, "compression.type": codec, "linger.ms": 50}
     )
@@ -186,11 +190,13 @@ def produce(log: LogSettings, topic: str, codec: str, values: Sequence[bytes]) -
 async def read_all(log: LogSettings, topic: str) -> list[tuple[int, object]]:
     reader = AssignedReader(log, topic, [0], client_id="reader")
     async with reader.reading("earliest"):
-        return [(each.offset, _told(each.value)) for each in await reader.read_to_end()]
+        return [
+            (record.offset, _value_or_reason(record.value)) for record in await reader.read_to_end()
+        ]
 
 
 @pytest.mark.kafka
-async def test_what_stock_producers_compress_is_read(kafka: LogSettings) -> None:
+async def test_reader_reads_every_codec_of_stock_producer(kafka: LogSettings) -> None:
     values = [f"{codec} {n} ".encode() * 50 for codec in CODECS for n in range(3)]
     for number, codec in enumerate(CODECS):
         produce(kafka, "prompts", codec, values[3 * number : 3 * number + 3])
@@ -199,8 +205,8 @@ async def test_what_stock_producers_compress_is_read(kafka: LogSettings) -> None
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", CODECS[1:])
-async def test_what_a_topic_compresses_is_read(kafka: LogSettings, codec: str) -> None:
-    """The broker recompresses what Trivium writes, in transactions too, and Faust reads that."""
+async def test_reader_reads_batches_recompressed_by_broker(kafka: LogSettings, codec: str) -> None:
+    """The broker recompresses Trivium's records, also in transactions, and Faust reads them."""
     topic = f"{kafka.topic_prefix}prompts"
     admin = AIOKafkaAdminClient(**client_options(kafka))
     await admin.start()
@@ -229,10 +235,10 @@ async def test_what_a_topic_compresses_is_read(kafka: LogSettings, codec: str) -
 
 
 @pytest.mark.kafka
-async def test_a_reader_goes_on_behind_what_a_broker_takes_and_aiokafka_does_not(
+async def test_reader_continues_after_batches_that_aiokafka_rejects(
     kafka: LogSettings, broker_folder: Path
 ) -> None:
-    """A header's name that is no UTF-8, and a batch that is damaged on the broker's disk."""
+    """One header name is no UTF-8, and one batch is damaged on the broker's disk."""
     odd = with_header_name(batch([b"odd"], headers=[("name", b"")]), b"name", b"n\xffme")
     await produce_batch(kafka, "prompts", batch([b"first"]))
     await produce_batch(kafka, "prompts", odd)
@@ -243,27 +249,27 @@ async def test_a_reader_goes_on_behind_what_a_broker_takes_and_aiokafka_does_not
     with file.open("r+b") as segment:
         segment.seek(data.index(b"damaged-1"))
         segment.write(b"D")
-    found = await read_all(kafka, "prompts")
-    assert found[:2] == [(0, b"first"), (1, b"odd")]
-    assert found[2] == (3, "offsets 2 to 3 cannot be read: its checksum is wrong")
-    assert found[3:] == [(4, b"last")]
+    contents = await read_all(kafka, "prompts")
+    assert contents[:2] == [(0, b"first"), (1, b"odd")]
+    assert contents[2] == (3, "offsets 2 to 3 cannot be read: its checksum is wrong")
+    assert contents[3:] == [(4, b"last")]
 
 
 @pytest.mark.kafka
-async def test_a_reader_misses_nothing_beside_a_partition_that_aiokafka_does_not_read(
+async def test_reader_loses_no_records_beside_rejected_partition(
     kafka: LogSettings,
 ) -> None:
-    """What it had of the others was dropped with it (found 28)."""
+    """Records of other partitions were once dropped with the rejected one (found 28)."""
     odd = with_header_name(batch([b"odd"], headers=[("name", b"")]), b"name", b"n\xffme")
     await produce_batch(kafka, "tokens", batch([b"first"]), 0)
     await produce_batch(kafka, "tokens", odd, 1)
     reader = AssignedReader(kafka, "tokens", range(2), client_id="reader")
     async with reader.reading("earliest"):
-        found = {(each.partition, each.value) for each in await reader.read_to_end()}
-    assert found == {(0, b"first"), (1, b"odd")}
+        pairs = {(record.partition, record.value) for record in await reader.read_to_end()}
+    assert pairs == {(0, b"first"), (1, b"odd")}
 
 
-def test_what_stands_for_a_batch_decodes_to_why_it_cannot_be_read() -> None:
+def test_placeholder_record_decodes_to_error_with_reason() -> None:
     (record,) = DefaultRecordBatch(readable(packed(batch(), "zstd", records=b"x"), 0).data)
     with pytest.raises(RecordError, match="offset 0 cannot be read: zstd: "):
         Codec().decode(record.value)

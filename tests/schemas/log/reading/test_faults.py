@@ -21,7 +21,7 @@ from tests.schemas.log.reading.odd_batches import batch, produce_batch, segment_
 from tests.waiting import until
 
 
-def test_what_fails_is_told_until_it_works_or_is_heard_of_no_more(
+def test_faults_report_failure_until_recovery_or_expiry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 100.0
@@ -39,7 +39,7 @@ def test_what_fails_is_told_until_it_works_or_is_heard_of_no_more(
     assert (of.why_failing("rows[0]"), of.problem, of.record()) == ("", "", None)
 
 
-def test_what_cannot_be_read_is_counted_once_and_bounded() -> None:
+def test_faults_count_unreadable_record_once_and_bound_text() -> None:
     of = ProcessFaults()
     for offset in (7, 7, 9):
         of.note_unreadable("rows", 0, offset, "x" * 5_000)
@@ -51,32 +51,32 @@ def test_what_cannot_be_read_is_counted_once_and_bounded() -> None:
     assert len(record.unreadable) == len(record.failing) == 1_000
 
 
-def test_a_member_that_is_ready_and_fails_is_failing() -> None:
+def test_view_shows_ready_member_with_fault_as_failing() -> None:
     view = FleetView()
-    told = Heartbeat(
+    heartbeat = Heartbeat(
         member_id="a", epoch=1, seq=1, at_ms=1, state=MemberState.READY, grants=(), load=Load()
     )
-    one = Registration(
+    registration = Registration(
         member_id="a", epoch=1, kind=MemberKind.ROUTER, roles=(), leases=(), host="h", pid=1,
         url="", started_ms=1,
     )  # fmt: skip
-    view.apply(one, 0, 1)
+    view.apply(registration, 0, 1)
     for state, faults_now, condition in (
         (MemberState.READY, None, "ready"),
         (MemberState.READY, Faults(unreadable_total=1, unreadable="rows[0]@1: torn"), "ready"),
         (MemberState.READY, Faults(failing="rows[0]: cannot be read"), "failing"),
         (MemberState.DRAINING, Faults(failing="rows[0]: cannot be read"), "draining"),
     ):
-        told = replace(told, seq=told.seq + 1, state=state, faults=faults_now)
-        view.apply(told, told.seq, 2)
+        heartbeat = replace(heartbeat, seq=heartbeat.seq + 1, state=state, faults=faults_now)
+        view.apply(heartbeat, heartbeat.seq, 2)
         assert view.members["a"].condition == condition
 
 
 @pytest.mark.kafka
-async def test_members_tell_which_partition_their_broker_does_not_give(
+async def test_heartbeat_names_partition_that_broker_cannot_serve(
     kafka: LogSettings, broker_folder: Path
 ) -> None:
-    """aiokafka only logs that, and tries again for ever."""
+    """aiokafka only logs the failure and retries for ever."""
     place = f"{kafka.topic_prefix}prompts[0]"
     reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
     for value in (b"first", b"damaged", b"last"):
@@ -97,13 +97,15 @@ async def test_members_tell_which_partition_their_broker_does_not_give(
         FAULTS.note_working(place)
     beats = AssignedReader(kafka, "fleet", [0], client_id="watch")
     async with beats.reading("earliest"):
-        records = [Codec().decode(each.value) for each in await beats.read_to_end()]
-    told = [each.faults for each in records if isinstance(each, Heartbeat)]
-    assert told and all(each is not None and place in each.failing for each in told)
+        records = [Codec().decode(record.value) for record in await beats.read_to_end()]
+    fault_records = [record.faults for record in records if isinstance(record, Heartbeat)]
+    assert fault_records and all(
+        faults is not None and place in faults.failing for faults in fault_records
+    )
 
 
 @pytest.mark.kafka
-async def test_what_is_buried_is_told(kafka: LogSettings) -> None:
+async def test_faults_count_dead_lettered_record_once(kafka: LogSettings) -> None:
     before = FAULTS.record() or Faults()
     async with LogProducer(kafka, Codec(), durable=True, client_id="m") as producer:
         reader = AssignedReader(kafka, "prompts", [0], client_id="reader")
@@ -112,6 +114,6 @@ async def test_what_is_buried_is_told(kafka: LogSettings) -> None:
             (record,) = await reader.read_to_end()
             for _ in range(2):
                 await send_dead_letter(producer, record, RecordError("nobody can mean this"))
-    told = FAULTS.record()
-    assert told is not None and told.unreadable_total == before.unreadable_total + 1
-    assert told.unreadable == f"{kafka.topic_prefix}prompts[0]@0: nobody can mean this"
+    after = FAULTS.record()
+    assert after is not None and after.unreadable_total == before.unreadable_total + 1
+    assert after.unreadable == f"{kafka.topic_prefix}prompts[0]@0: nobody can mean this"

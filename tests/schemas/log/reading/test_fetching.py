@@ -30,7 +30,7 @@ _LONG_MS = int(3_000 * PATIENCE_S)
 BOTH = frozenset({("a", 0, 5), ("b", 0, 7)})
 
 
-def test_a_fetch_waits_longer_and_longer_while_nothing_comes() -> None:
+def test_fetch_timer_backs_off_while_idle() -> None:
     fetches = FetchTimer(100, 1_000)
     assert [fetches.wait_ms(1, BOTH, 2) for _ in range(6)] == [100, 200, 400, 800, 1_000, 1_000]
     news = frozenset({("a", 0, 6), ("b", 0, 7)})
@@ -39,22 +39,22 @@ def test_a_fetch_waits_longer_and_longer_while_nothing_comes() -> None:
     assert fetches.wait_ms(1, news, 2) == 400
 
 
-def test_a_fetch_waits_briefly_while_it_leaves_partitions_out() -> None:
-    """They are read, paused or new: what they want then is behind it."""
+def test_fetch_timer_waits_briefly_while_partitions_are_left_out() -> None:
+    """Partitions that are read, paused or new wait for the next fetch."""
     fetches = FetchTimer(100, 1_000)
     assert [fetches.wait_ms(1, BOTH, 3) for _ in range(3)] == [100, 100, 100]
     assert [fetches.wait_ms(1, BOTH, 2) for _ in range(2)] == [200, 400]
 
 
 @pytest.mark.parametrize(("brokers", "waits_ms"), [(1, [100, 200, 400]), (2, [100, 100, 100])])
-async def test_a_fetch_waits_briefly_where_a_partition_may_move(
+async def test_fetch_waits_briefly_where_leader_may_change(
     brokers: int, waits_ms: list[int]
 ) -> None:
-    """A new leader is asked for it when the fetch that is under way there has ended."""
-    place, sent = TopicPartition("a", 0), list[int]()
+    """A new leader is asked only when the fetch under way there has ended."""
+    place, request_waits_ms = TopicPartition("a", 0), list[int]()
 
     async def send(node_id: int, request: Any, **_: Any) -> Any:
-        sent.append(request._max_wait_ms)
+        request_waits_ms.append(request._max_wait_ms)
         return SimpleNamespace(topics=[])
 
     cluster = SimpleNamespace(brokers=lambda: range(brokers), leader_for_partition=lambda _: 1)
@@ -63,7 +63,7 @@ async def test_a_fetch_waits_briefly_where_a_partition_may_move(
     prepare_fetches(consumer, 100, 1_000)
     for _ in waits_ms:
         await client.send(1, FetchRequest(7, 1, 1, 0, [("a", [(0, 5, 1)])]))
-    assert sent == waits_ms
+    assert request_waits_ms == waits_ms
 
 
 class Fetched(Fetcher):  # type: ignore[misc]  # aiokafka has no types
@@ -75,10 +75,10 @@ class Fetched(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         self._closed, self._wait_consume_future = False, None
         self.state = self._subscriptions.subscription.assignment
         self._records = {}
-        for place, found in data.items():
+        for place, batch_data in data.items():
             self.state.state_value(place).reset_to(0)
             records = PartitionRecords(
-                place, MemoryRecords(found), None, 0, None, None, True, READ_UNCOMMITTED
+                place, MemoryRecords(batch_data), None, 0, None, None, True, READ_UNCOMMITTED
             )
             self._records[place] = FetchResult(
                 place, assignment=self.state, partition_records=records, backoff=0
@@ -89,10 +89,10 @@ class Fetched(Fetcher):  # type: ignore[misc]  # aiokafka has no types
 
 
 @pytest.mark.parametrize("most", [None, 5])
-async def test_a_partition_that_cannot_be_read_takes_no_records_of_others(
-    most: int | None,
+async def test_unreadable_partition_drops_no_records_of_others(
+    records_max: int | None,
 ) -> None:
-    """Who reads got nothing of a good partition, and its position had moved on (found 28)."""
+    """A good partition once returned nothing while its position had moved (found 28)."""
     places = [TopicPartition("a", partition) for partition in range(3)]
     damaged = bytearray(batch([b"d"]))
     damaged[-2] ^= 1
@@ -107,7 +107,7 @@ async def test_a_partition_that_cannot_be_read_takes_no_records_of_others(
     consumer: Any = SimpleNamespace(_client=client, start=start, _fetcher=fetcher)
     prepare_fetches(consumer, 100, 1_000)
     await consumer.start()
-    got = await fetcher.fetched_records(places, 0, most)
+    got = await fetcher.fetched_records(places, 0, records_max)
     positions = {place: fetcher.state.state_value(place).position for place in places}
     assert positions == {place: len(got.get(place, ())) for place in places}
     assert not fetcher._records.keys() & (positions.keys() - got.keys()), "fetched again"
@@ -125,21 +125,21 @@ class Consumer:
         self.fetches = 0
         send = self.client._client.send
 
-        async def counted(node_id: Any, request: Any, **given: Any) -> Any:
+        async def counted(node_id: Any, request: Any, **options: Any) -> Any:
             self.fetches += isinstance(request, FetchRequest)
-            return await send(node_id, request, **given)
+            return await send(node_id, request, **options)
 
         self.client._client.send = counted
         prepare_fetches(self.client, _LONG_MS, _LONG_MS)
 
     async def fetching(self, partition: int) -> None:
-        """It reads this partition alone, and has begun to wait."""
+        """Read this partition alone, and return when its fetch waits."""
         before = self.fetches
         self.client.assign([self.places[partition]])
         await until(lambda: self.fetches > before)
 
     async def offset(self) -> int:
-        """Of the next record."""
+        """Return the offset of the next record."""
         return int((await self.client.getone()).offset)
 
 
@@ -165,8 +165,8 @@ async def send(producer: LogProducer, partition: int) -> int:
 
 
 @pytest.mark.kafka
-async def test_nothing_waits_for_a_fetch_that_waits(kafka: LogSettings) -> None:
-    """No question, no record, and no other partition."""
+async def test_waiting_fetch_blocks_no_other_request(kafka: LogSettings) -> None:
+    """No query, no record and no other partition waits for the fetch."""
     async with (
         LogProducer(kafka, Codec(), durable=True, client_id="writer") as producer,
         consumer_of(kafka) as consumer,
@@ -182,7 +182,7 @@ async def test_nothing_waits_for_a_fetch_that_waits(kafka: LogSettings) -> None:
 
 
 @pytest.mark.kafka
-async def test_a_commit_wakes_who_reads_what_is_committed(kafka: LogSettings) -> None:
+async def test_commit_wakes_read_committed_fetch(kafka: LogSettings) -> None:
     writer = Transactions(kafka, uuid4().hex)
     async with consumer_of(kafka, "read_committed") as consumer:
         place = consumer.places[0]

@@ -32,7 +32,7 @@ Answers = Callable[["Pool", int, Any], None]
 
 
 def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields: Any) -> Hits:
-    found: dict[str, float] = fields.pop("found", {"a": 1.0})
+    distances_by_id: dict[str, float] = fields.pop("found", {"a": 1.0})
     return Hits(
         retrieval_id=request.retrieval_id,
         request_id="",
@@ -40,8 +40,8 @@ def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields
         shard=shard,
         shards=shards,
         collection="c",
-        document_ids=tuple(found),
-        distances=pack_vector(list(found.values())),
+        document_ids=tuple(distances_by_id),
+        distances=pack_vector(list(distances_by_id.values())),
         at_ms=0,
         **fields,
     )
@@ -56,7 +56,7 @@ class Pool:
         self.leases = {"hits": 0}
         self.view = FleetView()
         self.valid = True
-        self.asked: list[int] = []  # partitions, in order
+        self.asked_partitions: list[int] = []  # partitions, in order
         self.topics: list[str] = []
         self.ids: list[str] = []
         self.buried: list[bytes] = []
@@ -65,12 +65,12 @@ class Pool:
         self.join(shards)
 
     def join(self, shards: int) -> None:
-        """A ready worker for each of so many shards."""
+        """Register a ready worker for each of so many shards."""
         for shard in range(shards):
             self.register(f"w{shard}/{shards}", shard, shards)
 
     def register(self, name: str, shard: int, shards: int) -> None:
-        """A ready worker that says so of itself."""
+        """Register one ready worker of a shard."""
         now_ms = wall_ms()
         part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
         joined = Registration(
@@ -87,7 +87,7 @@ class Pool:
         return self.valid
 
     def embeds(self, *names: str) -> None:
-        """Ready embedding workers."""
+        """Register ready embedding workers by these names."""
         now_ms = wall_ms()
         for offset, name in enumerate(names):
             part = EmbedCapability(embedder="hash@1", dim=2, tokens_max=64)
@@ -104,7 +104,7 @@ class Pool:
     async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
         is_embed = isinstance(record, EmbedRequest)
         assert key == (record.embed_id if is_embed else record.retrieval_id)
-        self.asked.append(partition)
+        self.asked_partitions.append(partition)
         self.topics.append(topic)
         self.ids.append(key)
         ack = asyncio.get_running_loop().create_future()
@@ -112,11 +112,11 @@ class Pool:
         self._answers(self, partition, record)
         return ack
 
-    def answer(self, found: Hits | Embedded) -> None:
-        self.say(CODEC.encode(found))
+    def answer(self, record: Hits | Embedded) -> None:
+        self.say(CODEC.encode(record))
 
     def say(self, value: bytes) -> None:
-        """What may be no hits; it is buried then."""
+        """Deliver a value, which is dead-lettered if it is no answer."""
         place: dict[str, Any] = {"partition": 0, "offset": 0, "timestamp": 0, "headers": ()}
         record = SimpleNamespace(topic="hits", key=b"k", value=value, **place)
         self._records.put_nowait(record)
@@ -136,11 +136,11 @@ class Pool:
 async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[RetrievalClient, Pool]]:
     pool = Pool(shards, answers)
     settings = LogSettings(retrieval_partitions=4)
-    found = RetrievalClient(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
-    found._reader = pool  # type: ignore[assignment]  # the same
-    life = asyncio.create_task(found.run())
+    client = RetrievalClient(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
+    client._reader = pool  # type: ignore[assignment]  # the same
+    life = asyncio.create_task(client.run())
     try:
-        yield found, pool
+        yield client, pool
     finally:
         life.cancel()
 

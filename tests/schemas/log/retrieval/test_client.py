@@ -21,21 +21,21 @@ from tests.waiting import pass_time, until
 
 
 @virtual
-async def test_partitions_take_turns_and_all_shards_are_merged() -> None:
+async def test_client_rotates_partitions_and_merges_all_shards() -> None:
     def both(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 1, shards=2, found={"b": 0.5}))
         pool.answer(hits(request, 0, shards=2))
 
     async with asking(2, both) as (asker, pool):
         for _ in range(5):
-            found = await ask(asker)
-            assert [hit.document_id for hit in found.hits] == ["b", "a"] and found.is_complete
-        assert pool.asked == [1, 2, 3, 0, 1]
+            result = await ask(asker)
+            assert [hit.document_id for hit in result.hits] == ["b", "a"] and result.is_complete
+        assert pool.asked_partitions == [1, 2, 3, 0, 1]
 
 
 @virtual
-async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avoided() -> None:
-    """Partitions 0 and 1 were those of a worker that died."""
+async def test_client_retries_farthest_partition_and_avoids_silent_one() -> None:
+    """Partitions 0 and 1 belonged to a worker that died."""
 
     def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
         if partition >= 2:
@@ -44,15 +44,15 @@ async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avo
     async with asking(1, half) as (asker, pool):
         for _ in range(6):
             assert (await ask(asker)).is_complete
-        assert pool.asked == [1, 3, 2, 3, 0, 2, 2, 3]
+        assert pool.asked_partitions == [1, 3, 2, 3, 0, 2, 2, 3]
 
 
 @virtual
-async def test_a_partition_that_falls_silent_only_later_is_left_as_well() -> None:
-    """Its worker died with a retrieval in hand, just after it had answered a later one."""
+async def test_client_leaves_partition_that_falls_silent_later() -> None:
+    """The worker died with an active retrieval, just after it had answered a later one."""
 
     def dying(pool: Pool, partition: int, request: RetrievalRequest) -> None:
-        if len(pool.asked) > 1:
+        if len(pool.asked_partitions) > 1:
             pool.answer(hits(request))
 
     async with asking(1, dying) as (asker, pool):
@@ -61,11 +61,11 @@ async def test_a_partition_that_falls_silent_only_later_is_left_as_well() -> Non
         for _ in range(4):
             assert (await ask(asker)).is_complete
         assert (await first).is_complete
-        assert pool.asked == [1, 2, 3, 0, 1, 3]
+        assert pool.asked_partitions == [1, 2, 3, 0, 1, 3]
 
 
 @virtual
-async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
+async def test_client_does_not_resend_to_slow_shards() -> None:
     def slow(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         asyncio.get_running_loop().call_later(0.5, pool.answer, hits(request))
 
@@ -74,29 +74,29 @@ async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
         for _ in range(60):
             tasks.append(asyncio.create_task(ask(asker, within_ms=1_000)))
             await pass_time(0.01)
-        assert all(found.is_complete for found in await asyncio.gather(*tasks))
-        again = [record for record in pool.ids if record.endswith("-2")]
-        assert len(again) < 30, "only those that were asked before the first answer came"
+        assert all(result.is_complete for result in await asyncio.gather(*tasks))
+        resent_ids = [record for record in pool.ids if record.endswith("-2")]
+        assert len(resent_ids) < 30, "only those that were asked before the first answer came"
 
 
 @virtual
-async def test_one_shard_may_be_silent_where_another_answers() -> None:
-    def one(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+async def test_client_resends_when_only_one_shard_answers() -> None:
+    def first_shard_silent(pool: Pool, partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 1, shards=2))
         if partition == 3:
             pool.answer(hits(request, 0, shards=2))
 
-    async with asking(2, one) as (asker, pool):
+    async with asking(2, first_shard_silent) as (asker, pool):
         assert (await ask(asker)).is_complete
-        assert pool.asked == [1, 3]
+        assert pool.asked_partitions == [1, 3]
 
 
 @virtual
-async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() -> None:
-    kept: list[RetrievalRequest] = []
+async def test_client_keeps_first_answer_per_shard_and_drops_late_ones() -> None:
+    requests: list[RetrievalRequest] = []
 
     def twice(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
-        kept.append(request)
+        requests.append(request)
         pool.answer(hits(request, 0, shards=2, found={"first": 1.0}))
         pool.answer(hits(request, 0, shards=2, found={"second": 1.0}))
         pool.answer(hits(request, 0, shards=3, found={"other layout": 0.0}))
@@ -104,15 +104,15 @@ async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() ->
         pool.answer(hits(request, 1, shards=2, found={"b": 2.0}))
 
     async with asking(2, twice) as (asker, pool):
-        found = await ask(asker)
-        assert [hit.document_id for hit in found.hits][0] == "first"
-        pool.answer(hits(kept[0], 0, shards=2))
+        result = await ask(asker)
+        assert [hit.document_id for hit in result.hits][0] == "first"
+        pool.answer(hits(requests[0], 0, shards=2))
         assert (await ask(asker)).hits[0].document_id == "first"
 
 
 @virtual
-async def test_a_replica_that_refuses_is_left_for_another_at_once() -> None:
-    """Whoever has partitions 0 and 1 has no room; the other shard answers late."""
+async def test_client_resends_to_other_replica_after_refusal() -> None:
+    """The worker of partitions 0 and 1 has no room; the other shard answers late."""
     full = QueueFull("expected fewer").to_wire()
 
     def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
@@ -122,37 +122,39 @@ async def test_a_replica_that_refuses_is_left_for_another_at_once() -> None:
         asyncio.get_running_loop().call_later(0.05, pool.answer, late)
 
     async with asking(2, half) as (asker, pool):
-        found = await ask(asker)
-        assert [hit.document_id for hit in found.hits] == ["a", "b"] and found.is_complete
-        assert pool.asked == [1, 3]
-        assert (await ask(asker)).is_complete and pool.asked == [1, 3, 2], "nothing to avoid"
+        result = await ask(asker)
+        assert [hit.document_id for hit in result.hits] == ["a", "b"] and result.is_complete
+        assert pool.asked_partitions == [1, 3]
+        assert (await ask(asker)).is_complete and pool.asked_partitions == [1, 3, 2], (
+            "nothing to avoid"
+        )
 
 
 @virtual
-async def test_what_all_replicas_refuse_is_refused() -> None:
+async def test_client_raises_refusal_of_all_replicas() -> None:
     def none(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, error=QueueFull("expected fewer").to_wire(), found={}))
 
     def once(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
-        if len(pool.asked) == 1:
+        if len(pool.asked_partitions) == 1:
             none(pool, _partition, request)
 
     for answers in (none, once):
         async with asking(1, answers) as (asker, pool):
             with pytest.raises(QueueFull, match="expected fewer"):
                 await ask(asker)
-            assert pool.asked == [1, 3]
+            assert pool.asked_partitions == [1, 3]
 
 
 @virtual
-async def test_a_retrieval_whose_shards_have_left_is_asked_of_those_that_replace_them() -> None:
-    """Before it was sent again, and after: the first replica refused, and the other one left."""
+async def test_client_resends_to_replacement_shards_after_layout_change() -> None:
+    """The layout changes before the retrieval was resent, or after a refusal and a resend."""
     full = QueueFull("expected fewer").to_wire()
 
     def silent(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
-        if len(pool.asked) == 1 + refused:
+        if len(pool.asked_partitions) == 1 + refused:
             pool.join(2)
-        elif len(pool.asked) == 2 + refused:
+        elif len(pool.asked_partitions) == 2 + refused:
             pool.answer(hits(request, found={"of the old shard": 0.0}))
             pool.answer(hits(request, 0, shards=2))
             pool.answer(hits(request, 1, shards=2, found={"b": 0.5}))
@@ -161,34 +163,34 @@ async def test_a_retrieval_whose_shards_have_left_is_asked_of_those_that_replace
 
     for refused in (0, 1):
         async with asking(1, silent) as (asker, pool):
-            found = await ask(asker)
-            assert [hit.document_id for hit in found.hits] == ["b", "a"]
-            assert found.shards == 2 and found.is_complete
-            assert pool.asked == [1, 3, 1][: 2 + refused]
+            result = await ask(asker)
+            assert [hit.document_id for hit in result.hits] == ["b", "a"]
+            assert result.shards == 2 and result.is_complete
+            assert pool.asked_partitions == [1, 3, 1][: 2 + refused]
             assert (asker._exchange._pending, asker._exchange._direct._avoided_ms) == ({}, {})
 
 
 @virtual
-async def test_shards_that_join_do_not_hurry_those_that_answer() -> None:
+async def test_client_does_not_resend_when_new_shards_join() -> None:
     def late(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.join(2)
         asyncio.get_running_loop().call_later(0.1, pool.answer, hits(request))
 
     async with asking(1, late) as (asker, pool):
-        found = await ask(asker)
-        assert found.shards == 1 and found.is_complete and pool.asked == [1]
+        result = await ask(asker)
+        assert result.shards == 1 and result.is_complete and pool.asked_partitions == [1]
 
 
 @virtual
-async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() -> None:
+async def test_client_stops_at_deadline_and_names_silent_shards() -> None:
     def half(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 0, shards=2))
 
     async with asking(2, half) as (asker, pool):
         began_ms = wall_ms()
-        found = await ask(asker, within_ms=60)
+        result = await ask(asker, within_ms=60)
         assert wall_ms() - began_ms <= 60
-        assert set(found.missing) == {1} and len(pool.asked) == 2
+        assert set(result.missing) == {1} and len(pool.asked_partitions) == 2
         assert asker._exchange._pending == {}
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(DeadlineExceeded):
@@ -200,7 +202,9 @@ async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() ->
 
 
 @virtual
-async def test_what_cannot_be_asked_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_rejects_impossible_retrieval_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with asking(0, lambda *_: None) as (asker, pool):
         with pytest.raises(NotReady, match="no retrieval worker is ready"):
             await ask(asker)
@@ -209,7 +213,7 @@ async def test_what_cannot_be_asked_is_refused_at_once(monkeypatch: pytest.Monke
             await asker.search([1], collection="c", deadline_ms=0, seeds=["s"] * 5_000)
         monkeypatch.setattr(module, "PENDING_MAX", 1)
         first = asyncio.create_task(ask(asker, within_ms=100))
-        await until(lambda: len(pool.asked) == 1)
+        await until(lambda: len(pool.asked_partitions) == 1)
         with pytest.raises(QueueFull, match="1 retrievals are under way"):
             await ask(asker)
         with pytest.raises(DeadlineExceeded):

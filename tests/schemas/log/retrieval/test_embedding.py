@@ -28,9 +28,9 @@ from tests.waiting import pass_time
 def embedded(request: EmbedRequest, **fields: Any) -> Embedded:
     """The vector of a text is its length and its first letter."""
     vectors = [[len(text), ord(text[0])] for text in request.texts]
-    known = {"embedder": "hash@1", "dim": 2, "vectors": pack_vector(vectors), "at_ms": 0}
+    defaults = {"embedder": "hash@1", "dim": 2, "vectors": pack_vector(vectors), "at_ms": 0}
     return Embedded(
-        embed_id=request.embed_id, tokens=len(request.texts), **{**known, **fields}
+        embed_id=request.embed_id, tokens=len(request.texts), **{**defaults, **fields}
     )  # fmt: skip
 
 
@@ -43,21 +43,21 @@ async def embed(asker: RetrievalClient, *texts: str, within_ms: int = 1_000) -> 
 
 
 @virtual
-async def test_vectors_come_in_order_whatever_parts_they_went_in() -> None:
+async def test_embedding_returns_vectors_in_order_across_parts() -> None:
     async with asking(1, answers) as (asker, pool):
         pool.embeds("e")
         texts = ["x" * count for count in range(1, 150)]
-        found = await embed(asker, *texts)
-        assert found.vectors[:, 0].tolist() == list(range(1, 150)) and found.tokens == 149
-        assert found.embedder == "hash@1" and found.vectors.dtype == np.float32
-        assert pool.asked == [1, 2, 3] and pool.topics == ["embeddings"] * 3
+        result = await embed(asker, *texts)
+        assert result.vectors[:, 0].tolist() == list(range(1, 150)) and result.tokens == 149
+        assert result.embedder == "hash@1" and result.vectors.dtype == np.float32
+        assert pool.asked_partitions == [1, 2, 3] and pool.topics == ["embeddings"] * 3
         assert asker._embedding._pending == {}
         await embed(asker, "é" * 100_000, "a" * 100_000)
-        assert len(pool.asked) == 5, "each record keeps its size"
+        assert len(pool.asked_partitions) == 5, "each record keeps its size"
 
 
 @virtual
-async def test_a_silent_partition_is_left_for_the_farthest_one() -> None:
+async def test_embedding_retries_farthest_partition_after_silence() -> None:
     def half(pool: Pool, partition: int, request: EmbedRequest) -> None:
         if partition >= 2:
             pool.answer(embedded(request))
@@ -66,11 +66,11 @@ async def test_a_silent_partition_is_left_for_the_farthest_one() -> None:
         pool.embeds("e", "f")
         for _ in range(2):
             assert len((await embed(asker, "a")).vectors) == 1
-        assert pool.asked == [1, 3, 2]
+        assert pool.asked_partitions == [1, 3, 2]
 
 
 @virtual
-async def test_a_pool_that_is_only_slow_is_not_asked_again() -> None:
+async def test_embedding_does_not_resend_to_slow_pool() -> None:
     def slow(pool: Pool, _partition: int, request: EmbedRequest) -> None:
         asyncio.get_running_loop().call_later(0.5, pool.answer, embedded(request))
 
@@ -81,12 +81,12 @@ async def test_a_pool_that_is_only_slow_is_not_asked_again() -> None:
             tasks.append(asyncio.create_task(embed(asker, "a")))
             await pass_time(0.01)
         await asyncio.gather(*tasks)
-        again = [each for each in pool.ids if each.endswith("-2")]
-        assert len(again) < 15, "only those that were asked before the first answer came"
+        resent_ids = [record_id for record_id in pool.ids if record_id.endswith("-2")]
+        assert len(resent_ids) < 15, "only those that were asked before the first answer came"
 
 
 @virtual
-async def test_errors_are_raised_and_nonsense_is_buried() -> None:
+async def test_embedding_raises_errors_and_dead_letters_invalid_answers() -> None:
     def wrong(pool: Pool, _partition: int, request: EmbedRequest) -> None:
         for fields in (
             {"dim": 3}, {"dim": 0}, {"dim": -2}, {"vectors": pack_vector([np.nan, 0])},
@@ -105,7 +105,7 @@ async def test_errors_are_raised_and_nonsense_is_buried() -> None:
 
 
 @virtual
-async def test_vectors_of_two_models_are_no_answer() -> None:
+async def test_embedding_rejects_vectors_of_several_models() -> None:
     def two(pool: Pool, partition: int, request: EmbedRequest) -> None:
         pool.answer(embedded(request, embedder=f"hash@{partition}"))
 
@@ -116,7 +116,7 @@ async def test_vectors_of_two_models_are_no_answer() -> None:
 
 
 @virtual
-async def test_what_cannot_be_embedded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_embedding_rejects_impossible_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(NotReady, match="no embedding worker"):
             await embed(asker, "a")

@@ -14,18 +14,18 @@ from tests.virtual import virtual
 
 
 def both(request: RetrievalRequest, shard: int = 0, shards: int = 1, **fields: Any) -> Hits:
-    """What a shard says: "a" is near and has the words, "b" is near, "c" has the words."""
+    """Return a shard's answer: "a" is near and has the words, "b" is near, "c" has the words."""
     if request.mode == "words":
-        found = hits(request, shard, shards=shards, found={}, mode="words")
-        return replace(found, word_ids=("c", "a"), word_scores=pack_vector([3, 1]))
-    found = hits(request, shard, shards=shards, found={"a": 0.25, "b": 0.5}, mode=request.mode)
+        answer = hits(request, shard, shards=shards, found={}, mode="words")
+        return replace(answer, word_ids=("c", "a"), word_scores=pack_vector([3, 1]))
+    answer = hits(request, shard, shards=shards, found={"a": 0.25, "b": 0.5}, mode=request.mode)
     fields = {
         "cosines": pack_vector([0.75, 0.5]), "word_cosines": pack_vector([0.125, 0.75]),
         "word_ids": ("c", "a"), "word_scores": pack_vector([3, 1]), "embedded_ms": 4.0,
-        "passages": [Passage(passage_id=each, document_id=each, text=each) for each in "abc"],
+        "passages": [Passage(passage_id=name, document_id=name, text=name) for name in "abc"],
         **fields,
     }  # fmt: skip
-    return replace(found, **fields)
+    return replace(answer, **fields)
 
 
 def answers(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
@@ -33,99 +33,104 @@ def answers(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
 
 
 @virtual
-async def test_a_text_goes_by_the_embedding_pool_and_lists_are_fused() -> None:
+async def test_text_search_goes_through_embedding_pool_and_fuses_lists() -> None:
     async with asking(1, answers) as (asker, pool):
         pool.embeds("e")
-        found = await ask_text(asker, k=3)
+        result = await ask_text(asker, k=3)
         assert pool.topics == ["embeddings"]
-        assert [hit.document_id for hit in found.hits] == ["a", "c", "b"]
+        assert [hit.document_id for hit in result.hits] == ["a", "c", "b"]
         assert (
-            [hit.score for hit in found.hits]
+            [hit.score for hit in result.hits]
             == [0.75, 0.125, 0.5]
-            == [passage.score for passage in found.passages]
+            == [passage.score for passage in result.passages]
         )
-        assert found.hits[0].fused == 1 / 61 + 1 / 62 and found.hits[0].words == 1.0
-        assert found.hits[1].distance == float("inf") and found.hits[2].words is None
-        assert (found.mode, found.degraded, found.embedded_ms) == ("hybrid", "", 4.0)
+        assert result.hits[0].fused == 1 / 61 + 1 / 62 and result.hits[0].words == 1.0
+        assert result.hits[1].distance == float("inf") and result.hits[2].words is None
+        assert (result.mode, result.degraded, result.embedded_ms) == ("hybrid", "", 4.0)
         assert len((await ask_text(asker, k=1)).hits) == 1
 
 
 @virtual
-async def test_ranks_are_those_of_all_shards_together() -> None:
+async def test_text_search_ranks_across_all_shards() -> None:
     def shards(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(both(request, 0, 2))
-        others = {
+        second_fields = {
             "document_ids": ("x",), "distances": pack_vector([0.3]), "cosines": pack_vector([0.7]),
             "word_ids": ("y", "x"), "word_scores": pack_vector([2, 0.5]),
             "word_cosines": pack_vector([0, 0.7]),
         }  # fmt: skip
-        pool.answer(both(request, 1, 2, **others))
+        pool.answer(both(request, 1, 2, **second_fields))
 
     async with asking(2, shards) as (asker, pool):
         pool.embeds("e")
-        found = await ask_text(asker, k=5)
-        assert {hit.document_id: hit.fused for hit in found.hits} == {
+        result = await ask_text(asker, k=5)
+        assert {hit.document_id: hit.fused for hit in result.hits} == {
             "a": 1 / 61 + 1 / 63, "x": 1 / 62 + 1 / 64, "c": 1 / 61, "y": 1 / 62, "b": 1 / 63
         }  # fmt: skip
 
 
 @virtual
-async def test_words_alone_need_no_embedding_worker() -> None:
+async def test_word_search_needs_no_embedding_worker() -> None:
     async with asking(1, answers) as (asker, pool):
-        found = await ask_text(asker, mode="words", kind="decode")
-        assert pool.topics == ["retrieval.decode"] and found.degraded == ""
-        assert [(hit.document_id, hit.score, hit.cosine) for hit in found.hits] == [
+        result = await ask_text(asker, mode="words", kind="decode")
+        assert pool.topics == ["retrieval.decode"] and result.degraded == ""
+        assert [(hit.document_id, hit.score, hit.cosine) for hit in result.hits] == [
             ("c", 1 / 61, None), ("a", 1 / 62, None)
         ]  # fmt: skip
         for mode in ("hybrid", "vector"):
-            found = await ask_text(asker, mode=mode)
+            result = await ask_text(asker, mode=mode)
             assert pool.topics[-1] == "retrieval.prefill"
-            assert found.mode == "words" and found.degraded == "no embedding worker is ready"
-            assert found.passages == ()
+            assert result.mode == "words" and result.degraded == "no embedding worker is ready"
+            assert result.passages == ()
 
 
 @virtual
-async def test_what_the_pool_made_no_vector_for_is_told() -> None:
+async def test_text_search_reports_missing_vector_as_degraded() -> None:
     def failing(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(both(replace(request, mode="words")))
 
     async with asking(1, failing) as (asker, pool):
         pool.embeds("e")
-        found = await ask_text(asker)
-        assert found.mode == "words" and "no vector" in found.degraded
+        result = await ask_text(asker)
+        assert result.mode == "words" and "no vector" in result.degraded
 
 
 @virtual
-async def test_the_only_embedding_worker_is_passed_by_when_it_is_silent() -> None:
+async def test_text_search_bypasses_only_embedding_worker_when_silent() -> None:
     def silent(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         if pool.topics[-1] != "embeddings":
             pool.answer(both(request))
 
     async with asking(1, silent) as (asker, pool):
         pool.embeds("e")
-        found = await ask_text(asker)
-        assert pool.topics == ["embeddings", "retrieval.prefill"] and pool.asked == [1, 3]
-        assert found.mode == "words" and found.degraded
-        assert (await ask(asker)).mode == "" and pool.asked[-1] == 1, "shards are not silent there"
+        result = await ask_text(asker)
+        assert pool.topics == ["embeddings", "retrieval.prefill"] and pool.asked_partitions == [
+            1,
+            3,
+        ]
+        assert result.mode == "words" and result.degraded
+        assert (await ask(asker)).mode == "" and pool.asked_partitions[-1] == 1, (
+            "shards are not silent there"
+        )
 
 
 @virtual
-async def test_of_two_embedding_workers_the_other_is_asked() -> None:
+async def test_text_search_asks_second_embedding_worker_when_first_is_silent() -> None:
     def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
         if partition >= 2:
             pool.answer(both(request))
 
     async with asking(1, half) as (asker, pool):
         pool.embeds("e", "f")
-        found = await ask_text(asker)
-        assert found.mode == "hybrid" and pool.topics == ["embeddings"] * 2
-        assert pool.asked == [1, 3]
+        result = await ask_text(asker)
+        assert result.mode == "hybrid" and pool.topics == ["embeddings"] * 2
+        assert pool.asked_partitions == [1, 3]
         await ask_text(asker)
-        assert pool.asked == [1, 3, 2], "the silent one is avoided"
+        assert pool.asked_partitions == [1, 3, 2], "the silent one is avoided"
 
 
 @virtual
-async def test_a_silent_shard_is_not_taken_for_a_silent_embedding_worker() -> None:
+async def test_silent_shard_does_not_count_as_silent_embedding_worker() -> None:
     def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
         pool.answer(both(request, 0, 2))
         if partition >= 2:
@@ -134,11 +139,11 @@ async def test_a_silent_shard_is_not_taken_for_a_silent_embedding_worker() -> No
     async with asking(2, half) as (asker, pool):
         pool.embeds("e")
         assert (await ask_text(asker)).mode == "hybrid"
-        assert pool.topics == ["embeddings"] * 2 and pool.asked == [1, 3]
+        assert pool.topics == ["embeddings"] * 2 and pool.asked_partitions == [1, 3]
 
 
 @virtual
-async def test_what_no_text_search_can_be_is_refused() -> None:
+async def test_text_search_rejects_invalid_query() -> None:
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(InvalidRequest, match="expected hybrid, vector, words, found 'all'"):
             await ask_text(asker, mode="all")
@@ -155,13 +160,13 @@ QUOTED = [Quoted(document_id="d", content="1"), Quoted(document_id="e", content=
 
 
 @virtual
-async def test_quoted_documents_are_asked_of_with_a_search_or_alone() -> None:
-    """A check goes to the shards at once, and nothing is searched for."""
+async def test_client_checks_quoted_documents_with_or_without_search() -> None:
+    """A check alone goes to the shards directly and searches for nothing."""
 
     def shard(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         assert request.quoted == tuple(QUOTED)
-        found = both(request) if request.text else hits(request, found={}, mode=request.mode)
-        pool.answer(replace(found, changed=("e",)))
+        answer = both(request) if request.text else hits(request, found={}, mode=request.mode)
+        pool.answer(replace(answer, changed=("e",)))
 
     async with asking(1, shard) as (asker, pool):
         pool.embeds("e")
@@ -175,7 +180,7 @@ async def test_quoted_documents_are_asked_of_with_a_search_or_alone() -> None:
 
 
 @virtual
-async def test_a_check_that_no_shard_answers_fails() -> None:
+async def test_check_fails_when_no_shard_answers() -> None:
     async with asking(2, lambda *_: None) as (asker, _):
         with pytest.raises(DeadlineExceeded):
             await asker.check(QUOTED, collection="c", deadline_ms=wall_ms() + 50)

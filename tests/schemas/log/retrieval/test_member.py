@@ -13,11 +13,13 @@ from schemas.log.retrieval import member as asking
 from schemas.settings import LogSettings
 
 
-async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = asyncio.Event()
+async def test_client_raises_lease_error_when_membership_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease_loss = asyncio.Event()
 
     class Part:
-        """Of an asker's life: starts, stops, and runs until the lease is lost."""
+        """Stands for a client's parts: starts, stops, and runs until the lease is lost."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.member_id, self.leases = "asker", {"hits": 0}
@@ -28,7 +30,7 @@ async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.Mon
             return [await asyncio.Event().wait()]
 
         async def run(self) -> None:
-            await lost.wait()
+            await lease_loss.wait()
             raise LeaseError("silent for too long") from ConnectionError()
 
     monkeypatch.setattr(asking, "LogProducer", Part)
@@ -39,18 +41,18 @@ async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.Mon
             raise ZeroDivisionError
     with pytest.raises(LeaseError, match="silent for too long") as raised:
         async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
-            lost.set()
+            lease_loss.set()
             await asyncio.Event().wait()
     assert isinstance(raised.value.__cause__, ConnectionError)
 
 
-async def test_who_asks_and_is_cancelled_again_closes_all_the_same(
+async def test_client_closes_all_parts_after_repeated_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed = list[str]()
 
     class Part:
-        """Whose closing is cancelled, each time."""
+        """Raises CancelledError at each closing."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.member_id, self.leases = "asker", {"hits": 0}

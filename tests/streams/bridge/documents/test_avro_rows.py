@@ -55,25 +55,25 @@ ROW |= {"fee": Decimal("3.50"), "__deleted": None}
 
 @pytest.fixture
 def stub() -> Iterator[StubRegistry]:
-    with running_registry() as found:
-        yield found
+    with running_registry() as registry:
+        yield registry
 
 
-def known(stub: StubRegistry, schema: Any) -> int:
-    """Its id; each has a subject of its own."""
+def schema_id_for(stub: StubRegistry, schema: Any) -> int:
+    """Return the schema's registered id, under a subject of its own."""
     return registered(stub, schema, f"subject-{schema}")
 
 
-async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> RowChange:
-    """What a record says whose parts are given with their schemas, or as bytes."""
+async def row_change(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> RowChange:
+    """Return the change that a record means, whose parts are bytes or (schema, value)."""
 
     def raw(part: Any) -> bytes | None:
         if not isinstance(part, tuple):
             return None if part is None else bytes(part)
         schema, value = part
-        return written(schema, value, known(stub, schema))
+        return written(schema, value, schema_id_for(stub, schema))
 
-    made = PromptRecord(
+    record = PromptRecord(
         topic=SOURCE.topic,
         partition=1,
         offset=2,
@@ -82,7 +82,7 @@ async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> R
         value=raw(value),
         headers=headers,
     )
-    return await change_of(made, SOURCE, WriterSchemas(stub.url, 60_000))
+    return await change_of(record, SOURCE, WriterSchemas(stub.url, 60_000))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ async def said(stub: StubRegistry, key: Any, value: Any, headers: Any = ()) -> R
     [(VALUE, ROW), (ENVELOPE, {"before": None, "after": ROW, "op": "u"})],
     ids=["unwrapped", "envelope"],
 )
-async def test_a_row_is_a_document(stub: StubRegistry, value: Any) -> None:
-    change = await said(stub, (KEY, {"id": 7}), value)
+async def test_avro_row_becomes_document(stub: StubRegistry, value: Any) -> None:
+    change = await row_change(stub, (KEY, {"id": 7}), value)
     assert change.key == "handbook/7" and change.document is not None
     assert change.document.text == "Ferries: Pier 7."
     assert change.document.metadata == '{"day": "2020-01-02", "fee": "3.50"}'
@@ -106,28 +106,30 @@ async def test_a_row_is_a_document(stub: StubRegistry, value: Any) -> None:
     ],
     ids=["tombstone", "envelope", "rewritten"],
 )
-async def test_a_deleted_row_ends_its_document(stub: StubRegistry, value: Any) -> None:
-    assert await said(stub, (KEY, {"id": 7}), value) == RowChange("handbook/7", None)
+async def test_deleted_avro_row_ends_document(stub: StubRegistry, value: Any) -> None:
+    assert await row_change(stub, (KEY, {"id": 7}), value) == RowChange("handbook/7", None)
 
 
 @pytest.mark.parametrize("key", [("string", "7"), ("long", 7), b"7", b'{"id": 7}'])
-async def test_keys_of_other_converters(stub: StubRegistry, key: Any) -> None:
-    """Each part has a converter of its own."""
-    assert (await said(stub, key, (VALUE, ROW))).key == "handbook/7"
+async def test_avro_row_takes_key_of_other_converter(stub: StubRegistry, key: Any) -> None:
+    """Key and value may come from different converters."""
+    assert (await row_change(stub, key, (VALUE, ROW))).key == "handbook/7"
 
 
-async def test_ids_in_headers(stub: StubRegistry) -> None:
-    ids = [b"\x00" + known(stub, each).to_bytes(4, "big") for each in (KEY, VALUE)]
+async def test_avro_row_takes_schema_ids_from_headers(stub: StubRegistry) -> None:
+    ids = [b"\x00" + schema_id_for(stub, schema).to_bytes(4, "big") for schema in (KEY, VALUE)]
     headers = list(zip(("__key_schema_id", "__value_schema_id"), ids, strict=True))
     key, value = written(KEY, {"id": 7})[5:], written(VALUE, ROW)[5:]
-    change = await said(stub, key, value, headers)
+    change = await row_change(stub, key, value, headers)
     assert change.key == "handbook/7" and change.document is not None
 
 
-async def test_what_is_no_row(stub: StubRegistry) -> None:
+async def test_avro_row_rejects_damaged_record(stub: StubRegistry) -> None:
     with pytest.raises(RecordError, match="schema id 99: .*answered 404"):
-        await said(stub, (KEY, {"id": 7}), b"\x00\x00\x00\x00\x63x")
+        await row_change(stub, (KEY, {"id": 7}), b"\x00\x00\x00\x00\x63x")
     with pytest.raises(RecordError, match="expected a record, found 7"):
-        await said(stub, (KEY, {"id": 7}), ("long", 7))
+        await row_change(stub, (KEY, {"id": 7}), ("long", 7))
     with pytest.raises(RecordError, match="the body is damaged"):
-        await said(stub, (KEY, {"id": 7}), written(VALUE, ROW, known(stub, VALUE))[:9])
+        await row_change(
+            stub, (KEY, {"id": 7}), written(VALUE, ROW, schema_id_for(stub, VALUE))[:9]
+        )

@@ -48,7 +48,7 @@ async def feeding(kafka: LogSettings, *names: str) -> AsyncIterator[None]:
 
 
 async def write(kafka: LogSettings, *rows: Row, partition: int = 0) -> None:
-    """As a change stream does, a row after the other."""
+    """Write rows one after the other, as a change stream does."""
     topic = source(kafka).topic
     await create_extra_topics(kafka, {topic: 3_600_000})
     async with LogProducer(kafka, CODEC, durable=True, client_id="database") as producer:
@@ -67,18 +67,18 @@ async def read(kafka: LogSettings, topic: str, partitions: int) -> list[Consumer
 
 
 async def documents(kafka: LogSettings) -> list[tuple[str, str | None]]:
-    found = []
+    pairs = []
     for record in await read(kafka, "documents", kafka.document_partitions):
         key = record.key.decode()
         assert record.partition == partition_of(key, kafka.document_partitions)
         text = CODEC.decode(record.value).text if record.value else None
-        found.append((key, text))
-    return found
+        pairs.append((key, text))
+    return pairs
 
 
-def has(kafka: LogSettings, wanted: Callable[[list[tuple[str, str | None]]], bool]) -> Any:
+def has(kafka: LogSettings, condition: Callable[[list[tuple[str, str | None]]], bool]) -> Any:
     async def looks() -> bool:
-        return wanted(await documents(kafka))
+        return condition(await documents(kafka))
 
     return looks
 
@@ -99,64 +99,64 @@ def body(text: str) -> dict[str, Any]:
 KEY = document_key("handbook", "a")
 
 
-async def test_documents_follow_their_rows_in_order(kafka: LogSettings) -> None:
-    """A new row, its edits, its end, and what is no row: that is kept with its reason."""
+async def test_feed_writes_documents_in_row_order(kafka: LogSettings) -> None:
+    """New, edited and deleted rows follow in order; an invalid row is dead-lettered."""
     await write(kafka, ("a", body("one")), ("a", b"{"), ("a", body("two")), ("b", body("other")))
     async with feeding(kafka, "bridge-0"):
         await write(kafka, ("a", b"null"), ("b", None))
-        await until(has(kafka, lambda found: len(found) == 5))
-    found = await documents(kafka)
-    assert [text for key, text in found if key == KEY] == ["one", "two", None]
-    assert [text for key, text in found if key != KEY] == ["other", None]
+        await until(has(kafka, lambda pairs: len(pairs) == 5))
+    pairs = await documents(kafka)
+    assert [text for key, text in pairs if key == KEY] == ["one", "two", None]
+    assert [text for key, text in pairs if key != KEY] == ["other", None]
     (letter,) = await read(kafka, "rows.dlq", 1)
     assert letter.value == b"{"
-    said = dict(letter.headers)
-    assert said["x-dlq-offset"] == b"1"
-    assert b"expected a JSON object" in said["x-dlq-error-message"]
+    headers = dict(letter.headers)
+    assert headers["x-dlq-offset"] == b"1"
+    assert b"expected a JSON object" in headers["x-dlq-error-message"]
 
 
-async def test_a_row_that_its_topic_refuses_is_a_dead_letter(kafka: LogSettings) -> None:
-    """And those beside it are kept; it ended the bridge, and the next one."""
+async def test_feed_dead_letters_row_refused_by_topic(kafka: LogSettings) -> None:
+    """The rows beside it become documents, and the bridge keeps running."""
     await write(kafka, ("a", body("one")), ("b", body("x" * 5_000)), ("a", body("two")))
     for topic in ("documents", "rows.dlq"):
         full, config = kafka.topic_prefix + topic, {"max.message.bytes": "3000"}
         await alter(kafka, full, config)
     async with feeding(kafka, "bridge-0"):
-        await until(has(kafka, lambda found: len(found) == 2))
+        await until(has(kafka, lambda pairs: len(pairs) == 2))
     assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
     (letter,) = await read(kafka, "rows.dlq", 1)
-    said = dict(letter.headers)
-    assert (letter.value, said["x-dlq-offset"]) == (None, b"1")
-    assert said["x-dlq-error-class"] == b"RecordTooLarge"
+    headers = dict(letter.headers)
+    assert (letter.value, headers["x-dlq-offset"]) == (None, b"1")
+    assert headers["x-dlq-error-class"] == b"RecordTooLarge"
 
 
-async def test_whoever_comes_next_goes_on_where_it_was(kafka: LogSettings) -> None:
+async def test_feed_resumes_from_committed_offset(kafka: LogSettings) -> None:
     await write(kafka, ("a", body("one")))
     async with feeding(kafka, "bridge-0"):
-        await until(has(kafka, lambda found: len(found) == 1))
+        await until(has(kafka, lambda pairs: len(pairs) == 1))
     await write(kafka, ("a", body("two")))
     async with feeding(kafka, "bridge-1"):
-        await until(has(kafka, lambda found: found[-1] == (KEY, "two")))
+        await until(has(kafka, lambda pairs: pairs[-1] == (KEY, "two")))
     assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
     place = (source(kafka).topic, 0)
     assert (await committed_offsets(kafka, feed_group(kafka), [place]))[place].offset >= 2
 
 
-async def test_who_is_fenced_begins_again_and_repeats_nothing(kafka: LogSettings) -> None:
-    """Another process took the partition, and is gone: the row after that is written once."""
+async def test_feed_restarts_after_fencing_without_duplicates(kafka: LogSettings) -> None:
+    """After another process took the partition, the next row is written once."""
     await write(kafka, ("a", body("one")))
     async with feeding(kafka, "bridge-0"):
-        await until(has(kafka, lambda found: len(found) == 1))
-        other = Transactions(kafka, f"documents-{source(kafka).topic}-0")
-        await other.start()
-        await other.stop()
+        await until(has(kafka, lambda pairs: len(pairs) == 1))
+        rival = Transactions(kafka, f"documents-{source(kafka).topic}-0")
+        await rival.start()
+        await rival.stop()
         await write(kafka, ("a", body("two")))
-        await until(has(kafka, lambda found: found[-1] == (KEY, "two")))
+        await until(has(kafka, lambda pairs: pairs[-1] == (KEY, "two")))
     assert await documents(kafka) == [(KEY, "one"), (KEY, "two")]
 
 
-async def test_who_slept_through_its_end_writes_nothing_more(kafka: LogSettings) -> None:
-    """Its successor leaves out what was done, and the former one's older row is never written."""
+async def test_feed_writes_nothing_after_successor_takes_partition(kafka: LogSettings) -> None:
+    """The successor skips finished rows, and the fenced feed cannot write an older one."""
     await write(kafka, ("a", body("one")), ("a", body("two")))
     topic = source(kafka).topic
     old, new = await read(kafka, topic.removeprefix(kafka.topic_prefix), 1)
@@ -173,17 +173,17 @@ async def test_who_slept_through_its_end_writes_nothing_more(kafka: LogSettings)
         await successor._stop_writers()
 
 
-async def test_bridges_share_the_partitions_and_nothing_is_done_twice(kafka: LogSettings) -> None:
+async def test_feeds_share_partitions_without_duplicates(kafka: LogSettings) -> None:
     for partition in range(kafka.prompt_partitions):
         rows = [(f"{partition}-{n}", body(str(n))) for n in range(20)]
         await write(kafka, *rows, partition=partition)
     expected = 20 * kafka.prompt_partitions
     async with feeding(kafka, "bridge-0"):
         async with feeding(kafka, "bridge-1"):
-            await until(has(kafka, lambda found: len(found) >= expected))
+            await until(has(kafka, lambda pairs: len(pairs) >= expected))
             await write(kafka, ("late", body("late")), partition=1)
-            await until(has(kafka, lambda found: len(found) > expected))
+            await until(has(kafka, lambda pairs: len(pairs) > expected))
         await write(kafka, ("later", body("later")), partition=0)
-        await until(has(kafka, lambda found: len(found) > expected + 1))
-    found = await documents(kafka)
-    assert len(found) == len(set(found)) == expected + 2
+        await until(has(kafka, lambda pairs: len(pairs) > expected + 1))
+    pairs = await documents(kafka)
+    assert len(pairs) == len(set(pairs)) == expected + 2

@@ -21,15 +21,15 @@ ROW = {"id": "ferry", "title": "Ferries", "body": "Pier 7.", "at": None}
 
 
 def record(key: Any, value: Any) -> PromptRecord:
-    def raw(each: Any) -> bytes | None:
-        return each if each is None or isinstance(each, bytes) else json.dumps(each).encode()
+    def raw(part: Any) -> bytes | None:
+        return part if part is None or isinstance(part, bytes) else json.dumps(part).encode()
 
     return PromptRecord(
         topic=SOURCE.topic, partition=1, offset=2, timestamp_ms=3, key=raw(key), value=raw(value)
     )
 
 
-def said(key: Any, value: Any, source: DocumentSource = SOURCE) -> RowChange:
+def row_change(key: Any, value: Any, source: DocumentSource = SOURCE) -> RowChange:
     return asyncio.run(change_of(record(key, value), source, WriterSchemas("", 1)))
 
 
@@ -56,8 +56,8 @@ GONE = RowChange("handbook/ferry", None)
         {**ROW, "__deleted": "false"},
     ],
 )
-def test_a_row_is_a_document_in_any_envelope(value: Any) -> None:
-    assert said({"id": "ferry"}, value) == FERRY
+def test_row_becomes_document_in_any_envelope(value: Any) -> None:
+    assert row_change({"id": "ferry"}, value) == FERRY
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_a_row_is_a_document_in_any_envelope(value: Any) -> None:
         {**ROW, "title": "", "body": "", "__deleted": True},
     ],
 )
-def test_a_deleted_row_ends_its_document_however_that_is_said(value: Any) -> None:
-    """A real empty value, the JSON null of Connect's converter, and rewritten deletes."""
-    assert said({"id": "ferry"}, value) == GONE
+def test_deleted_row_ends_document_in_any_envelope(value: Any) -> None:
+    """Rows end by an empty value, by Connect's JSON null, or by a rewritten delete."""
+    assert row_change({"id": "ferry"}, value) == GONE
 
 
-def test_a_row_without_text_is_no_document_any_more() -> None:
+def test_row_without_text_ends_document() -> None:
     source = DocumentSource(topic="rows.documents", collection="handbook", text="{body?}")
-    assert said({"id": "ferry"}, {**ROW, "body": None}, source) == GONE
+    assert row_change({"id": "ferry"}, {**ROW, "body": None}, source) == GONE
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_row_without_text_is_no_document_any_more() -> None:
         (b"17", "17"),
     ],
 )
-def test_the_id_is_the_keys_only_field(key: Any, document_id: str) -> None:
-    assert said(key, None).key == f"handbook/{document_id}"
+def test_row_takes_document_id_from_only_key_field(key: Any, document_id: str) -> None:
+    assert row_change(key, None).key == f"handbook/{document_id}"
 
 
-def test_a_key_of_several_fields_needs_a_template() -> None:
+def test_row_with_composite_key_requires_id_template() -> None:
     source = DocumentSource(topic="rows.documents", collection="handbook", id="{shop}-{id}")
-    assert said({"shop": 3, "id": "a"}, None, source).key == "handbook/3-a"
-    assert said(None, {"shop": 3, "id": "b", "text": "x"}, source).key == "handbook/3-b"
+    assert row_change({"shop": 3, "id": "a"}, None, source).key == "handbook/3-a"
+    assert row_change(None, {"shop": 3, "id": "b", "text": "x"}, source).key == "handbook/3-b"
     with pytest.raises(RecordError, match=r"expected one field, or `id` .* found \['id', 'shop'\]"):
-        said({"shop": 3, "id": "a"}, None)
+        row_change({"shop": 3, "id": "a"}, None)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +124,21 @@ def test_a_key_of_several_fields_needs_a_template() -> None:
         (b"null", ROW, "expected one field"),
     ],
 )
-def test_what_is_no_row_says_what_was_expected(key: Any, value: Any, why: str) -> None:
+def test_row_error_states_expected_input(key: Any, value: Any, why: str) -> None:
     with pytest.raises(RecordError, match=why):
-        said(key, value)
+        row_change(key, value)
 
 
-def test_a_row_belongs_to_the_tenant_that_it_names() -> None:
+def test_row_document_belongs_to_named_tenant() -> None:
     source = DocumentSource(
         topic="rows.documents", collection="handbook", text="{body}", tenant="{owner}"
     )
-    document = said({"id": "a"}, {**ROW, "owner": "harbour"}, source).document
+    document = row_change({"id": "a"}, {**ROW, "owner": "harbour"}, source).document
     assert document is not None
     assert document.tenant == "harbour"
 
 
-def test_wrong_settings_are_named() -> None:
+def test_document_source_rejects_invalid_settings() -> None:
     with pytest.raises(ConfigError, match=r"bridge.documents \(t\): text: expected the name"):
         DocumentSource(topic="t", collection="c", text="{")
     with pytest.raises(ConfigError, match="collection: .*found 'a/b'"):

@@ -20,19 +20,19 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_is_written_as_it_came(number: str) -> None:
+def test_exact_json_writes_number_as_read(number: str) -> None:
     text = f'{{"id":{number},"in":[{{"deep":{number}}}],"text":"{number}"}}'
-    found = loads(text.encode())
-    assert dumps(found) == text
-    spaced = json_text(found)
+    record = loads(text.encode())
+    assert dumps(record) == text
+    spaced = json_text(record)
     assert spaced.replace(" ", "") == text
     assert json.loads(spaced) == json.loads(text)
-    assert json_text(found["id"]) == number
-    assert nearest(found) == json.loads(text)
+    assert json_text(record["id"]) == number
+    assert nearest(record) == json.loads(text)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=12) | st.integers())
-def test_any_number_is(number: Decimal | int) -> None:
+def test_exact_json_preserves_any_number(number: Decimal | int) -> None:
     text = f"[{number}]".lower()
     if abs(float(number)) < 1e300:
         assert dumps(loads(text.encode())) == text
@@ -41,12 +41,12 @@ def test_any_number_is(number: Decimal | int) -> None:
 @pytest.mark.parametrize(
     "text", [b"1e999", b"-1e999", b"NaN", b"[Infinity]", b'"\\ud800"', b"01", b"1."]
 )
-def test_what_no_float_holds_and_what_is_no_json_is_refused(text: bytes) -> None:
+def test_exact_json_rejects_overflow_and_invalid_syntax(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"line 1|number"):
         loads(text)
 
 
-def test_nesting_has_a_bound() -> None:
+def test_exact_json_limits_nesting() -> None:
     with pytest.raises(ValueError, match="nested|recursion|depth"):
         loads(b"[" * 1_100 + b"1.10" + b"]" * 1_100)
     with suppress(ValueError):  # Python's own parser may take less, as the interpreter is set

@@ -12,14 +12,14 @@ from schemas.errors import InvalidRequest, RecordError
 from schemas.rules.filters import NumberRange, parse, text_of
 from streams.bridge.records.record import Fields, fields_of
 from streams.bridge.records.writer_schemas import WriterSchemas
-from tests.streams.bridge.samples import asked, body_of, pair, prompts, record
+from tests.streams.bridge.samples import body_of, pair, prompts, question_of, record
 
 ROW = {"id": 7, "text": "hi"}
 DEBEZIUM = {"before": None, "after": ROW, "source": {"table": "t"}, "op": "c", "ts_ms": 1}
 EVENT = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "made"}
 
 
-async def said(value: Any, content_type: str = "") -> Fields | None:
+async def read_fields(value: Any, content_type: str = "") -> Fields | None:
     headers = [("content-type", content_type.encode())] if content_type else []
     return await fields_of(record(value, headers=headers), WriterSchemas("", 1))
 
@@ -37,24 +37,24 @@ async def said(value: Any, content_type: str = "") -> Fields | None:
         ("größe".encode(), "text/plain; charset=UTF-8; format=flowed"),
     ],
 )
-async def test_texts_are_read_in_their_charset(value: bytes, content_type: str) -> None:
-    assert await said(value, content_type) == {"text": "größe"}
+async def test_record_decodes_text_in_declared_charset(value: bytes, content_type: str) -> None:
+    assert await read_fields(value, content_type) == {"text": "größe"}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-async def test_json_may_begin_with_a_byte_order_mark(encoding: str) -> None:
-    """As .NET, PowerShell and Excel write it."""
+async def test_record_accepts_json_with_byte_order_mark(encoding: str) -> None:
+    """Programs of .NET, PowerShell and Excel write one."""
     value = json.dumps({"text": "größe"}, ensure_ascii=False).encode(encoding)
-    assert await said(value) == {"text": "größe"}
-    assert await said(value, "application/json") == {"text": "größe"}
+    assert await read_fields(value) == {"text": "größe"}
+    assert await read_fields(value, "application/json") == {"text": "größe"}
 
 
 @pytest.mark.parametrize("charset", ["x-klingon", "idna", "unicode_escape", "base64", "rot13"])
-async def test_a_charset_that_is_none_is_named(charset: str) -> None:
+async def test_record_error_names_unknown_charset(charset: str) -> None:
     with pytest.raises(InvalidRequest, match="charset"):
-        await said(b"hi", f"text/plain; charset={charset}")
+        await read_fields(b"hi", f"text/plain; charset={charset}")
     with pytest.raises(InvalidRequest, match="expected ASCII"):
-        await said(b"\xff", "text/plain; charset=ascii")
+        await read_fields(b"\xff", "text/plain; charset=ascii")
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,14 @@ async def test_a_charset_that_is_none_is_named(charset: str) -> None:
         {**ROW, "__deleted": "false"},
     ],
 )
-async def test_rows_come_in_envelopes(value: Any) -> None:
-    assert await said(value) == ROW
+async def test_record_unwraps_row_from_envelope(value: Any) -> None:
+    assert await read_fields(value) == ROW
     event = {**EVENT, "data": value}
-    assert await said(event, "application/cloudevents+json; charset=UTF-8") == ROW
+    assert await read_fields(event, "application/cloudevents+json; charset=UTF-8") == ROW
     packed = base64.b64encode(json.dumps(value).encode()).decode()
-    assert await said({**EVENT, "data_base64": packed}, "application/cloudevents+json") == ROW
+    assert (
+        await read_fields({**EVENT, "data_base64": packed}, "application/cloudevents+json") == ROW
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,17 +94,21 @@ async def test_rows_come_in_envelopes(value: Any) -> None:
         {**ROW, "__deleted": True},
     ],
 )
-async def test_rows_go(value: Any) -> None:
-    assert await said(value) is None
+async def test_record_without_row_has_no_fields(value: Any) -> None:
+    assert await read_fields(value) is None
 
 
-async def test_texts_come_in_events() -> None:
+async def test_record_reads_text_from_cloud_event() -> None:
     plain = {**EVENT, "datacontenttype": "text/plain", "data": "größe"}
     packed = base64.b64encode("größe".encode("latin-1")).decode()
-    other = {**EVENT, "datacontenttype": "text/plain; charset=latin-1", "data_base64": packed}
-    for event in (plain, other):
-        assert await said(event, "application/cloudevents+json") == {"text": "größe"}
-    assert await said({**EVENT}, "application/cloudevents+json") is None
+    encoded_event = {
+        **EVENT,
+        "datacontenttype": "text/plain; charset=latin-1",
+        "data_base64": packed,
+    }
+    for event in (plain, encoded_event):
+        assert await read_fields(event, "application/cloudevents+json") == {"text": "größe"}
+    assert await read_fields({**EVENT}, "application/cloudevents+json") is None
 
 
 @pytest.mark.parametrize(
@@ -119,9 +125,9 @@ async def test_texts_come_in_events() -> None:
         (unreadable_value("offset 7 cannot"), "text/plain", "offset 7 cannot"),
     ],
 )
-async def test_what_says_nothing_says_why(value: Any, content_type: str, why: str) -> None:
+async def test_record_error_states_expected_value(value: Any, content_type: str, why: str) -> None:
     with pytest.raises((RecordError, InvalidRequest), match=why):
-        await said(value, content_type)
+        await read_fields(value, content_type)
 
 
 # As prompts
@@ -131,36 +137,36 @@ async def test_what_says_nothing_says_why(value: Any, content_type: str, why: st
     "number",
     ["12345678901234567890123", "18446744073709551616", "0.1234567890123456789", "12.50", "1e5"],
 )
-async def test_numbers_keep_their_digits_in_prompts(number: str) -> None:
-    """In metadata, as an object and as text, and in what templates make of rows."""
+async def test_prompt_keeps_digits_of_numbers(number: str) -> None:
+    """This holds for metadata, as an object or a text, and for templates."""
     value = f'{{"text":"hi","metadata":{{"id":{number},"of":[{number}]}}}}'.encode()
     expected = f'{{"id":{number},"of":[{number}]}}'
-    assert (await asked(value)).metadata == expected
+    assert (await question_of(value)).metadata == expected
     as_text = {"text": "hi", "metadata": expected}
-    assert (await asked(as_text)).metadata == expected
+    assert (await question_of(as_text)).metadata == expected
     of = pair(template="{id} of {all}", metadata=("id", "all"))
-    found = await asked(f'{{"id":{number},"all":[{number}]}}'.encode(), of)
-    assert body_of(found)["messages"][0]["content"] == f"{number} of [{number}]"
-    assert found.metadata == f'{{"id":{number},"all":[{number}]}}'
+    question = await question_of(f'{{"id":{number},"all":[{number}]}}'.encode(), of)
+    assert body_of(question)["messages"][0]["content"] == f"{number} of [{number}]"
+    assert question.metadata == f'{{"id":{number},"all":[{number}]}}'
 
 
-async def test_who_counts_with_numbers_gets_numbers() -> None:
+async def test_prompt_converts_number_fields_to_numbers() -> None:
     value = b'{"text":"hi","temperature":0.70,"seed":12,"deadline_ms":5000.0,"stop":["a"]}'
-    found = await asked(value)
-    assert body_of(found)["temperature"] == 0.7
-    assert found.deadline_ms == 5_000
+    question = await question_of(value)
+    assert body_of(question)["temperature"] == 0.7
+    assert question.deadline_ms == 5_000
     schema = b'{"type":"json_schema","json_schema":{"name":"a","schema":{"maximum":1.50}}}'
-    found = await asked(b'{"text":"hi","response_format":' + schema + b"}")
-    assert json.loads(found.schema) == {"maximum": 1.5}
+    question = await question_of(b'{"text":"hi","response_format":' + schema + b"}")
+    assert json.loads(question.schema) == {"maximum": 1.5}
 
 
-async def test_a_filter_with_more_digits_than_a_float_has_is_refused() -> None:
+async def test_filter_rejects_number_beyond_float_precision() -> None:
     of = pair(model="test-model@docs")
     exact = b'{"text":"hi","retrieval":{"collection":"docs","filter":{"price":{"$lt":12.50}}}}'
-    asks = body_of(await asked(exact, of))["retrieval"]["filter"]
+    asks = body_of(await question_of(exact, of))["retrieval"]["filter"]
     assert parse(text_of(asks)) == NumberRange("price", high=math.nextafter(12.5, 0))
-    more = exact.replace(b"12.50", b"0.1234567890123456789")
-    asks = body_of(await asked(more, of))["retrieval"]["filter"]
+    inexact_prompt = exact.replace(b"12.50", b"0.1234567890123456789")
+    asks = body_of(await question_of(inexact_prompt, of))["retrieval"]["filter"]
     with pytest.raises(InvalidRequest, match="store it as text"):
         text_of(asks)
 
@@ -172,9 +178,12 @@ async def test_a_filter_with_more_digits_than_a_float_has_is_refused() -> None:
         lambda row: {**DEBEZIUM, "op": "c" if row else "d", "after": row},
     ],
 )
-async def test_prompts_come_in_envelopes(envelope: Any) -> None:
-    assert body_of(await asked(envelope({"text": "hi"})))["messages"][0]["content"] == "hi"
+async def test_prompt_is_read_from_row_envelope(envelope: Any) -> None:
+    assert body_of(await question_of(envelope({"text": "hi"})))["messages"][0]["content"] == "hi"
     of = pair(template="About {text}", metadata=("id",))
-    found = await asked(envelope(ROW), of)
-    assert (body_of(found)["messages"][0]["content"], found.metadata) == ("About hi", '{"id":7}')
+    question = await question_of(envelope(ROW), of)
+    assert (body_of(question)["messages"][0]["content"], question.metadata) == (
+        "About hi",
+        '{"id":7}',
+    )
     assert await prompts(of).question(record(envelope(None))) is None

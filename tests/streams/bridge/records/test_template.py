@@ -34,23 +34,23 @@ ROW = {
         ("{odd}", "{name}"),
     ],
 )
-def test_fields_are_filled_in(text: str, filled: str) -> None:
+def test_template_fills_fields(text: str, filled: str) -> None:
     assert Template(text).fill(ROW) == filled
 
 
 @pytest.mark.parametrize("text", ["{name", "name}", "{}", "{a b}", "{a..b}", "{{{", "{a?b}", "{?}"])
-def test_what_is_no_template_is_refused_at_start(text: str) -> None:
+def test_template_rejects_invalid_syntax_at_start(text: str) -> None:
     with pytest.raises(ConfigError, match="expected the name of a field in braces"):
         Template(text)
 
 
 @pytest.mark.parametrize("path", ["absent", "note", "city.absent", "name.0", "lines.x", "lines.2"])
-def test_a_missing_field_is_named(path: str) -> None:
+def test_template_error_names_missing_field(path: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"expected a field {path}, found none.*name, city"):
         Template("x {" + path + "}").fill(ROW)
 
 
 @pytest.mark.parametrize("row", [{}, {"a": {}}])
-def test_a_record_without_fields(row: dict[str, Any]) -> None:
+def test_template_rejects_record_without_fields(row: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"expected a field b"):
         Template("{b}").fill(row)

@@ -23,7 +23,7 @@ from streams.bridge.prompts import PromptParser, answer_format
 from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decode_body, readable
 from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.stalls import unstalled
-from tests.streams.bridge.samples import CODEC, asked, body_of, pair, record
+from tests.streams.bridge.samples import CODEC, body_of, pair, question_of, record
 from tests.streams.gateway.samples import MODEL
 from tests.virtual import run_virtual, virtual
 
@@ -40,8 +40,8 @@ ROW: dict[str, Any] = {
 
 @pytest.fixture
 def stub() -> Iterator[StubRegistry]:
-    with running_registry() as found:
-        yield found
+    with running_registry() as registry:
+        yield registry
 
 
 def written(schema: Any, value: Any, schema_id: int = 1) -> bytes:
@@ -56,15 +56,15 @@ def registered(stub: StubRegistry, schema: Any, subject: str = "rows-value") -> 
     return Registry(stub.url, timeout_ms=60_000).register(subject, schema)
 
 
-async def test_any_record_fills_a_template(stub: StubRegistry) -> None:
+async def test_template_takes_fields_of_any_avro_record(stub: StubRegistry) -> None:
     value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
-    found = await asked(value, pair(template="{name} on {day}{note?}"), stub.url)
-    assert body_of(found)["messages"][0]["content"] == "Ada on 1970-01-02"
+    question = await question_of(value, pair(template="{name} on {day}{note?}"), stub.url)
+    assert body_of(question)["messages"][0]["content"] == "Ada on 1970-01-02"
 
 
-async def test_a_prompt_by_another_schema_is_fields_by_name(stub: StubRegistry) -> None:
-    """Its producer knows only what it fills in."""
-    own = {
+async def test_prompt_reads_fields_by_name_from_other_schema(stub: StubRegistry) -> None:
+    """The producer's schema lists only the fields that it fills in."""
+    writer_schema = {
         "type": "record",
         "name": "Ask",
         "fields": [
@@ -74,25 +74,27 @@ async def test_a_prompt_by_another_schema_is_fields_by_name(stub: StubRegistry) 
         ],
     }
     value = {"text": "hi", "temperature": None, "metadata": {"id": "7"}}
-    found = await asked(written(own, value, registered(stub, own)), url=stub.url)
-    assert body_of(found) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-    assert found.metadata == '{"id":"7"}'
+    question = await question_of(
+        written(writer_schema, value, registered(stub, writer_schema)), url=stub.url
+    )
+    assert body_of(question) == {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert question.metadata == '{"id":"7"}'
 
 
-async def test_our_own_schema_in_the_registry(stub: StubRegistry) -> None:
+async def test_prompt_reads_own_schema_from_registry(stub: StubRegistry) -> None:
     schema = full_schema("Prompt")
     value = {"text": "hi", "max_tokens": 3, "stop": ["a"]}
-    found = await asked(written(schema, value, registered(stub, schema)), url=stub.url)
-    assert body_of(found)["max_tokens"] == 3 and body_of(found)["stop"] == ["a"]
+    question = await question_of(written(schema, value, registered(stub, schema)), url=stub.url)
+    assert body_of(question)["max_tokens"] == 3 and body_of(question)["stop"] == ["a"]
 
 
-async def test_json_behind_the_framing_of_a_json_schema(stub: StubRegistry) -> None:
+async def test_prompt_reads_json_behind_json_schema_framing(stub: StubRegistry) -> None:
     stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
-    found = await asked(b'\x00\x00\x00\x00\x07{"text": "hi"}', url=stub.url)
-    assert body_of(found)["messages"][0]["content"] == "hi"
+    question = await question_of(b'\x00\x00\x00\x00\x07{"text": "hi"}', url=stub.url)
+    assert body_of(question)["messages"][0]["content"] == "hi"
 
 
-async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
+async def test_writer_schemas_fetch_each_id_once(stub: StubRegistry) -> None:
     schema_id = registered(stub, ROW)
     reader = PromptParser(
         pair(template="{name}"), MODEL, CODEC, WriterSchemas(stub.url, timeout_ms=60_000)
@@ -106,14 +108,14 @@ async def test_an_id_is_fetched_once(stub: StubRegistry) -> None:
     assert asked_for == [f"GET /schemas/ids/{schema_id}", "GET /schemas/ids/99"]
 
 
-async def test_a_schema_is_there_before_its_prompt_is_read(stub: StubRegistry) -> None:
-    """A life that ends while it waits for one falls on no prompt; what is wrong is told later."""
+async def test_prompt_parser_fetches_schema_before_reading(stub: StubRegistry) -> None:
+    """Fetching happens before reading, so that a registry outage blames no prompt."""
     reads = PromptParser(
         pair(template="{name}"), MODEL, CODEC, schemas := WriterSchemas(stub.url, 60_000)
     )
     value = written(ROW, {"name": "Ada", "note": None, "day": 1}, registered(stub, ROW))
-    for made in (record(value), record(b"\0\0\0\0\x09x"), record({"text": "hi"}), record(None)):
-        await reads.fetch_schema(made)
+    for prompt in (record(value), record(b"\0\0\0\0\x09x"), record({"text": "hi"}), record(None)):
+        await reads.fetch_schema(prompt)
     asked_for = [call for call in stub.calls if "ids" in call]
     assert asked_for == ["GET /schemas/ids/1", "GET /schemas/ids/9"]
     assert await reads.question(record(value)) is not None and await schemas.of(1) is not None
@@ -121,8 +123,10 @@ async def test_a_schema_is_there_before_its_prompt_is_read(stub: StubRegistry) -
 
 
 @virtual
-async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its prompts with it, behind which others wait in Kafka."""
+async def test_writer_schemas_wait_for_unavailable_registry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts wait with it, and later prompts wait in Kafka."""
     away: list[Exception] = [BrokerUnavailable("no answer"), ConfigError("answered 500")]
     asked_for = []
 
@@ -138,7 +142,7 @@ async def test_a_registry_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyP
     assert both[0] is both[1] is not None and asked_for == [1, 1, 1]
 
 
-def test_a_registry_that_is_away_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_schemas_fail_after_long_registry_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(_: Registry, schema_id: int) -> Any:
         raise BrokerUnavailable(f"no answer about {schema_id}")
 
@@ -175,14 +179,13 @@ NULLS = {"type": "record", "name": "N", "fields": [{"name": "a", "type": "null"}
         (7, "cannot be read"),
     ],
 )
-def test_schemas_that_must_not_be_read_by(schema: Any, message: str) -> None:
-    """One that nests in itself ends a process with a record of a few megabytes, and values of no
-    bytes keep it for ever with one of ten bytes."""
+def test_writer_schemas_reject_unsafe_schema(schema: Any, message: str) -> None:
+    """Recursive schemas crash a process; types of no bytes expand without limit."""
     with pytest.raises(RecordError, match=message):
         readable(schema)
 
 
-def test_named_types_may_be_used_again() -> None:
+def test_writer_schemas_accept_reused_named_types() -> None:
     city = {"type": "record", "name": "City", "fields": [{"name": "zip", "type": "long"}]}
     fields = [
         {"name": "a", "type": city},
@@ -199,7 +202,7 @@ def test_named_types_may_be_used_again() -> None:
     ("change", "message"),
     [(lambda v: v[:-2], "the body is damaged"), (lambda v: v + b"x", "1 bytes follow the record")],
 )
-def test_damaged_bodies(change: Any, message: str) -> None:
+def test_record_error_reports_damaged_body(change: Any, message: str) -> None:
     value = change(written(ROW, {"name": "Ada", "note": "n", "day": 1}))
     with pytest.raises(RecordError, match=message):
         decode_body(value, 5, readable(ROW))
@@ -214,16 +217,16 @@ LONGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def test_a_record_of_very_many_values_is_refused_and_stalls_nobody(
+async def test_record_rejects_too_many_values_without_stall(
     stub: StubRegistry,
 ) -> None:
-    """4 MiB of numbers took 0.5 s and 100 MB."""
+    """Decoding 4 MiB of numbers would take 0.5 s and 100 MB."""
     schema_id, of = registered(stub, LONGS), pair(template="{text}")
     many = written(LONGS, {"text": "hi", "n": [1] * 4_000_000}, schema_id)
     with pytest.raises(RecordError, match="expected fewer values"):
-        await unstalled(asked(many, of, stub.url))
+        await unstalled(question_of(many, of, stub.url))
     as_in_json = written(LONGS, {"text": "hi", "n": [1 << 18] * 65_000}, schema_id)
-    assert body_of(await asked(as_in_json, of, stub.url))["messages"][0]["content"] == "hi"
+    assert body_of(await question_of(as_in_json, of, stub.url))["messages"][0]["content"] == "hi"
 
 
 GUID = UUID(int=1)
@@ -231,24 +234,26 @@ GUIDED = b"\x01" + GUID.bytes
 
 
 @pytest.mark.parametrize(
-    ("said", "path"),
+    ("header_id", "path"),
     [(b"\x00\x00\x00\x00\x01", "/schemas/ids/1"), (GUIDED, f"/schemas/guids/{GUID}")],
 )
-async def test_ids_in_headers(stub: StubRegistry, said: bytes, path: str) -> None:
-    """As stock serializers write them where they are told to."""
+async def test_prompt_reads_schema_id_from_header(
+    stub: StubRegistry, header_id: bytes, path: str
+) -> None:
+    """Stock serializers can write the id into a header."""
     registered(stub, ROW)
-    headers = [("__value_schema_id", said)]
+    headers = [("__value_schema_id", header_id)]
     value = written(ROW, {"name": "Ada", "note": None, "day": 1})[5:]
-    found = await asked(value, pair(template="{name}"), stub.url, headers=headers)
-    assert body_of(found)["messages"][0]["content"] == "Ada"
+    question = await question_of(value, pair(template="{name}"), stub.url, headers=headers)
+    assert body_of(question)["messages"][0]["content"] == "Ada"
     assert stub.calls[-1] == f"GET {path}"
-    made = record(value, headers=headers)
-    assert answer_format(pair(), made) == "avro"
+    prompt = record(value, headers=headers)
+    assert answer_format(pair(), prompt) == "avro"
     assert not record(b"\n", headers=headers).is_empty, "five, as a number"
     assert record(None, headers=headers).is_empty
 
 
-async def test_a_stock_serializer_with_ids_in_headers(stub: StubRegistry) -> None:
+async def test_prompt_reads_stock_serializer_with_header_ids(stub: StubRegistry) -> None:
     headers: list[tuple[str, bytes]] = []
     place = SerializationContext("rows", MessageField.VALUE, headers)
     with closing(SchemaRegistryClient({"url": stub.url})) as stock:
@@ -256,33 +261,33 @@ async def test_a_stock_serializer_with_ids_in_headers(stub: StubRegistry) -> Non
         serialize = AvroSerializer(stock, StockSchema(json.dumps(ROW), "AVRO"), conf=conf)
         value = serialize({"name": "Ada", "note": None, "day": date(1970, 1, 2)}, place)
     assert [name for name, _ in headers] == ["__value_schema_id"]
-    found = await asked(value, pair(template="{name} on {day}"), stub.url, headers=headers)
-    assert body_of(found)["messages"][0]["content"] == "Ada on 1970-01-02"
+    question = await question_of(value, pair(template="{name} on {day}"), stub.url, headers=headers)
+    assert body_of(question)["messages"][0]["content"] == "Ada on 1970-01-02"
 
 
-async def test_json_with_the_id_of_its_schema_in_a_header(stub: StubRegistry) -> None:
+async def test_prompt_reads_json_with_schema_id_in_header(stub: StubRegistry) -> None:
     stub.answer_instead = (200, b'{"schemaType": "JSON", "schema": "{}"}')
     headers = [("__value_schema_id", GUIDED)]
-    found = await asked(b'{"text": "hi"}', url=stub.url, headers=headers)
-    assert body_of(found)["messages"][0]["content"] == "hi"
+    question = await question_of(b'{"text": "hi"}', url=stub.url, headers=headers)
+    assert body_of(question)["messages"][0]["content"] == "hi"
     assert answer_format(pair(), record(b"{}", headers=headers)) == "json"
 
 
-@pytest.mark.parametrize("said", [b"\x00\x01", b"\x02" + bytes(16), b"\x01" + bytes(4)])
-async def test_what_is_no_id_in_a_header(said: bytes) -> None:
-    with pytest.raises(RecordError, match=f"expected a schema id .* the id {said.hex()}"):
-        await asked(b"x", headers=[("__value_schema_id", said)])
+@pytest.mark.parametrize("header_id", [b"\x00\x01", b"\x02" + bytes(16), b"\x01" + bytes(4)])
+async def test_prompt_rejects_invalid_schema_id_in_header(header_id: bytes) -> None:
+    with pytest.raises(RecordError, match=f"expected a schema id .* the id {header_id.hex()}"):
+        await question_of(b"x", headers=[("__value_schema_id", header_id)])
 
 
-async def test_what_is_no_record(stub: StubRegistry) -> None:
+async def test_prompt_rejects_value_that_is_not_record(stub: StubRegistry) -> None:
     schema = {"type": "array", "items": "long"}
     stub.answer_instead = (200, json.dumps({"schema": json.dumps(schema)}).encode())
     with pytest.raises(RecordError, match=r"expected a record, found \[1\]"):
-        await asked(written(schema, [1]), url=stub.url)
+        await question_of(written(schema, [1]), url=stub.url)
 
 
-async def test_floats_of_32_bits_keep_their_digits(stub: StubRegistry) -> None:
-    """As Java writes them; as floats of 64 bits they would have more."""
+async def test_prompt_keeps_digits_of_32_bit_floats(stub: StubRegistry) -> None:
+    """They are printed as Java writes them, not widened to 64 bits."""
     some = {"type": "array", "items": ["null", {"type": "float"}]}
     by_name = {"type": "map", "values": "float"}
     schema = {
@@ -297,6 +302,6 @@ async def test_floats_of_32_bits_keep_their_digits(stub: StubRegistry) -> None:
     }
     value = {"real": 0.1, "some": [12.34, None, 3e38], "named": {"a": -1e-45}, "double": 0.1}
     of = pair(template="{real} {some} {named} {double}")
-    found = await asked(written(schema, value, registered(stub, schema)), of, stub.url)
-    said = body_of(found)["messages"][0]["content"]
-    assert said == '0.1 [12.34, null, 3e+38] {"a": -1e-45} 0.1'
+    question = await question_of(written(schema, value, registered(stub, schema)), of, stub.url)
+    content = body_of(question)["messages"][0]["content"]
+    assert content == '0.1 [12.34, null, 3e+38] {"a": -1e-45} 0.1'

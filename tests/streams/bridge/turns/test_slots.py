@@ -11,13 +11,13 @@ from tests.streams import builders
 
 
 def worker(name: str, role: Role, **credits: int) -> Member:
-    made = Member(registration=builders.registration(name), seen_ms=0)
-    made.credits = {(router, role): count for router, count in credits.items()}
-    return made
+    member = Member(registration=builders.registration(name), seen_ms=0)
+    member.credits = {(router, role): count for router, count in credits.items()}
+    return member
 
 
-def test_bridges_fill_a_share_of_the_slots_together() -> None:
-    """The rest of what workers grant is for others."""
+def test_slot_limit_divides_share_between_bridges() -> None:
+    """Workers keep the other credits for other clients."""
     workers = [
         worker("decode-0", Role.DECODE, r0=30, r1=30),
         worker("replica-0", Role.REPLICA, r0=40),
@@ -31,7 +31,7 @@ def test_bridges_fill_a_share_of_the_slots_together() -> None:
 
 
 @pytest.mark.anyio
-async def test_slots_are_handed_out_in_order_as_they_come() -> None:
+async def test_slots_go_to_waiters_in_order() -> None:
     room, got = 1, list[int]()
     slots = Slots(lambda: room)
 
@@ -58,7 +58,7 @@ async def test_slots_are_handed_out_in_order_as_they_come() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
+async def test_slots_take_back_slot_of_cancelled_waiter() -> None:
     room = 0
     slots = Slots(lambda: room)
     task = asyncio.create_task(slots.acquire())
@@ -71,7 +71,7 @@ async def test_a_slot_that_comes_with_a_cancellation_is_given_back() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_next_slot_is_for_who_has_fewest() -> None:
+async def test_slots_favour_owner_with_fewest() -> None:
     slots, got = Slots(lambda: 2), list[str]()
 
     async def take(owner: str) -> None:

@@ -17,7 +17,7 @@ def joined(*roles: Role, epoch: int = 1) -> tuple[Fleet, Worker]:
     return fleet, worker
 
 
-def test_what_is_said_of_an_earlier_life_changes_nothing() -> None:
+def test_fleet_ignores_reports_about_earlier_epoch() -> None:
     fleet, worker = joined(Role.DECODE, epoch=2)
     fleet.add_request(worker, 10)
     fleet.release(("w", 1), Role.DECODE, 10)
@@ -28,17 +28,17 @@ def test_what_is_said_of_an_earlier_life_changes_nothing() -> None:
     assert worker.running == 0
 
 
-def test_a_role_that_is_given_up_is_counted_until_its_work_is_done() -> None:
+def test_fleet_counts_work_of_dropped_role_until_it_is_done() -> None:
     fleet, prefill = joined(Role.DECODE, Role.PREFILL)
     fleet.add_request(prefill, 10)
     fleet.apply(builders.registration("w", Role.DECODE), 2, T0)
     assert not fleet.pools[Role.PREFILL].workers
-    assert [each.worker_id for each in fleet.pools[Role.DECODE].workers] == ["w"]
+    assert [worker.worker_id for worker in fleet.pools[Role.DECODE].workers] == ["w"]
     fleet.release(("w", 1), Role.PREFILL, 10)
     assert prefill.running == 0 and not fleet.pools[Role.PREFILL].workers
 
 
-def test_a_role_without_its_lease_takes_nothing() -> None:
+def test_fleet_ignores_role_without_lease() -> None:
     fleet = Fleet(ROUTER)
     record = builders.registration("w", Role.DECODE)
     fleet.apply(builders.registration("w", Role.DECODE, Role.PREFILL, leases=record.leases), 0, T0)

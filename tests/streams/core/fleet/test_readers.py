@@ -39,9 +39,9 @@ def with_gateway(on: RouterHarness) -> HandPlayedGateway:
 
 def reason_of(on: RouterHarness, request_id: str) -> Reason:
     """Why the request ended."""
-    found = [d for d in on.decisions if d.request_id == request_id]
-    assert found[-1].kind is DecisionKind.CANCEL
-    return found[-1].reason
+    decisions = [d for d in on.decisions if d.request_id == request_id]
+    assert decisions[-1].kind is DecisionKind.CANCEL
+    return decisions[-1].reason
 
 
 def ended_as_lost(on: RouterHarness, *request_ids: str) -> None:
@@ -53,12 +53,12 @@ def ended_as_lost(on: RouterHarness, *request_ids: str) -> None:
         assert outcome.error.message == f"{request_id}: cancelled: gateway_lost"
         assert reason_of(on, request_id) is Reason.GATEWAY_LOST
         assert request_id not in on.router.view()
-        assert not [work for work in on.held() if work.request_id == request_id]
+        assert not [work for work in on.work_in_flight() if work.request_id == request_id]
 
 
 @pytest.mark.parametrize("how", ["silence", "goodbye", "another process"])
-def test_the_work_of_a_lost_gateway_ends_after_a_grace(how: str) -> None:
-    """It ran to its end for nobody."""
+def test_router_cancels_work_of_lost_gateway_after_grace(how: str) -> None:
+    """Work without a reader ran to its end."""
     on = replicas(window=1, gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "runs")
@@ -80,8 +80,8 @@ def test_the_work_of_a_lost_gateway_ends_after_a_grace(how: str) -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.ENDED])
-def test_it_ends_in_every_state(state: State) -> None:
-    """Both sides of a pair are told; what a worker was told to end before, it ends."""
+def test_lost_gateway_ends_request_in_every_state(state: State) -> None:
+    """Both sides of a pair drop it; a request that is being cancelled ends as cancelled."""
     orders = {State.ALLOCATING: "decode_first"}
     orders |= dict.fromkeys((State.PAIRED, State.RECEIVED), "concurrent")
     on = RouterHarness(
@@ -117,8 +117,8 @@ def test_it_ends_in_every_state(state: State) -> None:
         ended_as_lost(on, "r1")
 
 
-def test_a_gateway_that_joins_again_keeps_its_streams() -> None:
-    """Its broker was away, not itself: another epoch, the same process."""
+def test_gateway_keeps_streams_when_it_rejoins() -> None:
+    """Its broker was away: the epoch is another, the process is the same."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -131,9 +131,8 @@ def test_a_gateway_that_joins_again_keeps_its_streams() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.COMPLETED
 
 
-def test_while_nobody_is_heard_no_gateway_is_lost() -> None:
-    """The broker is away for a minute: everybody is silent, and has a lease and the grace after
-    that."""
+def test_router_loses_no_gateway_while_fleet_is_silent() -> None:
+    """After a broker outage every member has a lease and the grace to be heard again."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1", deadline_ms=on.now_ms + 300_000)
@@ -150,20 +149,20 @@ def test_while_nobody_is_heard_no_gateway_is_lost() -> None:
 @pytest.mark.parametrize(
     "changes", [{"keeps_running": True}, {"gateway_started_ms": 0}], ids=["continue", "older"]
 )
-def test_what_depends_on_no_gateway_goes_on(changes: dict[str, Any]) -> None:
-    """The client asked for it, or nobody said which process accepted it."""
+def test_lost_gateway_leaves_independent_requests_running(changes: dict[str, Any]) -> None:
+    """The client asked for that, or no record says which process accepted the request."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1", **changes)
     on.resume("r1", on.gateway("gateway-b"))
-    for each in on.gateways.values():
-        each.silent = True
+    for reader in on.gateways.values():
+        reader.silent = True
     on.pass_ms(3 * LONG_MS)
     assert state_of(on, "r1") is State.DECODING
 
 
-def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
-    """And ends with the last one."""
+def test_resumed_request_continues_while_one_reader_lives() -> None:
+    """It ends when its last reader is lost."""
     on = replicas(window=4, gateway_grace_ms=GRACE_MS)
     first = with_gateway(on)
     second = on.gateway("gateway-b")
@@ -190,9 +189,8 @@ def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
 
 
 @pytest.mark.parametrize("reason", list(CancelReason))
-def test_a_gateway_gives_nothing_up_that_its_client_reads_elsewhere(reason: CancelReason) -> None:
-    """It was frozen, and finds its client gone when it wakes; what the client itself wants
-    counts."""
+def test_client_gone_is_ignored_where_client_reads_elsewhere(reason: CancelReason) -> None:
+    """A frozen gateway finds its client gone when it wakes; the client's own wish counts."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -203,8 +201,8 @@ def test_a_gateway_gives_nothing_up_that_its_client_reads_elsewhere(reason: Canc
     assert on.rebuilt(on.log).view() == on.router.view()
 
 
-def test_a_client_that_comes_back_after_its_gateway_has_given_it_up_is_late() -> None:
-    """The order on the log says which was first; so it does in a rebuild."""
+def test_resumption_after_client_gone_comes_too_late() -> None:
+    """The order on the log decides which was first, in a rebuild too."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     on.asked_at(with_gateway(on), "r1")
     on.cancel("r1", reason=CancelReason.CLIENT_GONE)
@@ -213,25 +211,25 @@ def test_a_client_that_comes_back_after_its_gateway_has_given_it_up_is_late() ->
     assert on.rebuilt(on.log).view() == on.router.view()
 
 
-def test_gateways_of_a_request_are_bounded() -> None:
+def test_router_bounds_gateways_of_request() -> None:
     on = replicas()
     first = with_gateway(on)
     on.asked_at(first, "r1")
-    others = [on.gateway(f"other-{number}") for number in range(READERS_MAX)]
-    for other in others:
-        on.resume("r1", other)
+    gateways = [on.gateway(f"other-{number}") for number in range(READERS_MAX)]
+    for gateway in gateways:
+        on.resume("r1", gateway)
     names = {name for name, _ in on.router.tables.requests.readers}
-    assert names == {other.gateway_id for other in others}
+    assert names == {gateway.gateway_id for gateway in gateways}
     assert on.rebuilt().view() == on.router.view()
 
 
-def test_a_takeover_knows_where_answers_are_read() -> None:
-    """It begins the grace anew, and reads what was resumed in the log."""
+def test_takeover_restores_readers_of_requests() -> None:
+    """It begins the grace again and reads the resumptions in the log."""
     on = split(gateway_grace_ms=GRACE_MS)
-    gateway, other = with_gateway(on), on.gateway("gateway-b")
+    gateway, second = with_gateway(on), on.gateway("gateway-b")
     for request_id in ("resumed", "left"):
         on.asked_at(gateway, request_id)
-    on.resume("resumed", other)
+    on.resume("resumed", second)
     assert on.rebuilt().view() == on.router.view()
     assert on.rebuilt(on.log[::-1]).view() == on.router.view()
     gateway.silent = True
@@ -245,8 +243,8 @@ def test_a_takeover_knows_where_answers_are_read() -> None:
     assert on.rebuilt().view() == on.router.view()
 
 
-def test_an_outcome_that_comes_too_late_changes_nothing() -> None:
-    """The router's has the higher attempt, for every reader."""
+def test_late_outcome_after_gateway_loss_changes_nothing() -> None:
+    """The router's outcome has the higher attempt, for every reader."""
     on = replicas(gateway_grace_ms=GRACE_MS)
     gateway = with_gateway(on)
     on.asked_at(gateway, "r1")
@@ -260,7 +258,7 @@ def test_an_outcome_that_comes_too_late_changes_nothing() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("tenant", ["", "own", "another"])
-def test_a_cancellation_counts_for_the_tenants_own_requests(tenant: str, early: bool) -> None:
+def test_cancellation_counts_only_for_requests_of_its_tenant(tenant: str, early: bool) -> None:
     """DELETE at another gateway could not check whose request it was."""
     on = replicas()
     changes = {"tenant": tenant}

@@ -57,9 +57,9 @@ class Play:
         self.fleet.apply(record, 0, self.now_ms)  # type: ignore[arg-type]  # of the fleet
 
 
-def pools(**more: object) -> Play:
+def pools(**options: object) -> Play:
     """Two prefill workers and a decode worker."""
-    on = Play(**more)  # type: ignore[arg-type]  # its own
+    on = Play(**options)  # type: ignore[arg-type]  # its own
     on.worker("p0", Role.PREFILL)
     on.worker("p1", Role.PREFILL)
     on.worker("d0", Role.DECODE)
@@ -71,8 +71,8 @@ def roles_of(orders: Sequence[AssignRoles]) -> list[tuple[str, tuple[Role, ...]]
     return [(order.worker_id, tuple(order.roles)) for order in orders]
 
 
-def test_a_prefill_worker_decodes_while_nobody_else_does() -> None:
-    """And gives the role back when another has stayed for a while."""
+def test_lending_gives_decode_role_while_no_decode_worker_lives() -> None:
+    """The role ends when another decode worker has stayed for a while."""
     on = pools()
     on.silent.add("d0")
     assert on.pass_ms(AFTER_MS) == [], "it may come back"
@@ -84,15 +84,15 @@ def test_a_prefill_worker_decodes_while_nobody_else_does() -> None:
     assert on.pass_ms(3 * AFTER_MS) == []
 
 
-def test_who_does_not_follow_is_not_asked_again() -> None:
-    """No partition may be free, as an example; each worker is asked once."""
+def test_lending_asks_each_worker_once() -> None:
+    """A worker may be unable to follow, for example when no partition is free."""
     on = pools()
     on.silent.add("d0")
     orders = on.pass_ms(6 * AFTER_MS, followed=False)
     assert roles_of(orders) == [("p0", BOTH), ("p1", BOTH)]
 
 
-def test_a_worker_that_dies_with_a_lent_role_is_replaced_and_comes_back_without_it() -> None:
+def test_lending_replaces_lost_borrower_which_returns_without_role() -> None:
     on = pools()
     on.silent.add("d0")
     on.pass_ms(AFTER_MS + LEASE_MS + 1_000)
@@ -104,7 +104,7 @@ def test_a_worker_that_dies_with_a_lent_role_is_replaced_and_comes_back_without_
 
 
 @pytest.mark.parametrize("case", ["never", "other router", "moved away", "cannot", "replica lives"])
-def test_nothing_is_lent_where_it_is_not_for_this_router_to_say(case: str) -> None:
+def test_lending_orders_nothing_where_lending_does_not_apply(case: str) -> None:
     on = pools(
         after_ms=0 if case == "never" else AFTER_MS,
         router="z-router" if case == "other router" else ROUTER,

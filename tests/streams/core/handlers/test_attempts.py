@@ -27,7 +27,7 @@ from tests.streams.core.router_setups import replicas, split, state_of, to_decod
 
 
 @pytest.mark.parametrize("life_ms", [0, 999])
-def test_kv_that_expires_soon_is_computed_again_on_decode(life_ms: int) -> None:
+def test_decode_computes_prompt_again_when_kv_expires_soon(life_ms: int) -> None:
     on = split()
     on.request("r1", tokens=10)
     work = on.works[0]
@@ -39,7 +39,7 @@ def test_kv_that_expires_soon_is_computed_again_on_decode(life_ms: int) -> None:
     assert [c.worker_id for c in on.cancels] == ["p0"]  # frees what it holds
 
 
-def test_a_worker_on_both_sides_frees_expired_kv_of_its_own_without_being_told() -> None:
+def test_worker_in_both_roles_drops_expired_kv_without_order() -> None:
     """A second order, by its other topic, could drop the answer."""
     on = split()
     on.request("r1", tokens=10)
@@ -58,7 +58,7 @@ def test_a_worker_on_both_sides_frees_expired_kv_of_its_own_without_being_told()
     assert not on.cancels
 
 
-def test_a_lost_producer_has_the_request_placed_again() -> None:
+def test_router_places_request_again_after_kv_producer_is_lost() -> None:
     on = split(prefills=2)
     on.workers["d0"].window = 0
     on.beat(on.workers["d0"])
@@ -72,7 +72,7 @@ def test_a_lost_producer_has_the_request_placed_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["silent", "gone", "epoch"])
-def test_a_lost_worker_has_its_requests_placed_again(how: str) -> None:
+def test_router_places_requests_again_after_worker_is_lost(how: str) -> None:
     on = replicas(2)
     on.request("r1")
     worker = on.workers["x0"]
@@ -97,7 +97,7 @@ def test_a_lost_worker_has_its_requests_placed_again(how: str) -> None:
     assert not on.router.view()
 
 
-def test_a_deaf_router_does_not_take_workers_for_lost() -> None:
+def test_router_loses_no_worker_while_it_hears_nothing() -> None:
     on = replicas(2)
     on.request("r1")
     on.now_ms += 10 * LEASE_MS  # nothing was heard from anyone
@@ -107,15 +107,17 @@ def test_a_deaf_router_does_not_take_workers_for_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    ("kind", "settings"),
     [
         (PhaseKind.FAILED, {"attempts_max": 3}),
         (PhaseKind.REFUSED, {"attempts_max": 1, "losses_max": 3}),
     ],
 )
-def test_a_failed_phase_is_tried_so_often(kind: PhaseKind, more: dict[str, int]) -> None:
-    """A worker that has no room says nothing of the request."""
-    on = replicas(4, **more)
+def test_router_retries_failed_or_refused_phase_up_to_limit(
+    kind: PhaseKind, settings: dict[str, int]
+) -> None:
+    """A refusal says that the worker has no room and nothing about the request."""
+    on = replicas(4, **settings)
     on.request("r1")
     for attempt in (1, 2, 3):
         assert on.works[-1].attempt == attempt
@@ -127,7 +129,7 @@ def test_a_failed_phase_is_tried_so_often(kind: PhaseKind, more: dict[str, int])
     assert on.decisions[-1].reason is Reason.ATTEMPTS_EXHAUSTED
 
 
-def test_workers_that_die_use_up_none_of_the_tries() -> None:
+def test_worker_losses_use_up_no_attempts() -> None:
     """Under kills every few seconds a request may outlive many workers."""
     on = replicas(6, attempts_max=2, losses_max=4)
     on.request("r1")
@@ -141,7 +143,7 @@ def test_workers_that_die_use_up_none_of_the_tries() -> None:
     assert outcome.error is not None and "after 5 attempts" in outcome.error.message
 
 
-def test_a_worker_that_refused_gets_no_more_until_it_beats() -> None:
+def test_router_sends_no_work_to_refusing_worker_until_heartbeat() -> None:
     on = replicas(1)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.REFUSED)
@@ -150,7 +152,7 @@ def test_a_worker_that_refused_gets_no_more_until_it_beats() -> None:
     assert on.works[-1].attempt == 2
 
 
-def test_an_error_that_is_no_use_to_repeat_fails_the_request() -> None:
+def test_non_retriable_error_fails_request() -> None:
     on = replicas()
     on.request("r1")
     error = WireError(code="invalid_request", message="bad grammar", retriable=False)
@@ -160,7 +162,7 @@ def test_an_error_that_is_no_use_to_repeat_fails_the_request() -> None:
     assert on.decisions[-1].reason is Reason.REQUEST_FAILED
 
 
-def test_reports_without_an_error_are_retried() -> None:
+def test_phase_without_error_fails_request_with_message() -> None:
     on = replicas(attempts_max=1)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED, error=None)
@@ -168,7 +170,7 @@ def test_reports_without_an_error_are_retried() -> None:
     assert error is not None and "gave no reason" in error.message
 
 
-def test_cancelling_a_waiting_request_ends_it_at_once() -> None:
+def test_cancellation_ends_queued_request_at_once() -> None:
     on = RouterHarness()
     on.request("r1")
     on.cancel("r1")
@@ -176,7 +178,7 @@ def test_cancelling_a_waiting_request_ends_it_at_once() -> None:
     assert on.decisions[-1].reason is Reason.CLIENT_REQUEST
 
 
-def test_a_cancellation_may_come_before_its_request() -> None:
+def test_cancellation_before_its_request_ends_it() -> None:
     on = replicas()
     on.cancel("r1")
     on.request("r1")
@@ -185,7 +187,7 @@ def test_a_cancellation_may_come_before_its_request() -> None:
 
 
 @pytest.mark.parametrize("end", ["outcome", "failed", "lost", "overdue"])
-def test_cancelling_on_a_worker_waits_for_its_word(end: str) -> None:
+def test_cancellation_of_placed_request_waits_for_worker(end: str) -> None:
     on = replicas(2)
     on.request("r1")
     on.cancel("r1")
@@ -205,7 +207,7 @@ def test_cancelling_on_a_worker_waits_for_its_word(end: str) -> None:
     assert not on.router.view()
 
 
-def test_cancelling_in_prefill_ends_when_prefill_does() -> None:
+def test_cancellation_during_prefill_ends_request_with_prefill() -> None:
     on = split()
     on.request("r1")
     on.cancel("r1")
@@ -214,7 +216,7 @@ def test_cancelling_in_prefill_ends_when_prefill_does() -> None:
     assert len(on.works) == 1
 
 
-def test_cancelling_between_prefill_and_decode_frees_the_kv() -> None:
+def test_cancellation_between_prefill_and_decode_frees_kv() -> None:
     on = split()
     on.workers["d0"].window = 0
     on.beat(on.workers["d0"])
@@ -226,7 +228,9 @@ def test_cancelling_between_prefill_and_decode_frees_the_kv() -> None:
 
 
 @pytest.mark.parametrize(("received", "expected"), [(False, ["d0", "p0"]), (True, ["d0"])])
-def test_cancelling_in_decode_reaches_both_workers(received: bool, expected: list[str]) -> None:
+def test_cancellation_during_decode_reaches_workers_that_hold_kv(
+    received: bool, expected: list[str]
+) -> None:
     on = split()
     decode = to_decoding(on)
     if received:
@@ -235,11 +239,11 @@ def test_cancelling_in_decode_reaches_both_workers(received: bool, expected: lis
     assert [c.worker_id for c in on.cancels] == expected
 
 
-def test_kv_that_was_missed_is_decided_about_and_kept_no_longer() -> None:
+def test_missed_kv_makes_decode_compute_and_frees_producer() -> None:
     on = split()
     decode = to_decoding(on)
-    lost = WireError(code="kv_unavailable", message="4 tries", retriable=True)
-    on.phase(decode, PhaseKind.KV_MISSED, error=lost)
+    error = WireError(code="kv_unavailable", message="4 tries", retriable=True)
+    on.phase(decode, PhaseKind.KV_MISSED, error=error)
     decision = on.decisions[-1]
     assert (decision.kind, decision.reason) == (DecisionKind.COMPUTE, Reason.KV_MISSED)
     assert state_of(on, "r1") is State.DECODING
@@ -250,7 +254,7 @@ def test_kv_that_was_missed_is_decided_about_and_kept_no_longer() -> None:
 
 
 @pytest.mark.parametrize("state", [State.HANDING_OVER, State.DECODING])
-def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
+def test_rebuild_places_request_again_after_worker_is_lost(state: State) -> None:
     on = split()
     if state is State.HANDING_OVER:
         on.workers["d0"].window = 0
@@ -258,34 +262,34 @@ def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
     assert state_of(on, "r1") is state
-    past = list(on.log)
+    past_events = list(on.log)
     on.worker("p0", Role.PREFILL)
     on.worker("d0", Role.DECODE)
-    router = on.rebuilt(past)
+    router = on.rebuilt(past_events)
     assert router.view()["r1"][:5] == ("r1", PARTITION, State.CONTINUING, 1, None)
-    again = router.tables.requests.by_id["r1"].replaced_for
+    reason = router.tables.requests.by_id["r1"].replaced_for
     expected = Reason.KV_PRODUCER_GONE if state is State.HANDING_OVER else Reason.WORKER_LOST
-    assert again is expected
+    assert reason is expected
 
 
-def test_a_rebuild_believes_a_hand_over_without_its_phase() -> None:
+def test_rebuild_trusts_handoff_decision_without_its_phase() -> None:
     on = split()
     to_decoding(on)
-    past = [event for event in on.log if not isinstance(event, PhaseArrived)]
-    assert on.rebuilt(past).view()["r1"][2] is State.DECODING
+    past_events = [event for event in on.log if not isinstance(event, PhaseArrived)]
+    assert on.rebuilt(past_events).view()["r1"][2] is State.DECODING
 
 
-def test_a_rebuild_of_a_hand_over_without_kv_sends_no_handle() -> None:
+def test_rebuild_sends_no_kv_handle_for_handoff_without_kv() -> None:
     on = split()
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE, kv=builders.handle(on.works[0], on.now_ms))
     on.taken_over()
-    first, again = on.works[-2:]
-    assert again.kv is None and again.mode is Mode.LOCAL
-    assert again == first
+    first, second = on.works[-2:]
+    assert second.kv is None and second.mode is Mode.LOCAL
+    assert second == first
 
 
-def test_a_failure_reported_by_whoever_only_keeps_kv_changes_nothing() -> None:
+def test_router_ignores_failure_from_worker_that_only_keeps_kv() -> None:
     on = split()
     on.workers["d0"].window = 0
     on.beat(on.workers["d0"])
@@ -296,7 +300,7 @@ def test_a_failure_reported_by_whoever_only_keeps_kv_changes_nothing() -> None:
     assert on.rebuilt().view() == on.router.view()
 
 
-def test_errors_of_workers_are_clipped_before_they_travel_on() -> None:
+def test_router_clips_worker_error_messages() -> None:
     scene = replicas(window=1, attempts_max=1)
     (work,) = [e.record for e in scene.request("r1") if isinstance(e, Dispatch)]
     assert isinstance(work, Work)

@@ -57,19 +57,19 @@ def work_on(on: RouterHarness, who: str) -> Any:
     return work_of(on, WorkPhase.PREFILL if who.startswith("p") else WorkPhase.DECODE)
 
 
-def others(orchestration: Orchestration, stage: str, who: str) -> list[tuple[str, bool]]:
+def expected_voids(orchestration: Orchestration, stage: str, who: str) -> list[tuple[str, bool]]:
     """Who is told to drop the attempt when `who` gave it up."""
     if (orchestration, stage) == (PREFILL_FIRST, "decoding"):
         return [("p0", True)]  # it keeps the KV
-    held = next(w for o, s, w in STAGES if (o, s) == (orchestration, stage))
-    return [(worker, True) for worker in held if worker != who]
+    holders = next(w for o, s, w in STAGES if (o, s) == (orchestration, stage))
+    return [(worker, True) for worker in holders if worker != who]
 
 
 def is_spare(stage: str, who: str) -> bool:
     return stage == "received" and who == "p0"
 
 
-def test_concurrent_dispatches_both_sides_at_once() -> None:
+def test_concurrent_pair_dispatches_both_sides_at_once() -> None:
     on = pairs(CONCURRENT)
     on.request("r1", tokens=40)
     decode, prefill = on.works
@@ -91,7 +91,7 @@ def test_concurrent_dispatches_both_sides_at_once() -> None:
     assert running(on) == {"p0": 1, "d0": 1}
 
 
-def test_decode_first_dispatches_prefill_when_there_is_room() -> None:
+def test_decode_first_pair_dispatches_prefill_after_allocation() -> None:
     on = pairs(DECODE_FIRST)
     on.request("r1", tokens=40)
     (decode,) = on.works
@@ -109,7 +109,7 @@ def test_decode_first_dispatches_prefill_when_there_is_room() -> None:
 
 @both_pairs
 @pytest.mark.parametrize("received_first", [False, True])
-def test_the_decode_worker_ends_what_a_pair_began(
+def test_decode_worker_ends_request_of_pair(
     orchestration: Orchestration, received_first: bool
 ) -> None:
     on = pairs(orchestration)
@@ -129,7 +129,7 @@ def test_the_decode_worker_ends_what_a_pair_began(
 
 
 @both_pairs
-def test_a_prompt_that_decode_computes_itself_needs_no_prefill(
+def test_pair_needs_no_prefill_after_decode_computes_prompt(
     orchestration: Orchestration,
 ) -> None:
     on = pairs(orchestration)
@@ -143,7 +143,7 @@ def test_a_prompt_that_decode_computes_itself_needs_no_prefill(
     assert not on.router.view()
 
 
-def test_an_answer_that_is_there_before_its_prefill_frees_the_prefill_worker() -> None:
+def test_decode_outcome_before_prefill_frees_prefill_worker() -> None:
     on = pairs(CONCURRENT)
     brought_to(on, "paired")
     on.outcome(work_of(on, WorkPhase.DECODE))
@@ -153,7 +153,7 @@ def test_an_answer_that_is_there_before_its_prefill_frees_the_prefill_worker() -
 
 @by_holder
 @pytest.mark.parametrize("kind", [PhaseKind.FAILED, PhaseKind.REFUSED])
-def test_a_side_that_fails_voids_the_other_and_the_request_is_placed_again(
+def test_pair_side_failure_voids_other_side_and_places_again(
     orchestration: Orchestration, stage: str, who: str, kind: PhaseKind
 ) -> None:
     on = pairs(orchestration, 2, 2)
@@ -163,7 +163,7 @@ def test_a_side_that_fails_voids_the_other_and_the_request_is_placed_again(
         assert state_of(on, "r1") is State.DECODING and not on.cancels
         assert running(on) == {"p0": 0, "p1": 0, "d0": 1, "d1": 0}
         return
-    assert cancels(on) == others(orchestration, stage, who)
+    assert cancels(on) == expected_voids(orchestration, stage, who)
     last = on.decisions[-1]
     assert (last.kind, last.attempt) == (DecisionKind.REPLACE, 2)
     peer = orchestration is not PREFILL_FIRST and who == "p0"
@@ -174,7 +174,7 @@ def test_a_side_that_fails_voids_the_other_and_the_request_is_placed_again(
 
 
 @by_holder
-def test_an_error_that_is_no_use_to_repeat_ends_the_request_on_both_sides(
+def test_non_retriable_error_ends_request_on_both_sides(
     orchestration: Orchestration, stage: str, who: str
 ) -> None:
     on = pairs(orchestration)
@@ -185,13 +185,13 @@ def test_an_error_that_is_no_use_to_repeat_ends_the_request_on_both_sides(
         return
     assert (on.outcomes["r1"].kind, on.outcomes["r1"].error) == (OutcomeKind.FAILED, FATAL)
     assert on.outcomes["r1"].orchestration is orchestration
-    assert cancels(on) == others(orchestration, stage, who)
+    assert cancels(on) == expected_voids(orchestration, stage, who)
     assert running(on) == {"p0": 0, "d0": 0}
 
 
 @by_holder
 @pytest.mark.parametrize("how", ["epoch", "silent"])
-def test_a_side_that_is_lost_voids_the_other(
+def test_pair_side_loss_voids_other_side(
     orchestration: Orchestration, stage: str, who: str, how: str
 ) -> None:
     on = pairs(orchestration, 2, 2)
@@ -206,12 +206,12 @@ def test_a_side_that_is_lost_voids_the_other(
         on.outcome(work_of(on, WorkPhase.DECODE))
         assert not on.router.view()
         return
-    assert cancels(on) == others(orchestration, stage, who)
+    assert cancels(on) == expected_voids(orchestration, stage, who)
     assert on.decisions[-1].reason is Reason.WORKER_LOST
     assert on.works[-1].attempt == 2
 
 
-def test_a_prefill_worker_lost_before_its_part_began_is_noticed_at_once() -> None:
+def test_prefill_worker_loss_before_its_dispatch_voids_allocation() -> None:
     on = pairs(DECODE_FIRST, 2)
     brought_to(on, "allocating")
     on.worker("p0", Role.PREFILL, window=4)
@@ -219,7 +219,7 @@ def test_a_prefill_worker_lost_before_its_part_began_is_noticed_at_once() -> Non
     assert on.works[-1].attempt == 2
 
 
-def test_room_made_for_a_prefill_worker_that_fell_silent_is_given_up() -> None:
+def test_router_voids_allocation_for_silent_prefill_worker() -> None:
     on = pairs(DECODE_FIRST, 2)
     brought_to(on, "allocating")
     on.workers["p0"].silent = True
@@ -230,7 +230,7 @@ def test_room_made_for_a_prefill_worker_that_fell_silent_is_given_up() -> None:
     assert cancels(on) == [("d0", True)]
 
 
-def test_a_draining_prefill_worker_is_asked_and_refuses() -> None:
+def test_draining_prefill_worker_gets_work_and_refuses() -> None:
     on = pairs(DECODE_FIRST, 2)
     brought_to(on, "allocating")
     on.workers["p0"].state = MemberState.DRAINING
@@ -243,15 +243,15 @@ def test_a_draining_prefill_worker_is_asked_and_refuses() -> None:
 
 @by_stage
 @pytest.mark.parametrize("end", ["outcome", "failed", "lost", "overdue"])
-def test_a_cancellation_is_for_the_worker_that_ends_the_request(
+def test_cancellation_goes_to_worker_that_ends_request(
     orchestration: Orchestration, stage: str, workers: tuple[str, ...], end: str
 ) -> None:
     on = pairs(orchestration)
     brought_to(on, stage)
     ender = workers[-1]
     on.cancel("r1")
-    told = others(orchestration, stage, ender)
-    assert sorted(cancels(on)) == sorted([(ender, False), *told])
+    voids = expected_voids(orchestration, stage, ender)
+    assert sorted(cancels(on)) == sorted([(ender, False), *voids])
     assert state_of(on, "r1") is State.CANCELLING
     assert running(on) == {"p0": 0, "d0": 0, ender: 1}
     for work in list(on.works):  # what was on its way means nothing
@@ -276,7 +276,7 @@ def test_a_cancellation_is_for_the_worker_that_ends_the_request(
 
 
 @by_stage
-def test_at_the_deadline_the_decode_worker_ends_a_pair_or_the_router_does(
+def test_router_expires_pair_after_grace_beyond_deadline(
     orchestration: Orchestration, stage: str, workers: tuple[str, ...]
 ) -> None:
     on = pairs(orchestration)
@@ -285,13 +285,13 @@ def test_at_the_deadline_the_decode_worker_ends_a_pair_or_the_router_does(
     assert state_of(on, "r1") and not on.cancels
     on.pass_ms(5_000)
     assert on.outcomes["r1"].kind is OutcomeKind.EXPIRED
-    kept = [("p0", True)] if (orchestration, stage) == (PREFILL_FIRST, "decoding") else []
-    assert sorted(cancels(on)) == sorted([*((worker, True) for worker in workers), *kept])
+    kv_voids = [("p0", True)] if (orchestration, stage) == (PREFILL_FIRST, "decoding") else []
+    assert sorted(cancels(on)) == sorted([*((worker, True) for worker in workers), *kv_voids])
     assert running(on) == {"p0": 0, "d0": 0}
 
 
 @by_stage
-def test_a_rebuild_goes_on_and_sends_what_may_not_have_been_sent(
+def test_takeover_sends_unproven_work_of_pair_again(
     orchestration: Orchestration, stage: str, workers: tuple[str, ...]
 ) -> None:
     on = pairs(orchestration)
@@ -300,21 +300,21 @@ def test_a_rebuild_goes_on_and_sends_what_may_not_have_been_sent(
     before = len(on.works)
     on.taken_over()
     assert on.router.view() == on.rebuilt().view()
-    again = on.works[before:]
+    repeats = on.works[before:]
     proven = {"received": ("p0", "d0"), "decoding": ("p0", "d0"), "paired": ("d0",)}
-    known = () if orchestration is PREFILL_FIRST else proven.get(stage, ())
+    known_workers = () if orchestration is PREFILL_FIRST else proven.get(stage, ())
     if (orchestration, stage) == (CONCURRENT, "paired"):
-        known = ()
-    assert sorted(w.worker_id for w in again) == sorted(set(workers) - set(known))
-    sent = {(w.worker_id, w.attempt): w for w in on.works[:before]}
-    for work in again:
-        first = sent[work.worker_id, work.attempt]
+        known_workers = ()
+    assert sorted(w.worker_id for w in repeats) == sorted(set(workers) - set(known_workers))
+    works_by_key = {(w.worker_id, w.attempt): w for w in on.works[:before]}
+    for work in repeats:
+        first = works_by_key[work.worker_id, work.attempt]
         assert work == replace(first, dispatched_ms=work.dispatched_ms)
 
 
 @both_pairs
-def test_a_rebuild_knows_which_attempt_was_given_up(orchestration: Orchestration) -> None:
-    """The prefill worker had ended its part; the router read first that it had started anew."""
+def test_rebuild_restores_void_attempt_of_pair(orchestration: Orchestration) -> None:
+    """The prefill worker had ended its part; the router read first that it restarted."""
     on = pairs(orchestration)
     brought_to(on, "paired")
     work = work_of(on, WorkPhase.PREFILL)
@@ -331,7 +331,7 @@ def test_a_rebuild_knows_which_attempt_was_given_up(orchestration: Orchestration
 
 
 @both_pairs
-def test_what_a_void_attempt_says_late_ends_the_request_only_while_it_waits(
+def test_void_attempt_outcome_ends_request_only_while_queued(
     orchestration: Orchestration,
 ) -> None:
     on = pairs(orchestration, 1, 2)
@@ -354,13 +354,13 @@ def test_what_a_void_attempt_says_late_ends_the_request_only_while_it_waits(
 
 
 @both_pairs
-def test_one_token_needs_no_pair(orchestration: Orchestration) -> None:
+def test_one_token_answer_needs_no_pair(orchestration: Orchestration) -> None:
     on = pairs(orchestration)
     on.request("r1", sampling=replace(builders.request().sampling, max_tokens=1))
     assert on.works[0].orchestration is PREFILL_FIRST
 
 
-def test_stale_phases_of_a_pair_change_nothing() -> None:
+def test_pair_ignores_stale_phases() -> None:
     on = pairs(DECODE_FIRST, 2, 2)
     brought_to(on, "paired")
     old = list(on.works)

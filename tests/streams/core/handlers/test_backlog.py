@@ -5,7 +5,7 @@ from tests.streams import builders
 from tests.streams.core.router_setups import replicas, split, to_decoding, work_of
 
 
-def test_a_router_with_nothing_to_do_tells_so() -> None:
+def test_backlog_of_idle_router_has_only_step_estimates() -> None:
     on = split()
     idle = on.router.backlog(on.now_ms)
     assert idle == Backlog(step_ms=idle.step_ms, sharing_ms=idle.sharing_ms)
@@ -13,36 +13,36 @@ def test_a_router_with_nothing_to_do_tells_so() -> None:
     assert [idle.step_ms, idle.sharing_ms] == on.router.placer.estimates.decode.coefficients[:2]
 
 
-def test_it_tells_how_many_wait_how_long_and_how_long_they_may() -> None:
+def test_backlog_counts_waiting_requests_with_age_and_slack() -> None:
     on = replicas(window=1)
     for number in range(3):
         on.request(f"r{number}", deadline_ms=on.now_ms + 60_000)
         on.pass_ms(1_000)
-    told = on.router.backlog(on.now_ms)
-    assert (told.waiting, told.oldest_ms) == (2, 2_000)
-    assert 50_000 < told.slack_ms < 60_000 - 2_000
-    assert told.handing_over == told.retrieving == 0
+    backlog = on.router.backlog(on.now_ms)
+    assert (backlog.waiting, backlog.oldest_ms) == (2, 2_000)
+    assert 50_000 < backlog.slack_ms < 60_000 - 2_000
+    assert backlog.handing_over == backlog.retrieving == 0
 
 
-def test_it_tells_what_requests_take() -> None:
+def test_backlog_estimates_tokens_and_times_of_requests() -> None:
     on = split()
     work = to_decoding(on)
-    told = on.router.backlog(on.now_ms)
-    assert told.prompt_tokens == len(work.prompt_tokens) // 4
-    assert told.requests_per_s > 0 and told.prefill_ms > 0 and told.append_ms == 0
-    assert told.answer_tokens == 0
+    backlog = on.router.backlog(on.now_ms)
+    assert backlog.prompt_tokens == len(work.prompt_tokens) // 4
+    assert backlog.requests_per_s > 0 and backlog.prefill_ms > 0 and backlog.append_ms == 0
+    assert backlog.answer_tokens == 0
     on.outcome(work, completion_tokens=7)
     assert on.router.backlog(on.now_ms).answer_tokens == 7
 
 
-def test_prompts_of_replicas_count_there() -> None:
+def test_backlog_counts_replica_prompts_as_append() -> None:
     on = replicas()
     on.request("r1")
-    told = on.router.backlog(on.now_ms)
-    assert told.prefill_ms == 0 and told.append_ms > 0
+    backlog = on.router.backlog(on.now_ms)
+    assert backlog.prefill_ms == 0 and backlog.append_ms > 0
 
 
-def test_it_tells_what_waits_for_decode_and_for_searches() -> None:
+def test_backlog_counts_handovers_and_searches() -> None:
     on = split(decodes=1)
     for number in range(6):
         on.request(f"r{number}")

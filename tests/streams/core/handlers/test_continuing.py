@@ -27,7 +27,7 @@ from streams.core.states import State
 from tests.streams.builders import T0, continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import pairs, replicas, split, state_of, work_of
-from tests.streams.gateway.samples import ended
+from tests.streams.gateway.samples import stream_end
 
 SAID = (901, 902, 903)
 SAMPLING = request().sampling
@@ -45,7 +45,7 @@ def lose(on: RouterHarness) -> None:
     on.worker(on.works[-1].worker_id, Role.REPLICA, window=4)
 
 
-def test_its_readers_are_asked_and_the_next_attempt_goes_on_behind_what_they_have() -> None:
+def test_next_attempt_continues_behind_tokens_that_readers_have() -> None:
     on = lost_while_decoding()
     assert state_of(on, "r1") is State.CONTINUING and len(on.works) == 1
     on.report_progress("r1", 1, *SAID, chars=11)
@@ -58,17 +58,17 @@ def test_its_readers_are_asked_and_the_next_attempt_goes_on_behind_what_they_hav
     assert on.decisions[-1].reason is Reason.WORKER_LOST
 
 
-def test_the_void_decision_is_before_the_question() -> None:
-    """So that it can be in the log first: nobody may be asked of an attempt that stands."""
+def test_void_decision_precedes_progress_request() -> None:
+    """It can be in the log first: readers are asked only of an attempt that is void."""
     on = replicas(2, says_at_once=False)
     on.request("r1")
     effects = on.phase(on.works[-1], PhaseKind.FAILED)
     kinds = [type(effect) for effect in effects]
     assert kinds.index(Decide) < kinds.index(RequestProgress)
-    assert not any(isinstance(each, Dispatch) and each.record.attempt > 1 for each in effects)
+    assert not any(isinstance(effect, Dispatch) and effect.record.attempt > 1 for effect in effects)
 
 
-def test_both_sides_of_a_hand_over_go_on_there() -> None:
+def test_both_sides_of_handover_continue_behind_reported_tokens() -> None:
     on = split(prefills=1, decodes=2, says_at_once=False)
     on.request("r1")
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
@@ -87,19 +87,19 @@ def test_both_sides_of_a_hand_over_go_on_there() -> None:
     )
 
 
-def test_who_has_one_token_left_needs_no_pair() -> None:
-    """Prefill says that token and writes no KV: decode would wait for it until the deadline."""
+def test_continued_request_with_one_token_left_gets_no_pair() -> None:
+    """Prefill samples it and writes no KV: decode would wait for KV until the deadline."""
     on = pairs(Orchestration.CONCURRENT, says_at_once=False)
     on.request("r1", sampling=replace(SAMPLING, max_tokens=4))
     assert on.works[-1].orchestration is Orchestration.CONCURRENT
     on.phase(work_of(on, WorkPhase.DECODE), PhaseKind.FAILED)
     on.report_progress("r1", 1, *SAID)
-    again = work_of(on, WorkPhase.PREFILL)
-    assert (again.attempt, again.prior_tokens) == (2, 3)
-    assert again.orchestration is Orchestration.PREFILL_FIRST
+    prefill = work_of(on, WorkPhase.PREFILL)
+    assert (prefill.attempt, prefill.prior_tokens) == (2, 3)
+    assert prefill.orchestration is Orchestration.PREFILL_FIRST
 
 
-def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
+def test_third_attempt_continues_behind_all_reported_tokens() -> None:
     on = lost_while_decoding(3)
     plain = on.works[0].prompt_tokens
     on.report_progress("r1", 1, *SAID)
@@ -110,8 +110,8 @@ def test_the_third_attempt_goes_on_behind_all_of_it() -> None:
     assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (3, 5)
 
 
-def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
-    """The log says so, and not a timer: what was written before that counts all the same."""
+def test_request_restarts_when_no_reader_reports_in_time() -> None:
+    """The log says so and not a timer: a report written before that counts."""
     on = lost_while_decoding(continue_wait_ms=400)
     for passed_ms in (399, 1):
         assert not on.on_the_way
@@ -136,7 +136,7 @@ def test_where_nobody_says_anything_in_time_it_begins_anew() -> None:
     assert on.works[-1].prior_tokens == 3
 
 
-def test_words_of_another_attempt_and_second_words_mean_nothing() -> None:
+def test_router_ignores_progress_of_other_attempts_and_repeats() -> None:
     on = lost_while_decoding()
     on.report_progress("r1", 2, 1, 2)
     on.report_progress("r9", 1, 1, 2)
@@ -147,7 +147,7 @@ def test_words_of_another_attempt_and_second_words_mean_nothing() -> None:
 
 
 @pytest.mark.parametrize("tokens", [b"\0\0\0", pack_tokens(range(16)), b""])
-def test_what_leaves_nothing_to_be_said_or_is_no_token_begins_anew(tokens: bytes) -> None:
+def test_request_restarts_when_reported_tokens_are_unusable(tokens: bytes) -> None:
     on = lost_while_decoding()
     on.record(ContinuedArrived(continued("r1", 1, tokens=tokens), PARTITION))
     assert (on.works[-1].attempt, on.works[-1].prior_tokens) == (2, 0)
@@ -167,7 +167,7 @@ FORM = Structured(kind=StructuredKind.JSON_OBJECT, value="")
     ],
     ids=["form", "stop strings", "forbidden words", "presence", "frequency"],
 )
-def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sampling) -> None:
+def test_request_restarts_at_once_when_engine_keeps_sampling_state(sampling: Sampling) -> None:
     on = replicas(2, says_at_once=False)
     on.request("r1", sampling=sampling)
     lose(on)
@@ -175,9 +175,8 @@ def test_what_an_engine_keeps_beside_the_tokens_begins_anew_at_once(sampling: Sa
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_so_does_an_answer_that_searches_once_it_is_known_where_it_stopped(continues: bool) -> None:
-    """What was put in before what somebody reads is to be put in again: of that the router may hear
-    later than that its worker is lost, but before the word of a reader."""
+def test_probing_request_restarts_once_readers_report_progress(continues: bool) -> None:
+    """Inserts before tokens that were read are put in again, so progress is awaited."""
     on = replicas(2, says_at_once=False, continues=continues)
     on.request("r1", retrieval=retrieval(probing=probing()))
     on.retrieved("r1")
@@ -191,7 +190,7 @@ def test_so_does_an_answer_that_searches_once_it_is_known_where_it_stopped(conti
     assert work.probes is not None and len(work.probes.inserts) == 1
 
 
-def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
+def test_continued_prompt_has_passages_and_reported_tokens() -> None:
     on = replicas(2, says_at_once=False)
     on.request("r1", retrieval=retrieval())
     on.retrieved("r1")
@@ -201,14 +200,14 @@ def test_with_passages_in_its_prompt_it_goes_on_behind_both() -> None:
     assert work.prompt_tokens == first.prompt_tokens + pack_tokens(SAID)
 
 
-def test_a_router_that_is_not_to_asks_nobody() -> None:
+def test_router_asks_no_readers_when_continuing_is_off() -> None:
     on = replicas(2, says_at_once=False, continues=False)
     on.request("r1")
     lose(on)
     assert not on.voids and on.works[-1].attempt == 2
 
 
-def test_a_takeover_asks_again_or_knows() -> None:
+def test_takeover_repeats_progress_request_or_work() -> None:
     on = lost_while_decoding()
     assert on.rebuilt().view() == on.router.view()
     on.taken_over()
@@ -220,8 +219,8 @@ def test_a_takeover_asks_again_or_knows() -> None:
     assert on.works[-1] == replace(before, dispatched_ms=on.works[-1].dispatched_ms)
 
 
-def test_an_end_that_was_written_ends_it_meanwhile() -> None:
-    """Its gateway takes it for the end, too."""
+def test_outcome_of_void_attempt_ends_continuing_request() -> None:
+    """Its gateway takes it for the end as well."""
     on = lost_while_decoding()
     on.outcome(on.works[0])
     assert on.outcomes["r1"].kind is OutcomeKind.COMPLETED
@@ -231,39 +230,38 @@ def test_an_end_that_was_written_ends_it_meanwhile() -> None:
 
 @pytest.mark.parametrize("takes_over", [False, True])
 @pytest.mark.parametrize("stage", ["waits", "placed"])
-def test_an_end_that_its_readers_have_ends_it_whatever_was_placed_since(
-    stage: str, takes_over: bool
-) -> None:
-    """An end that came between the mark and the next attempt was delivered, and usage told of that
-    attempt, which ran on for nobody."""
+def test_reported_end_ends_request_whatever_was_placed_since(stage: str, takes_over: bool) -> None:
+    """Such an end was delivered, while the next attempt ran on and was in the usage."""
     on = lost_while_decoding()
     if stage == "placed":
         on.report_progress("r1", 1, *SAID, chars=9)
         assert on.works[-1].attempt == 2
     end = replace(
-        ended("r1", ["a", "b", "c", "d"], attempt=1, finish_reason="length"),
+        stream_end("r1", ["a", "b", "c", "d"], attempt=1, finish_reason="length"),
         kv_bytes=64, probes=2, retrieved_tokens=5, stalled_ms=3.5, worker_ms=70.0,
         first_token_ms=T0 + 7,
     )  # fmt: skip
-    told = continued("r1", 1, end=end)
+    progress = continued("r1", 1, end=end)
     if takes_over:
-        on.log.append(ContinuedArrived(told, PARTITION))
+        on.log.append(ContinuedArrived(progress, PARTITION))
         on.taken_over()
     else:
-        on.record(ContinuedArrived(told, PARTITION))
+        on.record(ContinuedArrived(progress, PARTITION))
     outcome, usage = on.outcomes["r1"], on.used["r1"]
     assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
     assert outcome.attempt > 1 + (stage == "placed"), "above what a worker may still end"
-    alike = {each.name for each in fields(StreamEnd)} & {each.name for each in fields(Outcome)}
-    for name in alike - {"attempt"}:
+    shared_names = {attribute.name for attribute in fields(StreamEnd)} & {
+        attribute.name for attribute in fields(Outcome)
+    }
+    for name in shared_names - {"attempt"}:
         assert getattr(outcome, name) == getattr(end, name), name
     assert (usage.completion_tokens, usage.prompt_tokens) == (4, 7 + 5)
     assert (usage.worker_ms, outcome.first_token_ms) == (70.0, T0 + 7), "of who made the answer"
-    assert not on.router.view() and not on.held()
+    assert not on.router.view() and not on.work_in_flight()
     assert on.rebuilt().view() == {}
 
 
-def test_the_credit_of_what_its_readers_have_whole_is_free_for_the_next() -> None:
+def test_reported_end_frees_credit_for_next_request() -> None:
     on = replicas(1, window=1, says_at_once=False)
     on.request("r1")
     on.phase(on.works[-1], PhaseKind.FAILED)
@@ -271,36 +269,40 @@ def test_the_credit_of_what_its_readers_have_whole_is_free_for_the_next() -> Non
     on.request("r2")
     assert (on.works[-1].request_id, on.works[-1].attempt) == ("r1", 2)
     on.now_ms += 5
-    on.record(ContinuedArrived(continued("r1", 1, end=ended("r1", ["a"], attempt=1)), PARTITION))
+    on.record(
+        ContinuedArrived(continued("r1", 1, end=stream_end("r1", ["a"], attempt=1)), PARTITION)
+    )
     assert (on.works[-1].request_id, on.works[-1].dispatched_ms) == ("r2", on.now_ms)
 
 
-def test_an_end_of_an_attempt_that_is_not_given_up_is_its_workers_to_write() -> None:
+def test_router_ignores_reported_end_of_standing_attempt() -> None:
     on = replicas()
     on.request("r1")
-    on.record(ContinuedArrived(continued("r1", 1, end=ended("r1", ["a"], attempt=1)), PARTITION))
+    on.record(
+        ContinuedArrived(continued("r1", 1, end=stream_end("r1", ["a"], attempt=1)), PARTITION)
+    )
     assert state_of(on, "r1") is State.DECODING and on.rebuilt().view() == on.router.view()
 
 
 @pytest.mark.parametrize("changes", [{}, {"sampling": replace(SAMPLING, stop=("x",))}])
-def test_every_attempt_that_is_given_up_is_marked(changes: dict[str, Any]) -> None:
-    """Those of answers that begin anew, too, and one that the last router may have begun."""
+def test_router_marks_every_void_attempt(changes: dict[str, Any]) -> None:
+    """This includes attempts that restart and one that the last router may have begun."""
     on = replicas(2, says_at_once=False)
     on.request("r1", **changes)
     lose(on)
     assert [void.attempt for void in on.marks] == [1]
-    other = replicas(1)
-    other.request("r1", **changes)
-    other.log = [each for each in other.log if not isinstance(each, DecisionLoaded)]
-    other.attempts.clear()
-    other.workers["x0"].holds.clear()
-    other.says_at_once = False
-    other.taken_over()
-    assert [(void.attempt, void.asks) for void in other.marks] == [(1, False)]
-    assert other.works[-1].attempt == 2
+    second = replicas(1)
+    second.request("r1", **changes)
+    second.log = [event for event in second.log if not isinstance(event, DecisionLoaded)]
+    second.attempts.clear()
+    second.workers["x0"].holds.clear()
+    second.says_at_once = False
+    second.taken_over()
+    assert [(void.attempt, void.asks) for void in second.marks] == [(1, False)]
+    assert second.works[-1].attempt == 2
 
 
-def test_it_can_be_cancelled_meanwhile_and_its_time_runs() -> None:
+def test_continuing_request_can_be_cancelled_and_expire() -> None:
     on = lost_while_decoding(continue_wait_ms=5_000)
     on.cancel("r1")
     assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
@@ -311,7 +313,7 @@ def test_it_can_be_cancelled_meanwhile_and_its_time_runs() -> None:
     assert on.outcomes["r2"].kind is OutcomeKind.EXPIRED
 
 
-def test_what_it_went_on_behind_counts_as_answer_and_not_as_prompt() -> None:
+def test_prompt_tokens_exclude_reported_tokens_of_answer() -> None:
     on = lost_while_decoding(1)
     on.report_progress("r1", 1, *SAID)
     on.worker("x0", Role.REPLICA, window=0)  # lost again, and nobody is there
@@ -321,9 +323,8 @@ def test_what_it_went_on_behind_counts_as_answer_and_not_as_prompt() -> None:
     assert on.used["r1"].prompt_tokens == on.outcomes["r1"].prompt_tokens
 
 
-def test_two_of_its_times_that_come_at_once_end_it_once() -> None:
-    """That its reader is late and that its own time is over may be read at the same tick; a router
-    that ended it twice would fail over it."""
+def test_request_with_two_passed_deadlines_ends_once() -> None:
+    """A router that ended it twice in the same tick would fail."""
     on = lost_while_decoding(continue_wait_ms=60_000)
     on.now_ms = on.accepted["r1"].deadline_ms + 60_000
     on.apply(Tick())

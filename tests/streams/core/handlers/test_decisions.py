@@ -37,7 +37,7 @@ def placed() -> LiveRequest:
     return live
 
 
-def test_a_placement_is_told_with_what_it_looked_at() -> None:
+def test_decision_record_has_request_attempt_and_placement() -> None:
     session = Session(
         session_id="s-r1", decode_worker="d0", worker_epoch=4, context_tokens=77, turns=1,
         last_used_ms=T0,
@@ -51,7 +51,7 @@ def test_a_placement_is_told_with_what_it_looked_at() -> None:
         estimate=estimate, unmet_wishes=UnmetWishes(policy="a", orchestration="b",
         unmet=Unmet.NO_WORKER), policy_reason=Reason.EXPLORING,
     )  # fmt: skip
-    told = decision(
+    record = decision(
         ROUTER, placed(), DecisionKind.REPLACE, Reason.WORKER_LOST, "static", T0 + 150,
         queue_length=6, session=session, placement=placement, looked_at=looked_at,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_placement_is_told_with_what_it_looked_at() -> None:
         unmet=Unmet.NO_WORKER,
         policy_reason=Reason.EXPLORING,
     )
-    assert told == whole
+    assert record == whole
     alone = decision(
         ROUTER, placed(), DecisionKind.CANCEL, Reason.CLIENT_GONE, "static", T0, queue_length=0
     )
@@ -98,13 +98,13 @@ def test_a_placement_is_told_with_what_it_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("cached_tokens", "told_tokens"), [(4, 4), (99, 10)])
-def test_an_end_by_the_router_tells_how_far_it_came(cached_tokens: int, told_tokens: int) -> None:
-    """Of the prompt without the answer's tokens that stand behind it."""
+def test_router_outcome_reports_progress_of_attempt(cached_tokens: int, told_tokens: int) -> None:
+    """Cached tokens are of the prompt, without tokens of the answer behind it."""
     live, error = placed(), replace(WorkerLost("w").to_wire(), message="x" * 9_000)
     live.cached_tokens = cached_tokens
-    told = outcome(ROUTER, live, OutcomeKind.FAILED, error, T0 + 300)
-    assert told.error is not None and len(told.error.message) < len(error.message)
-    assert replace(told, error=None) == Outcome(
+    record = outcome(ROUTER, live, OutcomeKind.FAILED, error, T0 + 300)
+    assert record.error is not None and len(record.error.message) < len(error.message)
+    assert replace(record, error=None) == Outcome(
         request_id="r1",
         session_id="s-r1",
         attempt=3,

@@ -16,7 +16,7 @@ def apart(on: RouterHarness, ahead_ms: int) -> RouterHarness:
 
 
 @pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS + 1, -CLOCK_MARGIN_MS - 1])
-def test_a_handle_is_not_given_to_whom_cannot_tell_when_it_ends(ahead_ms: int) -> None:
+def test_router_sends_no_kv_handle_across_differing_clocks(ahead_ms: int) -> None:
     """Blocks that are read too late hold another prompt."""
     on = apart(split(), ahead_ms)
     on.request("r1")
@@ -29,7 +29,7 @@ def test_a_handle_is_not_given_to_whom_cannot_tell_when_it_ends(ahead_ms: int) -
 
 
 @pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS, -CLOCK_MARGIN_MS])
-def test_within_the_margin_kv_moves(ahead_ms: int) -> None:
+def test_router_sends_kv_handle_within_clock_margin(ahead_ms: int) -> None:
     on = apart(split(), ahead_ms)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -37,7 +37,7 @@ def test_within_the_margin_kv_moves(ahead_ms: int) -> None:
 
 
 @pytest.mark.parametrize("wish", [Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
-def test_workers_whose_clocks_differ_make_no_pair(wish: Orchestration) -> None:
+def test_router_makes_no_pair_of_workers_with_differing_clocks(wish: Orchestration) -> None:
     on = apart(pairs(wish), CLOCK_MARGIN_MS + 1)
     on.request("r1")
     assert on.works[-1].orchestration is Orchestration.PREFILL_FIRST

@@ -40,19 +40,19 @@ def asking(**settings: Any) -> RouterHarness:
 
 
 def ask(on: RouterHarness, request_id: str, **changes: Any) -> list[Any]:
-    wanted = retrieval(on.now_ms + BY_MS, **changes)
-    return on.request(request_id, retrieval=wanted, session_id="s-" + request_id)
+    search = retrieval(on.now_ms + BY_MS, **changes)
+    return on.request(request_id, retrieval=search, session_id="s-" + request_id)
 
 
-def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
-    """The search is asked for at once, and the reader is told before any worker is."""
+def test_router_searches_first_and_places_with_passages() -> None:
+    """The search starts at once, and the reader's notice precedes any dispatch."""
     on = split()
-    (asked,) = ask(on, "r1")
-    assert isinstance(asked, StartRetrieval) and asked.request == on.accepted["r1"]
+    (start,) = ask(on, "r1")
+    assert isinstance(start, StartRetrieval) and start.request == on.accepted["r1"]
     assert state_of(on, "r1") is State.RETRIEVING and not len(on.router.tables.admission)
-    told, placed, work = on.retrieved("r1", passage(1), passage(2))
-    assert isinstance(told, NotifyRetrieval) and told.gateway_partition == 0
-    assert [each.passage_id for each in told.retrieved.citations] == ["d1#0", "d2#0"]
+    notice, placed, work = on.retrieved("r1", passage(1), passage(2))
+    assert isinstance(notice, NotifyRetrieval) and notice.gateway_partition == 0
+    assert [citation.passage_id for citation in notice.retrieved.citations] == ["d1#0", "d2#0"]
     assert isinstance(placed, Decide) and placed.decision.prompt_tokens == 10 + 11
     assert isinstance(work, Dispatch) and isinstance(work.record, Work)
     assert unpack_tokens(work.record.prompt_tokens)[:6] == [0, 1, 2, 3, 901, 1000]
@@ -62,23 +62,23 @@ def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
     assert live.notice is None, "its reader was told once"
 
 
-def test_only_the_first_answer_counts() -> None:
+def test_first_retrieved_record_counts() -> None:
     on = asking()
     on.retrieved("r1", passage(1))
     assert on.retrieved("r1", passage(2)) == []
     assert on.retrieved("nobody", passage(2)) == []
     on.request("plain")
     assert on.retrieved("plain", passage(2)) == []
-    assert len(on.told) == 1
+    assert len(on.notices) == 1
     on.taken_over()
     assert on.router.view() == on.rebuilt().view()
 
 
-def test_what_failed_goes_on_without_and_says_so() -> None:
+def test_failed_search_continues_request_with_error_notice() -> None:
     on = asking()
     error = builders.phase(builders_work(on), PhaseKind.FAILED).error
     on.retrieved("r1", error=error, missing=(1,))
-    assert on.told[-1].error == error and on.told[-1].missing_shards == 1
+    assert on.notices[-1].error == error and on.notices[-1].missing_shards == 1
     assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
 
 
@@ -88,8 +88,8 @@ def builders_work(on: RouterHarness) -> Work:
     return on.works[-1]
 
 
-def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
-    """Not at the timer, but when the router's own word is read: so a rebuild sees the same."""
+def test_late_search_continues_request_once_log_says_so() -> None:
+    """The router's own record counts and not its timer, so a rebuild sees the same."""
     on = asking(retrieval_grace_ms=100)
     on.now_ms += BY_MS + 99
     assert on.apply(Tick()) == []
@@ -109,25 +109,25 @@ def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
     )
     assert state_of(on, "r1") is State.RETRIEVING
     on.now_ms += 10
-    assert not [each for each in on.apply(Tick()) if isinstance(each, SkipRetrieval)]  # once
+    assert not [effect for effect in on.apply(Tick()) if isinstance(effect, SkipRetrieval)]  # once
     on.read()
-    assert on.told[-1].error == error
+    assert on.notices[-1].error == error
     assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
     assert on.retrieved("r1", passage(1)) == []  # too late
 
 
-def test_an_answer_of_the_last_moment_counts_where_it_is_first_in_the_log() -> None:
+def test_late_result_counts_where_it_is_first_in_log() -> None:
     on = asking()
     on.pass_ms(1_000)
     assert len(on.on_the_way) == 1
     on.retrieved("r1", passage(1))
     assert on.read() == []
-    assert on.told[-1].citations and token_count(on.works[-1].prompt_tokens) > 10
+    assert on.notices[-1].citations and token_count(on.works[-1].prompt_tokens) > 10
     on.taken_over()
     assert on.router.view() == on.rebuilt().view()
 
 
-def test_going_without_says_what_earlier_turns_put_in() -> None:
+def test_skip_record_carries_history_of_earlier_turns() -> None:
     on = replicas(1)
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
     on.retrieved("t1", passage(1))
@@ -141,21 +141,21 @@ def test_going_without_says_what_earlier_turns_put_in() -> None:
 
 
 @pytest.mark.parametrize("late_ms", [0, 1, 10_000])
-def test_no_search_is_begun_when_its_time_is_over(late_ms: int) -> None:
-    """As after an outage of the log."""
+def test_router_starts_no_search_past_its_deadline(late_ms: int) -> None:
+    """This happens after an outage of the log."""
     on = split()
     (written,) = on.request("r1", retrieval=retrieval(on.now_ms - late_ms))
     assert isinstance(written, SkipRetrieval) and not on.asks
     on.read()
-    assert on.told[-1].error is not None and on.works
+    assert on.notices[-1].error is not None and on.works
 
 
-def test_more_searches_than_may_be_under_way_go_on_without() -> None:
+def test_router_skips_searches_over_limit() -> None:
     on = split(retrievals_max=2)
     for number in range(4):
         ask(on, f"r{number}")
     assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]
-    errors = [each.error for each in on.on_the_way if isinstance(each, Retrieved)]
+    errors = [record.error for record in on.on_the_way if isinstance(record, Retrieved)]
     assert [error and error.code for error in errors] == ["queue_full"] * 2
     assert errors[0] is not None and "r2: 2 searches are under way" in errors[0].message
     on.read()
@@ -168,26 +168,26 @@ def test_more_searches_than_may_be_under_way_go_on_without() -> None:
     assert not on.router.tables.requests.retrieving
 
 
-def test_a_cancellation_ends_it_while_it_waits() -> None:
+def test_cancellation_ends_request_during_search() -> None:
     on = asking()
     *_, end, used = on.cancel("r1")
     assert isinstance(used, RecordUsage)
     assert isinstance(end, End) and end.outcome.kind is OutcomeKind.CANCELLED
-    assert on.retrieved("r1", passage(1)) == [] and not on.told
+    assert on.retrieved("r1", passage(1)) == [] and not on.notices
     on.pass_ms(2_000)
     assert not on.on_the_way and not on.works
     on.taken_over()
     assert not on.router.view()
 
 
-def test_a_cancellation_before_it_leaves_nothing_to_search() -> None:
+def test_cancellation_before_request_prevents_search() -> None:
     on = split()
     on.cancel("r1")
     ask(on, "r1")
     assert not on.asks and on.outcomes["r1"].kind is OutcomeKind.CANCELLED
 
 
-def test_its_deadline_ends_it_while_it_waits() -> None:
+def test_deadline_ends_request_during_search() -> None:
     on = split()
     on.request("r1", retrieval=retrieval(on.now_ms + 9_000), deadline_ms=on.now_ms + 1_000)
     on.pass_ms(1_500)
@@ -196,20 +196,20 @@ def test_its_deadline_ends_it_while_it_waits() -> None:
     assert not on.on_the_way
 
 
-def test_a_worker_has_no_say_in_it() -> None:
+def test_router_ignores_worker_phases_during_search() -> None:
     on = asking()
     work = builders_work(on)
     for kind, worker in ((PhaseKind.FAILED, "p0"), (PhaseKind.PREFILL_DONE, "")):
         epoch = int(bool(worker))
-        said = {"request_id": "r1", "attempt": 0, "worker_id": worker, "worker_epoch": epoch}
-        forged = builders.phase(work, kind, on.now_ms, **said)
+        fields = {"request_id": "r1", "attempt": 0, "worker_id": worker, "worker_epoch": epoch}
+        forged = builders.phase(work, kind, on.now_ms, **fields)
         assert on.record(PhaseArrived(forged, PARTITION)) == []
     live = on.router.tables.requests.by_id["r1"]
     assert (live.state, live.sent_tokens) == (State.RETRIEVING, 0)
 
 
-def test_what_waits_for_a_worker_by_then_has_its_whole_time() -> None:
-    """The time of the search is not that of the request."""
+def test_queued_request_keeps_its_deadline_after_search() -> None:
+    """The deadline of the search is not that of the request."""
     on = replicas(1, window=0)
     ask(on, "r1")
     on.retrieved("r1", passage(1))
@@ -222,8 +222,8 @@ def test_what_waits_for_a_worker_by_then_has_its_whole_time() -> None:
 # Takeovers
 
 
-def test_the_next_router_asks_again_where_the_log_has_no_answer() -> None:
-    """The last one's may come all the same: the first counts."""
+def test_takeover_repeats_search_without_result_in_log() -> None:
+    """A result of the last router may still come: the first counts."""
     on = asking()
     on.taken_over()
     assert [ask.request.request_id for ask in on.asks] == ["r1", "r1"]
@@ -232,22 +232,22 @@ def test_the_next_router_asks_again_where_the_log_has_no_answer() -> None:
     assert 1000 in unpack_tokens(on.works[-1].prompt_tokens)
 
 
-def test_the_next_router_goes_on_without_where_the_time_is_over() -> None:
-    """Also where the last one had written so, unread."""
+def test_takeover_skips_search_past_its_deadline() -> None:
+    """This holds where the last router had written a skip that was not read, too."""
     on = asking()
     on.pass_ms(BY_MS + 500)
     on.taken_over()
     on.taken_over()
     assert len(on.on_the_way) == 3 and len(on.asks) == 1
     on.read()
-    assert len(on.told) == 1 and len(on.works) == 1
+    assert len(on.notices) == 1 and len(on.works) == 1
     on.taken_over()
     assert on.router.view() == on.rebuilt().view()
 
 
 @pytest.mark.parametrize("placed", [True, False])
-def test_the_next_router_has_the_same_prompt_and_tells_it_again(placed: bool) -> None:
-    """The last one may have died before it told."""
+def test_takeover_has_same_prompt_and_repeats_notice(placed: bool) -> None:
+    """The last router may have died before it sent the notice."""
     on = replicas(1, window=1 if placed else 0)
     ask(on, "r1")
     on.retrieved("r1", passage(1))
@@ -255,7 +255,7 @@ def test_the_next_router_has_the_same_prompt_and_tells_it_again(placed: bool) ->
     on.workers["x0"].window = 0
     on.beat(on.workers["x0"])
     on.taken_over()
-    assert on.router.view() == before and len(on.told) == 2
+    assert on.router.view() == before and len(on.notices) == 2
     assert on.router.tables.requests.by_id["r1"].prompt_tokens == 17
     on.workers["x0"].window = 2
     on.beat(on.workers["x0"])
@@ -263,25 +263,25 @@ def test_the_next_router_has_the_same_prompt_and_tells_it_again(placed: bool) ->
     assert token_count(on.works[-1].prompt_tokens) == 17
 
 
-def test_a_request_that_was_cancelled_while_it_waited_is_ended_by_the_next_router() -> None:
+def test_takeover_ends_request_cancelled_during_search() -> None:
     on = asking()
-    found: Cancellation = builders.cancellation("r1", at_ms=on.now_ms)
-    on.log.append(CancellationArrived(found, PARTITION))
+    cancellation: Cancellation = builders.cancellation("r1", at_ms=on.now_ms)
+    on.log.append(CancellationArrived(cancellation, PARTITION))
     on.taken_over()
     assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED and len(on.asks) == 1
 
 
-def test_a_request_of_an_older_router_that_searched_nothing_keeps_its_prompt() -> None:
-    """It was placed, and the log has no answer."""
+def test_takeover_keeps_prompt_placed_without_retrieved_record() -> None:
+    """An older router placed it, and the log has no result."""
     on = asking()
     on.retrieved("r1")
-    on.log = [each for each in on.log if not isinstance(each, RetrievedArrived)]
+    on.log = [event for event in on.log if not isinstance(event, RetrievedArrived)]
     on.taken_over()
     assert state_of(on, "r1") is State.PREFILLING and len(on.asks) == 1
     on.workers["p0"].window = 0
     on.beat(on.workers["p0"])
     on.phase(on.works[-1], PhaseKind.REFUSED)
-    on.log = [each for each in on.log if not isinstance(each, RetrievedArrived)]
+    on.log = [event for event in on.log if not isinstance(event, RetrievedArrived)]
     on.taken_over()
     assert state_of(on, "r1") is State.QUEUED and len(on.asks) == 1
 
@@ -289,7 +289,7 @@ def test_a_request_of_an_older_router_that_searched_nothing_keeps_its_prompt() -
 # Sessions
 
 
-def test_the_next_turn_begins_with_the_prompt_of_the_last() -> None:
+def test_next_turn_prompt_extends_prompt_of_last_turn() -> None:
     on = replicas(1)
     first = list(range(10))
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
@@ -313,31 +313,31 @@ def test_the_next_turn_begins_with_the_prompt_of_the_last() -> None:
     assert on.asks[-1].history == ()
 
 
-def test_what_goes_on_without_leaves_out_what_earlier_turns_quoted() -> None:
-    """Nobody could be asked whether the documents still say that. It does not come back."""
+def test_skipped_search_leaves_out_quotes_of_earlier_turns() -> None:
+    """No shard could say whether the documents still say that; it does not come back."""
     on = replicas(1)
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
     on.retrieved("t1", passage(1))
-    wanted: dict[str, Any] = {"at": 15, "history_tokens": 14, "room_tokens": 99}
-    on.request("t2", session_id="s", tokens=20, retrieval=retrieval(on.now_ms, **wanted))
+    changes: dict[str, Any] = {"at": 15, "history_tokens": 14, "room_tokens": 99}
+    on.request("t2", session_id="s", tokens=20, retrieval=retrieval(on.now_ms, **changes))
     on.read()
     assert on.works[-1].prompt_tokens == pack_tokens(range(20))
-    assert on.told[-1].error is not None and on.told[-1].tokens == 0
-    later = retrieval(on.now_ms + BY_MS, **wanted)
+    assert on.notices[-1].error is not None and on.notices[-1].tokens == 0
+    later = retrieval(on.now_ms + BY_MS, **changes)
     on.request("t3", session_id="s", tokens=20, retrieval=later)
     assert on.asks[-1].history == ()
 
 
-def test_a_document_that_changed_between_two_turns_is_not_in_the_second_prompt() -> None:
-    """Nor in the third; what other turns quoted stays. The next router has the same prompt."""
+def test_changed_document_is_not_in_next_prompts() -> None:
+    """What other turns quoted stays, and the next router has the same prompt."""
     on = replicas(1, window=9)
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
     on.retrieved("t1", passage(1, content="old"))
     place: dict[str, Any] = {"room_tokens": 99, "history_tokens": 14}
     second = retrieval(on.now_ms + BY_MS, at=15, tail_at=18, **place)
     on.request("t2", session_id="s", tokens=20, retrieval=second)
-    asked = on.asks[-1].history
-    assert {each for insert in asked for each in insert.quoted} == {
+    history = on.asks[-1].history
+    assert {quote for insert in history for quote in insert.quoted} == {
         Quoted(document_id="d1", content="old")
     }
     on.retrieved("t2", passage(2), changed=("d1",))
@@ -354,7 +354,7 @@ def test_a_document_that_changed_between_two_turns_is_not_in_the_second_prompt()
     assert on.router.view() == on.rebuilt().view()
 
 
-def test_a_partition_that_is_lost_takes_its_sessions_with_it() -> None:
+def test_partition_loss_drops_histories() -> None:
     on = asking()
     on.retrieved("r1", passage(1))
     assert len(on.router.tables.histories) == 1

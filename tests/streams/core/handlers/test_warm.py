@@ -15,19 +15,19 @@ LONG = 400  # tokens of a prompt, of which all but the last ten are a fixed part
 
 
 def ask(on: RouterHarness, request_id: str = "r1", tokens: int = LONG, **changes: Any) -> None:
-    wanted = retrieval(on.now_ms + 500, at=tokens - 10, tail_at=tokens - 5, room_tokens=60)
-    on.request(request_id, tokens, **{"retrieval": wanted, **changes})
+    search = retrieval(on.now_ms + 500, at=tokens - 10, tail_at=tokens - 5, room_tokens=60)
+    on.request(request_id, tokens, **{"retrieval": search, **changes})
 
 
 @pytest.mark.parametrize(("fleet", "worker"), [(split, "p0"), (replicas, "x0")])
-def test_it_is_computed_where_the_prompt_would_go_now(fleet: Any, worker: str) -> None:
+def test_router_warms_worker_that_would_get_prompt(fleet: Any, worker: str) -> None:
     on: RouterHarness = fleet(warm_tokens_min=300)
     ask(on)
     (warm,) = on.warms
-    asked = on.accepted["r1"]
+    request = on.accepted["r1"]
     assert (warm.worker_id, warm.worker_epoch, warm.request_id) == (worker, 1, "r1")
-    assert asked.retrieval is not None and warm.deadline_ms == asked.retrieval.by_ms
-    assert (warm.session_id, warm.model) == (asked.session_id, asked.model)
+    assert request.retrieval is not None and warm.deadline_ms == request.retrieval.by_ms
+    assert (warm.session_id, warm.model) == (request.session_id, request.model)
     on.retrieved("r1", passage(1))
     work = on.works[-1]
     assert work.worker_id == worker and work.prompt_tokens.startswith(warm.prompt_tokens)
@@ -35,8 +35,8 @@ def test_it_is_computed_where_the_prompt_would_go_now(fleet: Any, worker: str) -
 
 
 @pytest.mark.parametrize("warms", [True, False])
-def test_the_prompt_goes_where_its_beginning_is(warms: bool) -> None:
-    """Though another worker's turn has come; and the decision says what is thought to be held."""
+def test_router_places_prompt_on_warmed_worker(warms: bool) -> None:
+    """It does so though another worker's turn has come, and the decision counts the prefix."""
     on = split(prefills=2, warm_tokens_min=300 * warms)
     ask(on)
     first = on.warms[0].worker_id if warms else "p0"
@@ -44,37 +44,39 @@ def test_the_prompt_goes_where_its_beginning_is(warms: bool) -> None:
     assert on.works[-1].worker_id == first == "p0"
     on.retrieved("r1", passage(1))
     assert on.works[-1].worker_id == ("p0" if warms else "p1")
-    cached = {each.worker_id: each.cached_tokens for each in on.decisions[-1].candidates}
+    cached = {
+        candidate.worker_id: candidate.cached_tokens for candidate in on.decisions[-1].candidates
+    }
     assert cached["p0"] == (LONG - 10) * warms
 
 
-@pytest.mark.parametrize("least", [0, LONG - 9])
-def test_what_is_not_worth_it_is_not_computed(least: int) -> None:
-    on = split(warm_tokens_min=least)
+@pytest.mark.parametrize("tokens_min", [0, LONG - 9])
+def test_router_warms_nothing_below_minimum_or_when_off(tokens_min: int) -> None:
+    on = split(warm_tokens_min=tokens_min)
     ask(on)
     assert not on.warms and on.router.tables.requests.by_id["r1"].warm is None
 
 
-def test_the_choices_of_a_call_begin_once() -> None:
+def test_router_warms_prefix_once_for_choices_of_call() -> None:
     on = split(warm_tokens_min=300)
     for choice in range(3):
         ask(on, f"c-{choice}", choice=choice, parent_id="c")
     assert [warm.request_id for warm in on.warms] == ["c-0"]
 
 
-def test_nobody_is_asked_without_a_credit_and_without_a_search() -> None:
+def test_router_warms_nothing_without_credit_or_search() -> None:
     on = RouterHarness(warm_tokens_min=300)
     on.worker("p0", Role.PREFILL, window=0)
     on.worker("d0", Role.DECODE, window=2)
     ask(on)
     on.worker("p1", Role.PREFILL, window=2)
     on.request("plain", LONG)
-    wanted = retrieval(on.now_ms, at=LONG - 10)
-    on.request("late", LONG, retrieval=wanted)
+    search = retrieval(on.now_ms, at=LONG - 10)
+    on.request("late", LONG, retrieval=search)
     assert not on.warms
 
 
-def test_the_sessions_worker_lacks_only_what_is_new() -> None:
+def test_router_warms_session_worker_only_for_enough_new_tokens() -> None:
     on = replicas(2, warm_tokens_min=300)
     ask(on, "t1", session_id="s")
     on.retrieved("t1")
@@ -89,7 +91,7 @@ def test_the_sessions_worker_lacks_only_what_is_new() -> None:
 
 
 @pytest.mark.parametrize("policy", ["conditional", "static"])
-def test_a_decode_worker_computes_what_its_session_says_where_the_policy_would_have_it(
+def test_policy_decides_whether_decode_worker_is_warmed(
     policy: str,
 ) -> None:
     on = split(warm_tokens_min=300, policy=policy)
@@ -102,7 +104,7 @@ def test_a_decode_worker_computes_what_its_session_says_where_the_policy_would_h
 
 
 @pytest.mark.parametrize("queue_tokens", [0, 1_000_000])
-def test_of_a_pair_and_a_replica_it_is_whichever_would_answer_first(queue_tokens: int) -> None:
+def test_router_warms_replica_when_prefill_queue_is_long(queue_tokens: int) -> None:
     on = split(warm_tokens_min=300)
     on.worker("x0", Role.REPLICA, window=4)
     if queue_tokens:
@@ -113,7 +115,7 @@ def test_of_a_pair_and_a_replica_it_is_whichever_would_answer_first(queue_tokens
     assert on.warms[-1].worker_id == on.works[-1].worker_id == ("x0" if queue_tokens else "p0")
 
 
-def test_a_worker_that_is_another_now_holds_nothing() -> None:
+def test_restarted_worker_counts_no_warmed_prefix() -> None:
     on = replicas(1, warm_tokens_min=300)
     ask(on)
     live = on.router.tables.requests.by_id["r1"]
@@ -124,26 +126,28 @@ def test_a_worker_that_is_another_now_holds_nothing() -> None:
     assert chosen.cached_tokens == 0 and on.works[-1].worker_epoch == 2
 
 
-def served(least: int) -> RouterHarness:
+def served(tokens_min: int) -> RouterHarness:
     """Some requests from their arrival to their end, with an attempt that fails and a takeover."""
-    on = replicas(2, warm_tokens_min=least)
+    on = replicas(2, warm_tokens_min=tokens_min)
     for number in range(4):
         ask(on, f"r{number}", LONG + number)
         on.retrieved(f"r{number}", passage(1 + number))
     on.workers["x0"].silent = True
     on.pass_ms(4_000)
     on.taken_over()
-    for work in on.held():
+    for work in on.work_in_flight():
         on.outcome(work)
     return on
 
 
-def test_what_a_request_becomes_does_not_depend_on_it() -> None:
-    """Its prompt, its answer's worker's outcome, its attempts: with it and without."""
+def test_warming_changes_no_prompt_notice_or_outcome() -> None:
+    """Views of the next router are the same with warming and without, too."""
     without, warmed = served(0), served(1)
     assert warmed.warms and not without.warms
-    assert warmed.prompts == without.prompts and warmed.told == without.told
-    kinds = [{name: each.kind for name, each in on.outcomes.items()} for on in (without, warmed)]
+    assert warmed.prompts == without.prompts and warmed.notices == without.notices
+    kinds = [
+        {name: outcome.kind for name, outcome in on.outcomes.items()} for on in (without, warmed)
+    ]
     assert kinds[0] == kinds[1] and len(kinds[0]) == 4
     views = [on.router.view() for on in (without, warmed)]
     assert views[0] == views[1]

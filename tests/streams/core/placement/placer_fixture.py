@@ -86,9 +86,9 @@ class PlacerFixture:
         self.beat()
 
     def worker(self, worker_id: str) -> Worker:
-        found = self.fleet.worker(worker_id, self._windows[worker_id][0])
-        assert found is not None
-        return found
+        worker = self.fleet.worker(worker_id, self._windows[worker_id][0])
+        assert worker is not None
+        return worker
 
     def holds(self, worker_id: str, seq: int, tokens: range, **changes: Any) -> None:
         """A worker's cache holds a prompt."""
@@ -111,13 +111,15 @@ class PlacerFixture:
 
     def take(self, case: RequestCase) -> Placement:
         """Place and dispatch: the credits and tokens count."""
-        found = self.place(case)
-        assert found is not None
-        if found.prefill is not None:
-            self.fleet.add_request(found.prefill, case.prompt_tokens - found.prefill_cached_tokens)
-        elif found.decode is not None:
-            self.fleet.add_request(found.decode, case.prompt_tokens)
-        return found
+        placement = self.place(case)
+        assert placement is not None
+        if placement.prefill is not None:
+            self.fleet.add_request(
+                placement.prefill, case.prompt_tokens - placement.prefill_cached_tokens
+            )
+        elif placement.decode is not None:
+            self.fleet.add_request(placement.decode, case.prompt_tokens)
+        return placement
 
 
 def case(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> RequestCase:

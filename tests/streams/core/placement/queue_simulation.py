@@ -39,7 +39,7 @@ class SimulatedTurn:
 
     number: int
     at_ms: float
-    asked: RequestCase
+    request_case: RequestCase
     later: bool
     placed: Placement
     placed_ms: float
@@ -59,7 +59,7 @@ class QueueSimulation:
     scene: PlacerFixture
     laws: Laws
     seed: int
-    done: list[SimulatedTurn] = field(default_factory=list)
+    answered_turns: list[SimulatedTurn] = field(default_factory=list)
     placed: list[SimulatedTurn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class QueueSimulation:
                 ),
             )
         last = len(self.placed) + turns
-        while len(self.done) < last:
+        while len(self.answered_turns) < last:
             at, _, what = heapq.heappop(self._events)
             self.scene.now_ms = max(self.scene.now_ms, int(at))
             what()
@@ -119,16 +119,16 @@ class QueueSimulation:
     def _arrive(
         self, at: float, later: bool, size: int, answer: int, context: int, on: str
     ) -> None:
-        known = session(on, context) if later else None
+        last_session = session(on, context) if later else None
         tokens = context + size if later else context
-        asked = case(
+        request_case = case(
             tokens,
-            known,
+            last_session,
             max_tokens=answer,
             request_id=f"r{self._count}",
             deadline_ms=self.scene.now_ms + 60_000,
         )
-        self._waiting.append((at, asked, later, self._count))
+        self._waiting.append((at, request_case, later, self._count))
         self._count += 1
         self._pump()
 
@@ -136,20 +136,20 @@ class QueueSimulation:
         for turn in list(self._handing):
             self._hand(turn)
         while self._waiting:
-            at, asked, later, number = self._waiting[0]
-            asked.waiting = len(self._waiting)
-            placed = self.scene.place(asked)
+            at, request_case, later, number = self._waiting[0]
+            request_case.waiting = len(self._waiting)
+            placed = self.scene.place(request_case)
             if placed is None:
                 return
             self._waiting.pop(0)
-            turn = SimulatedTurn(number, at, asked, later, placed, self.scene.now_ms)
+            turn = SimulatedTurn(number, at, request_case, later, placed, self.scene.now_ms)
             self.placed.append(turn)
             self._start(turn)
 
     def _start(self, turn: SimulatedTurn) -> None:
         laws, placed, now = self.laws, turn.placed, self.scene.now_ms
         if placed.prefill is not None:
-            turn.computed = turn.asked.prompt_tokens - placed.prefill_cached_tokens
+            turn.computed = turn.request_case.prompt_tokens - placed.prefill_cached_tokens
             self.scene.fleet.add_request(placed.prefill, turn.computed)
             took = self._noisy(laws.prefill_base + laws.prefill_token * turn.computed)
             name = placed.prefill.worker_id
@@ -158,8 +158,8 @@ class QueueSimulation:
             self._at(end, lambda: self._prefilled(turn, end))
             return
         assert placed.decode is not None
-        turn.computed = turn.asked.prompt_tokens - placed.decode_cached_tokens
-        self.scene.fleet.add_request(placed.decode, turn.asked.prompt_tokens)
+        turn.computed = turn.request_case.prompt_tokens - placed.decode_cached_tokens
+        self.scene.fleet.add_request(placed.decode, turn.request_case.prompt_tokens)
         name = turn.decode = placed.decode.worker_id
         took = self._noisy(laws.append_base + laws.append_token * turn.computed)
         end = max(float(now), self._busy.get(name, 0.0)) + took
@@ -170,10 +170,10 @@ class QueueSimulation:
         worker = turn.placed.prefill
         assert worker is not None
         self.scene.fleet.release(worker.life, Role.PREFILL, turn.computed)
-        assert turn.asked.note is not None
+        assert turn.request_case.note is not None
         took_ms = end - turn.placed_ms
         self.scene.placer.estimates.observe_prefill(
-            turn.asked.note, worker.life, turn.computed, took_ms
+            turn.request_case.note, worker.life, turn.computed, took_ms
         )
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
         self._handing.append(turn)
@@ -181,28 +181,28 @@ class QueueSimulation:
 
     def _hand(self, turn: SimulatedTurn) -> None:
         worker, _ = self.scene.placer.handoff(
-            turn.asked, self.scene.fleet, self.scene.now_ms, prefill=NOBODY, decode=NOBODY
+            turn.request_case, self.scene.fleet, self.scene.now_ms, prefill=NOBODY, decode=NOBODY
         )
         if worker is None:
             return
         self._handing.remove(turn)
         self.scene.fleet.add_request(worker, 0)
         turn.decode = worker.worker_id
-        moving = self.laws.transfer_token * turn.asked.prompt_tokens
+        moving = self.laws.transfer_token * turn.request_case.prompt_tokens
         turn.stalled_ms += moving
         self._decode(turn)
 
     def _appended(self, turn: SimulatedTurn, end: float, took: float) -> None:
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
-        for other in self._batches.get(turn.decode, {}).values():
-            other.stalled_ms += self.laws.stall * took
+        for neighbour in self._batches.get(turn.decode, {}).values():
+            neighbour.stalled_ms += self.laws.stall * took
         self._decode(turn)
 
     def _decode(self, turn: SimulatedTurn) -> None:
         batch = self._batches.setdefault(turn.decode, {})
         batch[turn.number] = turn
         step = self._noisy(self.laws.step + self.laws.step_request * len(batch))
-        end = turn.first_ms + turn.stalled_ms + step * turn.asked.max_tokens
+        end = turn.first_ms + turn.stalled_ms + step * turn.request_case.max_tokens
         turn.seen_stall_ms = turn.stalled_ms
         self._at(end, lambda: self._answered(turn, end))
 
@@ -214,12 +214,12 @@ class QueueSimulation:
             return
         worker = self.scene.worker(turn.decode)
         del self._batches[turn.decode][turn.number]
-        turn.tpot_ms = (end - turn.first_ms) / turn.asked.max_tokens
+        turn.tpot_ms = (end - turn.first_ms) / turn.request_case.max_tokens
         local = turn.placed.mode is Mode.LOCAL
-        tokens = turn.asked.prompt_tokens if local else 0
-        assert turn.asked.note is not None
+        tokens = turn.request_case.prompt_tokens if local else 0
+        assert turn.request_case.note is not None
         self.scene.placer.estimates.observe_answer(
-            turn.asked.note,
+            turn.request_case.note,
             worker,
             computed_tokens=turn.computed,
             ttft_ms=turn.first_ms - turn.placed_ms,
@@ -227,7 +227,7 @@ class QueueSimulation:
             now_ms=self.scene.now_ms,
         )
         self.scene.fleet.release(worker.life, Role.DECODE, tokens)
-        self.done.append(turn)
+        self.answered_turns.append(turn)
         self._pump()
 
     # What came of it

@@ -26,28 +26,26 @@ def spent_ms(tokens: int) -> int:
 
 @pytest.mark.parametrize("policy", ["learned", "conditional", "static"])
 @pytest.mark.parametrize("slack", [MARGIN + 0.02, 2.0], ids=["near", "far"])
-def test_a_long_context_goes_where_it_delays_nobody_beyond_a_deadline(
-    policy: str, slack: float
-) -> None:
+def test_placer_sends_long_context_where_deadlines_hold(policy: str, slack: float) -> None:
     """d1 has less to do, and an answer that just comes in time."""
     scene = pair(decodes=2, policy=policy)
     holds_answer(scene, "d0", T0 + 600_000)
     scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + round(slack * spent_ms(TOKENS)))
-    found = scene.place(case(60_000))
-    assert found is not None and found.decode is scene.worker("d0" if slack < 2 else "d1")
+    placement = scene.place(case(60_000))
+    assert placement is not None and placement.decode is scene.worker("d0" if slack < 2 else "d1")
 
 
-def test_what_is_late_anyway_holds_nobody_up() -> None:
+def test_placer_ignores_answer_that_is_late_either_way() -> None:
     scene = pair(decodes=2, policy="learned")
     scene.fleet.add_request(scene.worker("d0"), 0)
     scene.fleet.add_request(scene.worker("d0"), 0)
     holds_answer(scene, "d1", T0 + spent_ms(TOKENS) // 2)
-    found = scene.place(case(60_000))
-    assert found is not None and found.decode is scene.worker("d1")
+    placement = scene.place(case(60_000))
+    assert placement is not None and placement.decode is scene.worker("d1")
 
 
-def test_an_answer_that_has_ended_has_no_deadline() -> None:
+def test_worker_forgets_deadline_of_ended_answer() -> None:
     scene = pair(decodes=1)
     holds_answer(scene, "d0", T0 + spent_ms(TOKENS))
     worker = scene.worker("d0")
@@ -65,45 +63,43 @@ def test_an_answer_that_has_ended_has_no_deadline() -> None:
         (900, Mode.LOCAL, Reason.PREFILL_QUEUE_LONG),  # late either way
     ],
 )
-def test_a_policy_is_overruled_where_the_other_way_misses_no_deadline(
+def test_placer_overrules_policy_to_keep_deadline(
     deadline_ms: int, mode: Mode, reason: Reason
 ) -> None:
     """The prompt would be computed beside an answer, whose stream it delays."""
     scene = pair(policy="conditional", max_local_prefill_tokens=0, max_prefill_queue=0.0)
     scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.0, 1.0, 0.0, 0.0]
     holds_answer(scene, "d0", T0 + deadline_ms, max_tokens=200)
-    found = scene.place(case(2_040, session("d0", 2_001)))
-    assert found is not None
-    assert (found.mode, found.reason) == (mode, reason)
+    placement = scene.place(case(2_040, session("d0", 2_001)))
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (mode, reason)
 
 
 @pytest.mark.parametrize(("waiting_tokens", "worker_id"), [(0, "d0"), (30_000, "d1")])
-def test_prompts_that_wait_delay_the_answers_beside_them(
-    waiting_tokens: int, worker_id: str
-) -> None:
+def test_placer_counts_delay_by_waiting_prompts(waiting_tokens: int, worker_id: str) -> None:
     """d0 has an answer that ends in time, unless that many tokens are computed before."""
     scene = pair(decodes=2, policy="static")
     scene.placer.estimates.decode.coefficients = [STEP_MS, 0.0, 0.02, 1.0, 0.0, 0.0]
     holds_answer(scene, "d0", T0 + round(2.0 * spent_ms(TOKENS)))
     scene.fleet.occupy(scene.worker("d0"), T0 + waiting_tokens, append_ms_per_token=1.0)
-    found = scene.place(case(2_000, session("d0", 1_000)))
-    assert found is not None and found.decode is scene.worker(worker_id)
+    placement = scene.place(case(2_000, session("d0", 1_000)))
+    assert placement is not None and placement.decode is scene.worker(worker_id)
 
 
-def test_the_request_itself_goes_where_it_ends_in_time() -> None:
-    """Home is slow by all that it reads; the other worker would have to be sent the history."""
+def test_placer_keeps_deadline_of_request_itself() -> None:
+    """The session's worker is slow; the other one would have to be sent the history."""
     scene = pair(decodes=2, policy="static")
     holds_answer(scene, "d0", T0 + 600_000, prompt_tokens=400_000)
     for slack, worker_id in ((3.0, "d0"), (MARGIN + 0.2, "d1")):
         deadline_ms = T0 + round(slack * spent_ms(TOKENS))
-        asked = case(100, session("d0", 50), deadline_ms=deadline_ms, max_tokens=TOKENS)
-        found = scene.place(asked)
-        assert found is not None and found.decode is scene.worker(worker_id)
+        request_case = case(100, session("d0", 50), deadline_ms=deadline_ms, max_tokens=TOKENS)
+        placement = scene.place(request_case)
+        assert placement is not None and placement.decode is scene.worker(worker_id)
 
 
 @pytest.mark.parametrize("room_tokens", [100_000, 10_000])
-def test_a_request_goes_where_its_kv_has_room(room_tokens: int) -> None:
-    """d1 holds fewer requests; but it would have to wait there until one has ended."""
+def test_placer_sends_request_where_its_kv_has_room(room_tokens: int) -> None:
+    """d1 has fewer requests, but this one would wait there until one of them ends."""
     scene = pair(decodes=2, policy="static")
     scene.placer.estimates.answer_tokens = 100.0
     scene.placer.estimates.speeds = scene.placer.estimates._speeds()
@@ -113,6 +109,6 @@ def test_a_request_goes_where_its_kv_has_room(room_tokens: int) -> None:
     worker = scene.worker("d1")
     worker.capacity_tokens = room_tokens
     scene.fleet.pools[Role.DECODE].update(worker)
-    found = scene.place(case(2_000))
-    assert found is not None
-    assert found.decode is scene.worker("d1" if room_tokens > 11_000 else "d0")
+    placement = scene.place(case(2_000))
+    assert placement is not None
+    assert placement.decode is scene.worker("d1" if room_tokens > 11_000 else "d0")

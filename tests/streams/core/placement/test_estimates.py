@@ -14,7 +14,7 @@ from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pai
 from tests.streams.core.placement.queue_simulation import Laws, simulated
 
 
-def test_speeds_come_from_what_was_measured() -> None:
+def test_estimates_learn_speeds_from_measured_turns() -> None:
     run = simulated(Laws(noise=0.02), policy="static", local_share=0.5)
     run.run(400, per_s=6.0, later_share=0.6, new_tokens=500, answer=60)
     speeds = run.scene.placer.estimates.speeds
@@ -24,74 +24,74 @@ def test_speeds_come_from_what_was_measured() -> None:
     assert run.scene.placer.estimates.answer_share > 0.9
 
 
-def test_the_pace_of_a_slow_worker_reaches_its_pool() -> None:
+def test_estimates_pass_pace_of_slow_worker_to_pool() -> None:
     scene = pair(prefills=2, policy="static")
-    known = scene.placer.estimates
+    estimates = scene.placer.estimates
     for number in range(40):
         name, took_ms = ("p0", 100.0) if number % 2 else ("p1", 300.0)
-        note = known.note_remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
-        known.observe_prefill(note, (name, 1), 1_000, took_ms)
+        note = estimates.note_remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
+        estimates.observe_prefill(note, (name, 1), 1_000, took_ms)
     assert scene.worker("p1").pace == 1.0
     placed = [scene.take(case(1_000)).prefill for _ in range(8)]
     assert scene.worker("p1").pace > 1.5 * scene.worker("p0").pace
     assert sum(worker is scene.worker("p1") for worker in placed) in (2, 3)
 
 
-def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimates_bound_paces_of_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "PACES_MAX", 3)
     scene = pair(policy="static")
-    known = scene.placer.estimates
+    scene_estimates = scene.placer.estimates
     for epoch in range(9):
-        note = known.note_remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
-        known.observe_prefill(note, ("p0", epoch), 1_000, 100.0)
-    assert len(known._paces) == 3
+        note = scene_estimates.note_remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
+        scene_estimates.observe_prefill(note, ("p0", epoch), 1_000, 100.0)
+    assert len(scene_estimates._paces) == 3
 
 
-def test_a_prefill_of_what_was_to_run_in_place_teaches_nothing() -> None:
+def test_estimates_learn_nothing_from_prefill_of_local_note() -> None:
     scene = pair(policy="static")
-    known = scene.placer.estimates
-    note = known.note_local(scene.worker("d0"), 1_000, 10, scene.now_ms)
-    known.observe_prefill(note, ("p0", 1), 1_000, 100.0)
-    assert known.prefill.samples == 0 and not note.prefill_ms
+    estimates = scene.placer.estimates
+    note = estimates.note_local(scene.worker("d0"), 1_000, 10, scene.now_ms)
+    estimates.observe_prefill(note, ("p0", 1), 1_000, 100.0)
+    assert estimates.prefill.samples == 0 and not note.prefill_ms
 
 
-def test_without_the_word_of_prefill_nothing_is_known_of_the_hand_over() -> None:
+def test_estimates_learn_no_hop_without_prefill_report() -> None:
     scene = pair(policy="static")
-    known, decode = scene.placer.estimates, scene.worker("d0")
-    note = known.note_remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
-    before_ms = known.hop_ms
-    known.observe_answer(
+    estimates, decode = scene.placer.estimates, scene.worker("d0")
+    note = estimates.note_remote(scene.worker("p0"), decode, 1_000, 10, scene.now_ms)
+    before_ms = estimates.hop_ms
+    estimates.observe_answer(
         note, decode, computed_tokens=0, ttft_ms=500.0, tpot_ms=5.0, now_ms=scene.now_ms + 600
     )
-    assert known.hop_ms == before_ms and known.decode.samples == 1
+    assert estimates.hop_ms == before_ms and estimates.decode.samples == 1
 
 
-def test_an_answer_of_another_worker_than_the_chosen_teaches_nothing() -> None:
+def test_estimates_learn_nothing_from_answer_of_other_worker() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
-    asked = case(2_000, session("d0"))
-    scene.take(asked)
-    known: Estimates = scene.placer.estimates
-    assert asked.note is not None
-    known.observe_answer(
-        asked.note,
+    request_case = case(2_000, session("d0"))
+    scene.take(request_case)
+    estimates: Estimates = scene.placer.estimates
+    assert request_case.note is not None
+    estimates.observe_answer(
+        request_case.note,
         scene.worker("d1"),
         computed_tokens=10,
         ttft_ms=5.0,
         tpot_ms=5.0,
         now_ms=scene.now_ms,
     )
-    assert known.append.samples == 0
+    assert estimates.append.samples == 0
 
 
 def answer(
-    known: Estimates, scene: PlacerFixture, tokens: int, moved_tokens: int, ended_ms: int
+    estimates: Estimates, scene: PlacerFixture, tokens: int, moved_tokens: int, ended_ms: int
 ) -> None:
     """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
     p0, d0 = scene.worker("p0"), scene.worker("d0")
-    note = known.note_remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
-    known.observe_prefill(note, ("p0", 1), 1_000, 100.0)
+    note = estimates.note_remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
+    estimates.observe_prefill(note, ("p0", 1), 1_000, 100.0)
     took_ms = 10.0 * tokens + 50.0
-    known.observe_answer(
+    estimates.observe_answer(
         note,
         d0,
         computed_tokens=0,
@@ -101,9 +101,9 @@ def answer(
     )
 
 
-def expected(known: Estimates, scene: PlacerFixture, **changes: Any) -> Estimate:
+def expected(estimates: Estimates, scene: PlacerFixture, **changes: Any) -> Estimate:
     values = {"append_tokens": 1_000, "prefill_tokens": 1_000, "moved_tokens": 1_000}
-    return known.expect(
+    return estimates.expect(
         home=scene.worker("d0"),
         prefill=scene.worker("p0"),
         prompt_tokens=1_000,
@@ -115,43 +115,43 @@ def expected(known: Estimates, scene: PlacerFixture, **changes: Any) -> Estimate
 
 
 @pytest.mark.parametrize("tokens", [10, 100])
-def test_a_hand_over_is_spread_over_the_answer(tokens: int) -> None:
+def test_estimates_spread_handover_over_answer(tokens: int) -> None:
     random, scene = Random(6), pair(policy="learned")
-    known = scene.placer.estimates
+    estimates = scene.placer.estimates
     for _ in range(100):
-        answer(known, scene, random.choice((10, 30, 100)), 1_000, scene.now_ms)
+        answer(estimates, scene, random.choice((10, 30, 100)), 1_000, scene.now_ms)
     for _ in range(500):
-        answer(known, scene, tokens, 1_000, scene.now_ms)
-    found = expected(known, scene)
-    assert found.tpot_remote_ms == pytest.approx(10.0 + 50.0 / tokens, rel=0.1)
-    assert known.answer_tokens == pytest.approx(tokens, rel=0.2)
+        answer(estimates, scene, tokens, 1_000, scene.now_ms)
+    estimate = expected(estimates, scene)
+    assert estimate.tpot_remote_ms == pytest.approx(10.0 + 50.0 / tokens, rel=0.1)
+    assert estimates.answer_tokens == pytest.approx(tokens, rel=0.2)
 
 
-def test_moved_kv_has_a_price_per_token() -> None:
+def test_estimates_price_moved_kv_per_token() -> None:
     scores = {}
     for w_kv in (0.0, 0.1):
         scene = pair(policy="learned", w_kv=w_kv)
         for moved in (0, 4_000):
-            found = expected(scene.placer.estimates, scene, moved_tokens=moved)
-            scores[w_kv, moved] = found.score
-            terms = 0.5 * found.gain_ttft - 0.5 * found.loss_tpot + found.kv_price
-            assert terms == pytest.approx(found.score)
+            estimate = expected(scene.placer.estimates, scene, moved_tokens=moved)
+            scores[w_kv, moved] = estimate.score
+            terms = 0.5 * estimate.gain_ttft - 0.5 * estimate.loss_tpot + estimate.kv_price
+            assert terms == pytest.approx(estimate.score)
     assert scores[0.1, 0] == scores[0.0, 0]
     assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
 
 
-def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
-    """Instead of counting a first turn's local time twice."""
+def test_estimates_count_delay_of_prompts_behind_on_both_sides() -> None:
+    """This replaces counting a first turn's local time twice."""
     scores = {}
     for busy in ("nobody", "d0", "p0"):
         scene = pair(policy="learned")
-        known, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
+        estimates, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
         for _ in range(20 if busy != "nobody" else 0):
             if busy == "p0":
-                known.note_remote(worker, None, 100, 100, scene.now_ms)
+                estimates.note_remote(worker, None, 100, 100, scene.now_ms)
             else:
-                known.note_local(worker, 100, 100, scene.now_ms)
-        scores[busy] = expected(known, scene)
+                estimates.note_local(worker, 100, 100, scene.now_ms)
+        scores[busy] = expected(estimates, scene)
     assert scores["d0"].score < scores["nobody"].score < scores["p0"].score
     assert scores["nobody"].gain_ttft == pytest.approx(
         1 - scores["nobody"].ttft_local_ms / scores["nobody"].ttft_remote_ms
@@ -163,7 +163,7 @@ def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
 
 
 @pytest.mark.parametrize("prompts_per_s", [0.0, 5.0, 10.0])
-def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
+def test_estimates_match_long_run_cost_of_local_prompt(
     prompts_per_s: float,
 ) -> None:
     """What a local prompt costs a batch in the long run.
@@ -183,41 +183,42 @@ def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
     rate = prompts_per_s * tokens / 1_000
     now_ms, few = tpot_ms(rate), 1e-6
     scene = pair(policy="learned")
-    known, home = scene.placer.estimates, scene.worker("d0")
+    estimates, home = scene.placer.estimates, scene.worker("d0")
     home.token_rate, home.rates_at_ms = rate, scene.now_ms
     home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
-    known.answer_tokens = answer_tokens
-    known.decode.coefficients = [8.0, sharing_ms, 0.0, each_ms * now_ms, 0.0, 0.0]
-    found = expected(known, scene)
-    assert found.tpot_remote_ms == pytest.approx(now_ms)
+    estimates.answer_tokens = answer_tokens
+    estimates.decode.coefficients = [8.0, sharing_ms, 0.0, each_ms * now_ms, 0.0, 0.0]
+    estimate = expected(estimates, scene)
+    assert estimate.tpot_remote_ms == pytest.approx(now_ms)
     lost_ms = per_ms * tokens * (tpot_ms(rate + few) - now_ms) / few  # by all, for one prompt
-    assert found.tpot_local_ms - now_ms == pytest.approx(lost_ms, rel=1e-3)
+    assert estimate.tpot_local_ms - now_ms == pytest.approx(lost_ms, rel=1e-3)
 
 
-def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
-    """Where streams seem to do nothing but wait for one another."""
+def test_estimates_bound_loss_of_batch() -> None:
+    """The streams here seem to do nothing but wait for one another."""
     scene = pair(policy="learned")
-    known, home = scene.placer.estimates, scene.worker("d0")
-    home.others_running, known.answer_tokens = 10, 100.0
-    known.decode.coefficients = [0.0, 1.0, 0.0, 0.1, 0.0, 0.0]
-    assert expected(known, scene).loss_tpot == pytest.approx(5 * (10 * 0.1 * 1_000 / 10 / 100) / 10)
+    estimates, home = scene.placer.estimates, scene.worker("d0")
+    home.others_running, estimates.answer_tokens = 10, 100.0
+    estimates.decode.coefficients = [0.0, 1.0, 0.0, 0.1, 0.0, 0.0]
+    assert expected(estimates, scene).loss_tpot == pytest.approx(
+        5 * (10 * 0.1 * 1_000 / 10 / 100) / 10
+    )
 
 
-def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some_were() -> None:
-    """Nothing would ever be tried otherwise, and a later turn that could be told to
-    be long would be remote for long."""
+def test_estimates_assume_prefill_speed_for_append_without_samples() -> None:
+    """Otherwise no later turn would be local, and append speed would stay unknown."""
     scene = pair(policy="learned")
-    known = scene.placer.estimates
-    before = expected(known, scene)
+    estimates = scene.placer.estimates
+    before = expected(estimates, scene)
     for _ in range(100):
-        answer(known, scene, 50, 1_000, scene.now_ms)
-    after = expected(known, scene)
-    step_ms = known.decode.coefficients[0]
+        answer(estimates, scene, 50, 1_000, scene.now_ms)
+    after = expected(estimates, scene)
+    step_ms = estimates.decode.coefficients[0]
     assert after.ttft_local_ms == pytest.approx(after.ttft_remote_ms + step_ms)
-    assert (before.samples, after.samples) == (0, 100) and not known.append.samples
+    assert (before.samples, after.samples) == (0, 100) and not estimates.append.samples
 
 
-def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:
+def test_heartbeats_extend_busy_time_of_worker() -> None:
     scene = pair(policy="static", local_share=1.0)
     scene.take(case(1_000, session("d0")))
     worker = scene.worker("d0")
@@ -227,14 +228,16 @@ def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:
         beat = builders.beat("d0", now_ms, {Role.DECODE: 8}, load=queued)
         scene.fleet.apply(beat, now_ms, now_ms)
         assert worker.busy_until_ms == scene.now_ms + 500 + 1_800
-    other = Load(queued_tokens=5_000, running=1)  # 4 000 of them another router's
+    others_load = Load(queued_tokens=5_000, running=1)  # 4 000 of them another router's
     scene.fleet.apply(
-        builders.beat("d0", scene.now_ms + 700, {Role.DECODE: 8}, load=other), 9, scene.now_ms + 700
+        builders.beat("d0", scene.now_ms + 700, {Role.DECODE: 8}, load=others_load),
+        9,
+        scene.now_ms + 700,
     )
     assert worker.others_tokens == 4_000
     assert worker.busy_until_ms == scene.now_ms + 700 + 2_000
 
 
-def test_assumed_speeds_are_the_settings() -> None:
+def test_estimates_assume_speeds_of_settings() -> None:
     speeds = Estimates(RouterSettings(assumed_prefill_tokens_per_s=1_000)).speeds
     assert speeds.prefill_ms_per_token == speeds.append_ms_per_token == 1.0

@@ -18,35 +18,44 @@ from tests.streams.core.placement.placer_fixture import ALL, PlacerFixture, case
 EMPTY = PpdTable({"context_tokens": [1], "new_tokens": [1], "answer_tokens": [1], "load": [1]}, [])
 
 
-def test_the_first_turn_is_remote_unless_the_policy_is_asked_and_says_otherwise() -> None:
+def test_placer_places_first_turn_remotely() -> None:
     for policy in ("learned", "table", "static"):
         scene = pair(policy=policy, local_share=1.0, table=EMPTY)
-        found = scene.place(case())
-        assert found is not None
-        assert (found.mode, found.reason, found.policy) == (Mode.REMOTE, Reason.FIRST_TURN, policy)
-        own = Reason.TOO_LITTLE_KNOWN if policy == "learned" else Reason.UNKNOWN
-        assert found.policy_reason is own
+        placement = scene.place(case())
+        assert placement is not None
+        assert (placement.mode, placement.reason, placement.policy) == (
+            Mode.REMOTE,
+            Reason.FIRST_TURN,
+            policy,
+        )
+        policy_reason = Reason.TOO_LITTLE_KNOWN if policy == "learned" else Reason.UNKNOWN
+        assert placement.policy_reason is policy_reason
 
 
-@pytest.mark.parametrize(("context", "held"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
-def test_a_history_is_held_in_whole_blocks_but_for_its_last_token(context: int, held: int) -> None:
+@pytest.mark.parametrize(("context", "cached_tokens"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
+def test_placer_counts_history_in_whole_blocks_without_last_token(
+    context: int, cached_tokens: int
+) -> None:
     scene = pair(policy="static", local_share=1.0)
-    found = scene.place(case(2_000, session("d0", context)))
-    assert found is not None
-    assert found.decode_cached_tokens == held
+    placement = scene.place(case(2_000, session("d0", context)))
+    assert placement is not None
+    assert placement.decode_cached_tokens == cached_tokens
 
 
-def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
+def test_placer_prices_moved_kv_wherever_history_is() -> None:
     modes = {}
     for w_kv in (0.0, 50.0):
         scene = pair(decodes=2, policy="learned", samples_min=0, explore_share=0.0, w_kv=w_kv)
         scene.fleet.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
-        for known in (None, session("d9"), session("d0", 16)):
+        for last_session in (None, session("d9"), session("d0", 16)):
             scene.fleet.occupy(scene.worker("d0"), scene.now_ms + 1_000, 0.1)
-            found = scene.take(case(1_000, known))
-            assert found.estimate is not None
-            assert found.decode is scene.worker("d0") or found.mode is Mode.REMOTE
-            modes[w_kv, known and known.decode_worker] = found.mode, found.reason
+            placement = scene.take(case(1_000, last_session))
+            assert placement.estimate is not None
+            assert placement.decode is scene.worker("d0") or placement.mode is Mode.REMOTE
+            modes[w_kv, last_session and last_session.decode_worker] = (
+                placement.mode,
+                placement.reason,
+            )
     local = (Mode.LOCAL, Reason.LEARNED)
     assert [modes[50.0, on] for on in (None, "d9", "d0")] == [local] * 3
     assert [modes[0.0, on] for on in (None, "d9", "d0")] == [
@@ -56,111 +65,117 @@ def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
     ]
 
 
-def test_local_first_turns_are_no_herd() -> None:
+def test_placer_spreads_local_first_turns() -> None:
     scene = pair(decodes=3, window=100, policy="learned", samples_min=0, w_kv=50.0)
     names = []
     for _ in range(12):
-        found = scene.take(case(100))
-        assert found.mode is Mode.LOCAL and found.decode is not None
-        names.append(found.decode.worker_id)
+        placement = scene.take(case(100))
+        assert placement.mode is Mode.LOCAL and placement.decode is not None
+        names.append(placement.decode.worker_id)
         scene.pass_ms(1_000)  # computed by then
     assert [names.count(name) for name in ("d0", "d1", "d2")] == [4, 4, 4]
 
 
-def test_a_full_session_worker_sends_a_local_turn_elsewhere() -> None:
+def test_placer_moves_local_turn_from_full_session_worker() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
     scene.beat(d0=0)
-    found = scene.place(case(session=session("d0")))
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_FULL)
-    assert found.policy_reason is Reason.FIXED_SHARE
-    assert found.decode is scene.worker("d1")
+    placement = scene.place(case(session=session("d0")))
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_FULL)
+    assert placement.policy_reason is Reason.FIXED_SHARE
+    assert placement.decode is scene.worker("d1")
 
 
 @pytest.mark.parametrize("why", ["gone", "epoch", "silent"])
-def test_a_session_without_its_worker_begins_again(why: str) -> None:
+def test_placer_places_session_remotely_without_its_worker(why: str) -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
-    known = {"gone": session("d9"), "epoch": session("d0", epoch=2), "silent": session("d0")}[why]
+    last_session = {
+        "gone": session("d9"),
+        "epoch": session("d0", epoch=2),
+        "silent": session("d0"),
+    }[why]
     if why == "silent":
         scene.beat(d0=-1)
         scene.pass_ms(3_000)
-    found = scene.place(case(session=known))
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_GONE)
+    placement = scene.place(case(session=last_session))
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_GONE)
 
 
 @pytest.mark.parametrize(("policy", "waits"), [("static", True), ("learned", False)])
-def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
+def test_placer_without_prefill_credit_waits_or_places_locally(policy: str, waits: bool) -> None:
     scene = pair(policy=policy, local_share=0.0, max_local_prefill_tokens=0)
     scene.beat(p0=0)
-    found = scene.place(case(5_000, session("d0", 0)))
-    assert (found is None) == waits
-    if found is not None:
-        assert (found.mode, found.reason) == (Mode.LOCAL, Reason.PREFILL_QUEUE_LONG)
+    placement = scene.place(case(5_000, session("d0", 0)))
+    assert (placement is None) == waits
+    if placement is not None:
+        assert (placement.mode, placement.reason) == (Mode.LOCAL, Reason.PREFILL_QUEUE_LONG)
     assert scene.place(case()) is None
 
 
 @pytest.mark.parametrize(
-    ("policy", "known", "at_once"),
+    ("policy", "has_session", "at_once"),
     [("static", True, False), ("learned", True, True), ("learned", False, False)],
 )
-def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> None:
+def test_placer_places_locally_after_prefill_workers_are_lost(
+    policy: str, has_session: bool, at_once: bool
+) -> None:
     scene = PlacerFixture(policy=policy, local_after_ms=1_000)
     scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", "d1")
     scene.beat(p0=-1)
     scene.pass_ms(LEASE_MS + 1)  # it is lost
-    asked = case(session=session("d1") if known else None)
+    request_case = case(session=session("d1") if has_session else None)
     scene.fleet.prefill_absent_ms(scene.now_ms)
-    assert (scene.place(asked) is not None) == at_once
+    assert (scene.place(request_case) is not None) == at_once
     scene.pass_ms(1_000)
-    found = scene.place(asked)
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.LOCAL, Reason.NO_WORKER)
-    assert found.decode is scene.worker("d1" if known else "d0")
+    placement = scene.place(request_case)
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (Mode.LOCAL, Reason.NO_WORKER)
+    assert placement.decode is scene.worker("d1" if has_session else "d0")
 
 
-def test_where_no_prefill_worker_is_known_nobody_waits_for_one() -> None:
+def test_placer_places_locally_at_once_when_prefill_is_unknown() -> None:
     scene = PlacerFixture(local_after_ms=60_000)
     scene.workers(Role.DECODE, "d0")
-    found = scene.place(case())
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.LOCAL, Reason.NO_WORKER)
+    placement = scene.place(case())
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (Mode.LOCAL, Reason.NO_WORKER)
 
 
-def test_without_prefill_workers_a_replica_goes_before_a_strange_decode_worker() -> None:
+def test_placer_without_prefill_prefers_replica_to_other_decode_worker() -> None:
     scene = PlacerFixture(policy="learned")
     scene.workers(Role.DECODE, "d0")
     scene.workers(Role.REPLICA, "x0")
-    for asked, worker in ((case(), "x0"), (case(session=session("d0")), "d0")):
-        found = scene.place(asked)
-        assert found is not None and found.decode is scene.worker(worker)
+    for request_case, worker in ((case(), "x0"), (case(session=session("d0")), "d0")):
+        placement = scene.place(request_case)
+        assert placement is not None and placement.decode is scene.worker(worker)
     scene.beat(d0=0, x0=0)
     scene.fleet.prefill_absent_ms(scene.now_ms)
     scene.pass_ms(5_000)
     assert scene.place(case()) is None
 
 
-def test_remote_placements_run_ahead_of_decode_only_so_far() -> None:
+def test_placer_limits_placements_ahead_of_decode() -> None:
     scene = pair(handover_ahead=1)
     scene.beat(d0=1)
     assert scene.place(case(before_decode=1)) is not None
     assert scene.place(case(before_decode=2)) is None
     scene.beat(d0=0)
-    found = scene.place(case(before_decode=0))
-    assert found is not None
-    assert (found.decode, found.orchestration) == (None, Orchestration.PREFILL_FIRST)
+    placement = scene.place(case(before_decode=0))
+    assert placement is not None
+    assert (placement.decode, placement.orchestration) == (None, Orchestration.PREFILL_FIRST)
 
 
-def test_handing_over() -> None:
+def test_handoff_chooses_decode_worker_with_reason() -> None:
     scene = pair(decodes=2)
-    known = session("d1")
+    last_session = session("d1")
     assert scene.hand_over(case())[1] is Reason.PREFILL_DONE
-    assert scene.hand_over(case(session=known)) == ("d1", Reason.SESSION_WORKER)
+    assert scene.hand_over(case(session=last_session)) == ("d1", Reason.SESSION_WORKER)
     scene.holds("d1", 0, range(96))
     assert scene.hand_over(case()) == ("d1", Reason.PREFIX_CACHED)
     scene.beat(d1=0)
-    assert scene.hand_over(case(session=known)) == ("d0", Reason.SESSION_WORKER_FULL)
+    assert scene.hand_over(case(session=last_session)) == ("d0", Reason.SESSION_WORKER_FULL)
     scene.beat(d0=0)
     assert scene.hand_over(case())[0] == ""
     scene.workers(Role.REPLICA, "x0")
@@ -175,53 +190,57 @@ def mixed(**settings: Any) -> PlacerFixture:
     return scene
 
 
-def test_mixed_pools_all_get_work_and_keep_their_sessions() -> None:
+def test_placer_uses_mixed_pools_and_keeps_sessions() -> None:
     scene = mixed(policy="static")
     placed = [scene.take(case(1_000)) for _ in range(9)]
     names = [str((p.prefill or p.decode or scene.worker("x0")).worker_id) for p in placed]
     assert [names.count(name) for name in ("p0", "x0", "x1")] == [3, 3, 3]
-    known = scene.place(case(session=session("x1")))
-    assert known is not None
-    assert (known.decode, known.reason) == (scene.worker("x1"), Reason.SESSION_WORKER)
+    placement = scene.place(case(session=session("x1")))
+    assert placement is not None
+    assert (placement.decode, placement.reason) == (scene.worker("x1"), Reason.SESSION_WORKER)
     scene.beat(x1=0)
     moved = scene.place(case(session=session("x1")))
     assert moved is not None
     assert moved.reason is Reason.SESSION_WORKER_FULL
 
 
-def test_replicas_where_the_pair_is_incomplete_or_the_policy_says_so() -> None:
+def test_placer_chooses_replica_for_policy_or_incomplete_pair() -> None:
     scene = mixed(policy="replica")
-    found = scene.place(case())
-    assert found is not None
-    assert (found.mode, found.reason, found.policy) == (Mode.REPLICA, Reason.LEAST_WORK, "replica")
+    placement = scene.place(case())
+    assert placement is not None
+    assert (placement.mode, placement.reason, placement.policy) == (
+        Mode.REPLICA,
+        Reason.LEAST_WORK,
+        "replica",
+    )
     scene = PlacerFixture(policy="static")
     scene.workers(Role.REPLICA, "x0")
     scene.workers(Role.PREFILL, "p0")
-    found = scene.place(case())
-    assert found is not None
-    assert found.reason is Reason.ONLY_REPLICAS
+    placement = scene.place(case())
+    assert placement is not None
+    assert placement.reason is Reason.ONLY_REPLICAS
     scene = mixed(policy="static")
     scene.beat(p0=0)
     scene.holds("x1", 0, range(96))
-    found = scene.place(case())
-    assert found is not None
-    assert (found.decode, found.reason) == (scene.worker("x1"), Reason.PREFIX_CACHED)
+    placement = scene.place(case())
+    assert placement is not None
+    assert (placement.decode, placement.reason) == (scene.worker("x1"), Reason.PREFIX_CACHED)
     scene.beat(x0=0, x1=0)
     assert scene.place(case()) is None
 
 
-def test_a_prefix_draws_a_request_until_the_queue_there_costs_more() -> None:
+def test_placer_follows_prefix_until_its_queue_costs_more() -> None:
     scene = pair(prefills=2, window=100)
     scene.holds("p1", 0, range(1_600))
     first = scene.take(case(2_000))
     assert (first.prefill, first.prefill_cached_tokens) == (scene.worker("p1"), 1_600)
-    others = [scene.take(case(2_000)) for _ in range(9)]
-    names = [p.prefill.worker_id for p in others if p.prefill is not None]
+    placements = [scene.take(case(2_000)) for _ in range(9)]
+    names = [p.prefill.worker_id for p in placements if p.prefill is not None]
     assert names[:3] == ["p1"] * 3
     assert "p0" in names
 
 
-def test_no_herd_on_a_fresh_worker() -> None:
+def test_placer_spreads_requests_over_fresh_worker() -> None:
     scene = pair(prefills=2, window=100)
     scene.workers(Role.PREFILL, "p2", window=100)
     placed = [scene.take(case(n + 100)) for n in range(9)]
@@ -229,7 +248,7 @@ def test_no_herd_on_a_fresh_worker() -> None:
     assert names == ["p0"] * 3 + ["p1"] * 3 + ["p2"] * 3
 
 
-def test_a_slow_worker_gets_less() -> None:
+def test_placer_sends_less_to_slow_worker() -> None:
     scene = pair(prefills=2, window=1_000)
     scene.fleet.set_pace(("p0", 1), Role.PREFILL, 3.0)
     placed = [scene.take(case(1_000)) for _ in range(40)]
@@ -242,30 +261,33 @@ def test_load_is_requests_per_worker() -> None:
     for _ in range(6):
         scene.take(case())
     assert selection.load(scene.fleet, scene.now_ms) == 1.5
-    found = scene.place(case())
-    assert found is not None and found.load == 1.5
+    placement = scene.place(case())
+    assert placement is not None and placement.load == 1.5
     empty = PlacerFixture()
     assert selection.load(empty.fleet, empty.now_ms) == 0.0
 
 
-def test_candidates_tell_what_is_so_now() -> None:
+def test_candidates_show_current_credits_and_cached_tokens() -> None:
     scene = pair(2, 0)
     p0, p1 = scene.worker("p0"), scene.worker("p1")
 
-    def seen() -> list[tuple[str, int, int]]:
-        found = selection.candidates(scene.fleet, {p1: 7}, (Role.PREFILL,), 4, scene.now_ms)
-        return [(each.worker_id, each.credits, each.cached_tokens) for each in found]
+    def candidate_rows() -> list[tuple[str, int, int]]:
+        candidates = selection.candidates(scene.fleet, {p1: 7}, (Role.PREFILL,), 4, scene.now_ms)
+        return [
+            (candidate.worker_id, candidate.credits, candidate.cached_tokens)
+            for candidate in candidates
+        ]
 
-    assert seen() == [("p1", 8, 7), ("p0", 8, 0)]
+    assert candidate_rows() == [("p1", 8, 7), ("p0", 8, 0)]
     scene.fleet.add_request(p0, 5)
-    assert seen() == [("p1", 8, 7), ("p0", 7, 0)]
+    assert candidate_rows() == [("p1", 8, 7), ("p0", 7, 0)]
     scene.beat(p0=3)
-    assert seen() == [("p1", 8, 7), ("p0", 2, 0)]
+    assert candidate_rows() == [("p1", 8, 7), ("p0", 2, 0)]
     scene.fleet.pause(p0.life, Role.PREFILL)
-    assert seen() == [("p1", 8, 7), ("p0", 0, 0)]
+    assert candidate_rows() == [("p1", 8, 7), ("p0", 0, 0)]
 
 
-def test_weights_of_request_class_and_deployment() -> None:
+def test_placer_takes_weights_of_request_class_or_settings() -> None:
     scene = pair(w_ttft=0.6, w_tpot=0.4, weights_interactive="0.9/0.1")
     cases = [
         (case(), (0.6, 0.4)),
@@ -273,9 +295,9 @@ def test_weights_of_request_class_and_deployment() -> None:
         (case(priority=Priority.INTERACTIVE, w_ttft=0.0), (0.0, 0.1)),
         (case(w_tpot=2.0), (0.6, 2.0)),
     ]
-    for asked, expected in cases:
-        found = scene.place(asked)
-        assert found is not None and (found.w_ttft, found.w_tpot) == expected
+    for request_case, expected in cases:
+        placement = scene.place(request_case)
+        assert placement is not None and (placement.w_ttft, placement.w_tpot) == expected
 
 
 @pytest.mark.parametrize(
@@ -292,7 +314,7 @@ def test_weights_of_request_class_and_deployment() -> None:
         ({"tick_ms": 0}, "router.tick_ms: expected at least 1, found 0"),
     ],
 )
-def test_settings_are_checked(changes: dict[str, Any], message: str) -> None:
+def test_settings_reject_invalid_values(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RouterSettings(**changes)
 
@@ -301,7 +323,7 @@ P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration
 
 
 @pytest.mark.parametrize(
-    ("wanted", "held", "prefill", "decode", "expected"),
+    ("setting", "cached_tokens", "prefill", "decode", "expected"),
     [
         ("auto", 0, {}, {}, C),
         ("auto", 320, {}, {}, D),
@@ -319,45 +341,45 @@ P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration
         ("auto", 0, {"engine": "vllm", "tensor_parallel": 2}, {"engine": "vllm"}, P),
     ],
 )
-def test_orchestrations(
-    wanted: str,
-    held: int,
+def test_placer_chooses_orchestration_that_workers_support(
+    setting: str,
+    cached_tokens: int,
     prefill: dict[str, Any],
     decode: dict[str, Any],
     expected: Orchestration,
 ) -> None:
-    scene = PlacerFixture(orchestration=wanted)
+    scene = PlacerFixture(orchestration=setting)
     scene.workers(Role.PREFILL, "p0", **{"orchestrations": ALL, **prefill})
     scene.workers(Role.DECODE, "d0", **{"orchestrations": ALL, **decode})
-    scene.holds("d0", 0, range(held))
-    found = scene.place(case(1_000))
-    assert found is not None and found.orchestration is expected
+    scene.holds("d0", 0, range(cached_tokens))
+    placement = scene.place(case(1_000))
+    assert placement is not None and placement.orchestration is expected
 
 
-def test_an_answer_of_one_token_ends_in_prefill() -> None:
-    found = pair(orchestration="concurrent").place(case(max_tokens=1))
-    assert found is not None and found.orchestration is P
+def test_placer_places_one_token_answer_prefill_first() -> None:
+    placement = pair(orchestration="concurrent").place(case(max_tokens=1))
+    assert placement is not None and placement.orchestration is P
 
 
-def test_a_worker_with_both_roles_is_no_pair_with_itself() -> None:
+def test_orchestration_pairs_no_worker_with_itself() -> None:
     scene = PlacerFixture()
     scene.workers(Role.PREFILL, "w0", "w1", orchestrations=ALL)
     settings = RouterSettings()
-    both, other = scene.worker("w0"), scene.worker("w1")
-    assert orchestration.choose(settings, "concurrent", 8, both, other, 0) == (C, Unmet.NONE)
+    both, peer = scene.worker("w0"), scene.worker("w1")
+    assert orchestration.choose(settings, "concurrent", 8, both, peer, 0) == (C, Unmet.NONE)
     assert orchestration.choose(settings, "concurrent", 8, both, both, 0) == (P, Unmet.ONE_WORKER)
 
 
-def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
+def test_placer_hashes_long_prompt_whole_only_where_prefix_may_exist() -> None:
     scene = pair(prefills=2)
-    asked = case(10_000)
+    request_case = case(10_000)
     scene.holds("p1", 0, range(9_600))
-    found = scene.place(asked)
-    assert found is not None
-    assert (found.prefill, found.prefill_cached_tokens) == (scene.worker("p1"), 9_600)
-    other = case(range(50_000, 60_000))
-    assert scene.place(other) is not None
-    assert [len(hashes) for hashes in other._chains.values()] == [2_048 // 16]
+    placement = scene.place(request_case)
+    assert placement is not None
+    assert (placement.prefill, placement.prefill_cached_tokens) == (scene.worker("p1"), 9_600)
+    second_case = case(range(50_000, 60_000))
+    assert scene.place(second_case) is not None
+    assert [len(hashes) for hashes in second_case._chains.values()] == [2_048 // 16]
 
 
 @given(
@@ -366,7 +388,7 @@ def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
         max_size=40,
     )
 )
-def test_remembered_lives_are_those_of_the_workers(
+def test_pool_living_and_open_match_its_workers(
     steps: list[tuple[int, MemberState, int]],
 ) -> None:
     scene = pair(prefills=3)

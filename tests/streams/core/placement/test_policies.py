@@ -48,7 +48,9 @@ def estimate(score: float, samples: int = 100) -> Estimate:
 @given(
     st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), st.integers(0, 10_000), st.integers(1, 2_000)
 )
-def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, count: int) -> None:
+def test_static_policy_meets_share_in_any_run_of_requests(
+    share: float, first: int, count: int
+) -> None:
     policy = StaticPolicy(RouterSettings(policy="static", local_share=share))
     choices = [policy.choose(turn(ticket)) for ticket in range(first, first + count)]
     local = sum(choice.local for choice in choices)
@@ -56,16 +58,16 @@ def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, 
     assert {choice.reason for choice in choices} == {Reason.FIXED_SHARE}
 
 
-def test_a_choice_stands_while_the_request_waits() -> None:
+def test_policy_choice_stays_while_request_waits() -> None:
     scene = pair(policy="static", local_share=0.5)
     scene.beat(p0=0, d0=0)
     waiting = [case(session=session()) for _ in range(8)]
     for _ in range(3):
-        assert [scene.place(asked) for asked in waiting] == [None] * 8
+        assert [scene.place(request_case) for request_case in waiting] == [None] * 8
     scene.beat(p0=8, d0=8)
-    modes = [scene.take(asked).mode for asked in waiting]
+    modes = [scene.take(request_case).mode for request_case in waiting]
     assert modes.count(Mode.LOCAL) == 4
-    tickets = [asked.ticket for asked in waiting]
+    tickets = [request_case.ticket for request_case in waiting]
     assert tickets == list(range(1, 9))
 
 
@@ -104,7 +106,9 @@ CELLS = [
         ({"context_tokens": 10}, False, Reason.TOO_LITTLE_KNOWN, 0),
     ],
 )
-def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples: int) -> None:
+def test_table_policy_chooses_by_nearest_cell(
+    changes: dict[str, Any], local: bool, reason: Reason, samples: int
+) -> None:
     choice = TablePolicy(PpdTable(EDGES, CELLS)).choose(turn(**changes))
     assert (choice.local, choice.reason) == (local, reason)
     estimate = choice.estimate
@@ -115,7 +119,7 @@ def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples
         assert score == pytest.approx(estimate.score)
 
 
-def test_a_bin_has_the_same_cell_every_time() -> None:
+def test_table_finds_same_cell_every_time() -> None:
     table = PpdTable(EDGES, CELLS)
     for at in ((1, 0, 1, 2), (1, 0, 1, 0), (0, 0, 0, 0)):
         assert table.find(at) == table.find(at)
@@ -123,12 +127,12 @@ def test_a_bin_has_the_same_cell_every_time() -> None:
     assert table.find((0, 0, 0, 0)) is None
 
 
-def test_a_table_comes_back_from_json() -> None:
+def test_table_round_trips_through_dictionary() -> None:
     table = PpdTable(EDGES, CELLS)
-    again = PpdTable.from_dict(table.to_dict())
-    assert again.to_dict() == table.to_dict()
-    assert again.cells == table.cells
-    assert again.bin_of(1_000, 255, 64, 3.9) == (1, 0, 1, 1)
+    copy = PpdTable.from_dict(table.to_dict())
+    assert copy.to_dict() == table.to_dict()
+    assert copy.cells == table.cells
+    assert copy.bin_of(1_000, 255, 64, 3.9) == (1, 0, 1, 1)
 
 
 GOOD = PpdTable(EDGES, CELLS).to_dict()
@@ -145,47 +149,49 @@ GOOD = PpdTable(EDGES, CELLS).to_dict()
         ({**GOOD, "edges": {**EDGES, "load": range(10_000)}}, "expected at most 100000 bins"),
     ],
 )
-def test_a_bad_table_is_refused(content: dict[str, Any], message: str) -> None:
+def test_table_rejects_bad_content(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PpdTable.from_dict(content)
 
 
-def test_the_policy_table_needs_one() -> None:
+def test_table_policy_requires_table() -> None:
     with pytest.raises(ConfigError, match="router.table: expected the file .* found none"):
         Placer(RouterSettings(policy="table"))
     scene = PlacerFixture(policy="table", table=PpdTable(EDGES, CELLS))
     assert scene.placer.settings.policy == "table"
 
 
-def test_learned_falls_back_while_it_knows_too_little() -> None:
+def test_learned_policy_falls_back_with_too_few_samples() -> None:
     settings = RouterSettings(samples_min=20, explore_share=0.0)
     learned, fallback = LearnedPolicy(settings), ConditionalPolicy(settings)
     for tokens in (200, 2_000):
-        asked = turn(append_tokens=tokens, estimate=estimate(1.0, samples=19))
-        assert learned.choose(asked).local == fallback.choose(asked).local
-        assert learned.choose(asked).reason is Reason.TOO_LITTLE_KNOWN
+        placement_turn = turn(append_tokens=tokens, estimate=estimate(1.0, samples=19))
+        assert learned.choose(placement_turn).local == fallback.choose(placement_turn).local
+        assert learned.choose(placement_turn).reason is Reason.TOO_LITTLE_KNOWN
     for score in (0.1, -0.1):
-        known = estimate(score, samples=20)
-        expected = Choice(score > 0, Reason.LEARNED, known)
-        assert learned.choose(turn(estimate=known)) == expected
+        sure_estimate = estimate(score, samples=20)
+        expected = Choice(score > 0, Reason.LEARNED, sure_estimate)
+        assert learned.choose(turn(estimate=sure_estimate)) == expected
 
 
 @given(st.floats(0.0, 0.5), st.integers(1, 3_000))
-def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
+def test_learned_policy_explores_no_more_than_its_share(share: float, count: int) -> None:
     learned = LearnedPolicy(RouterSettings(explore_share=share))
-    known = estimate(0.5)
-    choices = [learned.choose(turn(ticket, estimate=known)) for ticket in range(1, count + 1)]
+    sure_estimate = estimate(0.5)
+    choices = [
+        learned.choose(turn(ticket, estimate=sure_estimate)) for ticket in range(1, count + 1)
+    ]
     explored = [choice for choice in choices if choice.reason is Reason.EXPLORING]
     assert share * count - 1 <= len(explored) <= share * count
     assert not any(choice.local for choice in explored)
 
 
-def test_no_exploring_when_time_is_short() -> None:
+def test_learned_policy_explores_nothing_when_time_is_short() -> None:
     learned = LearnedPolicy(RouterSettings(explore_share=1.0, explore_slack_ms=5_000))
-    known = estimate(0.5)
-    assert learned.choose(turn(slack_ms=5_000, estimate=known)).reason is Reason.EXPLORING
-    assert learned.choose(turn(slack_ms=4_999, estimate=known)).reason is Reason.LEARNED
-    slow = replace(known, ttft_remote_ms=2_000.0)
+    sure_estimate = estimate(0.5)
+    assert learned.choose(turn(slack_ms=5_000, estimate=sure_estimate)).reason is Reason.EXPLORING
+    assert learned.choose(turn(slack_ms=4_999, estimate=sure_estimate)).reason is Reason.LEARNED
+    slow = replace(sure_estimate, ttft_remote_ms=2_000.0)
     assert learned.choose(turn(slack_ms=5_000, estimate=slow)).reason is Reason.LEARNED
 
 
@@ -208,7 +214,7 @@ def cost(run: QueueSimulation, base: tuple[float, float], first: int) -> float:
 
 
 @pytest.mark.parametrize(("laws", "local"), [(LOCAL_BETTER, True), (REMOTE_BETTER, False)])
-def test_learned_finds_what_is_better(laws: Laws, local: bool) -> None:
+def test_learned_policy_finds_better_mode(laws: Laws, local: bool) -> None:
     runs = {}
     for policy, share in (("static", 0.0), ("static", 1.0), ("learned", 0.0)):
         runs[policy, share] = simulated(replace(laws), policy=policy, local_share=share)
@@ -223,7 +229,7 @@ def test_learned_finds_what_is_better(laws: Laws, local: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_learned_follows_a_change_within_200_requests(seed: int) -> None:
+def test_learned_policy_follows_change_within_200_requests(seed: int) -> None:
     laws = replace(CLOSE)
     traffic = {**BUSY, "per_s": 6.0, "new_tokens": 800}
     run = simulated(laws, seed=seed, policy="learned")
@@ -239,7 +245,7 @@ def test_learned_follows_a_change_within_200_requests(seed: int) -> None:
     assert run.local_share(after + 60, after + 140) < 0.2
 
 
-def test_learning_is_deterministic() -> None:
+def test_learned_policy_is_deterministic() -> None:
     runs = [simulated(replace(CLOSE), policy="learned", seed=5) for _ in range(2)]
     for run in runs:
         run.run(200, **BUSY)
@@ -249,7 +255,7 @@ def test_learning_is_deterministic() -> None:
     assert placements[0] == placements[1]
 
 
-def test_weights_move_the_choice() -> None:
+def test_weights_shift_choice_of_learned_policy() -> None:
     laws = Laws(stall=1.0, append_token=0.06, append_base=20)
     shares = []
     for weights in ("1/0", "0/1"):

@@ -17,23 +17,25 @@ from tests.streams.core.placement.placer_fixture import case, pair, session
         (1_000, 9_000, 3, True, Reason.PREFILL_QUEUE_LONG),
     ],
 )
-def test_conditional(context: int, tokens: int, waiting: int, local: bool, reason: Reason) -> None:
+def test_conditional_policy_decides_by_length_and_queue(
+    context: int, tokens: int, waiting: int, local: bool, reason: Reason
+) -> None:
     scene = pair(policy="conditional")
-    found = scene.place(case(tokens, session("d0", context), waiting=waiting))
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
-    assert found.decode is scene.worker("d0")
+    placement = scene.place(case(tokens, session("d0", context), waiting=waiting))
+    assert placement is not None
+    assert (placement.mode, placement.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
+    assert placement.decode is scene.worker("d0")
 
 
-def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
+def test_conditional_policy_counts_prefix_on_decode_worker() -> None:
     scene = pair(policy="conditional")
     scene.holds("d0", 0, range(3_200))
-    found = scene.place(case(4_000, session("d0", 100)))
-    assert found is not None
-    assert (found.reason, found.decode_cached_tokens) == (Reason.BELOW_LENGTH, 3_200)
+    placement = scene.place(case(4_000, session("d0", 100)))
+    assert placement is not None
+    assert (placement.reason, placement.decode_cached_tokens) == (Reason.BELOW_LENGTH, 3_200)
 
 
-@pytest.mark.parametrize("known", [None, session("d9")], ids=["first turn", "worker gone"])
+@pytest.mark.parametrize("last_session", [None, session("d9")], ids=["first turn", "worker gone"])
 @pytest.mark.parametrize(
     ("tokens", "waiting", "at", "reason"),
     [
@@ -44,22 +46,26 @@ def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
         (3_001, 3, "d1", Reason.PREFILL_QUEUE_LONG),
     ],
 )
-def test_conditional_is_asked_where_no_worker_holds_the_history(
-    known: Session | None, tokens: int, waiting: int, at: str | None, reason: Reason
+def test_conditional_policy_decides_without_session_worker(
+    last_session: Session | None, tokens: int, waiting: int, at: str | None, reason: Reason
 ) -> None:
     scene = pair(decodes=2, policy="conditional")
     if tokens > 2_000:
         scene.holds("d1", 0, range(2_000))
-    found = scene.place(case(tokens, known, waiting=waiting))
-    assert found is not None
-    assert (found.reason, found.policy) == (reason, "conditional")
-    assert found.mode is (Mode.REMOTE if at is None else Mode.LOCAL)
-    assert at is None or found.decode is scene.worker(at)
+    placement = scene.place(case(tokens, last_session, waiting=waiting))
+    assert placement is not None
+    assert (placement.reason, placement.policy) == (reason, "conditional")
+    assert placement.mode is (Mode.REMOTE if at is None else Mode.LOCAL)
+    assert at is None or placement.decode is scene.worker(at)
 
 
-def test_conditional_is_not_asked_where_no_decode_worker_takes_the_request() -> None:
+def test_conditional_policy_is_skipped_when_decode_is_full() -> None:
     scene = pair(policy="conditional")
     scene.beat(d0=0)
-    found = scene.place(case())
-    assert found is not None
-    assert (found.mode, found.reason, found.decode) == (Mode.REMOTE, Reason.FIRST_TURN, None)
+    placement = scene.place(case())
+    assert placement is not None
+    assert (placement.mode, placement.reason, placement.decode) == (
+        Mode.REMOTE,
+        Reason.FIRST_TURN,
+        None,
+    )

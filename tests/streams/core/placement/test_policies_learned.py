@@ -22,50 +22,59 @@ from tests.streams.core.placement.test_policies import estimate, turn
         ({"append_tokens": 200, "has_home": False}, 100, False),
     ],
 )
-def test_learned_assumes_little(changes: dict[str, Any], local_ms: float, local: bool) -> None:
+def test_learned_policy_decides_by_length_and_queue_without_samples(
+    changes: dict[str, Any], local_ms: float, local: bool
+) -> None:
     unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=1.0, samples=0)
     learned = LearnedPolicy(RouterSettings(explore_share=0.0))
-    asked = turn(estimate=unsure, local_ms=local_ms, remote_ms=200, **changes)
-    found = learned.choose(asked)
-    assert found == Choice(local, Reason.TOO_LITTLE_KNOWN, unsure)
+    placement_turn = turn(estimate=unsure, local_ms=local_ms, remote_ms=200, **changes)
+    choice = learned.choose(placement_turn)
+    assert choice == Choice(local, Reason.TOO_LITTLE_KNOWN, unsure)
 
 
 @pytest.mark.parametrize(
     ("slack_ms", "local_ms", "local"),
     [(40_000, 10_000, True), (40_000, 10_001, False), (1_000, 600, True), (1_000, 601, False)],
 )
-def test_moving_less_is_not_paid_with_the_deadline(
+def test_learned_policy_goes_local_only_within_deadline(
     slack_ms: int, local_ms: float, local: bool
 ) -> None:
-    known = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=600, score=1.0, samples=100)
-    found = LearnedPolicy(RouterSettings()).choose(turn(slack_ms=slack_ms, estimate=known))
-    assert found == Choice(local, Reason.LEARNED, known)
+    sure_estimate = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=600, score=1.0, samples=100)
+    choice = LearnedPolicy(RouterSettings()).choose(turn(slack_ms=slack_ms, estimate=sure_estimate))
+    assert choice == Choice(local, Reason.LEARNED, sure_estimate)
 
 
-def test_no_exploring_without_a_history() -> None:
+def test_learned_policy_explores_nothing_without_history() -> None:
     learned = LearnedPolicy(RouterSettings(explore_share=1.0))
-    known = estimate(0.5)
-    assert learned.choose(turn(estimate=known)).reason is Reason.EXPLORING
-    assert learned.choose(turn(estimate=known, has_home=False)).reason is Reason.LEARNED
+    sure_estimate = estimate(0.5)
+    assert learned.choose(turn(estimate=sure_estimate)).reason is Reason.EXPLORING
+    assert learned.choose(turn(estimate=sure_estimate, has_home=False)).reason is Reason.LEARNED
 
 
 @pytest.mark.parametrize("samples", [0, 100])
 @pytest.mark.parametrize("has_home", [True, False])
-def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool) -> None:
-    """Whatever the score says: a transfer is saved, and nobody is spared."""
-    known = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
+def test_learned_policy_stays_local_where_one_worker_can_do_all(
+    samples: int, has_home: bool
+) -> None:
+    """The score does not matter: a transfer is saved, and no other worker is relieved."""
+    sure_estimate = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
     learned = LearnedPolicy(RouterSettings(explore_share=0.0))
-    asked = turn(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
-    assert learned.choose(asked).local
+    placement_turn = turn(
+        estimate=sure_estimate, alone=True, has_home=has_home, append_tokens=5_000
+    )
+    assert learned.choose(placement_turn).local
 
 
-def test_first_turns_need_no_other_worker_where_all_are_in_both_roles() -> None:
-    """Each could answer alone, and all were placed on two."""
+def test_first_turns_stay_on_one_worker_where_all_have_both_roles() -> None:
+    """Each worker could answer alone, and all requests were placed on two."""
     scene = PlacerFixture(policy="learned")
     roles = Role.PREFILL, Role.DECODE
     for partition, name in enumerate(("w0", "w1")):
         scene.apply(builders.registration(name, *roles, partition=partition))
         scene.apply(builders.beat(name, 1, dict.fromkeys(roles, 8)))
     placed = [scene.take(case(1_000)) for _ in range(8)]
-    assert {found.mode for found in placed} == {Mode.LOCAL}
-    assert sorted(w.worker_id for found in placed for w in found.chosen) == ["w0"] * 4 + ["w1"] * 4
+    assert {placement.mode for placement in placed} == {Mode.LOCAL}
+    assert (
+        sorted(w.worker_id for placement in placed for w in placement.chosen)
+        == ["w0"] * 4 + ["w1"] * 4
+    )

@@ -22,8 +22,8 @@ BLOCK = 4
 
 
 def hashes(*tokens: int) -> list[int]:
-    found: list[int] = chain(tokens, BLOCK).tolist()
-    return found
+    block_hashes: list[int] = chain(tokens, BLOCK).tolist()
+    return block_hashes
 
 
 def events(worker_id: str, seq: int, **changes: Any) -> KvEvents:
@@ -44,7 +44,7 @@ def two_workers() -> PrefixIndex:
     return index
 
 
-def test_depths_of_each_worker() -> None:
+def test_index_counts_blocks_of_each_worker() -> None:
     index = two_workers()
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 10, ("b", 1): 25}
     assert index.depths(PROMPT[:1], BLOCK) == {("a", 1): 1, ("b", 1): 1}
@@ -53,39 +53,41 @@ def test_depths_of_each_worker() -> None:
     assert index.depths(PROMPT, 2 * BLOCK) == {}
 
 
-def test_blocks_can_have_other_names() -> None:
-    """One or more each; what is known of them stays, and the index is as it was."""
+def test_index_map_hashes_keeps_depths() -> None:
+    """Each hash becomes one or more; the index itself is unchanged."""
     index = two_workers()
-    other = index.map_hashes(lambda value: (value + 1, value + 2))
-    for more in (1, 2):
-        renamed = [value + more for value in PROMPT]
-        assert other.depths(renamed, BLOCK) == {("a", 1): 10, ("b", 1): 25}
-    assert not other.depths(PROMPT, BLOCK)
+    copy = index.map_hashes(lambda value: (value + 1, value + 2))
+    for offset in (1, 2):
+        renamed = [value + offset for value in PROMPT]
+        assert copy.depths(renamed, BLOCK) == {("a", 1): 10, ("b", 1): 25}
+    assert not copy.depths(PROMPT, BLOCK)
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 10, ("b", 1): 25}
-    assert other.block_sizes == (BLOCK,)
+    assert copy.block_sizes == (BLOCK,)
 
 
-def test_what_workers_hold_are_the_depths() -> None:
-    """Also while slots are added."""
+def test_index_rows_holding_match_depths() -> None:
+    """This holds while slots are added."""
     index = PrefixIndex(1_000)
     joined = [builders.registration(f"w{number:02}", Role.REPLICA) for number in range(21)]
     members = [Member(registration=record, seen_ms=0) for record in joined]
-    pool = WorkerPool(Worker(each.member_id, 1, Role.REPLICA, "", 0, each) for each in members)
+    pool = WorkerPool(
+        Worker(member.member_id, 1, Role.REPLICA, "", 0, member) for member in members
+    )
     for number in range(20):
         index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[: 1 + number % 5 * 6]))
         levels = index.levels_of(lambda _: PROMPT)
         depths = index.depths(PROMPT, BLOCK)
         expected = [BLOCK * depths.get(worker.life, 0) for worker in pool.workers]
-        assert sum(held > 0 for held in expected) == number + 1
+        assert sum(count > 0 for count in expected) == number + 1
         for _ in range(2):
-            held = np.zeros(len(expected))
+            row_tokens = np.zeros(len(expected))
             for tokens, rows in index.rows_holding(pool, levels):
-                held[rows] = tokens
-            assert held.tolist() == expected
+                row_tokens[rows] = tokens
+            assert row_tokens.tolist() == expected
             assert [index.held_by(worker, levels) for worker in pool.workers] == expected
 
 
-def test_a_system_prompt_is_shared_by_sessions() -> None:
+def test_index_shares_blocks_of_system_prompt() -> None:
     system = list(range(40))
     index = PrefixIndex(1_000)
     index.apply(events("a", 0, snapshot=True, stored=hashes(*system, 1, 2, 3, 4)))
@@ -94,7 +96,7 @@ def test_a_system_prompt_is_shared_by_sessions() -> None:
     assert index.depths(hashes(*system, 9, 9, 9, 9), BLOCK) == {("a", 1): 10}
 
 
-def test_block_sizes_are_kept_apart() -> None:
+def test_index_separates_block_sizes() -> None:
     index = two_workers()
     large = chain(range(100), 2 * BLOCK).tolist()
     index.apply(events("c", 0, block_size=2 * BLOCK, snapshot=True, stored=large))
@@ -102,21 +104,21 @@ def test_block_sizes_are_kept_apart() -> None:
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 10, ("b", 1): 25}
 
 
-def test_repeated_batches_change_nothing_and_lost_ones_wait_for_a_snapshot() -> None:
+def test_index_ignores_repeated_batches_and_awaits_snapshot_after_loss() -> None:
     index = two_workers()
     index.apply(events("a", 1, removed=PROMPT[5:10]))
     index.apply(events("a", 0, snapshot=True, stored=PROMPT[:10]))
     assert index.depths(PROMPT, BLOCK)["a", 1] == 5
     index.apply(events("a", 3, stored=PROMPT[5:6]))
     assert ("a", 1) not in index.depths(PROMPT, BLOCK)
-    index.apply(events("a", 4, snapshot=True, more=True, stored=PROMPT[:3]))
+    index.apply(events("a", 4, snapshot=True, has_more=True, stored=PROMPT[:3]))
     index.apply(events("a", 5, snapshot=True, stored=PROMPT[3:7]))
     assert index.depths(PROMPT, BLOCK)["a", 1] == 7
     index.apply(events("a", 6, snapshot=True, stored=PROMPT[:2]))
     assert index.depths(PROMPT, BLOCK)["a", 1] == 2
 
 
-def test_a_new_life_begins_empty_and_the_old_one_is_not_heard() -> None:
+def test_index_starts_new_epoch_empty_and_ignores_old_one() -> None:
     index = two_workers()
     index.apply(events("a", 0, epoch=2, snapshot=True, stored=PROMPT[:1]))
     index.apply(events("a", 1, epoch=1, stored=PROMPT[10:]))
@@ -124,7 +126,7 @@ def test_a_new_life_begins_empty_and_the_old_one_is_not_heard() -> None:
     assert index.slot(("a", 1)) == -1 != index.slot(("a", 2))
 
 
-def test_the_oldest_blocks_leave_at_the_bound() -> None:
+def test_index_drops_oldest_blocks_at_bound() -> None:
     index = PrefixIndex(40)
     index.apply(events("a", 0, snapshot=True, stored=PROMPT))
     index.apply(events("a", 1, stored=hashes(*range(500, 600))))
@@ -133,7 +135,7 @@ def test_the_oldest_blocks_leave_at_the_bound() -> None:
     assert index.depths(hashes(*range(500, 600)), BLOCK) == {("a", 1): 25}
 
 
-def test_a_sweep_that_is_elsewhere_leaves_room_for_new_blocks() -> None:
+def test_index_sweep_of_other_blocks_leaves_room_for_new_ones() -> None:
     index = PrefixIndex(8 * 25)  # of which 25 are swept at a time
     for seq, swept in enumerate((0, 0, 2, 0)):
         stored = hashes(*range(1_000 * seq, 1_000 * seq + 100))
@@ -143,7 +145,7 @@ def test_a_sweep_that_is_elsewhere_leaves_room_for_new_blocks() -> None:
     assert len(index) == 100
 
 
-def test_slots_are_used_again_after_a_sweep() -> None:
+def test_index_reuses_slots_after_sweep() -> None:
     index = two_workers()
     for epoch in range(2, 3 * SLOTS_MAX):
         index.apply(events("a", 0, epoch=epoch, snapshot=True, stored=PROMPT[:3]))
@@ -152,14 +154,14 @@ def test_slots_are_used_again_after_a_sweep() -> None:
     assert max(index.slot(("a", epoch)), index.slot(("b", 1))) < 16
 
 
-def test_without_a_free_slot_a_worker_is_not_indexed() -> None:
+def test_index_skips_worker_without_free_slot() -> None:
     index = PrefixIndex(100)
     for number in range(SLOTS_MAX + 1):
         index.apply(events(f"w{number}", 0, snapshot=True, stored=PROMPT[:1]))
     assert len(index.depths(PROMPT, BLOCK)) == SLOTS_MAX
 
 
-def test_workers_unheard_of_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_forgets_worker_with_oldest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "HOLDERS_MAX", 2)
     index = two_workers()
     index.apply(events("a", 1, removed=PROMPT[9:10]))
@@ -167,7 +169,7 @@ def test_workers_unheard_of_for_longest_are_forgotten(monkeypatch: pytest.Monkey
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 9, ("c", 1): 1}
 
 
-def test_a_router_forgets_what_silent_workers_hold() -> None:
+def test_router_forgets_blocks_of_silent_workers() -> None:
     on = replicas(1)
     on.apply(KvEventsArrived(events("x0", 0, snapshot=True, stored=PROMPT), 0))
     index = on.router.placer.prefixes
@@ -180,24 +182,24 @@ def test_a_router_forgets_what_silent_workers_hold() -> None:
     assert len(index) == 0
 
 
-def test_many_distinct_depths_are_never_overstated() -> None:
+def test_index_never_overstates_many_distinct_depths() -> None:
     index = PrefixIndex(1_000)
     for number in range(1, 25):
         index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[:number]))
-    found = index.depths(PROMPT, BLOCK)
-    assert len(found) == 24
-    for (worker_id, _), depth in found.items():
+    depths = index.depths(PROMPT, BLOCK)
+    assert len(depths) == 24
+    for (worker_id, _), depth in depths.items():
         true = int(worker_id[1:])
         assert depth == true if true > 16 else 0 < depth <= true
 
 
-def test_blocks_that_a_worker_never_had_are_removed_from_nobody() -> None:
+def test_index_ignores_removal_of_blocks_that_worker_never_had() -> None:
     index = two_workers()
     index.apply(events("a", 1, removed=[*PROMPT[9:12], *hashes(7, 7, 7, 7)]))
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 9, ("b", 1): 25}
 
 
-def test_blocks_of_nobody_leave_the_table() -> None:
+def test_sweep_drops_blocks_without_holders() -> None:
     index = two_workers()
     index.apply(events("b", 1, removed=PROMPT))
     index.sweep(10)
@@ -210,9 +212,9 @@ class Model:
 
     life: Life
     seq: int = 0
-    held: set[int] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
     untold: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
-    known: bool = True
+    is_synced: bool = True
 
 
 STEPS = st.lists(
@@ -237,32 +239,32 @@ class Run:
         for worker in self.workers:
             self.snapshot(worker, 12)
 
-    def send(self, worker: Model, lost: bool = False, **changes: Any) -> None:
+    def send(self, worker: Model, is_lost: bool = False, **changes: Any) -> None:
         record = events(worker.life[0], worker.seq, epoch=worker.life[1], **changes)
         worker.seq += 1
         worker.untold = (set(), set())
-        if lost:
-            worker.known = False
+        if is_lost:
+            worker.is_synced = False
             return
         self.last[worker.life[0]] = record
         self.index.apply(record)
 
     def snapshot(self, worker: Model, part: int) -> None:
-        held = sorted(worker.held)
-        parts = [held[i : i + part] for i in range(0, len(held), part)] or [[]]
+        sorted_blocks = sorted(worker.blocks)
+        parts = [sorted_blocks[i : i + part] for i in range(0, len(sorted_blocks), part)] or [[]]
         for number, blocks in enumerate(parts):
-            more = number < len(parts) - 1
-            self.send(worker, snapshot=True, more=more, stored=blocks)
-        worker.known = True
+            has_more = number < len(parts) - 1
+            self.send(worker, snapshot=True, more=has_more, stored=blocks)
+        worker.is_synced = True
 
     def step(self, kind: str, number: int, prompt: int, count: int) -> None:
         worker, blocks = self.workers[number], PROMPTS[prompt]
         if kind in ("store", "evict"):
-            was = set(worker.held)
-            others = {b for p in PROMPTS if p is not blocks for b in p if b in was}
-            kept = set(blocks[:count]) | others
-            worker.held = was | kept if kind == "store" else kept & was
-            came, went = worker.held - was, was - worker.held
+            was = set(worker.blocks)
+            other_blocks = {b for p in PROMPTS if p is not blocks for b in p if b in was}
+            prefix_blocks = set(blocks[:count]) | other_blocks
+            worker.blocks = was | prefix_blocks if kind == "store" else prefix_blocks & was
+            came, went = worker.blocks - was, was - worker.blocks
             worker.untold = (
                 (worker.untold[0] - went) | (came - worker.untold[1]),
                 (worker.untold[1] - came) | (went - worker.untold[0]),
@@ -279,36 +281,36 @@ class Run:
             self.snapshot(self.workers[number], 12)
         self.index.sweep()
 
-    def told(self, worker: Model) -> set[int]:
+    def reported_blocks(self, worker: Model) -> set[int]:
         stored, removed = worker.untold
-        return (worker.held - stored) | removed
+        return (worker.blocks - stored) | removed
 
     def naive(self, prompt: list[int]) -> dict[Life, int]:
-        found = {}
+        depths = {}
         for worker in self.workers:
-            held = self.told(worker) if worker.known else set()
-            depth = next((i for i, b in enumerate(prompt) if b not in held), len(prompt))
+            blocks = self.reported_blocks(worker) if worker.is_synced else set()
+            depth = next((i for i, b in enumerate(prompt) if b not in blocks), len(prompt))
             if depth:
-                found[worker.life] = depth
-        return found
+                depths[worker.life] = depth
+        return depths
 
 
 @settings(max_examples=150)
 @given(STEPS)
-def test_the_index_equals_a_naive_model(steps: list[tuple[str, int, int, int]]) -> None:
+def test_index_matches_naive_model(steps: list[tuple[str, int, int, int]]) -> None:
     run = Run(blocks_max=10_000)
     for step in steps:
         # A lost batch is noticed at the next one; until then the index knows what it was told.
         run.step(*step)
-        sure = {w.life for w in run.workers if w.known}
+        sure = {w.life for w in run.workers if w.is_synced}
         for prompt in PROMPTS:
-            found = {k: v for k, v in run.index.depths(prompt, BLOCK).items() if k in sure}
-            assert found == {k: v for k, v in run.naive(prompt).items() if k in sure}
+            depths = {k: v for k, v in run.index.depths(prompt, BLOCK).items() if k in sure}
+            assert depths == {k: v for k, v in run.naive(prompt).items() if k in sure}
 
 
 @settings(max_examples=60)
 @given(STEPS, st.integers(8, 40))
-def test_a_bounded_index_never_claims_what_it_was_not_told(
+def test_index_with_bound_claims_no_more_than_naive_model(
     steps: list[tuple[str, int, int, int]], blocks_max: int
 ) -> None:
     run = Run(blocks_max)
@@ -318,5 +320,5 @@ def test_a_bounded_index_never_claims_what_it_was_not_told(
         naive = {n: run.naive(p) for n, p in enumerate(PROMPTS)}
         for number, prompt in enumerate(PROMPTS):
             for life, depth in run.index.depths(prompt[:1], BLOCK).items():
-                if any(w.life == life and w.known for w in run.workers):
+                if any(w.life == life and w.is_synced for w in run.workers):
                     assert depth <= naive[number].get(life, 0)

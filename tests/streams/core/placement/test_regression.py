@@ -20,7 +20,7 @@ def error(model: Regression, factor: float = 1.0) -> float:
     return max(abs(model.predict(x) / y - 1) for x, y in zip(points, truths, strict=True))
 
 
-def test_a_regression_learns_and_follows_changes() -> None:
+def test_regression_learns_and_follows_changes() -> None:
     random, model = Random(4), Regression((100.0, 1.0, 100.0), (300.0, 10.0, 300.0))
     feed(model, random, 200)
     assert error(model) < 0.2
@@ -32,7 +32,7 @@ def test_a_regression_learns_and_follows_changes() -> None:
     assert error(model, 0.5) < 0.25
 
 
-def test_a_regression_shrugs_at_single_outliers() -> None:
+def test_regression_resists_single_outliers() -> None:
     random, model = Random(5), Regression((100.0, 1.0, 100.0), (300.0, 10.0, 300.0))
     feed(model, random, 200)
     before = model.predict((1.0, 1.0, 0.0))
@@ -41,7 +41,7 @@ def test_a_regression_shrugs_at_single_outliers() -> None:
     assert model.alarms == 0
 
 
-def test_without_news_nothing_grows() -> None:
+def test_regression_stays_bounded_on_constant_input() -> None:
     model = Regression((100.0, 1.0), (300.0, 10.0))
     for _ in range(5_000):
         model.observe((1.0, 1.0), 70.0)
@@ -50,8 +50,8 @@ def test_without_news_nothing_grows() -> None:
     assert min(model.coefficients) >= 0.0
 
 
-def test_short_prompts_do_not_undo_what_is_known_of_long_ones() -> None:
-    """Else a first turn's time is drawn from those of later turns."""
+def test_regression_keeps_long_prompts_when_fed_short_ones() -> None:
+    """Otherwise a first turn's time would be predicted from those of later turns."""
     random, model = Random(7), Regression((100.0, 1.0, 1.0), (300.0, 10.0, 1.0))
 
     def learn(count: int, longest: float) -> None:
@@ -65,14 +65,14 @@ def test_short_prompts_do_not_undo_what_is_known_of_long_ones() -> None:
         assert model.predict((4.0, 1.0, 0.0)) == pytest.approx(156, rel=0.15)
 
 
-def test_what_says_nothing_teaches_nothing() -> None:
+def test_regression_learns_nothing_from_zero_features() -> None:
     model = Regression((100.0, 1.0), (300.0, 10.0))
     model.observe((0.0, 0.0), 70.0)
     assert (model.coefficients, model.samples) == ([100.0, 1.0], 1)
 
 
-def test_no_coefficient_is_less_known_than_before_anything_was() -> None:
-    """Where what is observed is small and far off, more is forgotten of it than is learned."""
+def test_regression_never_exceeds_initial_variance() -> None:
+    """Small observations that are far off make it forget more than it learns."""
     random, model = Random(3), Regression((1.0, 1.0), (2.0, 3.0))
     for _ in range(500):
         model.observe((0.01, random.uniform(0.0, 0.01)), random.uniform(0.0, 20.0))

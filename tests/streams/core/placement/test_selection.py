@@ -15,11 +15,11 @@ def _alone(scene: PlacerFixture) -> list[str]:
     """The workers of a request that comes when nobody has anything to do."""
     placed, fleet = scene.place(case()), scene.fleet
     assert placed is not None
-    found = [worker for worker in (placed.prefill, placed.decode) if worker is not None]
-    for worker in found:
+    workers = [worker for worker in (placed.prefill, placed.decode) if worker is not None]
+    for worker in workers:
         fleet.add_request(worker, 100)
         fleet.release(worker.life, worker.role, 100)
-    return [worker.worker_id for worker in found]
+    return [worker.worker_id for worker in workers]
 
 
 def test_idle_workers_take_turns() -> None:
@@ -29,7 +29,7 @@ def test_idle_workers_take_turns() -> None:
     assert [decode for _, decode in placed] == ["d0", "d1", "d2"] * 2
 
 
-def test_turns_outlive_a_change_of_the_pool() -> None:
+def test_worker_turns_outlive_pool_change() -> None:
     scene = _scene()
     assert [_alone(scene)[1] for _ in range(4)] == ["d0", "d1", "d2", "d0"]
     scene.workers(Role.DECODE, "d3")

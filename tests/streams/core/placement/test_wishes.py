@@ -14,9 +14,13 @@ from tests.streams.core.router_setups import pairs
 P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT
 
 
-def missed(found: Placement | None) -> tuple[str, str, Unmet]:
-    assert found is not None
-    return found.unmet_wishes.policy, found.unmet_wishes.orchestration, found.unmet_wishes.unmet
+def missed(placement: Placement | None) -> tuple[str, str, Unmet]:
+    assert placement is not None
+    return (
+        placement.unmet_wishes.policy,
+        placement.unmet_wishes.orchestration,
+        placement.unmet_wishes.unmet,
+    )
 
 
 MET = ("", "", Unmet.NONE)
@@ -32,13 +36,13 @@ def both(*, replica_window: int = 8, **settings: Any) -> PlacerFixture:
 @pytest.mark.parametrize(
     ("wish", "mode"), [("", Mode.LOCAL), ("replica", Mode.REPLICA), ("static", Mode.REMOTE)]
 )
-def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
+def test_request_chooses_its_policy(wish: str, mode: Mode) -> None:
     """A wished policy places the request instead of the deployment's."""
     scene = both(policy="conditional", local_share=0.0)
-    found = scene.place(case(1_100, session(), policy=wish))
-    assert found is not None
-    assert (found.mode, found.policy) == (mode, wish or "conditional")
-    assert missed(found) == MET
+    placement = scene.place(case(1_100, session(), policy=wish))
+    assert placement is not None
+    assert (placement.mode, placement.policy) == (mode, wish or "conditional")
+    assert missed(placement) == MET
 
 
 @pytest.mark.parametrize(
@@ -50,22 +54,22 @@ def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
         (pair(), "no-such", "learned", Unmet.UNKNOWN_POLICY),
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_named_and_makes_nobody_wait(
+def test_placer_names_unmet_policy_and_places_at_once(
     scene: PlacerFixture, wish: str, policy: str, unmet: Unmet
 ) -> None:
     """The deployment's policy places what the wished one cannot place now."""
-    found = scene.place(case(policy=wish))
-    assert found is not None and found.policy == policy
-    assert missed(found) == (wish, "", unmet)
+    placement = scene.place(case(policy=wish))
+    assert placement is not None and placement.policy == policy
+    assert missed(placement) == (wish, "", unmet)
 
 
-def test_with_replicas_alone_another_policy_is_named() -> None:
+def test_placer_with_only_replicas_names_unmet_policy() -> None:
     """Not even a fallback keeps the wish."""
     scene = PlacerFixture()
     scene.workers(Role.REPLICA, "r0")
-    found = scene.place(case(policy="static"))
-    assert found is not None and found.policy == "replica"
-    assert missed(found) == ("static", "", Unmet.NO_WORKER)
+    placement = scene.place(case(policy="static"))
+    assert placement is not None and placement.policy == "replica"
+    assert missed(placement) == ("static", "", Unmet.NO_WORKER)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +83,13 @@ def test_with_replicas_alone_another_policy_is_named() -> None:
         ("concurrent", "no-such", C),
     ],
 )
-def test_a_request_chooses_its_orchestration(
+def test_request_chooses_its_orchestration(
     deployment: str, wish: str, expected: Orchestration
 ) -> None:
     """A wished orchestration runs instead of the deployment's."""
-    found = pair(orchestration=deployment).place(case(orchestration=wish))
-    assert found is not None and found.orchestration is expected
-    assert missed(found) == MET
+    placement = pair(orchestration=deployment).place(case(orchestration=wish))
+    assert placement is not None and placement.orchestration is expected
+    assert missed(placement) == MET
 
 
 @pytest.mark.parametrize("of_request", [True, False])
@@ -97,25 +101,25 @@ def test_a_request_chooses_its_orchestration(
         ({"max_tokens": 1}, {}, P, Unmet.ONE_TOKEN),
     ],
 )
-def test_an_orchestration_that_cannot_be_kept_is_named(
+def test_placer_names_unmet_orchestration(
     of_request: bool,
     changes: dict[str, Any],
     engines: dict[str, Any],
     expected: Orchestration,
     unmet: Unmet,
 ) -> None:
-    """Whoever wished it, request or deployment."""
+    """This holds for wishes of the request and of the deployment."""
     scene = PlacerFixture(orchestration="auto" if of_request else "decode_first")
     scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", **engines)
     wish: dict[str, Any] = {"orchestration": "decode_first"} if of_request else {}
-    found = scene.place(case(**changes, **wish))
-    assert found is not None and found.orchestration is expected
-    assert missed(found) == ("", "decode_first", unmet)
+    placement = scene.place(case(**changes, **wish))
+    assert placement is not None and placement.orchestration is expected
+    assert missed(placement) == ("", "decode_first", unmet)
 
 
-def test_an_orchestration_without_room_or_transfer_is_named() -> None:
-    """A full decode pool, and a turn that is computed where it is."""
+def test_placer_names_orchestration_without_room_or_transfer() -> None:
+    """The decode pool is full, or the turn is computed where its session is."""
     scene = pair(policy="static", local_share=1.0, orchestration="concurrent")
     scene.beat(d0=0)
     full = scene.place(case())
@@ -127,15 +131,15 @@ def test_an_orchestration_without_room_or_transfer_is_named() -> None:
     assert missed(scene.place(case(1_100, session()))) == MET, "the deployment's is for remote ones"
 
 
-def test_the_decision_names_what_was_not_kept() -> None:
-    """It is on the log, for `trivium explain` and everybody else."""
+def test_decision_names_unmet_wishes() -> None:
+    """`trivium explain` reads it from the log."""
     on = pairs(P)
     on.request(
         "r1", policy="replica", orchestration="decode_first", sampling=Sampling(max_tokens=1)
     )
-    (found,) = on.decisions
-    told = found.policy, found.wished_policy, found.wished_orchestration, found.unmet
-    assert told == ("static", "replica", "decode_first", Unmet.ONE_TOKEN)
-    arrived, decided = steps_of(build_stories([on.accepted["r1"]], [found])["r1"])[:2]
+    (decision,) = on.decisions
+    fields = decision.policy, decision.wished_policy, decision.wished_orchestration, decision.unmet
+    assert fields == ("static", "replica", "decode_first", Unmet.ONE_TOKEN)
+    arrived, decided = steps_of(build_stories([on.accepted["r1"]], [decision])["r1"])[:2]
     assert arrived.what.endswith("wishes policy replica, wishes orchestration decode_first")
     assert "wished replica and decode_first: one_token" in decided.details

@@ -32,14 +32,14 @@ def arrive(queue: Admission, request_id: str, now_ms: int = 0, **changes: Any) -
 
 
 def order(queue: Admission, now_ms: int = 0) -> list[str]:
-    found = []
+    request_ids = []
     while (request_id := queue.head(now_ms)) is not None:
         queue.remove(request_id)
-        found.append(request_id)
-    return found
+        request_ids.append(request_id)
+    return request_ids
 
 
-def test_serves_by_class_then_by_slack_then_by_arrival() -> None:
+def test_admission_serves_by_class_then_slack_then_arrival() -> None:
     queue = admission()
     arrive(queue, "batch", level=2, deadline_ms=1_000)
     arrive(queue, "standard", level=1)
@@ -70,18 +70,20 @@ def test_serves_by_class_then_by_slack_then_by_arrival() -> None:
     ],
 )
 @pytest.mark.parametrize("arrives_late", [False, True])
-def test_waiting_raises_the_class(
+def test_admission_raises_class_of_waiting_request(
     level: int, waited_ms: int, expected: int, arrives_late: bool
 ) -> None:
-    """Shown by what is served before it, of one younger request per class with less slack."""
+    """The test counts younger requests with less slack that are served before it."""
     queue = admission()
     arrive(queue, "r", waited_ms if arrives_late else 0, level=level, since_ms=0)
-    for other in range(3):
-        arrive(queue, f"younger-{other}", waited_ms, level=other, deadline_ms=70_000)
+    for younger_level in range(3):
+        arrive(
+            queue, f"younger-{younger_level}", waited_ms, level=younger_level, deadline_ms=70_000
+        )
     assert order(queue, waited_ms).index("r") == expected
 
 
-def test_batch_is_served_before_younger_interactive_requests_in_the_end() -> None:
+def test_admission_finally_serves_batch_before_interactive() -> None:
     queue = admission()
     arrive(queue, "batch", level=2, deadline_ms=30_000)
     for number in range(50):
@@ -94,7 +96,7 @@ def test_batch_is_served_before_younger_interactive_requests_in_the_end() -> Non
 
 
 @pytest.mark.parametrize("limits", [{"requests_max": 2}, {"tokens_max": 25}])
-def test_sheds_the_worst_and_not_the_newest(limits: dict[str, int]) -> None:
+def test_admission_sheds_worst_request_and_not_newest(limits: dict[str, int]) -> None:
     queue = admission(**limits)
     arrive(queue, "batch", level=2)
     arrive(queue, "standard", level=1)
@@ -103,18 +105,18 @@ def test_sheds_the_worst_and_not_the_newest(limits: dict[str, int]) -> None:
     assert order(queue) == ["interactive", "standard"]
 
 
-def test_of_equals_the_newest_is_shed() -> None:
+def test_admission_sheds_newest_of_equal_requests() -> None:
     queue = admission(requests_max=2)
     assert [arrive(queue, request_id) for request_id in "abc"] == [[], [], ["c"]]
 
 
-def test_one_request_is_never_too_large_for_an_empty_queue() -> None:
+def test_admission_accepts_oversized_request_into_empty_queue() -> None:
     queue = admission(tokens_max=5)
     assert arrive(queue, "large", tokens=100) == []
     assert arrive(queue, "small", tokens=1, deadline_ms=1) == ["large"]
 
 
-def test_expires_by_deadline_and_forgets() -> None:
+def test_admission_expires_by_deadline_and_forgets_requests() -> None:
     queue = admission()
     arrive(queue, "late", deadline_ms=300)
     arrive(queue, "soon", deadline_ms=200)
@@ -126,18 +128,22 @@ def test_expires_by_deadline_and_forgets() -> None:
     assert (len(queue), queue.tokens, queue.head(300)) == (0, 0, None)
 
 
-def test_memory_follows_the_length() -> None:
+def test_admission_memory_follows_its_length() -> None:
     queue = admission()
     for number in range(5_000):
         arrive(queue, f"r{number}", level=number % 3, deadline_ms=60_000 + number)
         queue.remove(f"r{number - 3}")
-    queues = [each for one in queue._classes for each in one.queues.values()]
-    entries = sum(len(each.front) + len(each.back) for each in queues)
+    queues = [
+        tenant_queue
+        for queue_class in queue._classes
+        for tenant_queue in queue_class.queues.values()
+    ]
+    entries = sum(len(tenant_queue.front) + len(tenant_queue.back) for tenant_queue in queues)
     assert entries + len(queue._deadlines) + len(queue._rises) < 500
 
 
-def test_whoever_stays_while_others_leave_keeps_its_place() -> None:
-    """Also when all heaps are made anew without those that have left."""
+def test_request_keeps_its_place_while_others_leave() -> None:
+    """This holds when all heaps are rebuilt without the requests that have left."""
     queue = admission()
     stays = [(f"{level}{number}", level) for level in range(3) for number in range(3)]
     for request_id, level in stays:
@@ -150,7 +156,7 @@ def test_whoever_stays_while_others_leave_keeps_its_place() -> None:
     assert order(queue) == ["new", *(request_id for request_id, _ in stays[:-1])]
 
 
-def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
+def test_admission_serves_other_tenants_during_flood() -> None:
     queue = admission()
     for number in range(100):
         arrive(queue, f"a{number}", tenant="a", deadline_ms=1_000)
@@ -159,7 +165,7 @@ def test_a_tenant_that_floods_keeps_no_other_waiting() -> None:
     assert serve(queue) == "b"
 
 
-def test_nobody_saves_up_while_others_are_served() -> None:
+def test_idle_tenant_saves_up_no_share() -> None:
     queue = admission()
     for number in range(100):
         arrive(queue, f"a{number}", tenant="a")
@@ -170,7 +176,7 @@ def test_nobody_saves_up_while_others_are_served() -> None:
     assert Counter(serve(queue)[0] for _ in range(10)) == {"a": 5, "b": 5}
 
 
-def test_answers_count_as_what_a_tenant_was_served_and_twice() -> None:
+def test_answer_tokens_count_twice_against_their_tenant() -> None:
     queue = admission()
     queue.count_answer("a", 25)
     for number in range(10):
@@ -179,7 +185,7 @@ def test_answers_count_as_what_a_tenant_was_served_and_twice() -> None:
     assert [serve(queue)[0] for _ in range(8)] == [*"bbbbb", *"aba"]
 
 
-def test_a_better_class_is_served_before_whoever_was_served_least() -> None:
+def test_admission_prefers_class_to_fair_share() -> None:
     queue = admission()
     queue.count_answer("a", 1_000)
     arrive(queue, "b", tenant="b", level=1)
@@ -187,7 +193,7 @@ def test_a_better_class_is_served_before_whoever_was_served_least() -> None:
     assert order(queue) == ["a", "b"]
 
 
-def test_whoever_waits_for_most_tokens_loses_them_where_the_queue_is_full() -> None:
+def test_admission_sheds_request_of_tenant_with_most_tokens() -> None:
     queue = admission(tokens_max=100)
     for number in range(9):
         arrive(queue, f"a{number}", tenant="a")
@@ -195,7 +201,7 @@ def test_whoever_waits_for_most_tokens_loses_them_where_the_queue_is_full() -> N
     assert arrive(queue, "b2", tenant="b", deadline_ms=500_000) == ["a8"]
 
 
-def test_tenants_are_forgotten_of_whom_nothing_waits() -> None:
+def test_admission_forgets_tenants_without_requests() -> None:
     queue = admission()
     for number in range(25_000):
         arrive(queue, "r", tenant=f"t{number}")
@@ -237,21 +243,23 @@ class Model:
 
     def of_class(self, best: bool, now_ms: int) -> dict[str, list[Item]]:
         """Who waits in the best or the worst class, by tenant, each in order."""
-        levels = [each.risen(now_ms) for each in self.items.values()]
+        levels = [entry.risen(now_ms) for entry in self.items.values()]
         level = min(levels) if best else max(levels)
-        found: dict[str, list[Item]] = defaultdict(list)
-        for each in sorted(self.items.values(), key=lambda each: (each.key_ms, each.seq)):
-            if each.risen(now_ms) == level:
-                found[each.tenant].append(each)
-        return found
+        by_tenant: dict[str, list[Item]] = defaultdict(list)
+        for entry in sorted(self.items.values(), key=lambda entry: (entry.key_ms, entry.seq)):
+            if entry.risen(now_ms) == level:
+                by_tenant[entry.tenant].append(entry)
+        return by_tenant
 
     def heads(self, now_ms: int) -> set[str]:
         by_tenant = self.of_class(True, now_ms)
-        least = min(self.served[tenant] for tenant in by_tenant)
-        return {items[0].request_id for t, items in by_tenant.items() if self.served[t] == least}
+        least_served = min(self.served[tenant] for tenant in by_tenant)
+        return {
+            items[0].request_id for t, items in by_tenant.items() if self.served[t] == least_served
+        }
 
     def lift(self, tenant: str) -> None:
-        if all(each.tenant != tenant for each in self.items.values()):
+        if all(entry.tenant != tenant for entry in self.items.values()):
             self.served[tenant] = max(self.served[tenant], self.served_last)
 
     def arrive(self, item: Item) -> None:
@@ -259,14 +267,14 @@ class Model:
         self.items[item.request_id] = item
 
     def is_full(self) -> bool:
-        tokens = sum(each.tokens for each in self.items.values())
+        tokens = sum(entry.tokens for entry in self.items.values())
         return len(self.items) > 1 and (len(self.items) > self.limits[0] or tokens > self.limits[1])
 
     def worst(self, now_ms: int) -> set[str]:
         by_tenant = self.of_class(False, now_ms)
         tokens = {tenant: sum(i.tokens for i in items) for tenant, items in by_tenant.items()}
-        most = max(tokens.values())
-        return {items[-1].request_id for t, items in by_tenant.items() if tokens[t] == most}
+        most_tokens = max(tokens.values())
+        return {items[-1].request_id for t, items in by_tenant.items() if tokens[t] == most_tokens}
 
     def serve(self, request_id: str) -> None:
         item = self.items.pop(request_id)
@@ -293,7 +301,7 @@ STEPS = st.lists(
 
 @settings(max_examples=200)
 @given(STEPS, st.sampled_from(["a", "abc"]), st.integers(1, 12), st.integers(1, 200))
-def test_equals_the_slow_model(
+def test_admission_matches_slow_model(
     steps: list[tuple[str, str, int, int, int, int]],
     tenants: str,
     requests_max: int,

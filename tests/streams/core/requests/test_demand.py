@@ -7,33 +7,33 @@ from tests.streams.builders import T0
 
 
 def counted(per_s: float, seconds: int, tokens: float = 10.0) -> DecayingSums:
-    found = DecayingSums("tokens")
+    sums = DecayingSums("tokens")
     for number in range(int(per_s * seconds)):
-        found.add(T0 + int(number * 1_000 / per_s), tokens=tokens)
-    return found
+        sums.add(T0 + int(number * 1_000 / per_s), tokens=tokens)
+    return sums
 
 
 @pytest.mark.parametrize("seconds", [3, 10, 60])
-def test_the_rate_is_right_however_long_it_has_been_counted(seconds: int) -> None:
+def test_demand_rate_is_right_after_any_duration(seconds: int) -> None:
     assert counted(8.0, seconds).per_s(T0 + 1_000 * seconds) == pytest.approx(8.0, rel=0.1)
 
 
-def test_what_was_is_forgotten() -> None:
-    found = counted(8.0, 30)
-    assert found.per_s(T0 + 30_000 + int(3 * MEMORY_MS)) < 0.5
+def test_demand_forgets_old_requests() -> None:
+    sums = counted(8.0, 30)
+    assert sums.per_s(T0 + 30_000 + int(3 * MEMORY_MS)) < 0.5
     for number in range(300):
-        found.add(T0 + 30_000 + number * 100, tokens=30.0)
-    assert found.mean("tokens") == pytest.approx(30.0, rel=0.05)
+        sums.add(T0 + 30_000 + number * 100, tokens=30.0)
+    assert sums.mean("tokens") == pytest.approx(30.0, rel=0.05)
 
 
-def test_before_anything_came_nothing_is_known() -> None:
-    found = DecayingSums("tokens")
-    assert (found.per_s(T0), found.mean("tokens")) == (0.0, 0.0)
+def test_demand_is_zero_before_first_request() -> None:
+    sums = DecayingSums("tokens")
+    assert (sums.per_s(T0), sums.mean("tokens")) == (0.0, 0.0)
 
 
-def test_a_clock_that_is_read_late_changes_nothing() -> None:
+def test_demand_survives_clock_that_is_read_late() -> None:
     """A heartbeat may be stamped before the last event was."""
-    found = counted(8.0, 10)
-    assert found.per_s(T0) > 0
-    found.add(T0, tokens=10.0)
-    assert found.mean("tokens") == pytest.approx(10.0)
+    sums = counted(8.0, 10)
+    assert sums.per_s(T0) > 0
+    sums.add(T0, tokens=10.0)
+    assert sums.mean("tokens") == pytest.approx(10.0)

@@ -9,8 +9,8 @@ from tests.streams.builders import T0, retrieval
 from tests.streams.core.router_setups import replicas
 
 
-def test_a_request_of_which_several_times_have_passed_is_due_once() -> None:
-    """The search's and its own, while the router slept."""
+def test_request_with_several_passed_deadlines_is_due_once() -> None:
+    """The search's deadline and its own passed while the router slept."""
     on = replicas(1)
     on.request("r1", retrieval=retrieval(on.now_ms + 100), deadline_ms=on.now_ms + 500)
     on.now_ms += 1_000
@@ -18,14 +18,14 @@ def test_a_request_of_which_several_times_have_passed_is_due_once() -> None:
     assert [end.outcome.kind for end in ends] == [OutcomeKind.EXPIRED]
 
 
-def test_deadlines_of_ended_requests_are_forgotten() -> None:
-    """Not only an hour later, when they are over."""
+def test_live_requests_forget_deadlines_of_ended_requests() -> None:
+    """They are dropped long before they pass, which is an hour later."""
     table = LiveRequests()
-    kept = new_live_request(builders.request("kept", deadline_ms=T0 + 5_000), 0)
-    table.add(kept)
+    survivor = new_live_request(builders.request("kept", deadline_ms=T0 + 5_000), 0)
+    table.add(survivor)
     for number in range(10_000):
         live = new_live_request(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
         table.add(live)
         table.drop(live)
     assert len(table._deadlines) < 2_000
-    assert table.due(T0 + 5_000) == [kept]
+    assert table.due(T0 + 5_000) == [survivor]

@@ -30,8 +30,8 @@ def forget(on: RouterHarness, kind: DecisionKind) -> Work:
     return unheard
 
 
-def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
-    """A second execution beside the first is told from it by its attempt."""
+def test_work_without_decision_shares_its_attempt_with_no_other() -> None:
+    """The attempt tells a second execution from the first."""
     on = replicas(2)
     on.request("r1")
     unheard = forget(on, DecisionKind.PLACE)
@@ -44,7 +44,7 @@ def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
     assert not on.router.view() and not on.rebuilt().view()
 
 
-def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_placed() -> None:
+def test_outcome_of_work_without_decision_counts_while_none_is_placed() -> None:
     on = replicas(1)
     on.request("r1")
     on.workers["x0"].window = 0
@@ -55,7 +55,7 @@ def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_pl
     assert not on.router.view() and not on.rebuilt().view()
 
 
-def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> None:
+def test_handover_without_decision_is_repeated_as_new_attempt() -> None:
     """Two decode workers of one attempt could not be told apart."""
     on = split(decodes=2)
     on.request("r1")
@@ -69,8 +69,8 @@ def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> N
     assert on.works[-1].attempt == 2  # and is handed over by the router that placed it
 
 
-def test_whoever_may_have_a_handover_without_its_decision_drops_it() -> None:
-    """It computed an answer that was given up, to its end."""
+def test_takeover_drops_handover_without_decision() -> None:
+    """Once a worker computed to its end an answer that was cancelled."""
     on = split(decodes=1)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -82,7 +82,7 @@ def test_whoever_may_have_a_handover_without_its_decision_drops_it() -> None:
     assert (drop.worker_id, drop.attempt, drop.void) == (unheard.worker_id, unheard.attempt, True)
 
 
-def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
+def test_router_restarts_use_up_no_attempts() -> None:
     on = replicas(1, attempts_max=2)
     on.request("r1")
     forget(on, DecisionKind.PLACE)
@@ -94,8 +94,8 @@ def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.FAILED
 
 
-def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
-    """Neither for the router that gives them up nor for the next one."""
+def test_handovers_without_decision_use_up_no_attempts() -> None:
+    """This holds for the router that gives them up and for the next one."""
     on = split(decodes=2, attempts_max=2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
@@ -109,37 +109,37 @@ def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.FAILED
 
 
-def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() -> None:
-    """The same one for the router, a rebuild, an audit and a compacted topic."""
+def test_counting_outcome_depends_on_records_alone() -> None:
+    """It is the same for the router, a rebuild, an audit and a compacted topic."""
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED)
-    lost, second = (builders.outcome(work, on.now_ms) for work in on.works)
-    on.record(OutcomeArrived(lost, 0))
+    first, second = (builders.outcome(work, on.now_ms) for work in on.works)
+    on.record(OutcomeArrived(first, 0))
     assert state_of(on, "r1").value == "decoding"
     on.outcome(on.works[1])
-    for order in permutations((lost, second)):
+    for order in permutations((first, second)):
         assert counting_outcome(order) == second
-        compacted = {outcome_key(outcome): outcome for outcome in (*order, lost)}
+        compacted = {outcome_key(outcome): outcome for outcome in (*order, first)}
         assert counting_outcome(compacted.values()) == second
     assert TOPICS["outcomes"].key == "attempt" and counting_outcome(()) is None
 
 
-def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
+def test_router_outcome_outranks_late_outcome_of_worker() -> None:
     on = replicas(1, deadline_grace_ms=100)
     on.request("r1", deadline_ms=on.now_ms + 100)
     on.now_ms += 300
     on.apply(Tick())
-    ended = on.outcomes["r1"]
+    outcome = on.outcomes["r1"]
     late = builders.outcome(on.works[0], on.now_ms)
     on.record(OutcomeArrived(late, 0))
-    assert (ended.kind, ended.attempt) == (OutcomeKind.EXPIRED, 2)
-    assert outcome_key(ended) != outcome_key(late)
-    assert counting_outcome((late, ended)) is counting_outcome((ended, late)) is ended
+    assert (outcome.kind, outcome.attempt) == (OutcomeKind.EXPIRED, 2)
+    assert outcome_key(outcome) != outcome_key(late)
+    assert counting_outcome((late, outcome)) is counting_outcome((outcome, late)) is outcome
     assert not on.rebuilt().view()
 
 
-def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
+def test_outcome_of_last_router_makes_worker_drop_work() -> None:
     on = replicas(1)
     on.request("r1")
     end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
@@ -150,15 +150,15 @@ def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
     assert not on.router.view()
 
 
-def test_of_several_requests_under_one_name_the_first_counts_for_the_next_router_too() -> None:
+def test_rebuild_takes_first_of_requests_with_same_id() -> None:
     on = replicas(1)
     on.request("r1", tokens=10)
     on.request("r1", tokens=20)
     assert on.rebuilt().view() == on.router.view()
 
 
-def test_a_partition_that_was_lost_is_silent_and_comes_back_as_the_log_has_it() -> None:
-    """Also where it was lost before it was rebuilt."""
+def test_router_ignores_lost_partition_until_rebuild() -> None:
+    """This holds where the partition is lost before it was rebuilt, too."""
     on = replicas()
     on.cancel("r3")  # before it arrives
     on.apply(PartitionLost(PARTITION))

@@ -22,7 +22,7 @@ def untold(on: RouterHarness) -> None:
     on.used.clear()
 
 
-def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
+def test_usage_has_answer_tokens_and_time_of_all_workers() -> None:
     on = split()
     changes: dict[str, Any] = {"tenant": "t", "priority": Priority.BATCH, "choice": 1}
     changes |= {"parent_id": "call", "endpoint": Endpoint.COMPLETION, "session_id": "talk"}
@@ -39,7 +39,7 @@ def test_an_answer_tells_its_tokens_and_the_time_of_all_its_workers() -> None:
     assert (usage.arrived_ms, usage.ended_ms) == (on.now_ms, outcome.ended_ms)
 
 
-def test_what_failed_attempts_have_cost_counts_once_though_it_is_read_twice() -> None:
+def test_usage_counts_failed_attempt_once_though_read_twice() -> None:
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED, started_ms=on.now_ms - 30)
@@ -51,7 +51,7 @@ def test_what_failed_attempts_have_cost_counts_once_though_it_is_read_twice() ->
     assert on.used["r1"].worker_ms == 130.0
 
 
-def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
+def test_usage_counts_passages_and_probe_inserts_as_retrieved() -> None:
     on = replicas()
     on.request("r1", retrieval=builders.retrieval(T0 + 5_000))
     on.retrieved("r1", builders.passage(1))
@@ -59,50 +59,50 @@ def test_passages_and_what_probes_put_in_count_as_looked_up() -> None:
     put_in = len(work.prompt_tokens) // 4 - 10
     assert put_in > 0
     on.outcome(work, prompt_tokens=10 + put_in, retrieved_tokens=7)
-    told = on.used["r1"]
-    assert (told.prompt_tokens, told.retrieved_tokens) == (17 + put_in, 7 + put_in)
+    usage = on.used["r1"]
+    assert (usage.prompt_tokens, usage.retrieved_tokens) == (17 + put_in, 7 + put_in)
     untold(on)
     on.taken_over()
-    assert on.used["r1"] == told
+    assert on.used["r1"] == usage
 
 
-def test_of_several_ends_of_an_attempt_the_first_counts_for_the_next_router_too() -> None:
+def test_usage_takes_first_outcome_of_attempt_after_takeover_too() -> None:
     on = replicas()
     on.request("r1")
     on.outcome(on.works[0], completion_tokens=3)
-    told = on.used["r1"]
+    usage = on.used["r1"]
     on.outcome(on.works[0], completion_tokens=5)
-    assert on.used["r1"] == told
+    assert on.used["r1"] == usage
     untold(on)
     on.taken_over()
-    assert on.used["r1"] == told
+    assert on.used["r1"] == usage
 
 
 @pytest.mark.parametrize("kind", ["shed", "expired", "cancelled", "failed"])
-def test_every_end_by_the_router_tells_what_was_used(kind: str) -> None:
+def test_router_records_usage_for_every_end_of_its_own(kind: str) -> None:
     on = replicas(1, queue_requests_max=1, window=1, deadline_grace_ms=100)
     on.request("busy")
     if kind == "shed":
         on.request("r1")
         on.request("r2")
-        (found,) = on.used.values()
+        (usage,) = on.used.values()
     elif kind == "expired":
         on.request("r1", deadline_ms=on.now_ms + 100)
         on.pass_ms(300)
-        found = on.used["r1"]
+        usage = on.used["r1"]
     elif kind == "cancelled":
         on.request("r1")
         on.cancel("r1")
-        found = on.used["r1"]
+        usage = on.used["r1"]
     else:
         error = WireError(code="invalid_request", message="no", retriable=False)
         on.phase(on.works[0], PhaseKind.FAILED, error=error)
-        (found,) = on.used.values()
-    assert (found.kind.value, found.completion_tokens, found.prompt_tokens) == (kind, 0, 10)
+        (usage,) = on.used.values()
+    assert (usage.kind.value, usage.completion_tokens, usage.prompt_tokens) == (kind, 0, 10)
 
 
-def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> None:
-    """However it ended, and of no other."""
+def test_takeover_records_missing_usage() -> None:
+    """Usage is recorded however a request ended, and for no live one."""
     on = replicas(1, window=9)
     for name in ("whole", "given_up", "written", "living"):
         on.request(name)
@@ -110,17 +110,17 @@ def test_a_router_that_comes_after_tells_what_the_last_one_has_not_written() -> 
     on.outcome(on.works[2])
     on.cancel("given_up")
     on.outcome(on.works[1], kind=OutcomeKind.CANCELLED)
-    told = dict(on.used)
+    usages = dict(on.used)
     on.log = [e for e in on.log if not isinstance(e, UsageLoaded) or e.request_id == "written"]
     on.used.clear()
     on.taken_over()
-    assert on.used == {name: told[name] for name in ("whole", "given_up")}
+    assert on.used == {name: usages[name] for name in ("whole", "given_up")}
     on.taken_over()  # the harness would find a second one
     on.outcome(on.works[-1])
     assert on.used.keys() == {"whole", "given_up", "living"}
 
 
-def test_the_outcome_that_counts_is_told_whatever_comes_first() -> None:
+def test_usage_takes_counting_outcome_in_any_order() -> None:
     on = replicas(2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED)
@@ -135,8 +135,8 @@ def test_the_outcome_that_counts_is_told_whatever_comes_first() -> None:
     assert (on.used["r1"].attempt, on.used["r1"].completion_tokens) == (2, 5)
 
 
-def test_what_lives_though_its_usage_is_written_tells_nothing_again() -> None:
-    """No writer does that; should one, sums stay right."""
+def test_router_repeats_no_usage_for_live_request_with_usage_in_log() -> None:
+    """No writer does that; if one did, sums would stay right."""
     on = split()
     work = to_decoding(on)
     on.log.append(UsageLoaded("r1", PARTITION))
@@ -145,8 +145,7 @@ def test_what_lives_though_its_usage_is_written_tells_nothing_again() -> None:
     assert not on.router.view() and not on.used
 
 
-def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
-    """A record of usage that is read later changes nothing."""
+def test_router_ignores_usage_record_after_rebuild() -> None:
     on = replicas()
     on.request("r1")
     assert on.apply(UsageLoaded("r1", PARTITION)) == []
@@ -154,31 +153,28 @@ def test_usage_is_told_to_whoever_owns_the_partition_alone() -> None:
     assert isinstance(on.used["r1"], Usage)
 
 
-def test_a_worker_in_both_roles_tells_the_time_of_both() -> None:
-    """The end of an answer took its writer's prefill for its own beginning, and a failed decode
-    wrote over it."""
+def test_usage_adds_time_of_worker_in_both_roles() -> None:
+    """Prefill, a failed decode and the answer all count, though one worker did them."""
     on = replicas()
     on.request("r1")
     request = on.accepted["r1"]
-    live, taken = new_live_request(request, PARTITION), on.works[0]
+    live, first_work = new_live_request(request, PARTITION), on.works[0]
     for attempt in (1, 2):
-        work = replace(taken, attempt=attempt)
-        done = builders.phase(work, PhaseKind.PREFILL_DONE, T0 + 40, started_ms=T0)
-        note_work(live, done)
-        note_work(live, done)  # read twice
+        work = replace(first_work, attempt=attempt)
+        prefill_done = builders.phase(work, PhaseKind.PREFILL_DONE, T0 + 40, started_ms=T0)
+        note_work(live, prefill_done)
+        note_work(live, prefill_done)  # read twice
         if attempt == 1:
             note_work(live, builders.phase(work, PhaseKind.FAILED, T0 + 30, started_ms=T0))
-    end = builders.outcome(replace(taken, attempt=2), T0, worker_ms=100.0)
-    assert end.written_by == taken.worker_id
+    end = builders.outcome(replace(first_work, attempt=2), T0, worker_ms=100.0)
+    assert end.written_by == first_work.worker_id
     assert usage_of(live, end).worker_ms == 40 + 30 + 40 + 100
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("placed_again", [False, True])
-def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
-    is_replaced: bool, placed_again: bool
-) -> None:
-    """The live router ignored them, and the next one counted them."""
+def test_usage_counts_late_phases_of_void_attempts(is_replaced: bool, placed_again: bool) -> None:
+    """Once the live router ignored them, and the next one counted them."""
     on = split(2, says_at_once=placed_again)
     on.request("r1")
     (first,) = on.works
@@ -197,8 +193,8 @@ def test_late_words_of_attempts_that_were_given_up_count_whoever_reads_them(
 
 
 @pytest.mark.parametrize("by_router", [True, False])
-def test_a_router_that_comes_after_stops_what_the_last_one_ended(by_router: bool) -> None:
-    """It may have died before it told the workers, of whom one that ended it knows (seed 1691)."""
+def test_takeover_cancels_work_of_request_that_has_ended(by_router: bool) -> None:
+    """The last router may have died before it told the workers (seed 1691)."""
     on = split()
     work = to_decoding(on)
     ends = {"attempt": 2, "written_by": "another router"} if by_router else {}

@@ -23,8 +23,8 @@ Reply = Callable[[dict[str, Any]], dict[str, Any] | None]  # None: it is never a
 
 def answered(body: dict[str, Any]) -> dict[str, Any]:
     """Fields of the answer to a call."""
-    said = body["messages"][-1]["content"]
-    return {"body": json.dumps({"echo": said}), "prompt_tokens": 3, "completion_tokens": 2}
+    question = body["messages"][-1]["content"]
+    return {"body": json.dumps({"echo": question}), "prompt_tokens": 3, "completion_tokens": 2}
 
 
 class StandIn:
@@ -32,7 +32,7 @@ class StandIn:
 
     def __init__(self, log: LogSettings, reply: Reply) -> None:
         self._log, self._reply = log, reply
-        self.asked: Counter[str] = Counter()
+        self.prompt_counts: Counter[str] = Counter()
         self.answered = 0
         self.is_reading, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
@@ -51,7 +51,7 @@ class StandIn:
                 self.is_reading.set()
                 while True:
                     records = await reader.batch(max_records=100, timeout_ms=1_000)
-                    sends += [each for each in map(self._answer, records) if each is not None]
+                    sends += [answer for answer in map(self._answer, records) if answer is not None]
                     if sends and self.may_answer.is_set():
                         await writer.commit(sends)
                         self.answered += len(sends)
@@ -62,7 +62,7 @@ class StandIn:
     def _answer(self, record: ConsumerRecord) -> OutgoingRecord | None:
         key, prompt = record.key.decode(), CODEC.decode(record.value)
         assert isinstance(prompt, Prompt) and prompt.body is not None
-        self.asked[key] += 1
+        self.prompt_counts[key] += 1
         if (fields := self._reply(json.loads(prompt.body))) is None:
             return None
         answer = Answer(
@@ -83,7 +83,7 @@ class StandIn:
 @contextlib.asynccontextmanager
 async def standing_in(log: LogSettings, reply: Reply = answered) -> AsyncIterator[StandIn]:
     """From what is asked from now on."""
-    made = StandIn(log, reply)
-    async with meanwhile(made.run()):
-        await made.is_reading.wait()
-        yield made
+    stand_in = StandIn(log, reply)
+    async with meanwhile(stand_in.run()):
+        await stand_in.is_reading.wait()
+        yield stand_in

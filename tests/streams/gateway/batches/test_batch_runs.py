@@ -16,21 +16,21 @@ from tests.streams.gateway.batches.samples import file_of, line
 from tests.streams.gateway.batches.test_turns import batch
 
 
-def begun(of: Batch, sent: int, **more: Any) -> BatchProgress:
+def progress_of(of: Batch, sent_lines: int, **fields: Any) -> BatchProgress:
     return BatchProgress(
         batch_id=of.batch_id,
         tenant=of.tenant,
         status="in_progress",
         total=50_000,
-        sent_lines=sent,
-        sent_bytes=10 * sent,
+        sent_lines=sent_lines,
+        sent_bytes=10 * sent_lines,
         at_ms=1,
-        **more,
+        **fields,
     )
 
 
-def all_answered(of: Batch, sent: int) -> BatchProgress:
-    return begun(of, sent, answered=b"\xff" * (sent // 8))
+def all_answered(of: Batch, sent_lines: int) -> BatchProgress:
+    return progress_of(of, sent_lines, answered=b"\xff" * (sent_lines // 8))
 
 
 def table_of(*records: Batch | BatchProgress) -> ObjectTable:
@@ -40,22 +40,22 @@ def table_of(*records: Batch | BatchProgress) -> ObjectTable:
     return table
 
 
-def test_of_more_tenants_than_places_each_gets_one() -> None:
-    """The same seventeen had their turns, since what is begun was first (review of 28)."""
+def test_batch_runs_rotate_more_tenants_than_slots() -> None:
+    """Without rotation the same tenants would keep all slots."""
     batches = [batch(f"t{number:02}", number) for number in range(20)]
     table, carried, had_a_turn = table_of(*batches), BatchRuns(), set[str]()
     assert len(batches) > CARRIED_MAX + 1
     for _ in range(3 * len(batches)):
         assert carried.refresh(table.batches, 0)
-        each = next(iter(carried))
-        had_a_turn.add(each.batch.tenant)
-        each.mark_sent(begun(each.batch, each.committed.sent_lines + TURN_LINES), [])
-        table.apply(key_of(each.committed), each.committed)
-    assert had_a_turn == {each.tenant for each in batches}
+        run = next(iter(carried))
+        had_a_turn.add(run.batch.tenant)
+        run.mark_sent(progress_of(run.batch, run.committed.sent_lines + TURN_LINES), [])
+        table.apply(key_of(run.committed), run.committed)
+    assert had_a_turn == {record.tenant for record in batches}
 
 
-def test_a_look_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 000 that wait cost a second each time (review of 28)."""
+def test_batch_runs_refresh_reads_only_needed_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of waiting batches must not be read on every refresh."""
     names = ("bob", "alice")
     waiting = [batch(name, number) for name in names for number in range(1_000)]
     table, carried, read = table_of(*waiting), BatchRuns(), list[Batch]()
@@ -71,25 +71,25 @@ def test_a_look_reads_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(read) == CARRIED_MAX and [len(carried.of_tenant(name)) for name in names] == [8, 8]
 
 
-def test_lines_that_a_predecessor_has_sent_are_waited_for() -> None:
+def test_batch_runs_wait_for_lines_sent_by_predecessor() -> None:
     bob, alice, carol = batch("bob", 0), batch("alice", 0), batch("carol", 0)
-    table, carried = table_of(bob, alice, carol, begun(bob, 8)), BatchRuns()
-    carried.remember(bob, begun(bob, 8), 0)
+    table, carried = table_of(bob, alice, carol, progress_of(bob, 8)), BatchRuns()
+    carried.remember(bob, progress_of(bob, 8), 0)
     carried.remember(alice, all_answered(alice, 8), 0)
     assert carried.tenants() == ["bob"], "nothing of alice's is waited for"
-    (each,) = carried.of_tenant("bob")
-    assert not carried.may_send(each, 1), "it has no place"
-    assert carried.refresh(table.batches, 0) and carried.may_send(each, 1)
-    ended = replace(each.committed, status="completed")
-    table.apply(key_of(ended), ended)
+    (run,) = carried.of_tenant("bob")
+    assert not carried.may_send(run, 1), "it has no place"
+    assert carried.refresh(table.batches, 0) and carried.may_send(run, 1)
+    end_progress = replace(run.committed, status="completed")
+    table.apply(key_of(end_progress), end_progress)
     assert carried.refresh(table.batches, 0) and not carried.of_tenant("bob")
 
 
-def test_who_writes_a_file_does_not_choose_the_partition_of_a_line() -> None:
-    """Every fourth line of some files is a large one (review of 28)."""
+def test_file_writer_cannot_choose_partition_of_line() -> None:
+    """Files in which every fourth line is large are spread over all partitions."""
     unused: Any = None
     text = file_of(line("c")).strip()
     carrier = BatchRunner(LogSettings(), Codec(), unused, is_first=lambda: True, check_model=id)
-    asked = [carrier._prompt(batch("bob", 0), number, text) for number in range(0, 400, 4)]
-    counts = [sum(each.partition == partition for each in asked) for partition in range(4)]
+    prompts = [carrier._prompt(batch("bob", 0), number, text) for number in range(0, 400, 4)]
+    counts = [sum(prompt.partition == partition for prompt in prompts) for partition in range(4)]
     assert min(counts) > 10

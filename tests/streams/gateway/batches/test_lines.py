@@ -63,37 +63,39 @@ def with_body(**fields: Any) -> dict[str, Any]:
         (with_body(stream=True), "invalid_value", "body.stream"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told(wrong: Any, code: str, param: str | None) -> None:
-    """With its number, as OpenAI lists it."""
+def test_file_check_reports_line_error(wrong: Any, code: str, param: str | None) -> None:
+    """The error has the number of its line, as OpenAI lists it."""
     (error,) = checked(line(custom_id="first"), wrong, line(custom_id="last")).errors
     assert (error["code"], error["line"], error["param"]) == (code, 2, param)
     assert error["message"]
 
 
-def test_a_line_may_begin_with_a_byte_order_mark() -> None:
-    """As.NET and PowerShell write files."""
+def test_file_check_accepts_byte_order_mark() -> None:
+    """.NET and PowerShell write such files."""
     assert not checked(b"\xef\xbb\xbf" + json.dumps(line()).encode()).errors
 
 
-def test_models_of_embedding_workers_are_theirs_to_know() -> None:
+def test_file_check_leaves_embedding_models_to_workers() -> None:
     check = FileCheck(EMBEDDINGS, check_model)
     body = {"model": "minilm", "input": "a"}
     check.add(1, json.dumps(line(url=EMBEDDINGS, body=body)).encode())
     assert check.errors == []
 
 
-def test_what_is_wrong_with_a_whole_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [each["code"] for each in checked().errors] == ["empty_file"]
+def test_file_check_reports_errors_of_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [error["code"] for error in checked().errors] == ["empty_file"]
     assert checked(line()).errors == []
     many = checked(*[b"{"] * (ERRORS_MAX + 1))
     assert many.is_over
     monkeypatch.setattr(lines, "LINES_MAX", 2)
     too_long = checked(line(1), line(2), line(3))
     assert too_long.is_over
-    assert [(each["code"], each["line"]) for each in too_long.errors] == [("too_many_tasks", None)]
+    assert [(error["code"], error["line"]) for error in too_long.errors] == [
+        ("too_many_tasks", None)
+    ]
 
 
-def test_a_line_is_asked_as_it_stands() -> None:
+def test_batch_line_becomes_prompt_unchanged() -> None:
     prompt = call_of(json.dumps(line(custom_id="é")).encode()).prompt(ENDPOINTS[0])
     assert prompt.endpoint == ENDPOINTS[0]
     assert json.loads(prompt.body or "") == line(custom_id="é")["body"]
@@ -104,7 +106,7 @@ def answer(**fields: Any) -> Answer:
     return Answer(**{**place, "request_id": "r1", **fields})
 
 
-def test_answers_and_errors_have_the_form_of_openai() -> None:
+def test_answer_line_has_openai_shape() -> None:
     text, is_error = answer_line("batch_req_1_0", "a", answer(body='{"id": "chatcmpl-r1"}'))
     response = {"status_code": 200, "request_id": "r1", "body": {"id": "chatcmpl-r1"}}
     assert text.endswith(b"}\n") and not is_error
@@ -117,9 +119,9 @@ def test_answers_and_errors_have_the_form_of_openai() -> None:
     text, is_error = answer_line(
         "batch_req_1_0", "a", answer(error_code="context_length_exceeded", error_message="too long")
     )
-    found = json.loads(text)["response"]
-    assert is_error and found["status_code"] == 400
-    assert found["body"]["error"] == {
+    failure = json.loads(text)["response"]
+    assert is_error and failure["status_code"] == 400
+    assert failure["body"]["error"] == {
         "message": "too long",
         "type": "invalid_request_error",
         "param": None,
@@ -129,6 +131,6 @@ def test_answers_and_errors_have_the_form_of_openai() -> None:
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled"])
-def test_a_line_that_was_given_up_says_why(status: str) -> None:
-    told = json.loads(unanswered_line("batch_req_1_0", "a", status))
-    assert told["response"] is None and told["error"]["code"] == f"batch_{status}"
+def test_unanswered_line_states_reason(status: str) -> None:
+    result = json.loads(unanswered_line("batch_req_1_0", "a", status))
+    assert result["response"] is None and result["error"]["code"] == f"batch_{status}"

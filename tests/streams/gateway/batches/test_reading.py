@@ -38,10 +38,10 @@ async def read(objects: MemoryObjects, file: StoredFile, first_byte: int = 0) ->
 
 
 @pytest.mark.parametrize("part_bytes", [1, 2, 3, 7, 100])
-async def test_lines_are_the_same_wherever_parts_end(
+async def test_lines_are_equal_for_all_part_sizes(
     monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
-    """And from the end of any line on they are those that follow."""
+    """Reading may begin at the end of any line and yields those that follow."""
     monkeypatch.setattr(reading, "PART_BYTES", part_bytes)
     objects, data = MemoryObjects(), b"\none\r\n\n  \ntwo\nthree"
     file = await stored(objects, data, part_bytes)
@@ -53,11 +53,15 @@ async def test_lines_are_the_same_wherever_parts_end(
     ]
     for index, line in enumerate(lines):
         rest = await read(objects, file, line.end)
-        assert [each.text for each in rest] == [each.text for each in lines[index + 1 :]]
-        assert [each.end for each in rest] == [each.end for each in lines[index + 1 :]]
+        assert [batch_line.text for batch_line in rest] == [
+            batch_line.text for batch_line in lines[index + 1 :]
+        ]
+        assert [batch_line.end for batch_line in rest] == [
+            batch_line.end for batch_line in lines[index + 1 :]
+        ]
 
 
-async def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_rejects_line_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LINE_BYTES_MAX", 10)
     objects = MemoryObjects()
     file = await stored(objects, b"short\n" + b"x" * 40, 4)

@@ -36,12 +36,12 @@ def entry(*quoted: Quoted) -> CacheEntry:
     return CacheEntry(
         key=WISH.key, question=WISH.question, text="At pier 7.", finish_reason="stop",
         stop_reason="", usage={"total_tokens": 3}, retrieval=None, annotations=[],
-        quoted=[(each.document_id, each.content) for each in quoted], collection="books",
+        quoted=[(passage.document_id, passage.content) for passage in quoted], collection="books",
         created_ms=wall_ms(), until_ms=wall_ms() + 600_000,
     )  # fmt: skip
 
 
-async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
+async def test_gateways_share_cached_answer_until_document_changes(
     kafka: LogSettings,
 ) -> None:
     async with (
@@ -49,27 +49,27 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
         bookshelf.worker(kafka, "embeds"),
         library.worker(kafka, "holds"),
         bookshelf.bookshelf(kafka) as shelf,
-        cache(kafka, "one") as one,
-        cache(kafka, "other") as other,
+        cache(kafka, "one") as first,
+        cache(kafka, "other") as second,
     ):
         await shelf.put("pier", "The ferry leaves from pier 7.")
         await until(lambda: shelf_holds(shelf))
         content = (await shelf.passages())["books/pier"].content_hash
         quoted = Quoted(document_id="pier", content=content)
-        await until(lambda: holds(one, quoted))  # else what cites it is dropped as outdated
+        await until(lambda: holds(first, quoted))  # else what cites it is dropped as outdated
 
         async def hit(tenant: str = "mine") -> bool:
-            return await other.look_up(WISH, tenant) is not None
+            return await second.look_up(WISH, tenant) is not None
 
         async def keep() -> None:
-            await one.store(WISH, entry(quoted), "mine")
+            await first.store(WISH, entry(quoted), "mine")
             await until(hit)
 
         await keep()
-        found = await other.look_up(WISH, "mine")
-        assert found is not None and found.entry.text == "At pier 7."
-        assert found.similarity > 0.99 and not await hit("yours")
-        await other.evict(found.entry_id)
+        cache_hit = await second.look_up(WISH, "mine")
+        assert cache_hit is not None and cache_hit.entry.text == "At pier 7."
+        assert cache_hit.similarity > 0.99 and not await hit("yours")
+        await second.evict(cache_hit.entry_id)
 
         async def missed() -> bool:
             return not await hit()
@@ -80,7 +80,7 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
 
         async def dropped() -> bool:
             """And applied: a lookup that fails has missed, too."""
-            return await missed() and not await held_by(other)
+            return await missed() and not await has_entries(second)
 
         await until(dropped)
         await shelf.put("pier", "The ferry leaves from pier 7.")  # it was dropped, not hidden
@@ -98,16 +98,16 @@ async def holds(answers: AnswerCache, quoted: Quoted) -> bool:
         return False
 
 
-async def held_by(answers: AnswerCache) -> bool:
+async def has_entries(answers: AnswerCache) -> bool:
     """Whether any answer is in the collection, right or not."""
-    wanted = {"collection": answers._collection, "mode": "vector", "tenant": "mine"}
+    search_options = {"collection": answers._collection, "mode": "vector", "tenant": "mine"}
     try:
-        found = await answers._pool.search_text(
-            WISH.question, deadline_ms=wall_ms() + 20_000, **wanted
+        result = await answers._pool.search_text(
+            WISH.question, deadline_ms=wall_ms() + 20_000, **search_options
         )
     except EmptyIndex:
         return False
-    return bool(found.passages)
+    return bool(result.passages)
 
 
 async def shelf_holds(shelf: bookshelf.Bookshelf) -> bool:

@@ -7,10 +7,14 @@ from streams.gateway.cache.guard import asks_the_same, meaning
 
 
 @pytest.mark.parametrize("pair", [*by_hand(), *draw_pairs(12, 50)], ids=lambda pair: pair.kind)
-def test_only_spelling_and_courtesy_may_differ(pair) -> None:  # type: ignore[no-untyped-def]  # a Pair
-    wanted = pair.is_same and pair.kind != "words"  # those would be right, too, and are not seen
+def test_guard_allows_only_spelling_and_courtesy_to_differ(pair) -> None:  # type: ignore[no-untyped-def]  # a Pair
+    is_expected_same = (
+        pair.is_same and pair.kind != "words"
+    )  # those would be right, too, and are not seen
     assert (
-        asks_the_same(pair.first, pair.second) == asks_the_same(pair.second, pair.first) == wanted
+        asks_the_same(pair.first, pair.second)
+        == asks_the_same(pair.second, pair.first)
+        == is_expected_same
     )
 
 
@@ -22,16 +26,16 @@ def test_only_spelling_and_courtesy_may_differ(pair) -> None:  # type: ignore[no
         ("", ()),
     ],
 )
-def test_what_carries_something(question: str, words: tuple[str, ...]) -> None:
+def test_meaning_keeps_words_with_content(question: str, words: tuple[str, ...]) -> None:
     assert meaning(question) == words
 
 
-def test_questions_of_nothing_but_courtesy_are_not_all_one() -> None:
+def test_guard_tells_apart_questions_of_courtesy_alone() -> None:
     assert asks_the_same("please", "please") and not asks_the_same("please", "hello")
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("Was bedeutet Maße?", "Was bedeutet Masse?"),
         ("Translate into French: No, thanks", "Translate into French: No"),
@@ -41,5 +45,5 @@ def test_questions_of_nothing_but_courtesy_are_not_all_one() -> None:
         ("What is 101₂ in decimal?", "What is 1012 in decimal?"),
     ],
 )
-def test_what_is_asked_for_is_no_courtesy_nor_spelling(one: str, other: str) -> None:
-    assert not asks_the_same(one, other)
+def test_guard_rejects_differences_in_content(first: str, second: str) -> None:
+    assert not asks_the_same(first, second)

@@ -40,7 +40,7 @@ async def got(gateway: InProcessGateway, path: str, key: str = "one") -> httpx.R
         return await client.get(path, headers={"authorization": f"Bearer {key}"})
 
 
-async def test_a_batch_is_made_and_found_by_its_caller_alone() -> None:
+async def test_batch_is_visible_to_its_tenant_alone() -> None:
     gateway = keeping()
     file_id = await uploaded(gateway)
     status, batch = await created(gateway, input_file_id=file_id, metadata={"a": "b"})
@@ -56,15 +56,15 @@ async def test_a_batch_is_made_and_found_by_its_caller_alone() -> None:
         assert (await client.post(path + "/cancel", headers=headers)).status_code == 404
 
 
-async def test_lists_come_in_pages_the_newest_first() -> None:
+async def test_batch_list_pages_are_newest_first() -> None:
     gateway = keeping()
     file_id = await uploaded(gateway)
     ids = [(await created(gateway, input_file_id=file_id))[1]["id"] for _ in range(5)]
     ids.sort(reverse=True)
     first = (await got(gateway, f"{BATCHES}?limit=3")).json()
-    assert [each["id"] for each in first["data"]] == ids[:3] and first["has_more"]
+    assert [batch["id"] for batch in first["data"]] == ids[:3] and first["has_more"]
     rest = (await got(gateway, f"{BATCHES}?limit=3&after={first['last_id']}")).json()
-    assert [each["id"] for each in rest["data"]] == ids[3:] and not rest["has_more"]
+    assert [batch["id"] for batch in rest["data"]] == ids[3:] and not rest["has_more"]
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ async def test_lists_come_in_pages_the_newest_first() -> None:
         ({"output_expires_after": {"anchor": "created_at", "seconds": 9}}, 400, "seconds: "),
     ],
 )
-async def test_what_cannot_be_a_batch_is_refused(
+async def test_batches_endpoint_rejects_invalid_fields(
     fields: dict[str, Any], status: int, message: str
 ) -> None:
     gateway = keeping()
     wishes = {"input_file_id": await uploaded(gateway), **fields}
-    found, answer = await created(gateway, **wishes)
-    assert found == status and message in answer["error"]["message"]
+    actual_status, answer = await created(gateway, **wishes)
+    assert actual_status == status and message in answer["error"]["message"]
     assert len(gateway.objects.table) == 1, "the file alone"
 
 
-async def test_a_file_of_another_purpose_or_tenant_is_refused() -> None:
+async def test_batches_endpoint_rejects_file_of_other_purpose_or_tenant() -> None:
     gateway = keeping()
     file_id = await uploaded(gateway, "assistants")
     status, answer = await created(gateway, input_file_id=file_id)
@@ -97,8 +97,8 @@ async def test_a_file_of_another_purpose_or_tenant_is_refused() -> None:
     assert (await created(gateway, input_file_id=file_id))[0] == 404
 
 
-async def test_a_batch_is_cancelled_until_it_ends() -> None:
-    """And a cancelled one says so, with what it has."""
+async def test_batch_cancellation_is_accepted_until_end() -> None:
+    """A cancelled batch reports its status and the results that it has."""
     gateway = keeping()
     _, batch = await created(gateway, input_file_id=await uploaded(gateway))
     path = f"{BATCHES}/{batch['id']}/cancel"
@@ -107,17 +107,21 @@ async def test_a_batch_is_cancelled_until_it_ends() -> None:
         assert (status, cancelled["status"]) == (200, "cancelling")
         assert cancelled["cancelling_at"] >= batch["created_at"]
     table = gateway.objects.table.batches
-    (kept,) = [batch for tenant in table.open_tenants() for batch in table.open_batches(tenant)]
-    ended = BatchProgress(
-        batch_id=kept.batch_id, tenant=kept.tenant, status="cancelled", total=3, completed=1,
+    (record,) = [batch for tenant in table.open_tenants() for batch in table.open_batches(tenant)]
+    progress = BatchProgress(
+        batch_id=record.batch_id, tenant=record.tenant, status="cancelled", total=3, completed=1,
         output_file_id="file-o", output_bytes=9, error_file_id="file-e", prompt_tokens=5,
         completion_tokens=2, ended_ms=9_000, at_ms=9_000,
     )  # fmt: skip
-    gateway.objects.table.apply(key_of(ended), ended)
-    found = (await got(gateway, f"{BATCHES}/{batch['id']}")).json()
-    assert (found["status"], found["cancelled_at"], found["completed_at"]) == ("cancelled", 9, None)
-    assert (found["output_file_id"], found["error_file_id"]) == ("file-o", None)
-    assert found["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
-    assert found["usage"]["total_tokens"] == 7
+    gateway.objects.table.apply(key_of(progress), progress)
+    final_batch = (await got(gateway, f"{BATCHES}/{batch['id']}")).json()
+    assert (final_batch["status"], final_batch["cancelled_at"], final_batch["completed_at"]) == (
+        "cancelled",
+        9,
+        None,
+    )
+    assert (final_batch["output_file_id"], final_batch["error_file_id"]) == ("file-o", None)
+    assert final_batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+    assert final_batch["usage"]["total_tokens"] == 7
     status, answer = await call(gateway, {}, path, authorization="Bearer one")
     assert status == 400 and "has not ended, it is cancelled" in answer["error"]["message"]

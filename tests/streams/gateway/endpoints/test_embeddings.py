@@ -24,15 +24,15 @@ def ranked(*documents: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "letters@1", "query": "aab", "documents": documents} | fields
 
 
-async def test_vectors_come_in_the_order_of_their_texts() -> None:
+async def test_embeddings_keep_order_of_texts() -> None:
     status, answer = await call(InProcessGateway(), texts(["a", "bb"]), EMBED)
     assert (status, answer["object"], answer["model"]) == (200, "list", "letters@1")
-    assert [each["index"] for each in answer["data"]] == [0, 1]
-    assert [np.argmax(each["embedding"]) for each in answer["data"]] == [0, 1]
+    assert [entry["index"] for entry in answer["data"]] == [0, 1]
+    assert [np.argmax(entry["embedding"]) for entry in answer["data"]] == [0, 1]
     assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
 
 
-async def test_base64_holds_the_same_numbers() -> None:
+async def test_base64_embeddings_equal_plain_ones() -> None:
     _, plain = await call(InProcessGateway(), texts("abc"), EMBED)
     _, packed = await call(InProcessGateway(), texts("abc", encoding_format="base64"), EMBED)
     data = base64.b64decode(packed["data"][0]["embedding"])
@@ -40,7 +40,7 @@ async def test_base64_holds_the_same_numbers() -> None:
     assert np.array_equal(np.frombuffer(data, "<f4"), written)
 
 
-async def test_openai_and_langchain_get_vectors() -> None:
+async def test_openai_and_langchain_clients_read_embeddings() -> None:
     from langchain_openai import OpenAIEmbeddings  # slow to import
 
     async with serving(InProcessGateway(api_keys=("key",))) as url:
@@ -48,7 +48,7 @@ async def test_openai_and_langchain_get_vectors() -> None:
             base_url=url + "/v1", api_key="key", timeout=PATIENCE_S
         ) as client:
             answer = await client.embeddings.create(model="letters", input=["a", "b"])
-        assert [int(np.argmax(each.embedding)) for each in answer.data] == [0, 1]
+        assert [int(np.argmax(embedding.embedding)) for embedding in answer.data] == [0, 1]
         async with http_client(url) as http:
             langchain = OpenAIEmbeddings(
                 model="letters",
@@ -60,42 +60,42 @@ async def test_openai_and_langchain_get_vectors() -> None:
             assert np.argmax(await langchain.aembed_query("c")) == 2
 
 
-async def test_documents_are_ranked_by_similarity_and_equal_ones_by_place() -> None:
+async def test_rerank_orders_documents_by_similarity_then_index() -> None:
     body = ranked("bb", "aab", {"text": "aab"}, "c", top_n=3, return_documents=True)
     status, answer = await call(InProcessGateway(), body, RERANK)
     assert status == 200
-    assert [each["index"] for each in answer["results"]] == [1, 2, 0]
+    assert [result["index"] for result in answer["results"]] == [1, 2, 0]
     assert answer["results"][1]["document"] == {"text": "aab"}
     assert answer["results"][0]["relevance_score"] == pytest.approx(1)
 
 
-async def test_token_ids_are_texts_of_the_models_own_tokenizer() -> None:
-    """As vLLM has it; their worker knows which there are."""
+async def test_embeddings_accept_token_ids_of_embedding_model() -> None:
+    """vLLM accepts them, too; the embedding worker knows the vocabulary."""
     _, texts_of_two = await call(InProcessGateway(), texts(["ab", "c"]), EMBED)
     ids: Any = [[97, 98.0], [99]]
-    _, found = await call(InProcessGateway(), texts(ids), EMBED)
-    assert found["data"] == texts_of_two["data"]
-    _, one = await call(InProcessGateway(), texts(ids[0]), EMBED)
-    assert one["data"] == texts_of_two["data"][:1]
+    _, from_ids = await call(InProcessGateway(), texts(ids), EMBED)
+    assert from_ids["data"] == texts_of_two["data"]
+    _, from_first_ids = await call(InProcessGateway(), texts(ids[0]), EMBED)
+    assert from_first_ids["data"] == texts_of_two["data"][:1]
 
 
-async def test_an_empty_or_a_very_long_text_fails_no_call() -> None:
-    """Models see the beginning; a job of thousands of texts stopped at one."""
+async def test_embeddings_accept_empty_and_very_long_texts() -> None:
+    """Models see the beginning; one bad text must not stop a job of thousands."""
     long = "a" * (TEXT_CHARS_MAX + 1)
-    status, found = await call(InProcessGateway(), texts(["", long + "b", "c"]), EMBED)
-    assert status == 200 and len(found["data"]) == 3
+    status, answer = await call(InProcessGateway(), texts(["", long + "b", "c"]), EMBED)
+    assert status == 200 and len(answer["data"]) == 3
     _, cut = await call(InProcessGateway(), texts(long), EMBED)
-    assert found["data"][1]["embedding"] == cut["data"][0]["embedding"]
-    status, found = await call(InProcessGateway(), ranked("", long, query=long), RERANK)
-    assert status == 200 and found["results"][0]["index"] == 1
+    assert answer["data"][1]["embedding"] == cut["data"][0]["embedding"]
+    status, answer = await call(InProcessGateway(), ranked("", long, query=long), RERANK)
+    assert status == 200 and answer["results"][0]["index"] == 1
 
 
-async def test_a_call_without_a_model_gets_the_one_that_embeds() -> None:
+async def test_embeddings_default_to_served_model() -> None:
     status, answer = await call(InProcessGateway(), {"input": "a"}, EMBED)
     assert (status, answer["model"]) == (200, "letters@1")
 
 
-async def test_documents_come_back_only_where_they_are_wanted() -> None:
+async def test_rerank_returns_documents_only_on_request() -> None:
     _, answer = await call(InProcessGateway(), ranked("a"), RERANK)
     assert "document" not in answer["results"][0]
 
@@ -117,21 +117,21 @@ async def test_documents_come_back_only_where_they_are_wanted() -> None:
         (RERANK, ranked("a", top_n=0), 400, "top_n: expected greater than or equal to 1"),
     ],
 )
-async def test_what_cannot_be_embedded_is_refused(
+async def test_embeddings_and_rerank_reject_invalid_fields(
     path: str, body: Any, status: int, message: str
 ) -> None:
-    found, answer = await call(InProcessGateway(), body, path)
-    assert found == status
+    actual_status, answer = await call(InProcessGateway(), body, path)
+    assert actual_status == status
     assert message in answer["error"]["message"]
 
 
-async def test_without_an_embedding_worker_the_caller_is_told() -> None:
+async def test_embeddings_return_503_without_worker() -> None:
     gateway = InProcessGateway()
     gateway.pool.trouble = NotReady("no embedding worker is ready")
     status, answer = await call(gateway, texts("a"), EMBED)
     assert (status, answer["error"]["code"]) == (503, "not_ready")
 
 
-async def test_a_key_is_needed_where_keys_are_set() -> None:
+async def test_embeddings_require_api_key() -> None:
     status, _ = await call(InProcessGateway(api_keys=("key",)), texts("a"), EMBED)
     assert status == 401

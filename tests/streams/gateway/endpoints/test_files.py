@@ -35,7 +35,7 @@ def keeping(**settings: Any) -> InProcessGateway:
     return InProcessGateway(api_keys=KEYS, **settings)
 
 
-async def test_openai_keeps_lists_gets_and_deletes_files() -> None:
+async def test_openai_client_creates_lists_reads_and_deletes_files() -> None:
     """`/v1/files` as the `openai` package uses it."""
     gateway = keeping()
     async with serving(gateway) as url:
@@ -43,26 +43,26 @@ async def test_openai_keeps_lists_gets_and_deletes_files() -> None:
             base_url=url + "/v1", api_key="one", timeout=PATIENCE_S
         ) as ai:
             large = bytes(range(256)) * 12_000  # three parts
-            kept = [
+            files = [
                 await ai.files.create(file=("a.txt", TEXT), purpose="user_data"),
                 await ai.files.create(file=("b.bin", large), purpose="assistants"),
             ]
-            assert (kept[0].filename, kept[0].bytes, kept[0].status) == (
+            assert (files[0].filename, files[0].bytes, files[0].status) == (
                 *("a.txt", len(TEXT)),
                 "processed",
             )
-            listed = [each async for each in ai.files.list(limit=1)]
-            assert [each.id for each in listed] == [each.id for each in reversed(kept)]
-            assert [each.id async for each in ai.files.list(purpose="user_data")] == [kept[0].id]
-            assert await ai.files.retrieve(kept[1].id) == kept[1]
-            assert (await ai.files.content(kept[1].id)).content == large
-            assert (await ai.files.delete(kept[0].id)).deleted
+            listed = [file async for file in ai.files.list(limit=1)]
+            assert [file.id for file in listed] == [file.id for file in reversed(files)]
+            assert [file.id async for file in ai.files.list(purpose="user_data")] == [files[0].id]
+            assert await ai.files.retrieve(files[1].id) == files[1]
+            assert (await ai.files.content(files[1].id)).content == large
+            assert (await ai.files.delete(files[0].id)).deleted
             with pytest.raises(openai.NotFoundError, match="no such file"):
-                await ai.files.retrieve(kept[0].id)
-            assert [each.id async for each in ai.files.list()] == [kept[1].id]
+                await ai.files.retrieve(files[0].id)
+            assert [file.id async for file in ai.files.list()] == [files[1].id]
 
 
-async def test_another_tenant_sees_nothing_of_a_file() -> None:
+async def test_file_is_hidden_from_other_tenants() -> None:
     gateway = keeping()
     name = (await upload(gateway)).json()["id"]
     headers = {"authorization": "Bearer two"}
@@ -93,7 +93,7 @@ async def test_another_tenant_sees_nothing_of_a_file() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_kept_is_refused(
+async def test_files_endpoint_rejects_invalid_uploads(
     fields: dict[str, Any], status: int, message: str
 ) -> None:
     gateway = keeping(file_bytes_max=1_000)
@@ -104,28 +104,28 @@ async def test_what_cannot_be_kept_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept"),
+    ("path", "filename"),
     [
         ("../../etc/passwd", "passwd"),
         ("C:\\dir\\a.md", "a.md"),
         ("Grüße.txt", "Grüße.txt"),
     ],
 )
-async def test_of_a_path_the_name_is_kept(sent: str, kept: str) -> None:
-    assert (await upload(keeping(), sent)).json()["filename"] == kept
+async def test_upload_keeps_only_name_of_path(path: str, filename: str) -> None:
+    assert (await upload(keeping(), path)).json()["filename"] == filename
 
 
-def test_of_a_name_what_can_be_shown_is_kept() -> None:
+def test_filename_drops_unprintable_characters() -> None:
     assert files_module._filename(" a\t\x00b\udcff.txt") == "ab.txt"
 
 
-async def test_a_file_expires_when_its_owner_says() -> None:
+async def test_file_expires_as_requested() -> None:
     fields: Any = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    told = (await upload(keeping(), **fields)).json()
-    assert told["expires_at"] == told["created_at"] + 3_600
+    file = (await upload(keeping(), **fields)).json()
+    assert file["expires_at"] == file["created_at"] + 3_600
 
 
-async def test_what_is_no_form_is_refused() -> None:
+async def test_files_endpoint_rejects_malformed_forms() -> None:
     headers = {"authorization": "Bearer one"}
     async with keeping().client() as client:
         plain = await client.post(FILES, json={}, headers=headers)
@@ -137,11 +137,11 @@ async def test_what_is_no_form_is_refused() -> None:
         no_boundary = {**headers, "content-type": "multipart/form-data"}
         odd.append(await client.post(FILES, content=b"x", headers=no_boundary))
     assert plain.status_code == 415
-    assert [each.status_code for each in odd] == [400] * 5
+    assert [response.status_code for response in odd] == [400] * 5
 
 
-async def test_half_an_upload_leaves_nothing() -> None:
-    """Its client hangs up before the file is whole."""
+async def test_files_endpoint_discards_incomplete_upload() -> None:
+    """The client disconnects before the file is whole."""
     gateway = keeping()
     async with serving(gateway) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -159,22 +159,22 @@ async def test_half_an_upload_leaves_nothing() -> None:
     assert len(gateway.objects.table) == 1
 
 
-async def test_so_many_files_come_at_once() -> None:
-    """One tenant's forms that trickle leave places for others (found 28)."""
+async def test_files_endpoint_limits_concurrent_uploads_per_tenant() -> None:
+    """Slow uploads of one tenant leave room for those of others."""
     gateway = keeping(uploads_max=2)
     places, keys = gateway.state.uploads._share, gateway.state.keys
-    one, two = (keys.tenant({b"authorization": b"Bearer %b" % key.encode()}) for key in KEYS)
-    places.take(one, "uploads")
+    first, second = (keys.tenant({b"authorization": b"Bearer %b" % key.encode()}) for key in KEYS)
+    places.take(first, "uploads")
     response = await upload(gateway, key="one")
     assert response.status_code == 429
     assert "1 of your uploads and 0 of others" in response.json()["error"]["message"]
     assert (await upload(gateway, key="two")).status_code == 200
-    places.take(two, "uploads")
+    places.take(second, "uploads")
     assert (await upload(gateway, key="two")).status_code == 429
     assert places.used == 2
 
 
-async def test_while_the_log_is_away_callers_are_told() -> None:
+async def test_files_endpoint_returns_503_without_broker() -> None:
     gateway = keeping()
     gateway.objects.trouble = BrokerUnavailable("objects: not acknowledged")
     response = await upload(gateway)

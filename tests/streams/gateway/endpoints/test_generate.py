@@ -16,7 +16,7 @@ from tests.streams.gateway.in_process import (
     serving,
 )
 from tests.streams.gateway.raw_connection import HEAD, WHOLE, raw_connection
-from tests.streams.gateway.samples import chat, completion, ended, frame
+from tests.streams.gateway.samples import chat, completion, frame, stream_end
 from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
@@ -31,7 +31,7 @@ from tests.waiting import until
         (NotReady("no worker"), "not_ready"),
     ],
 )
-async def test_without_a_broker_or_worker_calls_are_refused(trouble: Any, code: str) -> None:
+async def test_gateway_returns_503_without_broker_or_worker(trouble: Any, code: str) -> None:
     gateway = InProcessGateway(wait_ms=50)
     gateway.log.trouble = trouble
     gateway.log.reasons = [trouble.message]
@@ -46,8 +46,8 @@ async def test_without_a_broker_or_worker_calls_are_refused(trouble: Any, code: 
 
 
 @pytest.mark.parametrize("trouble", [BrokerUnavailable("no broker"), NotReady("no worker")])
-async def test_calls_wait_for_a_broker_that_comes_back(trouble: Any) -> None:
-    """Clients without a resume lost 14 calls in the seconds that it takes."""
+async def test_gateway_waits_for_broker_or_worker_to_return(trouble: Any) -> None:
+    """Clients that cannot retry would lose all calls of these seconds."""
     gateway = InProcessGateway(wait_ms=60_000)
     gateway.log.trouble, position, looks = trouble, gateway.log.reply_position, list[None]()
 
@@ -60,12 +60,14 @@ async def test_calls_wait_for_a_broker_that_comes_back(trouble: Any) -> None:
         await until(lambda: len(looks) > 1)
         gateway.log.trouble = None
         (request,) = await accepted_requests(gateway)
-        await gateway.log.push(frame(request.request_id, ["a"], end=ended(request.request_id, "a")))
+        await gateway.log.push(
+            frame(request.request_id, ["a"], end=stream_end(request.request_id, "a"))
+        )
         await until(lambda: stream.over)
         assert stream.status == 200
 
 
-async def test_a_request_that_is_not_acknowledged_was_not_accepted() -> None:
+async def test_gateway_returns_503_for_unacknowledged_request() -> None:
     gateway = InProcessGateway()
     gateway.log.hold_acks = asyncio.Event()
     async with gateway.client() as client, asyncio.TaskGroup() as tasks:
@@ -79,8 +81,8 @@ async def test_a_request_that_is_not_acknowledged_was_not_accepted() -> None:
     assert len(gateway.log.hub) == 0
 
 
-async def test_a_full_gateway_refuses_before_it_reads_the_body() -> None:
-    """A body is not even asked for."""
+async def test_full_gateway_refuses_before_reading_body() -> None:
+    """The gateway does not ask for the body."""
     gateway = InProcessGateway(in_flight_max=1)
     async with serving(gateway) as url, raw_connection(url, WHOLE):
         await gateway.log.wait_sent(1)
@@ -92,8 +94,8 @@ async def test_a_full_gateway_refuses_before_it_reads_the_body() -> None:
 @pytest.mark.parametrize(
     "value", [b"t", TRACEPARENT[:-1], b"f" * 4_000], ids=["t", "short", "long"]
 )
-async def test_only_traces_of_w3c_s_form_travel(value: bytes) -> None:
-    """Nothing that a client writes there reaches a record unread."""
+async def test_gateway_forwards_only_w3c_traceparents(value: bytes) -> None:
+    """No unchecked header of a client reaches a record."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     for trace in (value, TRACEPARENT):
@@ -102,8 +104,8 @@ async def test_only_traces_of_w3c_s_form_travel(value: bytes) -> None:
     assert gateway.log.headers[1] == [("traceparent", TRACEPARENT)]
 
 
-async def test_a_request_whose_work_would_be_too_large_is_the_callers_413() -> None:
-    """Too large is nobody else's trouble."""
+async def test_gateway_returns_413_for_request_over_record_limit() -> None:
+    """A prompt that fits no record is an error of its caller."""
     gateway = InProcessGateway(max_model_len=4 << 20, body_bytes_max=64 << 20)
     gateway.answer_with("ok")
     prompt = [7] * (REQUEST_BYTES_MAX // 4)
@@ -113,7 +115,7 @@ async def test_a_request_whose_work_would_be_too_large_is_the_callers_413() -> N
     assert (await call(gateway, completion(prompt[:-1_000]), "/v1/completions"))[0] == 200
 
 
-async def test_an_error_has_the_id_only_if_the_request_is_on_the_log() -> None:
+async def test_error_carries_request_id_only_for_logged_request() -> None:
     gateway = InProcessGateway()
     gateway.answer_with(kind=OutcomeKind.EXPIRED)
     async with gateway.client() as client:
@@ -127,8 +129,8 @@ async def test_an_error_has_the_id_only_if_the_request_is_on_the_log() -> None:
 
 
 @pytest.mark.parametrize("wish", ["cancel", "continue"])
-async def test_a_request_names_its_process_and_whether_it_outlives_it(wish: str) -> None:
-    """So that routers can tell a lost gateway's work."""
+async def test_request_record_names_gateway_and_disconnect_policy(wish: str) -> None:
+    """Routers can thereby find the work of a lost gateway."""
     gateway = InProcessGateway()
     async with streamed_call(
         gateway, chat(stream=True, n=2), X_Trivium_On_Disconnect=wish

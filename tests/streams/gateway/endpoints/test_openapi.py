@@ -5,7 +5,7 @@ import re
 from tests.streams.gateway.in_process import InProcessGateway
 
 
-async def test_the_documentation_names_every_endpoint() -> None:
+async def test_openapi_document_names_every_endpoint() -> None:
     async with InProcessGateway().client() as client:
         document = (await client.get("/openapi.json")).json()
     assert {
@@ -27,15 +27,15 @@ async def test_the_documentation_names_every_endpoint() -> None:
     assert {"messages", "temperature", "response_format"} <= set(body)
 
 
-async def test_the_page_asks_nobody_else() -> None:
-    """It can be saved, and works without the internet."""
+async def test_docs_page_loads_nothing_from_elsewhere() -> None:
+    """The page can be saved and works without the internet."""
     async with InProcessGateway().client() as client:
         document = (await client.get("/openapi.json")).text
         answer = await client.get("/docs")
         page, headers = answer.text, answer.headers
         assert int(headers["content-length"]) < 1_000_000, "compressed"
-        again = await client.get("/docs", headers={"if-none-match": headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
+        revalidation = await client.get("/docs", headers={"if-none-match": headers["etag"]})
+        assert (revalidation.status_code, revalidation.content) == (304, b"")
         plain = await client.get("/docs", headers={"accept-encoding": "identity"})
         assert plain.text == page and "content-encoding" not in plain.headers
         assert (await client.get("/redoc")).status_code == 404, "it would come from elsewhere"

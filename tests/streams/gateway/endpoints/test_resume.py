@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import BrokerUnavailable
 from streams.gateway import state
 from tests.streams.gateway.in_process import STARTED_MS, InProcessGateway
-from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
+from tests.streams.gateway.samples import chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.streamed_call import (
     TEXTS,
     WITH_IDS,
@@ -38,8 +38,8 @@ async def by_post(gateway: InProcessGateway, request_id: str, event_id: str) -> 
     return response.text
 
 
-@pytest.mark.parametrize("way", [by_get, by_post])
-async def test_another_gateway_resumes_after_any_event(way: Resume) -> None:
+@pytest.mark.parametrize("resume", [by_get, by_post])
+async def test_second_gateway_resumes_stream_after_any_event(resume: Resume) -> None:
     first = InProcessGateway()
     await first.log.push(frame("r-of-somebody-else", ["x"]))
     options = {"include_usage": True}
@@ -50,16 +50,16 @@ async def test_another_gateway_resumes_after_any_event(way: Resume) -> None:
     whole = events_of(stream.text)
     assert len(stream.ids) == len(whole) - 1 == len(TEXTS) + 3
     for i, event_id in enumerate(stream.ids):
-        rest = events_of(await way(second, request_id, event_id))
+        rest = events_of(await resume(second, request_id, event_id))
         had = text_of(whole[: i + 1])
         assert had + text_of(rest) == "".join(TEXTS)
         assert rest[-2]["usage"] == whole[-2]["usage"]
         assert rest[-1] == "[DONE]"
-    assert second.log.sent == second.log.resumptions
+    assert second.log.sent_records == second.log.resumptions
     assert not second.state.resumed_calls
 
 
-async def test_choices_are_resumed_each_from_its_place() -> None:
+async def test_resume_continues_each_choice_at_its_position() -> None:
     first = InProcessGateway()
     stream = await whole_stream(first, chat(stream=True, n=2), TEXTS)
     second = InProcessGateway()
@@ -79,7 +79,7 @@ async def test_choices_are_resumed_each_from_its_place() -> None:
             assert spelled == "".join(TEXTS)
 
 
-async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() -> None:
+async def test_resumed_stream_follows_live_and_disconnect_cancels_nothing() -> None:
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     async with streamed_call(first, chat(stream=True), **WITH_IDS) as stream:
@@ -88,42 +88,42 @@ async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() ->
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
-        left = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
-        async with resumed as follower, left as leaver:
+        leaving_call = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
+        async with resumed as follower, leaving_call as leaver:
             await until(lambda: len(second.state.resumed_calls) == 2)
             leaver.hang_up()
             await until(lambda: len(second.state.resumed_calls) == 1)
-            end = ended(request.request_id, TEXTS)
+            end = stream_end(request.request_id, TEXTS)
             await first.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
             )
             await until(lambda: follower.over)
     assert text_of(events_of(follower.text)) == " wörld"
-    assert second.log.sent == second.log.resumptions
+    assert second.log.sent_records == second.log.resumptions
 
 
-async def test_a_connection_that_ends_after_its_client_has_resumed_cancels_nothing() -> None:
-    """The gateway hears of a broken one late, and by then reads the answer for the next one."""
+async def test_late_disconnect_after_resume_cancels_nothing() -> None:
+    """The gateway notices a broken connection when the next one already reads the answer."""
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True), **WITH_IDS) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[:2]))
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[-1]) as again:
+        async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[-1]) as follower:
             await until(lambda: len(gateway.state.resumed_calls) == 1)
             stream.hang_up()
             await until(lambda: stream.over or bool(gateway.state.detached))
-            end = ended(request.request_id, TEXTS)
+            end = stream_end(request.request_id, TEXTS)
             await gateway.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
             )
-            await until(lambda: again.over and not gateway.state.in_flight)
-    assert text_of(events_of(again.text)) == " wörld"
+            await until(lambda: follower.over and not gateway.state.in_flight)
+    assert text_of(events_of(follower.text)) == " wörld"
     assert not gateway.log.cancellations
 
 
-async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -> None:
+async def test_resume_without_event_id_restarts_at_own_gateway() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream, gateway.client() as client:
         (request,) = await accepted_requests(gateway)
@@ -132,35 +132,41 @@ async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -
         )
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(gateway, path=path) as again:
+        async with streamed_call(gateway, path=path) as follower:
             await until(lambda: len(gateway.state.resumed_calls) == 1)  # before the call is over
-            end = ended(request.request_id, TEXTS)
+            end = stream_end(request.request_id, TEXTS)
             await gateway.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
             )
-            await until(lambda: again.over)
-        assert text_of(events_of(again.text)) == "".join(TEXTS)
-        gone = await client.get("/v1/requests/r1/events")
-        assert gone.status_code == 404
-        other = await client.get("/v1/requests/r1/events", headers={"Last-Event-ID": again.ids[0]})
-        assert other.json()["error"]["message"].startswith("r1: the Last-Event-ID belongs to")
+            await until(lambda: follower.over)
+        assert text_of(events_of(follower.text)) == "".join(TEXTS)
+        missing = await client.get("/v1/requests/r1/events")
+        assert missing.status_code == 404
+        mismatch = await client.get(
+            "/v1/requests/r1/events", headers={"Last-Event-ID": follower.ids[0]}
+        )
+        assert mismatch.json()["error"]["message"].startswith("r1: the Last-Event-ID belongs to")
 
 
-async def test_resumes_are_bounded() -> None:
+async def test_gateway_limits_resumed_streams() -> None:
     gateway = InProcessGateway(resumes_max=1)
     gateway.answer_with("a")
     async with gateway.client() as client:
-        done = await client.post("/v1/chat/completions", json=chat(stream=True), headers=WITH_IDS)
-        event_id = next(line[4:] for line in done.text.splitlines() if line.startswith("id: "))
-        path = f"/v1/requests/{done.headers['x-request-id']}/events"
+        first_answer = await client.post(
+            "/v1/chat/completions", json=chat(stream=True), headers=WITH_IDS
+        )
+        event_id = next(
+            line[4:] for line in first_answer.text.splitlines() if line.startswith("id: ")
+        )
+        path = f"/v1/requests/{first_answer.headers['x-request-id']}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=event_id):
             await until(lambda: len(gateway.state.resumed_calls) == 1)
             refused = await client.get(path, headers={"Last-Event-ID": event_id})
     assert refused.status_code == 429
 
 
-async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
-    """Of each choice, until they were told, and only at another gateway."""
+async def test_resuming_gateway_writes_resumption_to_routers() -> None:
+    """It writes one for each choice, and only where another gateway accepted the call."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     body = chat(stream=True, n=2)
@@ -170,26 +176,31 @@ async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
         await until(lambda: bool(stream.ids))
         path = f"/v1/requests/{requests[0].parent_id}/events"
         async with (
-            streamed_call(first, path=path, Last_Event_ID=stream.ids[-1]) as own,
-            streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as other,
+            streamed_call(first, path=path, Last_Event_ID=stream.ids[-1]) as first_stream,
+            streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as second_stream,
         ):
             await second.log.wait_sent(2)
             for request in requests:
-                end = ended(request.request_id, TEXTS[:1])
+                end = stream_end(request.request_id, TEXTS[:1])
                 await first.log.push(frame(request.request_id, [], end=end))
-            await until(lambda: own.over and other.over)
+            await until(lambda: first_stream.over and second_stream.over)
     assert not first.log.resumptions
-    assert second.log.sent == second.log.resumptions
-    told = [(each.request_id, each.session_id) for each in second.log.resumptions]
-    assert told == [(request.request_id, "mine") for request in requests]
-    where = {(each.gateway_id, each.gateway_started_ms) for each in second.log.resumptions}
-    assert where == {("gateway-1", STARTED_MS)}
+    assert second.log.sent_records == second.log.resumptions
+    resumptions = [
+        (resumption.request_id, resumption.session_id) for resumption in second.log.resumptions
+    ]
+    assert resumptions == [(request.request_id, "mine") for request in requests]
+    gateways = {
+        (resumption.gateway_id, resumption.gateway_started_ms)
+        for resumption in second.log.resumptions
+    }
+    assert gateways == {("gateway-1", STARTED_MS)}
 
 
-async def test_a_resume_is_told_again_until_the_log_takes_it(
+async def test_resuming_gateway_retries_resumption_until_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes of the log is written meanwhile."""
+    """The resumed stream continues meanwhile."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
     monkeypatch.setattr(state, "RETRY_S", 0.0)
@@ -199,13 +210,13 @@ async def test_a_resume_is_told_again_until_the_log_takes_it(
         await until(lambda: bool(stream.ids))
         second.log.trouble = BrokerUnavailable("away")
         path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as other:
+        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as follower:
             await first.log.push(frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2))
-            await until(lambda: bool(other.writes))
+            await until(lambda: bool(follower.writes))
             second.log.trouble = None
             await second.log.wait_sent(1)
-            end = ended(request.request_id, TEXTS[:2])
+            end = stream_end(request.request_id, TEXTS[:2])
             await first.log.push(frame(request.request_id, [], end=end))
-            await until(lambda: other.over)
-    assert text_of(events_of(other.text)) == TEXTS[1]
-    assert [each.request_id for each in second.log.resumptions] == [request.request_id]
+            await until(lambda: follower.over)
+    assert text_of(events_of(follower.text)) == TEXTS[1]
+    assert [resumption.request_id for resumption in second.log.resumptions] == [request.request_id]

@@ -17,7 +17,7 @@ from schemas.records import (
     SearchLoad,
 )
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame
+from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end
 from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
@@ -25,7 +25,7 @@ from tests.streams.gateway.streamed_call import (
 from tests.waiting import until
 
 
-async def test_models_tokenize_and_what_is_not_there() -> None:
+async def test_routes_list_models_tokenize_and_report_unknown_paths() -> None:
     async with InProcessGateway().client() as client:
         models = (await client.get("/v1/models")).json()
         assert [model["id"] for model in models["data"]] == [MODEL]
@@ -50,8 +50,8 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
             assert response.headers["x-request-id"].startswith("r")
 
 
-async def test_what_probes_and_monitors_of_vllm_ask_for() -> None:
-    """guidellm, Helm charts and probes of others found none of these."""
+async def test_gateway_serves_probe_and_monitor_paths_of_vllm() -> None:
+    """guidellm, Helm charts and load balancers ask for these paths."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
@@ -69,11 +69,11 @@ async def test_what_probes_and_monitors_of_vllm_ask_for() -> None:
             assert (await client.get("/load")).json() == {"server_load": 2}
 
 
-async def test_token_ids_become_their_text() -> None:
+async def test_detokenize_returns_text_of_token_ids() -> None:
     async with InProcessGateway().client() as client:
         tokens = (await client.post("/tokenize", json={"prompt": "hello"})).json()["tokens"]
-        for named in ({}, {"model": MODEL}):
-            text = await client.post("/detokenize", json={"tokens": tokens, **named})
+        for model_fields in ({}, {"model": MODEL}):
+            text = await client.post("/detokenize", json={"tokens": tokens, **model_fields})
             assert text.json() == {"prompt": "hello"}
         assert (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
         for body, param in (
@@ -102,8 +102,8 @@ async def test_token_ids_become_their_text() -> None:
         ("DELETE", "/health", 405),
     ],
 )
-async def test_calls_that_are_not_there(method: str, path: str, status: int) -> None:
-    """A name that stands where ids may is no id that lacks a method."""
+async def test_unknown_routes_return_404_or_405(method: str, path: str, status: int) -> None:
+    """A fixed path segment in place of an id is no id that lacks a method."""
     async with InProcessGateway().client() as client:
         response = await client.request(method, path)
     assert response.status_code == status
@@ -111,11 +111,11 @@ async def test_calls_that_are_not_there(method: str, path: str, status: int) -> 
     assert ("allow" in response.headers) == (status == 405)
 
 
-def ready(role: Role, load: SearchLoad | None = None, **told: Any) -> Member:
-    named = Registration(
-        member_id=role, epoch=1, kind=MemberKind.WORKER, roles=(role,), started_ms=0, **told
+def ready(role: Role, load: SearchLoad | None = None, **fields: Any) -> Member:
+    registration = Registration(
+        member_id=role, epoch=1, kind=MemberKind.WORKER, roles=(role,), started_ms=0, **fields
     )
-    return Member(registration=named, seen_ms=0, state=MemberState.READY, search=load)
+    return Member(registration=registration, seen_ms=0, state=MemberState.READY, search=load)
 
 
 def embedding_worker() -> Member:
@@ -124,12 +124,12 @@ def embedding_worker() -> Member:
 
 
 def retrieval_worker(*names: str) -> Member:
-    held = [CollectionState(name=n, dim=8, metric="cosine", documents=1) for n in names]
-    return ready(Role.RETRIEVAL, SearchLoad(collections=held))
+    collections = [CollectionState(name=n, dim=8, metric="cosine", documents=1) for n in names]
+    return ready(Role.RETRIEVAL, SearchLoad(collections=collections))
 
 
-async def test_models_are_all_that_a_call_may_name() -> None:
-    """Models that embed, too, and the served one with a collection, where these have no owners."""
+async def test_models_endpoint_lists_every_usable_model() -> None:
+    """It lists embedding models, too, and collections where these have no owners."""
     for keys in ((), ("key",)):
         gateway = InProcessGateway(api_keys=keys)
         gateway.log.members = [embedding_worker(), retrieval_worker("answers", "handbook", "vs_1")]
@@ -147,7 +147,7 @@ async def test_models_are_all_that_a_call_may_name() -> None:
             assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
 
 
-async def test_delete_cancels_and_the_stream_says_so() -> None:
+async def test_delete_cancels_request_and_ends_stream_with_error() -> None:
     gateway = InProcessGateway()
     async with gateway.client() as client, streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
@@ -155,7 +155,7 @@ async def test_delete_cancels_and_the_stream_says_so() -> None:
         response = await client.delete("/v1/requests/chatcmpl-" + request.request_id)
         assert response.status_code == 200
         assert response.json()["id"] == request.request_id
-        end = ended(request.request_id, ["a"], kind=OutcomeKind.CANCELLED)
+        end = stream_end(request.request_id, ["a"], kind=OutcomeKind.CANCELLED)
         await gateway.log.push(frame(request.request_id, [], end=end))
         await until(lambda: stream.over)
     (cancellation,) = gateway.log.cancellations
@@ -166,7 +166,7 @@ async def test_delete_cancels_and_the_stream_says_so() -> None:
     assert reasons == [None, None], "what was cut off did not finish"
 
 
-async def test_delete_of_a_request_that_another_gateway_answers() -> None:
+async def test_delete_forwards_cancellation_to_other_gateway() -> None:
     gateway = InProcessGateway()
     async with gateway.client() as client:
         unknown = await client.delete("/v1/requests/r1")
@@ -179,8 +179,8 @@ async def test_delete_of_a_request_that_another_gateway_answers() -> None:
 
 
 @pytest.mark.parametrize("request_id", ["a%0d%0ab", "%0d%0a%0d%0a", "%00", "%ff", "x" * 5_000, "é"])
-async def test_ids_in_paths_are_never_headers(request_id: str) -> None:
-    """A line break in the path of events was one in a header."""
+async def test_ids_in_paths_never_inject_headers(request_id: str) -> None:
+    """An encoded line break in the path must not become one in a header."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         for method, end in (("GET", "/events"), ("DELETE", "")):

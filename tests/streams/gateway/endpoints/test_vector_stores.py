@@ -34,7 +34,7 @@ async def send(
         return response.status_code, response.json()
 
 
-async def made(gateway: InProcessGateway, **fields: Any) -> str:
+async def new_store(gateway: InProcessGateway, **fields: Any) -> str:
     status, store = await send(gateway, STORES, fields)
     assert status == 200, store
     return f"{STORES}/{store['id']}"
@@ -66,11 +66,11 @@ def complete(gateway: InProcessGateway, store: str, file_id: str) -> None:
     table.apply(key_of(result), result)
 
 
-async def test_a_store_is_made_changed_listed_and_deleted() -> None:
+async def test_vector_store_is_created_changed_listed_and_deleted() -> None:
     gateway = keeping()
     sizes = {"max_chunk_size_tokens": 200, "chunk_overlap_tokens": 50}
     chunks = {"type": "static", "static": sizes}
-    path = await made(gateway, name="a", metadata={"k": "v"}, chunking_strategy=chunks)
+    path = await new_store(gateway, name="a", metadata={"k": "v"}, chunking_strategy=chunks)
     _, store = await send(gateway, path)
     assert (store["name"], store["metadata"], store["expires_at"]) == ("a", {"k": "v"}, None)
     days = {"anchor": "last_active_at", "days": 2}
@@ -94,17 +94,17 @@ async def test_a_store_is_made_changed_listed_and_deleted() -> None:
     assert (await send(gateway, STORES))[1]["data"] == []
 
 
-async def test_lists_are_divided_into_pages_in_both_ways() -> None:
+async def test_vector_store_list_pages_in_both_directions() -> None:
     gateway, paths = keeping(), list[str]()
     for number in range(5):  # in one millisecond they would have no order
-        paths.append(await made(gateway, name=str(number)))
+        paths.append(await new_store(gateway, name=str(number)))
         made_ms = wall_ms()
         await until(lambda made_ms=made_ms: wall_ms() > made_ms)
     ids = [path.rpartition("/")[2] for path in paths]
 
     async def names(query: str) -> tuple[str, bool]:
         _, page = await send(gateway, f"{STORES}?{query}")
-        return "".join(each["name"] for each in page["data"]), page["has_more"]
+        return "".join(store["name"] for store in page["data"]), page["has_more"]
 
     assert await names("order=asc&limit=2") == ("01", True)
     assert await names("order=asc&limit=3") == ("012", True)
@@ -117,10 +117,9 @@ async def test_lists_are_divided_into_pages_in_both_ways() -> None:
         assert (await send(gateway, f"{STORES}?{query}"))[0] == 400, query
 
 
-async def test_another_tenant_sees_searches_and_changes_nothing() -> None:
-    """Tenants never see each other's objects."""
+async def test_vector_store_is_hidden_from_other_tenants() -> None:
     gateway = keeping()
-    path, file_id = await made(gateway), await file_of(gateway)
+    path, file_id = await new_store(gateway), await file_of(gateway)
     _, batch = await send(gateway, path + "/file_batches", {"file_ids": [file_id]})
     batches = f"{path}/file_batches/{batch['id']}"
     for method, where, body in (
@@ -141,10 +140,10 @@ async def test_another_tenant_sees_searches_and_changes_nothing() -> None:
     ):
         status, answer = await send(gateway, where, body, method, key="two")
         assert status == 404, (method, where, answer)
-    other = await made(keeping())
+    foreign_store = await new_store(keeping())
     status, answer = await send(gateway, STORES, {"file_ids": [file_id]}, key="two")
     assert (status, answer["error"]["message"]) == (404, f"no such file: {file_id!r}")
-    assert (await send(gateway, other))[0] == 404
+    assert (await send(gateway, foreign_store))[0] == 404
 
 
 CHUNKS = {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 51}
@@ -189,19 +188,21 @@ WRONG: list[tuple[str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "message"), WRONG)
-async def test_what_cannot_be_is_refused(path: str, body: Any, status: int, message: str) -> None:
+async def test_vector_store_endpoints_reject_invalid_fields(
+    path: str, body: Any, status: int, message: str
+) -> None:
     gateway = keeping()
-    store, file_id = await made(gateway), await file_of(gateway)
+    store, file_id = await new_store(gateway), await file_of(gateway)
     before = len(gateway.objects.table)
     body = json.loads(json.dumps(body).replace("FILE", file_id))
-    found, answer = await send(gateway, (store if path else STORES) + path, body)
-    assert (found, message in answer["error"]["message"]) == (status, True), answer
+    actual_status, answer = await send(gateway, (store if path else STORES) + path, body)
+    assert (actual_status, message in answer["error"]["message"]) == (status, True), answer
     assert len(gateway.objects.table) == before
 
 
-async def test_unknown_ids_are_told() -> None:
+async def test_vector_store_endpoints_return_404_for_unknown_ids() -> None:
     gateway = keeping()
-    store, file_id = await made(gateway), await file_of(gateway)
+    store, file_id = await new_store(gateway), await file_of(gateway)
     for path, message in (
         (f"{STORES}/vs_none", "no such vector store: 'vs_none'"),
         (f"{store}/files/{file_id}", "no such file in vector store"),
@@ -211,43 +212,41 @@ async def test_unknown_ids_are_told() -> None:
         assert status == 404 and message in answer["error"]["message"]
 
 
-async def test_attributes_of_a_store_are_of_one_kind_each() -> None:
-    """An index keeps numbers or labels of a field; it would drop the other file's passages, or
-    those of the same file that come first.
-    """
+async def test_vector_store_attributes_have_one_type_per_field() -> None:
+    """An index has numbers or labels in a field; it would drop passages of the other type."""
     gateway = keeping()
-    store = await made(gateway)
-    one, two = await file_of(gateway), await file_of(gateway)
+    store = await new_store(gateway)
+    first, second = await file_of(gateway), await file_of(gateway)
     files = store + "/files"
-    assert (await send(gateway, files, {"file_id": one, "attributes": {"y": 1}}))[0] == 200
-    wrong = {"file_id": two, "attributes": {"y": "1"}}
+    assert (await send(gateway, files, {"file_id": first, "attributes": {"y": 1}}))[0] == 200
+    wrong = {"file_id": second, "attributes": {"y": "1"}}
     status, answer = await send(gateway, files, wrong)
     assert status == 400 and "attributes.y: expected a number" in answer["error"]["message"]
-    status, answer = await send(gateway, f"{files}/{one}", {"attributes": {"y": "now a text"}})
+    status, answer = await send(gateway, f"{files}/{first}", {"attributes": {"y": "now a text"}})
     assert status == 400 and "take the file out of the store first" in answer["error"]["message"]
-    assert (await send(gateway, f"{files}/{one}", {"attributes": {"z": "x"}}))[0] == 200
-    _, changed = await send(gateway, f"{files}/{one}", {"attributes": {"y": "now a text"}})
+    assert (await send(gateway, f"{files}/{first}", {"attributes": {"z": "x"}}))[0] == 200
+    _, changed = await send(gateway, f"{files}/{first}", {"attributes": {"y": "now a text"}})
     assert (changed["attributes"], changed["status"]) == ({"y": "now a text"}, "in_progress")
 
 
-async def test_files_of_a_store_are_cut_alike() -> None:
+async def test_vector_store_files_share_one_chunking_strategy() -> None:
     gateway = keeping()
-    store, file_id = await made(gateway), await file_of(gateway)
+    store, file_id = await new_store(gateway), await file_of(gateway)
     sizes = {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}
     chunks = {"type": "static", "static": sizes}
     body = {"file_id": file_id, "chunking_strategy": chunks}
     status, answer = await send(gateway, store + "/files", body)
     assert status == 400 and "all files of a vector store are cut alike" in str(answer)
-    alike = await made(gateway, chunking_strategy=chunks)
-    assert (await send(gateway, alike + "/files", body))[0] == 200
+    static_store = await new_store(gateway, chunking_strategy=chunks)
+    assert (await send(gateway, static_store + "/files", body))[0] == 200
 
 
-async def test_a_search_asks_the_pool_for_the_stores_collection() -> None:
+async def test_vector_store_search_queries_its_collection() -> None:
     gateway = keeping()
-    store, file_id = await made(gateway), await file_of(gateway)
+    store, file_id = await new_store(gateway), await file_of(gateway)
     attached = {"file_id": file_id, "attributes": {"year": 2020}}
     await send(gateway, store + "/files", attached)
-    gateway.pool.found = [
+    gateway.pool.search_results = [
         found_hits(
             hit(file_id, "both", 0.5, 0.03), hit("file-gone", "of a deleted file", 0.9, 0.02)
         ),
@@ -259,17 +258,17 @@ async def test_a_search_asks_the_pool_for_the_stores_collection() -> None:
     status, page = await send(gateway, store + "/search", body)
     assert (status, page["object"]) == (200, "vector_store.search_results.page")
     assert page["search_query"] == ["a", "b"] and not page["has_more"]
-    assert [(each["content"][0]["text"], each["score"]) for each in page["data"]] == [
+    assert [(result["content"][0]["text"], result["score"]) for result in page["data"]] == [
         ("both", 0.5),
         ("second", 0.0),
     ]
     assert page["data"][0]["attributes"] == {"year": 2020}
     assert page["data"][0]["filename"] == "a.txt"
-    asked = gateway.pool.searches[0]
-    assert asked["collection"] == store.rpartition("/")[2] and asked["k"] == 7
-    assert asked["tenant"] == gateway.state.keys.tenant({b"authorization": b"Bearer one"})
-    assert json.loads(asked["filter"]) == {"year": {"$gte": 2000}}
-    assert (asked["min_score"], asked["mode"]) == (0.25, "hybrid")
+    search = gateway.pool.searches[0]
+    assert search["collection"] == store.rpartition("/")[2] and search["k"] == 7
+    assert search["tenant"] == gateway.state.keys.tenant({b"authorization": b"Bearer one"})
+    assert json.loads(search["filter"]) == {"year": {"$gte": 2000}}
+    assert (search["min_score"], search["mode"]) == (0.25, "hybrid")
 
 
 def hit(file_id: str, text: str, score: float, fused: float) -> Hit:
@@ -280,39 +279,39 @@ def hit(file_id: str, text: str, score: float, fused: float) -> Hit:
 @pytest.mark.parametrize(
     ("weights", "mode"), [((1, 0), "vector"), ((0, 1), "words"), ((0.3, 0.7), "hybrid")]
 )
-async def test_weights_choose_what_is_searched(weights: tuple[float, float], mode: str) -> None:
+async def test_hybrid_weights_select_search_mode(weights: tuple[float, float], mode: str) -> None:
     gateway = keeping()
-    store = await made(gateway)
-    given = dict(zip(("embedding_weight", "text_weight"), weights, strict=True))
-    body = {"query": "a", "ranking_options": {"hybrid_search": given}}
+    store = await new_store(gateway)
+    hybrid_weights = dict(zip(("embedding_weight", "text_weight"), weights, strict=True))
+    body = {"query": "a", "ranking_options": {"hybrid_search": hybrid_weights}}
     assert (await send(gateway, store + "/search", body))[0] == 200
     assert gateway.pool.searches[0]["mode"] == mode
 
 
-def test_weights_order_what_was_found() -> None:
+def test_hybrid_weights_reorder_hits() -> None:
     near = replace(hit("file-1", "near", 0.9, 0.01), distance=0.1)
-    said = replace(hit("file-1", "said", 0.1, 0.02), distance=0.9, words=7.0)
-    both = [near, replace(said, distance=inf)]
+    lexical = replace(hit("file-1", "said", 0.1, 0.02), distance=0.9, words=7.0)
+    both = [near, replace(lexical, distance=inf)]
 
     def best(*weights: float) -> str:
-        found = reweight(both, (weights[0], weights[1]))
-        return max(found, key=lambda each: each.fused).document_id
+        ranking = reweight(both, (weights[0], weights[1]))
+        return max(ranking, key=lambda candidate: candidate.fused).document_id
 
-    assert best(0.9, 0.1) == near.document_id and best(0.1, 0.9) == said.document_id
+    assert best(0.9, 0.1) == near.document_id and best(0.1, 0.9) == lexical.document_id
     assert reweight(both, (1, 1)) == both
 
 
-async def test_weights_that_are_all_zero_are_refused() -> None:
+async def test_vector_store_search_rejects_all_zero_weights() -> None:
     gateway = keeping()
     none = {"hybrid_search": {"embedding_weight": 0, "text_weight": 0}}
     body = {"query": "a", "ranking_options": none}
-    status, answer = await send(gateway, await made(gateway) + "/search", body)
+    status, answer = await send(gateway, await new_store(gateway) + "/search", body)
     assert status == 400 and "expected a weight above 0" in answer["error"]["message"]
 
 
-async def test_an_empty_store_has_no_results_and_other_trouble_is_told() -> None:
+async def test_vector_store_search_maps_pool_errors_to_statuses() -> None:
     gateway = keeping()
-    path = await made(gateway) + "/search"
+    path = await new_store(gateway) + "/search"
     for trouble, status in (
         (EmptyIndex("empty"), 200),
         (UnknownFilterField("no row has it"), 400),
@@ -322,28 +321,28 @@ async def test_an_empty_store_has_no_results_and_other_trouble_is_told() -> None
         assert (await send(gateway, path, {"query": "a"}))[0] == status
 
 
-async def test_what_is_missing_from_results_is_told() -> None:
+async def test_vector_store_search_reports_missing_shards() -> None:
     gateway = keeping()
-    path = await made(gateway) + "/search"
+    path = await new_store(gateway) + "/search"
     wrong = NotReady("away").to_wire()
-    found = replace(found_hits(missing={1: wrong}), degraded="no embedding worker is ready")
-    gateway.pool.found = [found]
+    result = replace(found_hits(missing={1: wrong}), degraded="no embedding worker is ready")
+    gateway.pool.search_results = [result]
     _, page = await send(gateway, path, {"query": "a"})
-    assert page["trivium"] == {"missing_shards": [1], "degraded": found.degraded}
+    assert page["trivium"] == {"missing_shards": [1], "degraded": result.degraded}
 
 
-async def test_a_cancelled_batch_keeps_what_is_complete() -> None:
+async def test_cancelled_file_batch_keeps_completed_files() -> None:
     gateway = keeping()
-    store = await made(gateway)
-    one, two = await file_of(gateway), await file_of(gateway)
+    store = await new_store(gateway)
+    first, second = await file_of(gateway), await file_of(gateway)
     _, batch = await send(
-        gateway, store + "/file_batches", {"files": [{"file_id": one}, {"file_id": two}]}
+        gateway, store + "/file_batches", {"files": [{"file_id": first}, {"file_id": second}]}
     )
-    complete(gateway, store, one)
+    complete(gateway, store, first)
     path = f"{store}/file_batches/{batch['id']}"
     _, batch = await send(gateway, path + "/cancel", {})
     assert (batch["status"], batch["file_counts"]["cancelled"]) == ("cancelled", 1)
     assert batch["file_counts"]["completed"] == 1
     _, page = await send(gateway, path + "/files?filter=cancelled")
-    assert [each["id"] for each in page["data"]] == [two]
+    assert [file["id"] for file in page["data"]] == [second]
     assert (await send(gateway, path + "/files?filter=odd"))[0] == 400

@@ -57,10 +57,10 @@ PAIR = [worker(PREFILL), worker(DECODE)]
         ),
     ],
 )
-async def test_a_wish_that_nobody_can_meet_is_refused(
+async def test_gateway_rejects_wish_that_no_worker_can_meet(
     workers: Fleet, header: str, wish: str, possible: str, why: str
 ) -> None:
-    """Nothing is silently something else, and nothing is sent."""
+    """The wish is never replaced silently, and no request is written."""
     gateway = gateway_of(*workers)
     field = header.removeprefix("x-trivium-")
     for headers, body, param in (
@@ -72,7 +72,7 @@ async def test_a_wish_that_nobody_can_meet_is_refused(
         assert (status, error["param"]) == (400, param)
         assert f"{param}: this deployment can meet {possible}, found {wish}; " in error["message"]
         assert why in error["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,28 @@ async def test_a_wish_that_nobody_can_meet_is_refused(
         ([worker(DECODE)], POLICY, "learned"),
     ],
 )
-async def test_a_wish_that_somebody_can_meet_is_sent(
+async def test_gateway_forwards_wish_that_some_worker_can_meet(
     workers: Fleet, header: str, wish: str
 ) -> None:
-    """What is full or dead at the moment is the router's to say."""
+    """Routers decide about workers that are full or dead at the moment."""
     gateway = gateway_of(*workers)
     assert (await call(gateway, chat(), **{header: wish}))[0] == 200
     (request,) = gateway.log.requests
     assert wish in (request.policy, request.orchestration)
 
 
-async def test_a_response_is_refused_likewise() -> None:
-    """All that generates."""
+async def test_responses_and_completions_reject_unmeetable_wishes() -> None:
     gateway = gateway_of(*VLLM)
     body = {"model": MODEL, "input": "Hi"}
     status, answer = await call(gateway, body, "/v1/responses", **{ORDER: "decode_first"})
     assert (status, answer["error"]["param"]) == (400, ORDER)
-    again = {"model": MODEL, "prompt": "Hi", "trivium": {"orchestration": "decode_first"}}
-    assert (await call(gateway, again, "/v1/completions"))[0] == 400
-    assert not gateway.log.sent
+    completion_body = {"model": MODEL, "prompt": "Hi", "trivium": {"orchestration": "decode_first"}}
+    assert (await call(gateway, completion_body, "/v1/completions"))[0] == 400
+    assert not gateway.log.sent_records
 
 
-async def test_a_policy_that_routers_have_not_is_refused() -> None:
-    """`table` without a table; a router that does not tell is an older one."""
+async def test_gateway_rejects_policy_that_routers_lack() -> None:
+    """`table` needs a table; a router that lists no policies is an older one."""
     gateway = gateway_of(*PAIR)
     names = [("r0", ()), ("r1", ("learned", "static"))]
     for number, (name, policies) in enumerate(names):
@@ -140,21 +139,21 @@ BUILT_IN = ("every", "sentence", "uncertain")
         ([BUILT_IN, BUILT_IN], None, 200),
     ],
 )
-async def test_a_trigger_is_one_that_every_decode_worker_has(
+async def test_gateway_rejects_trigger_missing_from_any_decode_worker(
     triggers: list[tuple[str, ...]], wish: str | None, status: int
 ) -> None:
-    """By what workers say that is installed there."""
+    """Workers list the triggers that are installed there."""
     roles = zip((DECODE, REPLICA), triggers, strict=True)
-    decoders = [worker(role, triggers=found) for role, found in roles]
+    decoders = [worker(role, triggers=names) for role, names in roles]
     gateway = gateway_of(worker(PREFILL, triggers=BUILT_IN), *decoders)
     body = chat(retrieval={"collection": "c", "probes": {"trigger": wish}})
-    found, answer = await call(gateway, body)
-    assert found == status
+    actual_status, answer = await call(gateway, body)
+    assert actual_status == status
     if status == 400:
         error = answer["error"]
         assert error["param"] == "retrieval.probes.trigger"
         assert "can meet every, sentence, uncertain, found question; every" in error["message"]
-        assert not gateway.log.sent
+        assert not gateway.log.sent_records
     else:
         (request,) = gateway.log.requests
         assert request.retrieval is not None and request.retrieval.probing is not None

@@ -187,25 +187,25 @@ SENT: dict[str, tuple[bytes, Sequence[Answer]]] = {
 def read_answers(data: bytes, expected: Sequence[Answer]) -> None:
     """Check what came back; there is nothing more."""
     sock = ReadBytes(data)
-    for one in expected:
-        response = http.client.HTTPResponse(sock, method=one.method)
+    for reference in expected:
+        response = http.client.HTTPResponse(sock, method=reference.method)
         response.begin()
         body = response.read().decode()
         headers = {name.lower(): value for name, value in response.getheaders()}
-        assert response.status == one.status, body
-        assert one.headers.items() <= headers.items()
-        assert one.lacks not in headers
-        if one is CHAT or one is OLD:
+        assert response.status == reference.status, body
+        assert reference.headers.items() <= headers.items()
+        assert reference.lacks not in headers
+        if reference is CHAT or reference is OLD:
             is_stream = headers["content-type"].startswith("text/event-stream")
-            answer = text_of(events_of(body)) if is_stream else said(body)
-            assert answer == one.text
+            answer = text_of(events_of(body)) if is_stream else content_of(body)
+            assert answer == reference.text
             assert not is_stream or body.startswith("data: ") and body.endswith("data: [DONE]\n\n")
         else:
-            assert one.text in body
+            assert reference.text in body
     assert sock.makefile("rb").read() == b""
 
 
-def said(body: str) -> str:
+def content_of(body: str) -> str:
     return str(json.loads(body)["choices"][0]["message"]["content"])
 
 
@@ -218,8 +218,8 @@ def answering(**settings: Any) -> InProcessGateway:
 async def talk() -> None:
     """All of them, each on a connection of its own."""
     async with serving(answering()) as url:
-        for name, (sent, expected) in SENT.items():
-            async with raw_connection(url, sent, ends=True) as reader:
+        for name, (payload, expected) in SENT.items():
+            async with raw_connection(url, payload, ends=True) as reader:
                 answers = await reader.read()
             try:
                 read_answers(answers, expected)
@@ -228,15 +228,12 @@ async def talk() -> None:
                 raise
 
 
-async def test_real_clients_are_answered() -> None:
-    """An offer of h2c lost the body, HTTP/1.0 got chunks, and who had sent all that it wanted to
-    got nothing.
-    """
+async def test_gateway_answers_requests_of_real_clients() -> None:
+    """Offers of h2c, HTTP/1.0 and half-closed connections get whole answers."""
     await talk()
 
 
-async def test_it_does_not_matter_how_a_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into writes and packets: every byte comes by itself here."""
+async def test_gateway_reads_requests_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = HttpConnection.data_received
 
     def byte_by_byte(protocol: HttpConnection, data: bytes) -> None:

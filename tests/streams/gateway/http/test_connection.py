@@ -18,7 +18,7 @@ from tests.streams.gateway.raw_connection import (
     address_of,
     raw_connection,
 )
-from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
+from tests.streams.gateway.samples import chat, events_of, frame, stream_end, text_of
 from tests.waiting import until
 
 NOT_STREAMED = json.dumps(chat()).encode()
@@ -32,43 +32,43 @@ MakeLoop = Callable[[], asyncio.AbstractEventLoop]
 async def answer_last(gateway: InProcessGateway, *texts: str) -> None:
     """The whole answer to the last request."""
     name = gateway.log.requests[-1].request_id
-    await gateway.log.push(frame(name, [*texts], end=ended(name, texts)))
+    await gateway.log.push(frame(name, [*texts], end=stream_end(name, texts)))
 
 
 @LOOPS
-@pytest.mark.parametrize("sent", [WHOLE, ONE, GET + b"\r\n" + ONE, ONE + GET + b"\r\n"])
-def test_who_sends_no_more_gets_its_answer(make_loop: MakeLoop, sent: bytes) -> None:
-    """As `nc -N` and shells do; it got nothing at all."""
+@pytest.mark.parametrize("payload", [WHOLE, ONE, GET + b"\r\n" + ONE, ONE + GET + b"\r\n"])
+def test_half_closed_connection_gets_whole_answer(make_loop: MakeLoop, payload: bytes) -> None:
+    """`nc -N` and shells close their side after the request."""
 
     async def run() -> bytes:
         gateway = InProcessGateway()
-        async with serving(gateway) as url, raw_connection(url, sent, ends=True) as reader:
+        async with serving(gateway) as url, raw_connection(url, payload, ends=True) as reader:
             await gateway.log.wait_sent(1)
             await until(lambda: gateway.state.in_flight == 1)
-            begun = await reader.readexactly(1)  # it is told that it is being answered
+            first_byte = await reader.readexactly(1)  # it is told that it is being answered
             await answer_last(gateway, "a", "b")
-            answers = begun + await reader.read()
+            answers = first_byte + await reader.read()
             assert not gateway.log.cancellations
             return answers
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         answers = runner.run(run())
-    count = sent.count(b"HTTP/1.1\r\n")
+    count = payload.count(b"HTTP/1.1\r\n")
     assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == count
     assert b'"content":"ab"' in answers or b'"content":"a' in answers
 
 
 @LOOPS
-@pytest.mark.parametrize("sent", [WHOLE, ONE, WHOLE + GET + b"\r\n", ONE + WHOLE])
-def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
-    """Before a token of it came, and with more requests behind it too."""
+@pytest.mark.parametrize("payload", [WHOLE, ONE, WHOLE + GET + b"\r\n", ONE + WHOLE])
+def test_disconnect_cancels_request_before_first_token(make_loop: MakeLoop, payload: bytes) -> None:
+    """More requests may follow it on the connection."""
 
     async def run() -> None:
         gateway = InProcessGateway()
         async with serving(gateway) as url:
             _, writer = await asyncio.open_connection(*address_of(url))
-            writer.write(sent)
+            writer.write(payload)
             await gateway.log.wait_sent(1)
             writer.close()
             await gateway.log.wait_sent(2)
@@ -82,8 +82,10 @@ def test_who_hangs_up_ends_its_work(make_loop: MakeLoop, sent: bytes) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("has_gone", [True, False])
-def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) -> None:
-    """In its middle, where nothing comes for long, the two look the same."""
+def test_half_closed_stream_continues_and_closed_one_is_cancelled(
+    make_loop: MakeLoop, has_gone: bool
+) -> None:
+    """In the middle of a stream the two look the same until something is written."""
 
     async def run() -> None:
         gateway = InProcessGateway()
@@ -93,17 +95,17 @@ def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) 
             await gateway.log.wait_sent(1)
             name = gateway.log.requests[0].request_id
             await gateway.log.push(frame(name, ["a"]))
-            begun = await reader.readuntil(b'"a"') + await reader.readuntil(b"\n\n\r\n")
+            stream_start = await reader.readuntil(b'"a"') + await reader.readuntil(b"\n\n\r\n")
             writer.write_eof()
             if has_gone:
                 writer.close()
                 await gateway.log.wait_sent(2)
                 assert gateway.log.cancellations
                 return
-            begun += await reader.readexactly(1)
-            end = ended(name, "ab")
+            stream_start += await reader.readexactly(1)
+            end = stream_end(name, "ab")
             await gateway.log.push(frame(name, ["b"], first_seq=1, first_char=1, end=end))
-            answer = begun + await reader.read()
+            answer = stream_start + await reader.read()
             writer.close()
             response = http.client.HTTPResponse(ReadBytes(answer))
             response.begin()
@@ -114,17 +116,17 @@ def test_a_stream_goes_on_for_who_is_there(make_loop: MakeLoop, has_gone: bool) 
         runner.run(run())
 
 
-@pytest.mark.parametrize("sent", [HEAD, HEAD + b"content-length: 9\r\n\r\n{", b"", GET])
-async def test_half_a_request_that_ends_is_no_request(sent: bytes) -> None:
+@pytest.mark.parametrize("payload", [HEAD, HEAD + b"content-length: 9\r\n\r\n{", b"", GET])
+async def test_incomplete_request_at_end_gets_no_answer(payload: bytes) -> None:
     gateway = InProcessGateway()
-    async with serving(gateway) as url, raw_connection(url, sent, ends=True) as reader:
+    async with serving(gateway) as url, raw_connection(url, payload, ends=True) as reader:
         assert await reader.read() == b""
 
 
-async def test_what_is_whole_is_answered_before_half_a_request() -> None:
+async def test_whole_request_is_answered_before_incomplete_one() -> None:
     gateway = InProcessGateway()
-    sent = WHOLE + HEAD + b"content-length: 9\r\n\r\n{"
-    async with serving(gateway) as url, raw_connection(url, sent, ends=True) as reader:
+    payload = WHOLE + HEAD + b"content-length: 9\r\n\r\n{"
+    async with serving(gateway) as url, raw_connection(url, payload, ends=True) as reader:
         await gateway.log.wait_sent(1)
         await answer_last(gateway, "a")
         answers = await reader.read()
@@ -142,8 +144,8 @@ async def test_what_is_whole_is_answered_before_half_a_request() -> None:
         ((GET + b"\r\n") * 130, b"429"),
     ],
 )
-async def test_what_cannot_be_served_does_not_cut_a_stream(behind: bytes, status: bytes) -> None:
-    """It is answered behind it; it stood in the middle, or ended it."""
+async def test_bad_request_behind_stream_leaves_stream_whole(behind: bytes, status: bytes) -> None:
+    """The error follows the stream, instead of standing in its middle."""
     gateway = InProcessGateway(header_bytes_max=2_000, headers_max=8)
     async with serving(gateway) as url, raw_connection(url, WHOLE + behind) as reader:
         await gateway.log.wait_sent(1)
@@ -155,10 +157,10 @@ async def test_what_cannot_be_served_does_not_cut_a_stream(behind: bytes, status
 
 
 @contextlib.asynccontextmanager
-async def bounded(sent: bytes, **settings: int) -> AsyncIterator[tuple[InProcessGateway, bytes]]:
+async def bounded(payload: bytes, **settings: int) -> AsyncIterator[tuple[InProcessGateway, bytes]]:
     """What a gateway with small bounds says to these bytes, until it closes."""
     gateway = InProcessGateway(header_bytes_max=2_000, headers_max=8, **settings)
-    async with serving(gateway) as url, raw_connection(url, sent) as reader:
+    async with serving(gateway) as url, raw_connection(url, payload) as reader:
         yield gateway, await reader.read()
 
 
@@ -173,24 +175,24 @@ async def bounded(sent: bytes, **settings: int) -> AsyncIterator[tuple[InProcess
     ],
     ids=["fields", "value", "name", "extension", "spaces"],
 )
-async def test_what_stands_around_a_body_is_bounded(around: bytes) -> None:
-    """Trailers were kept, all of them, and took the loop for seconds."""
+async def test_gateway_bounds_trailers_and_chunk_extensions(around: bytes) -> None:
+    """Unbounded trailers would take the event loop for seconds."""
     async with bounded(CHUNKED + around) as (gateway, answer):
-        assert not gateway.log.sent
+        assert not gateway.log.sent_records
     status = answer.removeprefix(b"HTTP/1.1 ")[:3]
     assert status in (b"431", b"400")
     assert b'"error"' in answer
 
 
-async def test_trailers_are_no_headers() -> None:
-    """What a proxy strips came in behind it, a key too."""
+async def test_trailers_are_ignored_as_headers() -> None:
+    """Proxies strip headers such as keys, which could otherwise come in as trailers."""
     gateway = InProcessGateway(api_keys=("secret",))
     trailers = b"0\r\nAuthorization: Bearer secret\r\nX-Session-Id: mine\r\n\r\n"
-    asked = (
+    without_key = (
         GET.replace(b"/health", b"/v1/models") + b"transfer-encoding: chunked\r\n\r\n" + trailers
     )
     with_key = CHUNKED.replace(b"\r\n", b"\r\nauthorization: Bearer secret\r\n", 1) + trailers
-    async with serving(gateway) as url, raw_connection(url, asked + with_key) as reader:
+    async with serving(gateway) as url, raw_connection(url, without_key + with_key) as reader:
         assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 401 ")
         await gateway.log.wait_sent(1)
         await answer_last(gateway, "a")
@@ -198,17 +200,17 @@ async def test_trailers_are_no_headers() -> None:
     assert gateway.log.requests[0].session_id != "mine"
 
 
-async def test_who_was_not_told_to_send_its_body_is_not_waited_for() -> None:
+async def test_unread_body_after_expect_closes_connection() -> None:
     """What follows on the connection might be the body or not (RFC 9110, 10.1.1)."""
     gateway = InProcessGateway(api_keys=("secret",))
-    sent = HEAD + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n"
-    async with serving(gateway) as url, raw_connection(url, sent) as reader:
+    payload = HEAD + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+    async with serving(gateway) as url, raw_connection(url, payload) as reader:
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert b"connection: close" in answer
 
 
-async def test_a_head_of_a_stream_is_not_read_to_its_end() -> None:
+async def test_head_of_stream_returns_without_waiting_for_end() -> None:
     gateway = InProcessGateway()
     async with serving(gateway) as url, raw_connection(url, WHOLE), http_client(url) as client:
         await gateway.log.wait_sent(1)

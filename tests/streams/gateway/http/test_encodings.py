@@ -50,8 +50,7 @@ FORMS: dict[str, tuple[str, Compress]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_compressed_call_is_answered(form: str) -> None:
-    """It was told to be invalid JSON."""
+async def test_gateway_accepts_compressed_call(form: str) -> None:
     encoding, compress = FORMS[form]
     gateway = InProcessGateway()
     gateway.answer_with("ok")
@@ -63,8 +62,7 @@ async def test_a_compressed_call_is_answered(form: str) -> None:
             assert response.status_code == 200, response.text
 
 
-async def test_a_compressed_form_is_stored() -> None:
-    """What is uploaded too."""
+async def test_gateway_accepts_compressed_upload() -> None:
     form = (
         b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nferry'
@@ -80,8 +78,8 @@ async def test_a_compressed_form_is_stored() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_it_becomes_is_bounded(form: str) -> None:
-    """A few bytes that would be very many."""
+async def test_gateway_bounds_decompressed_body(form: str) -> None:
+    """A few bytes may decompress to very many."""
     encoding, compress = FORMS[form]
     gateway = InProcessGateway(body_bytes_max=300_000)
     headers = {"content-type": "application/json", "content-encoding": encoding}
@@ -92,7 +90,7 @@ async def test_what_it_becomes_is_bounded(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_cannot_be_decoded_is_named(form: str) -> None:
+async def test_gateway_names_encoding_of_undecodable_body(form: str) -> None:
     encoding, compress = FORMS[form]
     gateway, whole = InProcessGateway(), compress(json.dumps(chat()).encode())
     headers = {"content-type": "application/json", "content-encoding": encoding}
@@ -102,11 +100,11 @@ async def test_what_cannot_be_decoded_is_named(form: str) -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, "Content-Encoding")
             assert f"expected a body in {encoding}, found none" in error["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize("encoding", ["compress", "gzip, br", "utf-8"])
-async def test_an_encoding_that_nobody_here_knows(encoding: str) -> None:
+async def test_gateway_returns_415_for_unknown_encoding(encoding: str) -> None:
     async with InProcessGateway().client() as client:
         headers = {"content-type": "application/json", "content-encoding": encoding}
         response = await client.post(CHATS, content=b"{}", headers=headers)
@@ -119,7 +117,7 @@ async def test_an_encoding_that_nobody_here_knows(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["", "identity"])
-async def test_a_body_that_is_said_to_be_as_it_is(encoding: str) -> None:
+async def test_gateway_accepts_identity_encoding(encoding: str) -> None:
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     async with gateway.client() as client:
@@ -129,8 +127,8 @@ async def test_a_body_that_is_said_to_be_as_it_is(encoding: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [0, 7, 65_536, 131_072, 400_000])
-async def test_it_does_not_matter_how_a_body_is_cut(form: str, size: int) -> None:
-    """And no piece of it is large."""
+async def test_body_decoder_accepts_any_piece_sizes(form: str, size: int) -> None:
+    """No decoded piece is large."""
     encoding, compress = FORMS[form]
     body = (b"0123456789" * (size // 10 + 1))[:size]
     packed = compress(body)
@@ -139,20 +137,20 @@ async def test_it_does_not_matter_how_a_body_is_cut(form: str, size: int) -> Non
 
         async def receive(stream: io.BytesIO = stream, step: int = step) -> Any:
             part = stream.read(step)
-            more = stream.tell() < len(packed)
-            return {"type": "http.request", "body": part, "more_body": more}
+            has_rest = stream.tell() < len(packed)
+            return {"type": "http.request", "body": part, "more_body": has_rest}
 
-        read, more, whole = decode_body(encoding, receive), True, b""
-        while more:
+        read, has_more, whole = decode_body(encoding, receive), True, b""
+        while has_more:
             message = await read()
-            more, piece = message["more_body"], message["body"]
+            has_more, piece = message["more_body"], message["body"]
             assert len(piece) <= 128 << 10
             whole += piece
         assert whole == body
 
 
-async def test_other_calls_have_their_turns_while_a_body_grows() -> None:
-    """A megabyte of nothing is some hundred bytes."""
+async def test_body_decoder_yields_to_event_loop() -> None:
+    """A megabyte of zeros is a few hundred bytes."""
     turns, packed = [0], gzip.compress(bytes(10 << 20))
 
     async def receive() -> Any:
@@ -182,7 +180,7 @@ NOTHING: dict[str, tuple[str, bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("form", NOTHING)
-async def test_what_becomes_nothing_is_bounded_too(form: str) -> None:
+async def test_body_decoder_bounds_empty_members_and_frames(form: str) -> None:
     encoding, first, part = NOTHING[form]
     read_bytes, packed = 0, part * ((64 << 10) // len(part))
 
@@ -197,20 +195,20 @@ async def test_what_becomes_nothing_is_bounded_too(form: str) -> None:
         await decode_body(encoding, receive)()
 
 
-async def test_many_members_that_become_something_are_a_body() -> None:
-    """As block-wise packers write them."""
+async def test_body_decoder_accepts_many_members() -> None:
+    """Block-wise packers write them."""
     packed = gzip.compress(bytes(32 << 10), compresslevel=1) * 1_500
 
     async def receive() -> Any:
         return {"type": "http.request", "body": packed, "more_body": False}
 
-    read, more = decode_body("gzip", receive), True
-    while more:
-        more = (await read())["more_body"]
+    read, has_more = decode_body("gzip", receive), True
+    while has_more:
+        has_more = (await read())["more_body"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_call_without_a_body_may_name_an_encoding(form: str) -> None:
+async def test_bodyless_call_may_name_encoding(form: str) -> None:
     async with InProcessGateway().client() as client:
         response = await client.get("/v1/models", headers={"content-encoding": FORMS[form][0]})
         assert response.status_code == 200
@@ -222,8 +220,8 @@ async def test_a_call_without_a_body_may_name_an_encoding(form: str) -> None:
     assert await decode_body(FORMS[form][0], receive)() == await receive()
 
 
-async def test_a_window_that_is_too_large_is_refused() -> None:
-    """It is memory that a caller would name (RFC 9659)."""
+async def test_body_decoder_rejects_large_zstd_window() -> None:
+    """The caller would choose the memory for it (RFC 9659)."""
     options: dict[int, int] = {
         zstd.CompressionParameter.window_log: 27,
         zstd.CompressionParameter.content_size_flag: 0,

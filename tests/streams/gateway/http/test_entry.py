@@ -22,8 +22,8 @@ async def status(name: str, path: str = "/v1/models", **settings: Any) -> int:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:PORT", "localhost", "LocalHost:1", "[::1]:PORT"])
-async def test_loopback_names_are_ours(host: str) -> None:
-    """Whatever the port; so tunnels work."""
+async def test_gateway_accepts_loopback_hosts(host: str) -> None:
+    """Any port is accepted, so tunnels work."""
     assert await status(host) == 200
 
 
@@ -32,13 +32,12 @@ async def test_loopback_names_are_ours(host: str) -> None:
     ["page.example", "page.example:PORT", "127.0.0.1.page.example", "x@localhost", "[::1", "", "*"],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/docs"])
-async def test_a_name_that_leads_here_is_not_ours(host: str, path: str) -> None:
-    """So a page whose name was bound anew to this address reads nothing."""
+async def test_gateway_rejects_foreign_hosts(host: str, path: str) -> None:
+    """A page whose name was rebound to this address can read nothing."""
     assert await status(host, path) == 403
 
 
-async def test_names_are_allowed_by_the_settings() -> None:
-    """One name, or all."""
+async def test_settings_allow_host_names() -> None:
     assert await status("LLM.example:80", allowed_hosts=("llm.example",)) == 200
     assert await status("other.example", allowed_hosts=("llm.example",)) == 403
     assert await status("other.example", allowed_hosts=("*",)) == 200
@@ -47,15 +46,15 @@ async def test_names_are_allowed_by_the_settings() -> None:
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 @pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/tokenize"])
-async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, path: str) -> None:
-    """Browsers send such bodies for any page, without asking first."""
+async def test_gateway_requires_json_content_type(kind: str | None, path: str) -> None:
+    """Browsers send other bodies for any page, without a preflight request."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         headers = {} if kind is None else {"content-type": kind}
         response = await client.post(path, content=b"{}", headers=headers)
     assert response.status_code == 415
     assert "expected application/json" in response.json()["error"]["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://gateway:81", "https://gateway"])
@@ -63,19 +62,19 @@ async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, p
     ("method", "path"),
     [("POST", CHATS), ("DELETE", "/v1/requests/r1"), ("GET", "/v1/models"), ("OPTIONS", CHATS)],
 )
-async def test_a_foreign_page_is_refused(origin: str, method: str, path: str) -> None:
-    """Also where it asks first, and where the answer would be an error."""
+async def test_gateway_rejects_foreign_origins(origin: str, method: str, path: str) -> None:
+    """It rejects preflight requests, too, and calls that would fail anyway."""
     gateway = InProcessGateway()
     async with gateway.client() as client:
         response = await client.request(method, path, json=chat(), headers={"origin": origin})
     assert response.status_code == 403
     assert "gateway.allowed_origins" in response.json()["error"]["message"]
     assert "access-control-allow-origin" not in response.headers
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
-async def test_our_own_pages_may_call() -> None:
-    """The page `/docs` tries calls out."""
+async def test_gateway_accepts_own_origin() -> None:
+    """The page `/docs` sends calls."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     async with gateway.client() as client:
@@ -84,8 +83,8 @@ async def test_our_own_pages_may_call() -> None:
 
 
 @pytest.mark.parametrize("allowed", [PAGE, "*"])
-async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> None:
-    """What a browser needs: the question before, and its own name in the answer."""
+async def test_gateway_answers_allowed_origin_with_cors_headers(allowed: str) -> None:
+    """A browser needs the preflight answer and its own origin in the response."""
     gateway = InProcessGateway(allowed_origins=(allowed,))
     gateway.answer_with("ok")
     asking = {
@@ -94,18 +93,18 @@ async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> Non
         "access-control-request-headers": "authorization,content-type",
     }
     async with gateway.client() as client:
-        asked = await client.options(CHATS, headers=asking)
-        assert asked.status_code == 204
-        assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
+        preflight = await client.options(CHATS, headers=asking)
+        assert preflight.status_code == 204
+        assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
         called = await client.post(CHATS, json=chat(), headers={"origin": PAGE})
         assert called.json()["choices"][0]["message"]["content"] == "ok"
         listed = await client.get("/v1/models", headers={"origin": PAGE})
         assert listed.json()["data"][0]["id"] == MODEL
-    for response in (asked, called, listed):
+    for response in (preflight, called, listed):
         assert response.headers["access-control-allow-origin"] == PAGE
 
 
-async def test_keys() -> None:
+async def test_gateway_requires_api_key() -> None:
     gateway = InProcessGateway(api_keys=("secret", "other"))
     gateway.answer_with("ok")
     for headers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Basic secret"}):
@@ -124,7 +123,7 @@ async def test_keys() -> None:
         assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_a_bug_is_a_500_with_an_openai_body() -> None:
+async def test_internal_error_returns_500_in_openai_shape() -> None:
     gateway = InProcessGateway()
 
     def fail() -> list[str]:

@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 CHATS = "/v1/chat/completions"
 
 
-async def test_bodies_that_are_too_large_with_and_without_their_length() -> None:
+async def test_gateway_returns_413_for_large_body_with_and_without_length() -> None:
     gateway = InProcessGateway(body_bytes_max=100)
 
     async def pieces() -> Any:
@@ -35,8 +35,8 @@ async def test_bodies_that_are_too_large_with_and_without_their_length() -> None
         assert response.json()["error"]["code"] == "body_too_large"
 
 
-async def test_bodies_are_bounded_together_while_they_are_read() -> None:
-    """Not each alone, and before anything is admitted."""
+async def test_gateway_bounds_bodies_in_flight_together() -> None:
+    """The bound applies before a call is admitted."""
     gateway = InProcessGateway(bodies_bytes_max=1_000)
     half = asyncio.Event()
 
@@ -62,8 +62,8 @@ async def test_bodies_are_bounded_together_while_they_are_read() -> None:
     )
 
 
-async def test_one_key_in_many_spellings_has_one_share() -> None:
-    """Each spelling of its header had a share of its own (review of 28)."""
+async def test_spellings_of_one_api_key_share_one_limit() -> None:
+    """Each spelling of the header must not have a share of its own."""
     gateway = InProcessGateway(bodies_bytes_max=1_000, api_keys=("one", "two"))
     half = asyncio.Event()
 
@@ -90,8 +90,8 @@ async def test_one_key_in_many_spellings_has_one_share() -> None:
         assert (await first).status_code == 400
 
 
-async def test_who_sends_too_much_sees_the_answer() -> None:
-    """The rest of the body is forgotten instead of cut off, and the connection serves on (18)."""
+async def test_client_reads_413_and_keeps_connection() -> None:
+    """The gateway discards the rest of the body instead of closing the connection."""
     gateway = InProcessGateway(body_bytes_max=1_000)
     gateway.answer_with("ok")
     async with (
@@ -104,10 +104,10 @@ async def test_who_sends_too_much_sees_the_answer() -> None:
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_who_sends_too_much_and_closes_then_sees_the_answer(
+def test_closing_client_reads_413(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """Python's own client, which says `Connection: close`; it was reset."""
+    """`urllib` sends `Connection: close`, and must not see a reset."""
 
     def post(url: str) -> int:
         call = urllib.request.Request(url + CHATS, b"x" * (8 << 20), JSON)

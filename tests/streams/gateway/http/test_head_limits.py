@@ -37,8 +37,8 @@ async def spoken(url: str, *parts: bytes) -> bytes:
     ],
     ids=["long", "many", "endless", "path"],
 )
-async def test_heads_of_requests_are_bounded(parts: tuple[bytes, ...]) -> None:
-    """A header of megabytes went to routers as it was."""
+async def test_gateway_returns_431_for_large_head(parts: tuple[bytes, ...]) -> None:
+    """A header of megabytes must not reach a router."""
     async with serving(InProcessGateway(header_bytes_max=2_000, headers_max=8)) as url:
         answer = await spoken(url, *parts)
         assert b"HTTP/1.1 431" in answer
@@ -47,7 +47,7 @@ async def test_heads_of_requests_are_bounded(parts: tuple[bytes, ...]) -> None:
             assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_bodies_do_not_count_as_heads() -> None:
+async def test_body_does_not_count_toward_head_limit() -> None:
     gateway = InProcessGateway(header_bytes_max=2_000)
     gateway.answer_with("ok")
     async with serving(gateway) as url, http_client(url) as client:
@@ -58,8 +58,8 @@ async def test_bodies_do_not_count_as_heads() -> None:
             assert response.status_code == 200
 
 
-async def test_the_end_of_a_long_body_does_not_count_as_a_head() -> None:
-    """It comes in pieces of its own; the last one ended its connection."""
+async def test_end_of_long_body_does_not_count_toward_head_limit() -> None:
+    """The last piece of a body must not end its connection."""
     async with serving(InProcessGateway(header_bytes_max=2_000)) as url, http_client(url) as client:
         for _ in range(6):
             response = await client.post("/v1/chat/completions", json=chat("x " * 150_000))

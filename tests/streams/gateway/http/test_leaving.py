@@ -34,13 +34,13 @@ class NoLog:
         """It tells nobody."""
 
 
-Kept = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
 async def stopping(
-    gateway: InProcessGateway, asked: bytes = b""
-) -> AsyncIterator[tuple[Kept, asyncio.Task[None]]]:
+    gateway: InProcessGateway, payload: bytes = b""
+) -> AsyncIterator[tuple[Connection, asyncio.Task[None]]]:
     """A connection that had an answer, to a gateway that was told to stop since; and its life.
     What was asked on it has one token when that happens.
     """
@@ -55,8 +55,8 @@ async def stopping(
         writer.write(LIVE)
         assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(len(b'{"status":"ok"}'))
-        if asked:
-            writer.write(asked)
+        if payload:
+            writer.write(payload)
             (request,) = await accepted_requests(gateway)
             await gateway.log.push(frame(request.request_id, ["a"]))
         stop.set()
@@ -67,8 +67,8 @@ async def stopping(
         await life
 
 
-async def test_a_kept_connection_is_answered_once_more_while_its_gateway_stops() -> None:
-    """It was closed at the moment of a request, which had no answer at all."""
+async def test_stopping_gateway_answers_open_connection_once_more() -> None:
+    """A connection that closes at the moment of a request would leave it without answer."""
     async with stopping(InProcessGateway(linger_ms=600_000)) as ((reader, writer), life):
         writer.write(WHOLE)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # up to its end
@@ -78,17 +78,17 @@ async def test_a_kept_connection_is_answered_once_more_while_its_gateway_stops()
         await life  # nobody else has a connection
 
 
-async def test_connections_that_nobody_uses_do_not_hold_a_gateway_up() -> None:
+async def test_idle_connections_do_not_delay_shutdown() -> None:
     async with stopping(InProcessGateway(linger_ms=1)) as ((reader, _), life):
         await life
         assert await reader.read() == b""
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_connection_that_waits_to_be_accepted_is_served(
+def test_stopping_server_serves_connection_in_backlog(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """It was reset: its client could not know whether its call was read."""
+    """A reset would leave its client in doubt whether the call was read."""
 
     async def run() -> None:
         gateway, sock = InProcessGateway(), listen("127.0.0.1", 0)
@@ -112,25 +112,25 @@ def test_a_connection_that_waits_to_be_accepted_is_served(
         runner.run(run())
 
 
-async def test_a_gateway_that_stops_tells_nobody_new_to_come_back() -> None:
-    """A call on a connection made as it ended was reset."""
+async def test_stopping_gateway_refuses_new_connections() -> None:
+    """A call on a connection that is made too late would be reset."""
     async with stopping(InProcessGateway(linger_ms=600_000)) as ((_, writer), life):
         address = writer.get_extra_info("peername")
 
         async def refused() -> bool:
             try:
-                _, other = await asyncio.open_connection(*address)
+                _, late_writer = await asyncio.open_connection(*address)
             except ConnectionRefusedError:
                 return True
-            other.transport.abort()
+            late_writer.transport.abort()
             return False
 
         await until(refused)
         assert not life.done()
 
 
-async def test_a_stream_that_is_cut_off_is_not_given_up() -> None:
-    """Its client may go on at another gateway; it found the answer cancelled."""
+async def test_stream_cut_by_shutdown_is_not_cancelled() -> None:
+    """Its client can resume at another gateway."""
     gateway = InProcessGateway(grace_ms=1, linger_ms=1)
     async with stopping(gateway, WHOLE) as ((reader, _), life):
         head = await reader.readuntil(b"id: ")  # the stream has begun, and can be resumed

@@ -16,9 +16,9 @@ from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 
-async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
-    """What is unsent to a client that does not read kept its socket."""
-    limits, ended = InProcessGateway(write_ms=1_000).state.settings, list[str]()
+async def test_closing_connection_is_aborted_after_write_timeout() -> None:
+    """Unsent data for a client that does not read would keep its socket open."""
+    limits, aborts = InProcessGateway(write_ms=1_000).state.settings, list[str]()
 
     class Transport:
         def get_extra_info(self, name: str) -> None:
@@ -31,21 +31,23 @@ async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
             """Nobody reads it."""
 
         def abort(self) -> None:
-            ended.append("aborted")
+            aborts.append("aborted")
 
     server = make_server(create_app(InProcessGateway().state), limits)
     server.config.load()
-    made: Any = server.config.http_protocol_class
-    connection = made(config=server.config, server_state=server.server_state, app_state={})
+    protocol_class: Any = server.config.http_protocol_class
+    connection = protocol_class(
+        config=server.config, server_state=server.server_state, app_state={}
+    )
     connection.connection_made(Transport())
     for now_s in (100.0, 101.0):
         connection.end_if_late(now_s)
-    assert ended == []
+    assert aborts == []
     connection.end_if_late(101.1)
-    assert ended == ["aborted"]
+    assert aborts == ["aborted"]
 
 
-async def test_a_gateway_allows_itself_the_files_before_it_serves(
+async def test_gateway_raises_file_limit_before_serving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def allow(connections_max: int) -> None:
@@ -62,8 +64,8 @@ async def test_a_gateway_allows_itself_the_files_before_it_serves(
         )
 
 
-def test_the_process_may_open_as_many_files_as_there_may_be_connections() -> None:
-    """Or as many as the system allows; a bound that the system undercuts is none."""
+def test_allow_files_raises_soft_limit_for_connections() -> None:
+    """It raises the limit as far as the system allows, and never lowers it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[0]), before[1]))

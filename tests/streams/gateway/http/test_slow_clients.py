@@ -13,9 +13,9 @@ from tests.streams.gateway.samples import frame
 from tests.waiting import until
 
 
-async def answer_of(gateway: InProcessGateway, sent: bytes) -> bytes:
+async def answer_of(gateway: InProcessGateway, payload: bytes) -> bytes:
     """All that comes back until the server closes."""
-    async with serving(gateway) as url, raw_connection(url, sent) as reader:
+    async with serving(gateway) as url, raw_connection(url, payload) as reader:
         return await reader.read()
 
 
@@ -33,7 +33,7 @@ async def unread(gateway: InProcessGateway, then: Callable[[InProcessGateway], N
 
 
 @pytest.mark.parametrize(
-    ("sent", "limits", "part"),
+    ("payload", "limits", "part"),
     [
         (b"", {"head_ms": 1}, b"head"),
         (HEAD, {"head_ms": 1}, b"head"),
@@ -41,19 +41,18 @@ async def unread(gateway: InProcessGateway, then: Callable[[InProcessGateway], N
         (HEAD + b"content-length: 9\r\n\r\n{", {"body_ms": 1}, b"body"),
     ],
 )
-async def test_half_a_request_is_not_waited_for_without_end(
-    sent: bytes, limits: dict[str, Any], part: bytes
+async def test_gateway_returns_408_for_incomplete_request(
+    payload: bytes, limits: dict[str, Any], part: bytes
 ) -> None:
-    """Nothing at all, half a head, half a body."""
+    """It may lack everything, half of the head, or half of the body."""
     gateway = InProcessGateway(**limits)
-    answer = await answer_of(gateway, sent)
+    answer = await answer_of(gateway, payload)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the %b of the request was not complete within 1 ms" % part in answer
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
-async def test_a_second_head_that_never_comes_is_not_waited_for() -> None:
-    """On a connection that has had its answer."""
+async def test_gateway_returns_408_for_incomplete_second_head() -> None:
     gateway = InProcessGateway(idle_ms=1)
     get = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     assert (await answer_of(gateway, get)).startswith(b"HTTP/1.1 200 ")
@@ -62,15 +61,15 @@ async def test_a_second_head_that_never_comes_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("behind", [b"", HEAD, WHOLE, WHOLE[:-1]])
-async def test_an_answer_that_takes_long_is_no_late_request(
+async def test_long_answer_is_not_counted_as_late_request(
     behind: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream goes on, whatever begins to arrive behind its request."""
+    """A stream continues whatever begins to arrive behind its request."""
     checks, end_if_late = [], PatientProtocol.end_if_late
 
     def check_an_hour_later(connection: PatientProtocol, now_s: float) -> None:
         checks.append(now_s)
-        if gateway.log.sent:
+        if gateway.log.sent_records:
             end_if_late(connection, now_s + 3_600)
 
     monkeypatch.setattr(PatientProtocol, "end_if_late", check_an_hour_later)
@@ -84,14 +83,12 @@ async def test_an_answer_that_takes_long_is_no_late_request(
         assert not gateway.log.cancellations
 
 
-async def test_a_client_that_does_not_read_loses_its_place() -> None:
-    """After `write_ms`, long before the deadline."""
+async def test_client_that_does_not_read_is_cancelled_after_write_timeout() -> None:
+    """This takes `write_ms`, which is far less than the deadline."""
     await unread(InProcessGateway(write_ms=1), lambda gateway: None)
 
 
-async def test_a_deadline_holds_for_clients_that_do_not_read() -> None:
-    """Its place was kept an hour beyond."""
-
+async def test_deadline_ends_stream_of_client_that_does_not_read() -> None:
     def pass_deadline(gateway: InProcessGateway) -> None:
         for _ in range(2):
             asyncio.get_running_loop().call_soon(gateway.state.sweep, 0.0, 2**62)
@@ -99,8 +96,8 @@ async def test_a_deadline_holds_for_clients_that_do_not_read() -> None:
     await unread(InProcessGateway(write_ms=3_600_000), pass_deadline)
 
 
-async def test_connections_are_bounded() -> None:
-    """One too many is told so; when one ends, there is room again."""
+async def test_gateway_limits_connections() -> None:
+    """The gateway answers one connection too many with 429, until another one ends."""
     gateway = InProcessGateway(connections_max=2)
     async with serving(gateway) as url, http_client(url) as client:
         async with raw_connection(url), raw_connection(url):

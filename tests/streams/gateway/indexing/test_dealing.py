@@ -17,7 +17,7 @@ from streams.gateway.indexing.indexer import (
 )
 from streams.gateway.objects.table import FileKey, ObjectTable, key_of
 from tests.streams.gateway.memory_objects import MemoryObjects
-from tests.streams.gateway.objects.test_table import STORE, wanted
+from tests.streams.gateway.objects.test_table import STORE, store_file
 from tests.waiting import until
 
 TENANTS = ("bob", "alice", "carol", "dave", "erin")
@@ -30,41 +30,41 @@ def indexer(table: ObjectTable) -> Indexer:
     return Indexer(LogSettings(), Codec(), objects, unused, is_first=lambda: True, parse_ms=1)
 
 
-async def test_whoever_has_the_fewest_files_under_way_is_next() -> None:
-    """One tenant's thousand files are in front of another's one (found 28)."""
+async def test_indexer_prefers_tenant_with_fewest_active_files() -> None:
+    """A thousand files of one tenant do not delay another's single file."""
     table = ObjectTable()
     for tenant in TENANTS:
         store = replace(STORE, tenant=tenant)
         table.apply(key_of(store), store)
         for number in range(1_000 if tenant == "bob" else 9):
-            record = wanted(f"file-{number}", tenant=tenant)
+            record = store_file(f"file-{number}", tenant=tenant)
             table.apply(key_of(record), record)
     dealt, jobs = indexer(table), dict[FileKey, Any]()
 
-    def begun() -> list[str]:
+    def start_files() -> list[str]:
         names = list[str]()
         while (place := dealt._next(jobs, True)) is not None:
             jobs[place] = 1, True, None
             names.append(place[0])
         return names
 
-    first = begun()
+    first = start_files()
     assert first[:5] == list(TENANTS) and len(first) == FILES_AT_ONCE - FOR_NEWCOMERS
     assert max(map(first.count, TENANTS)) <= FILES_OF_TENANT
     jobs = {place: job for place, job in jobs.items() if place[0] == "bob"}
-    assert begun()[:4] == list(TENANTS[1:])
+    assert start_files()[:4] == list(TENANTS[1:])
     assert dealt._next(jobs, False) is None, "nothing is to be taken away"
 
 
-async def test_a_fifth_tenants_file_waits_for_nobody() -> None:
-    """Four tenants with eight slow files each had all (review of 28)."""
+async def test_indexer_reserves_slots_for_new_tenants() -> None:
+    """Four tenants with eight slow files each must not take all slots."""
     table, jobs = ObjectTable(), dict[FileKey, Any]()
     dealt = indexer(table)
     for tenant in TENANTS:
         store = replace(STORE, tenant=tenant)
         table.apply(key_of(store), store)
         for number in range(9):
-            record = wanted(f"file-{number}", tenant=tenant)
+            record = store_file(f"file-{number}", tenant=tenant)
             table.apply(key_of(record), record)
         while (place := dealt._next(jobs, True)) is not None:
             jobs[place] = 1, True, None
@@ -80,20 +80,20 @@ class ReadAtOnce:
         self._waiting: list[Callable[[str], None]] = []
 
     async def put(
-        self, document: Document, done: Callable[[str], None], read: Callable[[], None]
+        self, document: Document, on_done: Callable[[str], None], on_read: Callable[[], None]
     ) -> None:
         self.put_count += 1
-        self._waiting.append(done)
-        read()
+        self._waiting.append(on_done)
+        on_read()
 
     def tell(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done("")
+        for callback in waiting:
+            callback("")
 
 
-async def test_documents_of_a_file_do_not_wait_for_the_heartbeats_of_an_index() -> None:
-    """64 were written for each of them, so 20 000 took minutes."""
+async def test_indexer_writes_documents_without_waiting_for_heartbeats() -> None:
+    """Waiting for each heartbeat would take minutes for 20 000 documents."""
     ingester: Any = ReadAtOnce()
     document: Any = None
     dealt = indexer(ObjectTable())

@@ -12,7 +12,7 @@ from streams.agents.records import void_frame
 from streams.gateway.log.answers import ProgressReporter
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import AnswerProgress, Call, Hub
-from tests.streams.gateway.samples import ended, frame
+from tests.streams.gateway.samples import frame, stream_end
 from tests.waiting import until
 
 
@@ -51,7 +51,7 @@ def mark(hub: Hub, attempt: int = 1, request_id: str = "r1") -> None:
     hub.apply(void_frame(void, "router-a", 1), 0.0)
 
 
-async def told(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continued, int]]:
+async def reports_of(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continued, int]]:
     hub, producer = Hub(), Producer(*refusals)
     answers = ProgressReporter("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
     stream = reading(hub).streams[0]
@@ -65,27 +65,27 @@ async def told(*refusals: Exception, marks: int = 1) -> list[tuple[str, Continue
     return producer.records
 
 
-async def test_what_a_stream_has_is_told_when_its_attempt_is_void() -> None:
-    ((topic, record, partition),) = await told()
+async def test_progress_reporter_writes_progress_of_voided_attempt() -> None:
+    ((topic, record, partition),) = await reports_of()
     assert (topic, partition) == ("phases", 2)
     assert (record.request_id, record.session_id, record.attempt) == ("r1", "s1", 1)
     assert (record.tokens, record.chars) == (pack_tokens([5, 6]), 2)
     assert record.written_by == "gateway-a"
 
 
-async def test_what_cannot_be_written_stops_nothing_and_is_told_at_the_next_mark() -> None:
-    records = await told(KafkaConnectionError(), marks=2)
+async def test_progress_reporter_survives_write_error_until_next_mark() -> None:
+    records = await reports_of(KafkaConnectionError(), marks=2)
     assert len(records) == 1
 
 
-async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
-    """As polls of a stored response do."""
+async def test_progress_reporter_writes_once_per_attempt() -> None:
+    """Polls of a stored response read the same mark again."""
     hub, producer = Hub(), Producer()
     answers = ProgressReporter("gateway-a", hub, producer=lambda: producer)  # type: ignore[arg-type,return-value]  # what it calls
     for attempt in (1, 1, 2, 1, 2):
-        again = Hub(on_void=hub.on_void)
-        reading(again)
-        mark(again, attempt)
+        replay_hub = Hub(on_void=hub.on_void)
+        reading(replay_hub)
+        mark(replay_hub, attempt)
     writing = asyncio.create_task(answers.write())
     await until(lambda: len(producer.records) > 1)
     writing.cancel()
@@ -93,12 +93,12 @@ async def test_it_is_told_once_however_often_its_mark_is_read() -> None:
 
 
 @pytest.mark.parametrize("order", ["mark, end", "end, mark", "mark, end, mark", "gap, mark, end"])
-async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> None:
-    """Whichever comes first in the log: the reader has it."""
-    hub, seen = Hub(), list[AnswerProgress]()
-    hub.on_void = seen.append
+async def test_hub_reports_end_of_voided_attempt(order: str) -> None:
+    """The order of mark and end on the log does not matter."""
+    hub, reports = Hub(), list[AnswerProgress]()
+    hub.on_void = reports.append
     reading(hub)
-    end = ended("r1", ["a", "b"], attempt=1)
+    end = stream_end("r1", ["a", "b"], attempt=1)
     rows = frame("r1", ["a", "b"])
     if not order.startswith("gap"):
         hub.apply(rows, 0.0)
@@ -108,47 +108,47 @@ async def test_an_end_of_an_attempt_that_was_given_up_is_told(order: str) -> Non
         else:
             hub.apply(frame("r1", [], end=end), 0.0)
     if order.startswith("gap"):
-        assert not [so_far for so_far in seen if so_far.end]
+        assert not [so_far for so_far in reports if so_far.end]
         hub.apply(rows, 0.0)
-    told = [(so_far.attempt, so_far.session_id) for so_far in seen if so_far.end == end]
-    assert set(told) == {(1, "s1")}
+    end_reports = [(so_far.attempt, so_far.session_id) for so_far in reports if so_far.end == end]
+    assert set(end_reports) == {(1, "s1")}
 
 
 @pytest.mark.parametrize("replayed", [["end"], ["mark", "end"], ["mark"]])
-async def test_an_end_that_is_read_again_is_told_by_who_follows(replayed: list[str]) -> None:
-    """Else its router runs another attempt, which nobody reads (found 28)."""
-    past, seen = Hub(), list[AnswerProgress]()
-    call = reading(past)
-    end = ended("r1", ["a", "b"], attempt=1)
+async def test_live_hub_reports_replayed_end_of_voided_attempt(replayed: list[str]) -> None:
+    """Otherwise the router would run another attempt, which nobody reads."""
+    first_hub, reports = Hub(), list[AnswerProgress]()
+    call = reading(first_hub)
+    end = stream_end("r1", ["a", "b"], attempt=1)
     frames = {"end": frame("r1", ["a", "b"], end=end)}
-    for hub, steps in ((past, replayed), (Hub(), {"mark", "end"} - set(replayed))):
-        if hub is not past:
+    for hub, steps in ((first_hub, replayed), (Hub(), {"mark", "end"} - set(replayed))):
+        if hub is not first_hub:
             hub.add(call)
-            hub.go_live(seen.append)
+            hub.go_live(reports.append)
         for step in steps:
             if step == "mark":
                 mark(hub)
             else:
                 hub.apply(frames[step], 0.0)
-    assert [so_far.attempt for so_far in seen if so_far.end == end] == [1]
+    assert [so_far.attempt for so_far in reports if so_far.end == end] == [1]
 
 
-async def test_an_end_that_nobody_gave_up_is_not_told() -> None:
-    hub, seen = Hub(), list[AnswerProgress]()
-    hub.on_void = seen.append
+async def test_hub_ignores_end_of_attempt_without_void_mark() -> None:
+    hub, reports = Hub(), list[AnswerProgress]()
+    hub.on_void = reports.append
     reading(hub)
-    hub.apply(frame("r1", ["a"], attempt=2, end=ended("r1", ["a"], attempt=2)), 0.0)
+    hub.apply(frame("r1", ["a"], attempt=2, end=stream_end("r1", ["a"], attempt=2)), 0.0)
     mark(hub, 1)
-    assert not seen
+    assert not reports
 
 
-async def test_nothing_is_told_of_answers_that_are_read_elsewhere_or_are_past_it() -> None:
+async def test_hub_reports_only_active_streams_at_voided_attempt() -> None:
     hub = Hub()
-    seen: list[int] = []
-    hub.on_void = lambda so_far: seen.append(so_far.attempt)
+    attempts: list[int] = []
+    hub.on_void = lambda so_far: attempts.append(so_far.attempt)
     stream = reading(hub).streams[0]
     mark(hub, request_id="r9")
     stream.push(2, 0, 0, 1, "a", (5,))
     mark(hub, 1)
     mark(hub, 2)
-    assert seen == [2]
+    assert attempts == [2]

@@ -39,10 +39,10 @@ def joined(view: FleetView, *, leader: bool = True) -> LogBackend:
 
 
 @pytest.mark.parametrize(("role", "serves"), [(Role.DECODE, True), (Role.PREFILL, False)])
-async def test_a_decode_worker_is_enough_to_be_ready(
+async def test_backend_is_ready_with_decode_worker_alone(
     role: Role, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it is for calls: it computes prompts itself until a prefill worker is there."""
+    """A decode worker computes prompts itself until a prefill worker joins."""
     view = FleetView()
     view.apply(builders.registration("w", role, capability=builders.capability("w")), 0, T0)
     view.apply(builders.beat("w", 1), 1, T0)
@@ -52,8 +52,8 @@ async def test_a_decode_worker_is_enough_to_be_ready(
     assert joined(view).problems() == ["no router is alive", *none[serves:]]
 
 
-async def test_a_worker_that_is_silent_may_be_back() -> None:
-    """Who has said goodbye is gone, and who serves another model never counts."""
+async def test_backend_counts_silent_workers_as_servers() -> None:
+    """Members that left are dropped, and workers of another model never count."""
     view, able = FleetView(), builders.capability("w")
     for number, name in enumerate(("lives", "silent", "gone", "other")):
         model = "huge" if name == "other" else able.model
@@ -63,15 +63,15 @@ async def test_a_worker_that_is_silent_may_be_back() -> None:
     view.apply(builders.registration("beside", kind=MemberKind.GATEWAY), 4, T0)
     view.apply(builders.beat("lives", 1), 4, T0 + 10 * LEASE_MS)
     view.apply(builders.beat("gone", 1, state=MemberState.GONE), 5, T0)
-    found = [worker.member_id for worker in joined(view).servers()]
-    assert found == ["lives", "silent", "router"]
+    member_ids = [worker.member_id for worker in joined(view).servers()]
+    assert member_ids == ["lives", "silent", "router"]
     assert log_backend().servers() == [], "it is no member yet"
 
 
-async def test_workers_are_silent_only_while_the_log_is_heard(
+async def test_backend_ignores_silence_of_workers_while_log_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Just after the log fell silent, the broker is away and not the workers."""
+    """Just after the log falls silent, the broker is away and not the workers."""
     view, now_ms = FleetView(), T0 + 400
     capability = builders.capability("replica-a")
     view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
@@ -92,10 +92,10 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
         log.reply_position()
 
 
-async def test_calls_are_taken_while_the_leader_of_the_fleet_changes(
+async def test_backend_accepts_calls_during_leader_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No heartbeat is acknowledged, and nobody heard, for longer than a lease."""
+    """No heartbeat is acknowledged or read for longer than a lease."""
     view = FleetView()
     capability = builders.capability("replica-a")
     view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
@@ -117,7 +117,7 @@ class RefusingProducer:
     def session_partition(self, session_id: str) -> int:
         return 0
 
-    async def send(self, topic: str, record: Any, **more: Any) -> asyncio.Future[None]:
+    async def send(self, topic: str, record: Any, **options: Any) -> asyncio.Future[None]:
         error = self.errors.pop(0)
         if self.at_once:
             raise error
@@ -139,10 +139,10 @@ class RefusingProducer:
         (BrokerUnavailable("not started"), BrokerUnavailable, True),
     ],
 )
-async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
+async def test_only_absent_broker_makes_backend_refuse_other_calls(
     monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type, away: bool, at_once: bool
 ) -> None:
-    """One oversized request answered everybody with 503 for a second."""
+    """One oversized request must not make the gateway answer 503 to all."""
     view = FleetView()
     view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)

@@ -27,8 +27,8 @@ from tests.streams.gateway.samples import frame
         {"token_counts": [-2]},
     ],
 )
-def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> None:
-    """Text would be cut from the end of what a client has."""
+def test_decode_frame_rejects_inconsistent_rows(changes: dict[str, Any]) -> None:
+    """Such rows would cut text from the end of what a client has."""
     codec = Codec()
     good = frame("r1", ["a", "b"])
     for record, fits in ((good, True), (replace(good, **changes), False)):
@@ -41,13 +41,13 @@ def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> 
 
 
 @pytest.mark.kafka
-async def test_frames_are_read_to_the_present_end_or_not_at_all(kafka: LogSettings) -> None:
-    """What the log has dropped is said to be gone, rather than waited for."""
+async def test_frames_from_reads_to_end_or_raises_not_found(kafka: LogSettings) -> None:
+    """It raises for frames that the log has deleted instead of waiting for them."""
     codec = Codec()
 
     async def read(offset: int) -> list[str]:
         frames = frames_from(kafka, codec, 1, offset, "reader", live=False)
-        return [name async for each in frames for name in each.request_ids]
+        return [name async for token_frame in frames for name in token_frame.request_ids]
 
     async with LogProducer(kafka, codec, durable=True, client_id="w") as producer:
         for name in ("r1", "r2", "r3"):

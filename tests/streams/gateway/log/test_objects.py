@@ -58,10 +58,9 @@ async def gateway(log: LogSettings, name: str) -> AsyncIterator[ObjectLog]:
 
 
 @pytest.mark.kafka
-async def test_what_one_gateway_has_kept_another_knows(
+async def test_object_log_catches_up_with_other_gateway(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However late the other one is."""
     may_read, fold = asyncio.Event(), ObjectLog._fold
 
     async def late_fold(self: ObjectLog, *args: object) -> None:
@@ -70,16 +69,16 @@ async def test_what_one_gateway_has_kept_another_knows(
         await fold(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ObjectLog, "_fold", late_fold)
-    async with gateway(kafka, "g1") as one, gateway(kafka, "g2") as two:
-        await one.put(file("file-1"))
-        assert two.table.file("", "file-1") is None
-        asked = asyncio.create_task(two.catch_up())
+    async with gateway(kafka, "g1") as first, gateway(kafka, "g2") as second:
+        await first.put(file("file-1"))
+        assert second.table.file("", "file-1") is None
+        catch_up_task = asyncio.create_task(second.catch_up())
         may_read.set()
-        await asked
-        assert two.table.file("", "file-1") == file("file-1")
+        await catch_up_task
+        assert second.table.file("", "file-1") == file("file-1")
 
 
-async def test_who_has_not_read_what_was_kept_says_so() -> None:
+async def test_object_log_raises_not_ready_before_first_read() -> None:
     objects = ObjectLog(
         LogSettings(),
         CODEC,

@@ -35,7 +35,7 @@ def topic(log: LogSettings, producer: LogProducer | None) -> ResponseTopic:
     return ResponseTopic(log, CODEC, gateway_id="g", accept_ms=30_000, producer=lambda: producer)
 
 
-async def gone(store: ResponseTopic, name: str, place: RecordPosition) -> bool:
+async def is_gone(store: ResponseTopic, name: str, place: RecordPosition) -> bool:
     try:
         await store.get(name, place)
     except NotFound:
@@ -52,8 +52,8 @@ async def following(log: LogSettings, producer: LogProducer) -> AsyncIterator[Re
 
 
 @pytest.mark.kafka
-async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSettings) -> None:
-    """By every gateway, and by one that starts later never more."""
+async def test_response_topic_finds_record_by_position_until_deletion(kafka: LogSettings) -> None:
+    """A gateway that starts later does not find the deleted record, either."""
     async with (
         LogProducer(kafka, CODEC, durable=True, client_id="g") as producer,
         following(kafka, producer) as first,
@@ -64,28 +64,28 @@ async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSett
             assert await second.get(name, places[name]) == record(name)
         nowhere = RecordPosition(places["r2"].partition, places["r2"].offset + 9)
         for name, place in (("r1", places["r2"]), ("r1", nowhere), ("r1", RecordPosition(99, 0))):
-            assert await gone(second, name, place)
+            assert await is_gone(second, name, place)
         await first.delete(record("r1"))
-        assert await gone(first, "r1", places["r1"])
-        assert await gone(second, "r1", places["r1"])
+        assert await is_gone(first, "r1", places["r1"])
+        assert await is_gone(second, "r1", places["r1"])
         async with following(kafka, producer) as third:
-            assert await gone(third, "r1", places["r1"]), "at its first look"
+            assert await is_gone(third, "r1", places["r1"]), "at its first look"
             assert await third.get("r2", places["r2"]) == record("r2")
 
 
-async def test_nothing_is_told_before_it_is_known_what_was_deleted() -> None:
+async def test_response_topic_raises_before_deletions_are_read() -> None:
     store = ResponseTopic(LogSettings(), CODEC, gateway_id="g", accept_ms=1, producer=lambda: None)
     with pytest.raises(BrokerUnavailable, match="not read"):
         await store.get("r1", RecordPosition(0, 0))
 
 
-async def test_without_a_log_nothing_is_stored() -> None:
+async def test_response_topic_rejects_put_without_broker() -> None:
     store = topic(LogSettings(), None)
     with pytest.raises(BrokerUnavailable):
         await store.put(record())
 
 
-async def test_what_is_no_record_deletes_nothing() -> None:
+async def test_response_topic_ignores_undecodable_deletion() -> None:
     store = topic(LogSettings(), None)
     store.note(b"no record")
     store.note(CODEC.encode(record()))

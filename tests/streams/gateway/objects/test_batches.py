@@ -22,24 +22,24 @@ def progress(status: str) -> BatchProgress:
     return BatchProgress(batch_id="batch_1", tenant="t", status=status, at_ms=1)
 
 
-def kept(table: ObjectTable, *records: Batch | BatchProgress) -> None:
+def apply_records(table: ObjectTable, *records: Batch | BatchProgress) -> None:
     for record in records:
         table.apply(key_of(record), record)
 
 
-def test_a_status_is_what_both_records_say() -> None:
+def test_batch_status_combines_batch_and_progress_records() -> None:
     table = ObjectTable()
-    kept(table, BATCH)
+    apply_records(table, BATCH)
     assert table.batches.status(BATCH) == "validating"
-    kept(table, progress("in_progress"))
+    apply_records(table, progress("in_progress"))
     assert table.batches.status(BATCH) == "in_progress"
     cancelled = replace(BATCH, cancelled_ms=5)
-    kept(table, cancelled)
+    apply_records(table, cancelled)
     assert table.batches.status(cancelled) == "cancelling"
     assert [*table.batches.open_batches("t")] == [cancelled] and table.batches.is_open(
         "t", "batch_1"
     )
-    kept(table, progress("cancelled"))
+    apply_records(table, progress("cancelled"))
     assert table.batches.status(cancelled) == "cancelled"
     assert not table.batches.open_tenants() and not [*table.batches.open_batches("t")]
     assert list(table.batches.order("t").beyond(None, newer=True)) == [cancelled.batch_id]
@@ -60,20 +60,20 @@ def test_a_status_is_what_both_records_say() -> None:
         ((BATCH, progress("completed")), True),
     ],
 )
-def test_lines_are_given_up_with_their_batch(
+def test_batch_lines_are_given_up_with_their_batch(
     records: tuple[Batch | BatchProgress, ...], is_given_up: bool
 ) -> None:
-    """So that nobody asks what nobody waits for."""
+    """The bridge then sends no request for them."""
     table = ObjectTable()
-    kept(table, *records)
+    apply_records(table, *records)
     assert table.batches.is_given_up(line_key(BATCH, 7, "a/b"), 10) is is_given_up
 
 
-def test_what_was_begun_goes_on_before_what_waits() -> None:
-    table, begun = ObjectTable(), replace(BATCH, batch_id="batch_2", created_ms=9)
-    kept(table, BATCH, begun, replace(progress("in_progress"), batch_id="batch_2"))
+def test_batch_table_lists_started_batches_first() -> None:
+    table, started_batch = ObjectTable(), replace(BATCH, batch_id="batch_2", created_ms=9)
+    apply_records(table, BATCH, started_batch, replace(progress("in_progress"), batch_id="batch_2"))
     assert [*table.batches.open_batches("t")] == [
-        begun,
+        started_batch,
         BATCH,
-    ] and table.batches.started_batches() == [begun]
+    ] and table.batches.started_batches() == [started_batch]
     assert table.batches.open_tenants() == {"t"}

@@ -9,7 +9,7 @@ from streams.gateway.objects.bodies import StoreFilePaging
 from streams.gateway.objects.ordered_ids import OrderedIds
 from streams.gateway.objects.shapes import page
 from streams.gateway.objects.stores import Store, kind_of
-from tests.streams.gateway.objects.test_table import result, wanted
+from tests.streams.gateway.objects.test_table import result, store_file
 
 NAMES = st.sampled_from("abcdef")
 
@@ -21,51 +21,53 @@ NAMES = st.sampled_from("abcdef")
     st.booleans(),
     st.sampled_from(["", "x", "y"]),
 )
-def test_what_lies_between_two_names(
+def test_ordered_ids_yield_range_in_order(
     changes: list[tuple[str, int, str]], name: str | None, until: str | None, newer: bool, kind: str
 ) -> None:
-    ordered, kept = OrderedIds(), dict[str, tuple[int, str]]()
+    ordered, entries = OrderedIds(), dict[str, tuple[int, str]]()
     for changed, made_ms, of in changes:
         if made_ms < 0:
             ordered.drop(changed)
-            kept.pop(changed, None)
+            entries.pop(changed, None)
         else:
             ordered.add(changed, made_ms, *([of] if of else []))
-            kept[changed] = made_ms, of
-    assert len(ordered) == len(kept) and all(each in ordered for each in kept)
-    name, until = (each if each in kept else None for each in (name, until))
-    listed = sorted(kept, key=lambda each: (kept[each][0], each), reverse=not newer)
+            entries[changed] = made_ms, of
+    assert len(ordered) == len(entries) and all(entry_id in ordered for entry_id in entries)
+    name, until = (entry_id if entry_id in entries else None for entry_id in (name, until))
+    listed = sorted(
+        entries, key=lambda entry_id: (entries[entry_id][0], entry_id), reverse=not newer
+    )
     if until is not None:
         listed = listed[: listed.index(until)]
     if name is not None:
         listed = listed[listed.index(name) + 1 :] if name in listed else []
-    expected = [each for each in listed if kind in ("", kept[each][1])]
+    expected = [entry_id for entry_id in listed if kind in ("", entries[entry_id][1])]
     assert list(ordered.beyond(name, newer=newer, kind=kind, until=until)) == expected
 
 
-def test_a_list_with_a_filter_looks_at_no_more_than_a_page() -> None:
-    """It looked at each of 40 000 files (review of 28)."""
-    store, seen = Store(), list[str]()
+def test_filtered_page_looks_up_only_its_own_entries() -> None:
+    """A filter must not look at each of 40 000 files."""
+    store, lookups = Store(), list[str]()
     for number in range(100):
         name, batch_id = f"file-{number:02}", "vsfb_1" if number > 90 else ""
-        store.put_file(wanted(name, batch_id=batch_id, created_ms=number))
+        store.put_file(store_file(name, batch_id=batch_id, created_ms=number))
         store.put_result(result(name, status="completed" if number % 2 else "failed"))
 
     def found_name(name: str) -> str:
-        seen.append(name)
+        lookups.append(name)
         return name
 
-    def listed(status: str, batch_id: str, **more: Any) -> tuple[list[str], bool]:
-        seen.clear()
-        found = page(
+    def listed(status: str, batch_id: str, **fields: Any) -> tuple[list[str], bool]:
+        lookups.clear()
+        listing = page(
             store.order,
-            StoreFilePaging(limit=3, order="asc", **more),
+            StoreFilePaging(limit=3, order="asc", **fields),
             kind=kind_of(status, batch_id),
             find=found_name,
             shape=lambda name: {"id": name},
         )
-        assert len(seen) <= 4
-        return [each["id"] for each in found["data"]], found["has_more"]
+        assert len(lookups) <= 4
+        return [entry["id"] for entry in listing["data"]], listing["has_more"]
 
     assert listed("", "") == (["file-00", "file-01", "file-02"], True)
     assert listed("completed", "", after="file-96") == (["file-97", "file-99"], False)

@@ -5,8 +5,8 @@ import json
 from streams.gateway.objects.shapes import PIECE_CHARS, content_page
 
 
-def test_what_a_file_says_comes_in_pieces() -> None:
-    """Each is bounded; together they are one page, whatever is cut."""
+def test_file_content_page_comes_in_bounded_pieces() -> None:
+    """Together the pieces are one page, wherever they are divided."""
     long = '"ä\\\n😀' * PIECE_CHARS
     pieces = list(content_page([long, "", "short"]))
     assert max(map(len, pieces)) <= PIECE_CHARS * 4 < len(long)

@@ -10,8 +10,8 @@ from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
 
 
-async def test_token_ids_alone_make_a_body_of_many_values() -> None:
-    """A model of a long context let a chat have as many messages."""
+async def test_body_value_limit_counts_prompt_tokens_only_in_completions() -> None:
+    """A long context must not let a chat have as many messages."""
     gateway = InProcessGateway(max_model_len=4_000, values_max=100)
     gateway.answer_with("ok")
     prompt = completion([7] * 1_000)
@@ -32,8 +32,8 @@ async def test_token_ids_alone_make_a_body_of_many_values() -> None:
         (TokenizeBody, {"messages": [1, 1, 1]}),
     ],
 )
-def test_a_list_is_wrong_at_its_first_wrong_item(kind: Any, fields: dict[str, Any]) -> None:
-    """The errors of all items took ten seconds."""
+def test_list_validation_stops_at_first_wrong_element(kind: Any, fields: dict[str, Any]) -> None:
+    """The errors of all elements would take ten seconds."""
     with pytest.raises(ValidationError) as caught:
         kind.model_validate({**chat(), **fields})
     wrong = [error["loc"] for error in caught.value.errors() if error["input"] == 1]

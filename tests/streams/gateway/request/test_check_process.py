@@ -45,9 +45,8 @@ SLOW_PATTERN = "(?i)" + "[a\x01-\U0010ffff]" * 1_000
     ],
     ids=lambda value: str(value)[-40:],
 )
-async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
-    """20 KB stalled the loop until leases were lost, and two megabytes for ten seconds more, by the
-    errors of every item."""
+async def test_event_loop_never_stalls_on_any_body(path: str, body: Any) -> None:
+    """A stalled event loop loses leases; error lists of every element took seconds."""
     gateway = InProcessGateway(aside_ms=2_000)
     gateway.answer_with("ok")
     raw = json.dumps(body).encode()
@@ -57,62 +56,66 @@ async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
     assert status in (200, 400), answer
 
 
-async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() -> None:
-    one = CheckProcess(CHECKS, "checking it")
+async def test_check_process_stops_slow_check_and_answers_next() -> None:
+    checker = CheckProcess(CHECKS, "checking it")
     try:
         with pytest.raises(InvalidRequest, match="took more than 1 ms"):
-            await one.check("regex", SLOW_PATTERN, 1)
-        assert await one.check("regex", "[a-z]", 60_000) == ""
-        assert await one.check("regex", "(", 60_000) == await one.check("regex", "(", 0)
+            await checker.check("regex", SLOW_PATTERN, 1)
+        assert await checker.check("regex", "[a-z]", 60_000) == ""
+        assert await checker.check("regex", "(", 60_000) == await checker.check("regex", "(", 0)
     finally:
-        one.close()
+        checker.close()
 
 
-async def test_only_so_many_checks_wait() -> None:
-    one = CheckProcess(CHECKS, "checking it")
+async def test_check_process_limits_waiting_checks() -> None:
+    checker = CheckProcess(CHECKS, "checking it")
     with pytest.raises(TooManyRequests, match="0 calls for checking it wait; try again"):
-        await one.ask("regex", "never seen", limit_ms=1, waiting_max=0)
+        await checker.ask("regex", "never seen", limit_ms=1, waiting_max=0)
 
 
-async def test_one_tenants_checks_keep_nobody_else_waiting() -> None:
-    """34 patterns of five seconds kept all others from theirs (found 28)."""
-    one = CheckProcess(CHECKS, "checking it")
+async def test_check_process_shares_time_between_tenants() -> None:
+    """Slow patterns of one tenant do not delay the checks of others."""
+    checker = CheckProcess(CHECKS, "checking it")
     try:
         slow = [
-            asyncio.create_task(one.check("regex", f"{SLOW_PATTERN}{number}", 600_000, "bob"))
+            asyncio.create_task(checker.check("regex", f"{SLOW_PATTERN}{number}", 600_000, "bob"))
             for number in range(4)
         ]
-        assert await one.check("regex", "[a-z]", 60_000, "alice") == ""
+        assert await checker.check("regex", "[a-z]", 60_000, "alice") == ""
         assert not all(task.done() for task in slow)
     finally:
         for task in slow:
             task.cancel()
         await asyncio.wait(slow)
-        one.close()
+        checker.close()
 
 
-async def test_a_second_process_stays() -> None:
-    """Else the second of two tenants waits for a new one whenever both ask (review of 28)."""
-    one = CheckProcess(CHECKS, "checking it")
+async def test_check_process_keeps_second_process() -> None:
+    """Otherwise the second of two tenants waits for a new process on every call."""
+    checker = CheckProcess(CHECKS, "checking it")
     try:
-        seen = list[set[int]]()
+        process_ids = list[set[int]]()
         for number in range(3):
-            asked = (one.check("regex", f"{name}{number}", 60_000, name) for name in ("a", "b"))
-            assert await asyncio.gather(*asked) == ["", ""]
-            seen.append({each._process.pid for each in one._idle if each._process is not None})
-        assert len(seen[0]) == 2 and seen[1:] == seen[:1] * 2
+            checks = (
+                checker.check("regex", f"{name}{number}", 60_000, name) for name in ("a", "b")
+            )
+            assert await asyncio.gather(*checks) == ["", ""]
+            process_ids.append(
+                {process._process.pid for process in checker._idle if process._process is not None}
+            )
+        assert len(process_ids[0]) == 2 and process_ids[1:] == process_ids[:1] * 2
     finally:
-        one.close()
+        checker.close()
 
 
-async def test_a_process_that_was_given_up_is_asked_no_more(
+async def test_check_process_stays_unused_after_giving_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though its answer came at that moment."""
-    one, is_given_up = CheckProcess(CHECKS, "checking it"), threading.Event()
+    """Its answer arrives at that moment."""
+    checker, is_given_up = CheckProcess(CHECKS, "checking it"), threading.Event()
     try:
-        assert await one.check("regex", "a", 60_000) == ""
-        (process,) = one._idle
+        assert await checker.check("regex", "a", 60_000) == ""
+        (process,) = checker._idle
         ask_blocking, give_up = process.ask_blocking, process.give_up
 
         def ask_and_wait(line: bytes, limit_ms: int) -> Any:
@@ -127,54 +130,54 @@ async def test_a_process_that_was_given_up_is_asked_no_more(
         monkeypatch.setattr(process, "give_up", give_up_and_tell)
         with monkeypatch.context() as patch:
             patch.setattr(process, "ask_blocking", ask_and_wait)
-            asked = asyncio.create_task(one.check("regex", "b", 60_000))
-            await until(lambda: bool(one._busy_processes))
-            asked.cancel()
-            await until(lambda: not one._busy_processes)
-        assert one._idle == [process] and not process.is_running
-        assert await one.check("regex", "c", 60_000) == ""
+            check = asyncio.create_task(checker.check("regex", "b", 60_000))
+            await until(lambda: bool(checker._busy_processes))
+            check.cancel()
+            await until(lambda: not checker._busy_processes)
+        assert checker._idle == [process] and not process.is_running
+        assert await checker.check("regex", "c", 60_000) == ""
     finally:
-        one.close()
+        checker.close()
 
 
-async def test_as_many_files_may_be_open_as_the_system_lets() -> None:
-    """`select` knows 1 024 of them (review of 28)."""
+async def test_check_process_works_with_over_1024_open_files() -> None:
+    """`select` supports only 1 024 file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096), hard))
     with contextlib.ExitStack() as opened:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1_024):
             opened.enter_context(open(os.devnull))
-        one = CheckProcess(CHECKS, "checking it")
-        opened.callback(one.close)
-        assert await one.check("regex", "a", 60_000) == ""
+        checker = CheckProcess(CHECKS, "checking it")
+        opened.callback(checker.close)
+        assert await checker.check("regex", "a", 60_000) == ""
 
 
-async def test_what_a_process_should_not_say_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = CheckProcess(CHECKS, "checking it")
+async def test_check_process_stops_after_invalid_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = CheckProcess(CHECKS, "checking it")
     try:
-        assert await one.check("regex", "a", 60_000) == ""
-        (process,) = one._idle
+        assert await checker.check("regex", "a", 60_000) == ""
+        (process,) = checker._idle
         with monkeypatch.context() as patch:
             patch.setattr("streams.gateway.request.check_process.json.loads", int)
             with pytest.raises(ValueError, match="invalid literal"):
-                await one.check("regex", "(", 60_000)
-        assert not process.is_running and await one.check("regex", "b", 60_000) == ""
+                await checker.check("regex", "(", 60_000)
+        assert not process.is_running and await checker.check("regex", "b", 60_000) == ""
     finally:
-        one.close()
+        checker.close()
 
 
-async def test_a_process_that_reads_what_strangers_send_has_no_secrets(
+async def test_check_process_environment_has_no_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("TRIVIUM_GATEWAY_API_KEYS", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "sk-secret")
-    one = CheckProcess(CHECKS, "checking it")
+    checker = CheckProcess(CHECKS, "checking it")
     try:
-        assert await one.check("regex", "a", 60_000) == ""
-        (process,) = one._idle
+        assert await checker.check("regex", "a", 60_000) == ""
+        (process,) = checker._idle
         assert process._process is not None
         environ = Path(f"/proc/{process._process.pid}/environ").read_bytes()
         assert b"PATH=" in environ and b"sk-secret" not in environ
     finally:
-        one.close()
+        checker.close()

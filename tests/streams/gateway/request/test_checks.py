@@ -13,8 +13,8 @@ DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
 
 
-def test_the_meta_schema_is_fixed() -> None:
-    """A schema of draft 4 was compared with itself, value by value."""
+def test_json_schema_check_uses_fixed_meta_schema() -> None:
+    """A draft 4 schema must not be compared with itself, value by value."""
     assert json_schema(json.dumps({"$schema": DRAFT_4, "type": "object"})) == ""
     assert json_schema(json.dumps({"items": [{"type": "string"}]})) == "", "as in draft 7"
     assert "not a valid JSON schema at type" in json_schema('{"type": 7}')
@@ -42,15 +42,15 @@ def test_the_meta_schema_is_fixed() -> None:
         ({"enum": ["x" * 9_000]}, '"x"', "is not one of"),
     ],
 )
-def test_what_an_answer_is_checked_for(schema: object, text: str, why: str) -> None:
-    found = breaks(json.dumps(schema), text)
-    assert (found == "") == (why == "") and why in found and len(found) <= 1_000
+def test_breaks_names_first_violation_of_schema(schema: object, text: str, why: str) -> None:
+    error = breaks(json.dumps(schema), text)
+    assert (error == "") == (why == "") and why in error and len(error) <= 1_000
 
 
-def test_a_schema_has_nothing_read_or_fetched(tmp_path: Path) -> None:
-    """It would say what lies in our files, and who answers in our network."""
+def test_schema_check_reads_no_references(tmp_path: Path) -> None:
+    """A reference would reveal local files and hosts of the network."""
     (tmp_path / "schema.json").write_text('{"type": "string"}')
     with warnings.catch_warnings():  # here they are errors, in that process not
         warnings.simplefilter("ignore")
-        found = breaks(json.dumps({"$ref": (tmp_path / "schema.json").as_uri()}), "7")
-    assert "Unresolvable" in found
+        error = breaks(json.dumps({"$ref": (tmp_path / "schema.json").as_uri()}), "7")
+    assert "Unresolvable" in error

@@ -35,7 +35,7 @@ def turn(sessions: Conversations, history: Messages, answer: str, now_ms: int = 
     return conversation
 
 
-def test_the_turns_of_a_conversation_are_one_session() -> None:
+def test_conversation_turns_share_session() -> None:
     sessions, history = table(), [user("hello")]
     conversations = [turn(sessions, history, "hi")]
     for text in ("and then", "go on", "more"):
@@ -45,7 +45,7 @@ def test_the_turns_of_a_conversation_are_one_session() -> None:
     assert [conversation.turn for conversation in conversations] == [0, 1, 2, 3]
 
 
-def test_equal_words_are_not_one_session() -> None:
+def test_conversations_with_equal_openings_have_different_sessions() -> None:
     sessions = table()
     alice, bob = [user("hello")], [user("hello")]
     first = {turn(sessions, alice, "hi").session_id, turn(sessions, bob, "hi").session_id}
@@ -56,7 +56,7 @@ def test_equal_words_are_not_one_session() -> None:
     assert second == first
 
 
-def test_a_turn_asked_again_stays_in_its_session() -> None:
+def test_repeated_turn_keeps_session() -> None:
     sessions, history = table(), [user("hello")]
     first = turn(sessions, history, "hi")
     history.append(user("more"))
@@ -64,7 +64,7 @@ def test_a_turn_asked_again_stays_in_its_session() -> None:
     assert sessions.find("", history, 0).session_id == first.session_id
 
 
-def test_scopes_never_share() -> None:
+def test_conversation_scopes_share_no_sessions() -> None:
     sessions = table()
     first = sessions.find("alice", [user("hello")], 0)
     sessions.remember(first, "hi", 0)
@@ -73,7 +73,7 @@ def test_scopes_never_share() -> None:
     assert sessions.find("alice", history, 0).session_id == first.session_id
 
 
-def test_space_around_an_answer_does_not_matter() -> None:
+def test_conversation_lookup_ignores_space_around_answer() -> None:
     sessions = table()
     first = sessions.find("", [user("hello")], 0)
     sessions.remember(first, " hi\n", 0)
@@ -81,47 +81,53 @@ def test_space_around_an_answer_does_not_matter() -> None:
     assert conversation.session_id == first.session_id
 
 
-def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
-    """Whichever answers a turn, once the others have heard of the one before."""
+def test_gateways_agree_on_session_after_first_turn() -> None:
+    """Any gateway may answer a turn once it has read the records of the previous one."""
     gateways, history = [table(), table(), table()], [user("hello")]
     session_ids = []
     for n in range(6):
         gateway = gateways[n % 3]
         conversation = gateway.find("", history, n)
         session_ids.append(conversation.session_id)
-        told = gateway.remember(conversation, f"answer {n}", n)
-        assert told is not None
-        for each in gateways:
-            each.add(told)
-            each.add(told)  # records may come twice
+        record = gateway.remember(conversation, f"answer {n}", n)
+        assert record is not None
+        for receiver in gateways:
+            receiver.add(record)
+            receiver.add(record)  # records may come twice
         history += [assistant(f"answer {n}"), user(f"more {n}")]
     assert len(set(session_ids)) == 1
-    assert len({each.find("", history, 9).session_id for each in gateways}) == 1
+    assert len({receiver.find("", history, 9).session_id for receiver in gateways}) == 1
 
 
-def test_gateways_that_share_words_keep_equal_openings_apart() -> None:
-    """Two users who say the same, on two gateways, until they differ."""
-    one, other = table(), table()
-    alice, bob = one.find("", [user("hello")], 0), other.find("", [user("hello")], 0)
+def test_gateways_keep_equal_openings_of_two_users_apart() -> None:
+    """Two users say the same at two gateways, until they differ."""
+    first_gateway, second_gateway = table(), table()
+    alice, bob = (
+        first_gateway.find("", [user("hello")], 0),
+        second_gateway.find("", [user("hello")], 0),
+    )
     assert alice.session_id != bob.session_id
-    for conversation, gateway in ((alice, one), (bob, other)):
-        told = gateway.remember(conversation, "hi", 0)
-        assert told is not None
-        for each in (one, other):
-            each.add(told)
+    for conversation, gateway in ((alice, first_gateway), (bob, second_gateway)):
+        record = gateway.remember(conversation, "hi", 0)
+        assert record is not None
+        for receiver in (first_gateway, second_gateway):
+            receiver.add(record)
     history = [user("hello"), assistant("hi"), user("more")]
-    second = {one.find("", history, 1).session_id, one.find("", history, 1).session_id}
+    second = {
+        first_gateway.find("", history, 1).session_id,
+        first_gateway.find("", history, 1).session_id,
+    }
     assert second == {alice.session_id, bob.session_id}
 
 
-def test_gateways_without_memory_agree_on_a_turn_and_share_no_openings() -> None:
-    """The id then comes from all that was said, not from how it began."""
+def test_gateways_without_records_derive_session_from_whole_history() -> None:
+    """The session id then hashes the whole history, not its opening."""
     history = [user("hello"), assistant("hi"), user("more")]
     second = table().find("", history, 0)
-    other = table()
-    assert turn(other, history, "well").session_id == second.session_id
+    gateway = table()
+    assert turn(gateway, history, "well").session_id == second.session_id
     history.append(user("and"))
-    assert other.find("", history, 0).session_id == second.session_id
+    assert gateway.find("", history, 0).session_id == second.session_id
     opening = [user("hello"), assistant("hi")]
     apart = [
         table().find("", [*opening, user(text), assistant(text), user("?")], 0).session_id
@@ -130,7 +136,7 @@ def test_gateways_without_memory_agree_on_a_turn_and_share_no_openings() -> None
     assert apart[0] != apart[1]
 
 
-def test_an_idle_session_is_forgotten() -> None:
+def test_conversations_forget_idle_session() -> None:
     sessions, history = table(), [user("hello")]
     first = turn(sessions, history, "hi")
     history.append(user("more"))
@@ -138,17 +144,17 @@ def test_an_idle_session_is_forgotten() -> None:
     assert sessions.find("", history, 2_001).session_id != first.session_id
 
 
-def test_the_table_is_bounded_and_the_oldest_goes() -> None:
+def test_conversations_evict_oldest_entry() -> None:
     sessions = table(entries_max=2)
     histories = [[user(text)] for text in ("a", "b", "c")]
     conversations = [turn(sessions, history, "x") for history in histories]
     assert len(sessions) == 2
-    again = [sessions.find("", [*history, user("?")], 0) for history in histories]
-    same = [a.session_id == b.session_id for a, b in zip(conversations, again, strict=True)]
+    lookups = [sessions.find("", [*history, user("?")], 0) for history in histories]
+    same = [a.session_id == b.session_id for a, b in zip(conversations, lookups, strict=True)]
     assert same == [False, True, True]
 
 
-def test_a_session_that_a_header_named_is_not_remembered() -> None:
+def test_conversations_ignore_sessions_named_by_header() -> None:
     sessions = table()
     sessions.remember(Conversation(session_id="mine", turn=0), "hi", 0)
     assert len(sessions) == 0
@@ -164,18 +170,18 @@ def test_a_session_that_a_header_named_is_not_remembered() -> None:
         ({b"session-id": b"x", b"x-session-id": b"ours"}, "ours"),
     ],
 )
-def test_headers_that_name_a_session(headers: dict[bytes, bytes], expected: str | None) -> None:
+def test_session_of_reads_known_headers(headers: dict[bytes, bytes], expected: str | None) -> None:
     assert session_of(headers) == expected
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 129, b"a\xffb", b"a\x00b"])
-def test_a_header_that_cannot_be_an_id_is_refused(value: bytes) -> None:
+def test_session_of_rejects_invalid_header(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="1 to 128 printable ASCII"):
         session_of({b"x-session-id": value})
 
 
-def test_a_remembered_conversation_takes_so_many_bytes_as_the_page_says() -> None:
-    """A gateway's memory is bounded by its table, and entries are small."""
+def test_conversation_entry_uses_bounded_memory() -> None:
+    """The table bounds the memory of a gateway, and its entries are small."""
     count, sessions = 5_000, table(entries_max=5_000)
     turns = [
         ConversationTurn(number.to_bytes(16), f"s{number:026d}", number)
@@ -183,10 +189,12 @@ def test_a_remembered_conversation_takes_so_many_bytes_as_the_page_says() -> Non
     ]
     tracemalloc.start()
     try:
-        for each in turns:
-            sessions.add(each)
-        taken = tracemalloc.get_traced_memory()[0]
+        for record in turns:
+            sessions.add(record)
+        used_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert len(sessions) == count
-    assert taken / count < 250  # and about 110 for its hash and its session's name, made before
+    assert (
+        used_bytes / count < 250
+    )  # and about 110 for its hash and its session's name, made before

@@ -36,27 +36,31 @@ def annotated(tree: ast.AST) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("part", "body"), [("chat_completion", ChatBody), ("completion", CompletionBody)]
 )
-def test_refused_sampling_parameters_are_listed(part: str, body: type[ChatBody]) -> None:
-    """Read from vLLM's source, which need not be imported."""
+def test_integration_page_lists_refused_sampling_parameters(
+    part: str, body: type[ChatBody]
+) -> None:
+    """The fields are read from vLLM's source, which need not be imported."""
     text = protocol(f"openai/{part}")
     lines = text.splitlines()
     first, last = (number for number, line in enumerate(lines, 1) if REGION in line)
-    theirs = {name for name, line in annotated(ast.parse(text)) if first < line < last}
-    assert {"temperature", "top_p"} & theirs or "top_k" in theirs
-    refused = theirs - set(body.model_fields) - HARMLESS
-    told = PAGE.read_text()
-    assert not [name for name in sorted(refused) if f"`{name}`" not in told]
+    vllm_fields = {name for name, line in annotated(ast.parse(text)) if first < line < last}
+    assert {"temperature", "top_p"} & vllm_fields or "top_k" in vllm_fields
+    refused = vllm_fields - set(body.model_fields) - HARMLESS
+    page = PAGE.read_text()
+    assert not [name for name in sorted(refused) if f"`{name}`" not in page]
 
 
-def test_fields_of_embeddings_are_known() -> None:
-    """Which of them are not served is said of each; none is called a misspelt one."""
-    theirs = set()
+def test_embedding_fields_cover_those_of_vllm() -> None:
+    """Every field that is not served is known as such, not reported as misspelt."""
+    vllm_fields = set()
     for part in ("base", "embed", "scoring"):
         for model in ast.parse(protocol(f"pooling/{part}")).body:
             if isinstance(model, ast.ClassDef) and re.search(
                 "Mixin|^Embedding.*Request|^Rerank.*Request", model.name
             ):
-                theirs |= {name for name, _ in annotated(model)}
+                vllm_fields |= {name for name, _ in annotated(model)}
     ours = set(EmbeddingsBody.model_fields) | set(RerankBody.model_fields)
-    assert theirs >= ours - {"return_documents"}
-    assert theirs - ours - HARMLESS - set(EMBEDDING_NEUTRAL) == {"max_total_tokens"}, "a variable"
+    assert vllm_fields >= ours - {"return_documents"}
+    assert vllm_fields - ours - HARMLESS - set(EMBEDDING_NEUTRAL) == {"max_total_tokens"}, (
+        "a variable"
+    )

@@ -157,7 +157,7 @@ BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
 ]
 
 
-async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
+async def requests_of(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
     """The requests that a body becomes."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
@@ -166,8 +166,8 @@ async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
     return gateway.log.requests
 
 
-async def test_the_request_on_the_log() -> None:
-    (request,) = await sent(chat("hello", max_tokens=9, seed=5, user="u"))
+async def test_chat_becomes_request_record() -> None:
+    (request,) = await requests_of(chat("hello", max_tokens=9, seed=5, user="u"))
     assert request.request_id == request.parent_id
     assert len(request.request_id) == 27
     assert request.endpoint is Endpoint.CHAT
@@ -179,15 +179,15 @@ async def test_the_request_on_the_log() -> None:
     assert request.sampling == Sampling(max_tokens=9, seed=5)
 
 
-async def test_a_seed_is_always_set_and_max_tokens_is_the_rest_of_the_context() -> None:
-    (request,) = await sent(chat("hello"))
+async def test_intake_sets_seed_and_default_max_tokens() -> None:
+    (request,) = await requests_of(chat("hello"))
     assert request.sampling.seed is not None
     assert request.sampling.max_tokens == 512 - 5
-    (request,) = await sent(completion("hello"), "/v1/completions")
+    (request,) = await requests_of(completion("hello"), "/v1/completions")
     assert request.sampling.max_tokens == 16
 
 
-async def test_every_sampling_parameter_reaches_the_record() -> None:
+async def test_intake_writes_every_sampling_parameter() -> None:
     body = chat(
         temperature=0.5,
         top_p=0.9,
@@ -209,7 +209,7 @@ async def test_every_sampling_parameter_reaches_the_record() -> None:
         logprobs=True,
         top_logprobs=3,
     )
-    (request,) = await sent(body)
+    (request,) = await requests_of(body)
     assert request.sampling == Sampling(
         max_tokens=8,
         min_tokens=2,
@@ -253,20 +253,20 @@ async def test_every_sampling_parameter_reaches_the_record() -> None:
         ({"guided_json": json.dumps(SCHEMA)}, StructuredKind.JSON_SCHEMA, None),
     ],
 )
-async def test_the_form_of_the_answer(
+async def test_intake_writes_structured_output_constraint(
     fields: dict[str, Any], kind: StructuredKind, value: str | None
 ) -> None:
-    (request,) = await sent(chat(**fields))
+    (request,) = await requests_of(chat(**fields))
     expected = json.dumps(SCHEMA, separators=(",", ":")) if value is None else value
     assert request.sampling.structured == Structured(kind=kind, value=expected)
 
 
 @pytest.mark.parametrize("fields", HARMLESS)
-async def test_what_clients_send_as_a_matter_of_course_is_accepted(fields: Any) -> None:
-    assert len(await sent(chat(**fields))) == 1
+async def test_intake_accepts_neutral_fields(fields: Any) -> None:
+    assert len(await requests_of(chat(**fields))) == 1
 
 
-async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
+async def test_intake_accepts_text_parts_and_returned_assistant_messages() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [
         {"role": "developer", "content": "x"},
@@ -281,7 +281,7 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
         },
         {"role": "user", "content": "z", "name": "Zoe"},
     ]
-    (request,) = await sent({"model": MODEL, "messages": messages})
+    (request,) = await requests_of({"model": MODEL, "messages": messages})
     gateway = InProcessGateway()
     _, expected = await call(
         gateway,
@@ -304,28 +304,29 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
         ({"stop_token_ids": [5.0]}, {"stop_token_ids": (5,)}),
     ],
 )
-async def test_fields_as_other_servers_take_them(fields: Any, sampling: dict[str, Any]) -> None:
-    """`top_p: 0` is the most likely token, and a whole number may be a double."""
-    (request,) = await sent(chat(**{"seed": 1, "max_tokens": 9, **fields}))
+async def test_intake_normalizes_sampling_fields_of_other_servers(
+    fields: Any, sampling: dict[str, Any]
+) -> None:
+    """`top_p: 0` means greedy sampling, and a whole number may be a double."""
+    (request,) = await requests_of(chat(**{"seed": 1, "max_tokens": 9, **fields}))
     expected = {"seed": 1, "max_tokens": 9, **sampling}
     assert request.sampling == Sampling(**expected)
 
 
-async def test_whole_numbers_may_be_doubles_in_a_prompt() -> None:
-    (request,) = await sent(completion([5.0, 6.0]), "/v1/completions")
+async def test_intake_accepts_whole_doubles_as_prompt_tokens() -> None:
+    (request,) = await requests_of(completion([5.0, 6.0]), "/v1/completions")
     assert unpack_tokens(request.prompt_tokens) == [5, 6]
 
 
-async def test_a_byte_order_mark_before_a_body_is_left_out() -> None:
-    """Windows' tools write one."""
+async def test_intake_skips_byte_order_mark() -> None:
+    """Tools on Windows write one."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     body = b"\xef\xbb\xbf" + json.dumps(chat()).encode()
     assert (await call(gateway, body))[0] == 200
 
 
-async def test_a_call_without_a_model_gets_the_one_that_is_served() -> None:
-    """As vLLM does."""
+async def test_intake_defaults_to_served_model() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     for path, body in (("chat/completions", chat()), ("completions", completion())):
@@ -334,8 +335,8 @@ async def test_a_call_without_a_model_gets_the_one_that_is_served() -> None:
         assert (status, answer["model"]) == (200, MODEL)
 
 
-async def test_a_session_may_be_named_in_the_body() -> None:
-    """As vLLM's `session_id`; the header counts."""
+async def test_intake_reads_session_id_from_body() -> None:
+    """The field is vLLM's `session_id`; the header takes precedence."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     await call(gateway, chat(session_id="one"))
@@ -344,7 +345,7 @@ async def test_a_session_may_be_named_in_the_body() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kept"),
+    ("fields", "expected"),
     [
         ({"truncate_prompt_tokens": 3}, [7, 8, 9]),
         ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [5, 6, 7]),
@@ -352,14 +353,13 @@ async def test_a_session_may_be_named_in_the_body() -> None:
         ({"truncation_side": "right"}, [5, 6, 7, 8, 9]),
     ],
 )
-async def test_a_prompt_is_cut_where_that_is_wished(fields: Any, kept: list[int]) -> None:
-    """As vLLM does."""
-    (request,) = await sent(completion([5, 6, 7, 8, 9], **fields), "/v1/completions")
-    assert unpack_tokens(request.prompt_tokens) == kept
+async def test_intake_truncates_prompt_on_request(fields: Any, expected: list[int]) -> None:
+    (request,) = await requests_of(completion([5, 6, 7, 8, 9], **fields), "/v1/completions")
+    assert unpack_tokens(request.prompt_tokens) == expected
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
-async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+async def test_intake_names_invalid_field(fields: dict[str, Any], message: str) -> None:
     gateway = InProcessGateway()
     status, answer = await call(gateway, {**chat(), **fields})
     error = answer["error"]
@@ -368,17 +368,19 @@ async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: s
     assert error["type"] == "invalid_request_error"
     assert error["code"] == "invalid_request"
     assert error["param"].split(".")[0] in message
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "message"), BAD_BODIES)
-async def test_bad_bodies(path: str, body: bytes, status: int, code: str, message: str) -> None:
+async def test_intake_rejects_invalid_bodies(
+    path: str, body: bytes, status: int, code: str, message: str
+) -> None:
     gateway = InProcessGateway()
     answered, answer = await call(gateway, body, "/v1/" + path)
     assert answered == status
     assert answer["error"]["code"] == code
     assert message in answer["error"]["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(
@@ -393,14 +395,14 @@ async def test_bad_bodies(path: str, body: bytes, status: int, code: str, messag
         ({"last_event_id": "nonsense"}, "Last-Event-ID"),
     ],
 )
-async def test_bad_headers_are_refused_by_name(headers: dict[str, str], param: str) -> None:
+async def test_intake_names_invalid_header(headers: dict[str, str], param: str) -> None:
     gateway = InProcessGateway()
     status, answer = await call(gateway, chat(), **headers)
     assert (status, answer["error"]["param"]) == (400, param)
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
-async def test_prompts_that_do_not_fit() -> None:
+async def test_intake_rejects_prompts_over_limits() -> None:
     gateway = InProcessGateway(max_model_len=20, prompt_tokens_max=10)
     for fields, message in (
         (
@@ -422,29 +424,29 @@ async def test_prompts_that_do_not_fit() -> None:
     assert gateway.log.requests[-1].sampling.max_tokens == 11
 
 
-async def test_prompts_are_counted_before_they_are_tokenised(
+async def test_intake_rejects_oversized_prompt_before_tokenizing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What cannot fit is refused by its length alone."""
+    """The length of the text alone shows that it cannot fit."""
     gateway = InProcessGateway(max_model_len=64)
     encoded: list[str] = []
 
-    async def encode(text: str, **more: Any) -> "array[int]":
+    async def encode(text: str, **options: Any) -> "array[int]":
         encoded.append(text)
         return array("i", [1])
 
     monkeypatch.setattr(gateway.state.served.tokenizer, "encode", encode)
-    most = 63 * tokenizer().token_chars_max
+    chars_max = 63 * tokenizer().token_chars_max
     for body, path in (
-        (chat("x" * (most + 1)), "/v1/chat/completions"),
-        (completion("x" * (most + 1)), "/v1/completions"),
-        ({"prompt": "x" * (most + 1)}, "/tokenize"),
+        (chat("x" * (chars_max + 1)), "/v1/chat/completions"),
+        (completion("x" * (chars_max + 1)), "/v1/completions"),
+        ({"prompt": "x" * (chars_max + 1)}, "/tokenize"),
     ):
         status, answer = await call(gateway, body, path)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert "shorten it" in answer["error"]["message"]
     assert encoded == []
-    assert (await call(gateway, {"prompt": "x" * most}, "/tokenize"))[0] == 200
+    assert (await call(gateway, {"prompt": "x" * chars_max}, "/tokenize"))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -465,14 +467,14 @@ async def test_prompts_are_counted_before_they_are_tokenised(
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_was_a_500_or_had_no_limit_is_the_callers_400(fields: dict[str, Any]) -> None:
+async def test_intake_returns_400_for_hostile_fields(fields: dict[str, Any]) -> None:
     status, answer = await call(InProcessGateway(), chat(**fields))
     assert (status, answer["error"]["code"]) == (400, "invalid_request"), answer
 
 
 @pytest.mark.parametrize("field", ["n", "seed", "max_tokens", "priority", "model", "prompt"])
-async def test_numbers_of_very_many_digits(field: str) -> None:
-    """Python refuses to write them, and the error became a 500."""
+async def test_intake_returns_400_for_huge_numbers(field: str) -> None:
+    """Python refuses to print such numbers, which must not become a 500."""
     gateway = InProcessGateway()
     for value in ("9" * 4_301, "-" + "9" * 5_000, f"[{'9' * 4_301}]"):
         for body, path in ((completion(), "/v1/completions"), (chat(), "/v1/chat/completions")):

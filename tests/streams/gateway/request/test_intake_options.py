@@ -18,7 +18,9 @@ from tests.streams.gateway.samples import chat
         ("ttft=0,tpot=1", (0.0, 1.0)),
     ],
 )
-async def test_weights_reach_the_record(header: str | None, weights: tuple[float, float]) -> None:
+async def test_request_record_has_latency_weights(
+    header: str | None, weights: tuple[float, float]
+) -> None:
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     headers = {} if header is None else {"x_trivium_weights": header}
@@ -31,14 +33,14 @@ async def test_weights_reach_the_record(header: str | None, weights: tuple[float
     ["", "0.7", "ttft", "ttft=x", "ttft=-1", "ttft=nan", "ttft=inf", "ttft=0,tpot=0", "tbt=1"]
     + ["ttft=1,ttft=2", "ttft=1;tpot=2", "ttft=1,"],
 )
-async def test_bad_weights_are_refused_with_what_was_expected(header: str) -> None:
+async def test_intake_rejects_invalid_weights_with_expected_form(header: str) -> None:
     gateway = InProcessGateway()
     status, answer = await call(gateway, chat(), x_trivium_weights=header)
     assert status == 400
     assert answer["error"]["param"] == "x-trivium-weights"
     assert "expected ttft=NUMBER,tpot=NUMBER" in answer["error"]["message"]
     assert f"found {header!r}" in answer["error"]["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(
@@ -51,10 +53,10 @@ async def test_bad_weights_are_refused_with_what_was_expected(header: str) -> No
         ({"policy": "static"}, {"x_trivium_policy": "learned"}, ("static", "")),
     ],
 )
-async def test_wishes_reach_the_record(
+async def test_request_record_has_policy_and_orchestration(
     field: Any, headers: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    """A header or a field chooses policy and orchestration; the field counts."""
+    """A header or a field selects policy and orchestration; the field takes precedence."""
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     assert (await call(gateway, chat(n=2, trivium=field), **headers))[0] == 200
@@ -72,28 +74,29 @@ async def test_wishes_reach_the_record(
         ("learned", {}, "trivium"),
     ],
 )
-async def test_unknown_wishes_are_refused(field: Any, headers: dict[str, str], param: str) -> None:
-    """Nothing misspelt is silently something else."""
+async def test_intake_rejects_unknown_policy_and_orchestration(
+    field: Any, headers: dict[str, str], param: str
+) -> None:
+    """A misspelt name is never replaced silently."""
     gateway = InProcessGateway()
     status, answer = await call(gateway, chat(trivium=field), **headers)
     assert (status, answer["error"]["param"]) == (400, param)
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
-@pytest.mark.parametrize("named", ["interactive", "standard"])
-async def test_a_class_is_capped_by_the_settings(named: str) -> None:
-    """By header or field; without either the default holds."""
+@pytest.mark.parametrize("priority", ["interactive", "standard"])
+async def test_settings_cap_priority_of_call(priority: str) -> None:
+    """A header or a field sets the priority; without either the default applies."""
     gateway = InProcessGateway(priority="batch", priority_max="standard")
     gateway.answer_with("ok")
-    expected = 200 if named == "standard" else 400
-    assert (await call(gateway, chat(), x_priority=named))[0] == expected
-    assert (await call(gateway, chat(priority=named)))[0] == expected
+    expected = 200 if priority == "standard" else 400
+    assert (await call(gateway, chat(), x_priority=priority))[0] == expected
+    assert (await call(gateway, chat(priority=priority)))[0] == expected
     assert (await call(gateway, chat()))[0] == 200
     assert gateway.log.requests[-1].priority == "batch"
 
 
-async def test_a_deadline_is_capped_by_the_settings() -> None:
-    """Whatever the client asks for."""
+async def test_settings_cap_deadline_of_call() -> None:
     gateway = InProcessGateway(deadline_ms=1_000, deadline_ms_max=2_000)
     gateway.answer_with("ok")
     for asked_ms, expected in ((2_000, 200), (2_001, 400)):

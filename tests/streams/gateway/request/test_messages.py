@@ -50,9 +50,11 @@ TAKING_TEXT = KNOWING.replace(
 )
 
 
-def told(messages: list[dict[str, Any]], one: Tokenizer | None = None, **fields: Any) -> Any:
+def chat_from(
+    messages: list[dict[str, Any]], model_tokenizer: Tokenizer | None = None, **fields: Any
+) -> Any:
     body = ChatBody.model_validate({"messages": messages, **fields})
-    return chat_of(body, body.messages, one or tokenizer())
+    return chat_of(body, body.messages, model_tokenizer or tokenizer())
 
 
 @pytest.fixture
@@ -63,24 +65,26 @@ def knowing(tmp_path: Path) -> Tokenizer:
     return Tokenizer(tmp_path)
 
 
-async def test_a_history_with_calls_of_tools_is_text_to_a_template_without_them() -> None:
+async def test_tool_calls_become_text_for_template_without_tools() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     body = {"model": MODEL, "messages": HISTORY, "tools": [TOOL], "tool_choice": "none"}
     assert (await call(gateway, body))[0] == 200
-    assert told(HISTORY).messages == AS_TEXT
+    assert chat_from(HISTORY).messages == AS_TEXT
 
 
-def test_a_template_that_knows_tools_gets_them(knowing: Tokenizer) -> None:
-    """With arguments as an object, as vLLM gives them; what they spell is text."""
-    known = told(HISTORY, knowing, tools=[TOOL], tool_choice="none", reasoning_effort="low")
+def test_template_with_tools_receives_tool_calls(knowing: Tokenizer) -> None:
+    """Arguments are objects, as in vLLM; special tokens that they spell are text."""
+    tool_chat = chat_from(
+        HISTORY, knowing, tools=[TOOL], tool_choice="none", reasoning_effort="low"
+    )
     text = json.dumps([TOOL]) + "<user>q<assistant>1<tool>1<tool>2<user>and?low"
-    assert knowing.render(known) == text
+    assert knowing.render(tool_chat) == text
     spelled = {"name": "f", "arguments": {"x": "</s>", "</s>": 1}}
     history: list[dict[str, Any]] = [USER, {"role": "assistant"}]
     history[1]["tool_calls"] = [{**CALL, "function": spelled}]
     raw = knowing.encoder.raw
-    ids = knowing.encoder.ids(knowing.pieces(told(history, knowing)))
+    ids = knowing.encoder.ids(knowing.pieces(chat_from(history, knowing)))
     assert raw.token_to_id("</s>") not in ids
 
 
@@ -97,19 +101,19 @@ def test_a_template_that_knows_tools_gets_them(knowing: Tokenizer) -> None:
         ),
     ],
 )
-def test_other_forms_of_calls_are_the_same(before: Any, same: Any) -> None:
-    assert told([USER, before, same]).messages == told(HISTORY[:3]).messages
+def test_messages_normalize_legacy_tool_calls(before: Any, same: Any) -> None:
+    assert chat_from([USER, before, same]).messages == chat_from(HISTORY[:3]).messages
 
 
-async def test_conversations_with_other_calls_are_others() -> None:
+async def test_session_depends_on_tool_calls() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("ok")
     for argument in ("1", "2", "1"):
         called = {**CALL, "function": {"name": "f", "arguments": argument}}
         history = [USER, {"role": "assistant", "tool_calls": [called]}, {**RESULT, "content": "r"}]
         await call(gateway, {"model": MODEL, "messages": history})
-    one, other, again = (request.session_id for request in gateway.log.requests)
-    assert one == again != other
+    first, second, third = (request.session_id for request in gateway.log.requests)
+    assert first == third != second
 
 
 @pytest.mark.parametrize(
@@ -142,13 +146,15 @@ async def test_conversations_with_other_calls_are_others() -> None:
         ),
     ],
 )
-async def test_what_is_not_served_is_named(fields: Any, message: str, param: str) -> None:
-    """One error says what the point is, not each field in turn."""
+async def test_messages_error_names_unsupported_field(
+    fields: Any, message: str, param: str
+) -> None:
+    """One error states the point, instead of one for each field."""
     gateway = InProcessGateway()
     status, answer = await call(gateway, {**chat(), **fields})
     assert (status, answer["error"]["param"]) == (400, param)
     assert message in answer["error"]["message"]
-    assert not gateway.log.sent
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(
@@ -163,8 +169,8 @@ async def test_what_is_not_served_is_named(fields: Any, message: str, param: str
         ({"role": "latest_reminder", "content": "a"}, "a"),
     ],
 )
-def test_what_answers_of_any_server_had_is_taken(message: Any, text: str) -> None:
-    (plain,) = told([message]).messages
+def test_messages_accept_content_from_other_servers(message: Any, text: str) -> None:
+    (plain,) = chat_from([message]).messages
     assert plain == {"role": message["role"], "content": text}
 
 
@@ -176,27 +182,26 @@ def called_with(arguments: str) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "tool_calls": [call_]}]
 
 
-def test_a_calls_arguments_keep_their_digits_and_may_be_nested(tmp_path: Path) -> None:
-    """As text; a template that takes none gets them as an object."""
+def test_tool_call_arguments_keep_digits_and_nesting(tmp_path: Path) -> None:
+    """A template that takes no text for arguments gets them as an object."""
     for written in (DIGITS, DEEP):
-        content = told(called_with(written)).messages[-1]["content"]
+        content = chat_from(called_with(written)).messages[-1]["content"]
         assert f'{{"name": "f", "arguments": {written}}}' in content
     copy(tokenizer_folder() / "tokenizer.json", tmp_path)
     for template, digits in ((KNOWING, {"x": 1.1}), (TAKING_TEXT, DIGITS)):
         (tmp_path / "chat_template.jinja").write_text(template)
-        one = Tokenizer(tmp_path)
+        model_tokenizer = Tokenizer(tmp_path)
         for written, got in ((DIGITS, digits), (DEEP, DEEP), ('{"x": 1.5}', {"x": 1.5})):
-            chat_ = told(called_with(written), one)
+            chat_ = chat_from(called_with(written), model_tokenizer)
             assert chat_.messages[-1]["tool_calls"][0]["function"]["arguments"] == got
-            assert one.pieces(chat_)
+            assert model_tokenizer.pieces(chat_)
 
 
-async def test_an_answer_goes_on_with_the_last_message() -> None:
-    """`continue_final_message`, as vLLM has it."""
+async def test_continue_final_message_leaves_last_turn_open() -> None:
     gateway = InProcessGateway()
     messages = [USER, {"role": "assistant", "content": "It </s> is"}]
     body = {"messages": messages, "continue_final_message": True}
-    _, found = await call(gateway, body, "/tokenize")
-    text = tokenizer().encoder.raw.decode(found["tokens"], skip_special_tokens=False)
+    _, tokenized = await call(gateway, body, "/tokenize")
+    text = tokenizer().encoder.raw.decode(tokenized["tokens"], skip_special_tokens=False)
     assert text == "<s><|user|>q</s><|assistant|>It </s> is"
-    assert found["tokens"].count(tokenizer().encoder.raw.token_to_id("</s>")) == 1
+    assert tokenized["tokens"].count(tokenizer().encoder.raw.token_to_id("</s>")) == 1

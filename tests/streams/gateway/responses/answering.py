@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from schemas.records import Citation, OutcomeKind, Request, StreamRetrieved
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.streams.gateway.samples import MODEL, ended, events_of, frame
+from tests.streams.gateway.samples import MODEL, events_of, frame, stream_end
 
 TEXTS = ["Pier", " ", "sev", "en", "."]
 RESPONSE = TypeAdapter(Response)
@@ -53,24 +53,24 @@ def answer(
     for seq, text in enumerate(texts):
         before = len("".join(texts[:seq]))
         frames.append(frame(name, [text], first_seq=seq, first_char=before))
-    frames.append(frame(name, [], end=ended(name, texts, **end)))
+    frames.append(frame(name, [], end=stream_end(name, texts, **end)))
     if request.retrieval is not None:
-        told = StreamRetrieved(
+        retrieved = StreamRetrieved(
             request_id=name, collection=request.retrieval.collection, citations=citations, tokens=9
         )
-        frames[0] = replace(frames[0], retrieved=[told])
+        frames[0] = replace(frames[0], retrieved=[retrieved])
     loop = asyncio.get_running_loop()
     gateway.log.frames += frames
-    for each in frames:
-        loop.call_soon(gateway.log.hub.apply, each, loop.time())
+    for token_frame in frames:
+        loop.call_soon(gateway.log.hub.apply, token_frame, loop.time())
 
 
 def beside(gateway: InProcessGateway, **settings: Any) -> InProcessGateway:
     """Another gateway of the same deployment."""
-    other = InProcessGateway(partition=1, **settings)
-    other.log.frames, other.log.news = gateway.log.frames, gateway.log.news
-    other.log.responses = gateway.log.responses
-    return other
+    second_gateway = InProcessGateway(partition=1, **settings)
+    second_gateway.log.frames, second_gateway.log.news = gateway.log.frames, gateway.log.news
+    second_gateway.log.responses = gateway.log.responses
+    return second_gateway
 
 
 def checked(text: str) -> list[dict[str, Any]]:

@@ -27,47 +27,49 @@ PATH = "/v1/responses"
 
 
 async def created(gateway: InProcessGateway, text: Any = "where?", **fields: Any) -> Any:
-    status, found = await call(gateway, body(text, **fields), PATH)
-    assert status == 200, found
-    RESPONSE.validate_python(found)
-    return found
+    status, response = await call(gateway, body(text, **fields), PATH)
+    assert status == 200, response
+    RESPONSE.validate_python(response)
+    return response
 
 
-async def test_a_whole_response_has_the_shape_of_openai() -> None:
-    """Of its types, with usage and what the call said."""
+async def test_whole_response_has_openai_shape() -> None:
+    """The response has OpenAI's types, usage, and the fields of the call."""
     gateway = answering()
-    found = await created(gateway, instructions="be kind", metadata={"a": "b"}, temperature=0.5)
-    assert found["status"] == "completed" and found["error"] is None
-    (message,) = found["output"]
+    response = await created(gateway, instructions="be kind", metadata={"a": "b"}, temperature=0.5)
+    assert response["status"] == "completed" and response["error"] is None
+    (message,) = response["output"]
     assert message["content"][0]["text"] == "".join(TEXTS)
     assert message["status"] == "completed"
-    assert found["usage"] == {
+    assert response["usage"] == {
         "input_tokens": 7,
         "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 4},
         "output_tokens": 5,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 12,
     }
-    said = ("be kind", {"a": "b"}, 0.5, MODEL)
-    assert said == tuple(found[x] for x in ("instructions", "metadata", "temperature", "model"))
+    call_fields = ("be kind", {"a": "b"}, 0.5, MODEL)
+    assert call_fields == tuple(
+        response[x] for x in ("instructions", "metadata", "temperature", "model")
+    )
     (request,) = gateway.log.requests
     assert request.sampling.temperature == 0.5 and not request.keeps_running
 
 
-async def test_an_answer_that_was_cut_is_incomplete() -> None:
+async def test_truncated_response_is_incomplete() -> None:
     gateway = answering()
-    found = await created(gateway, max_output_tokens=5)
-    assert found["status"] == "completed"
+    response = await created(gateway, max_output_tokens=5)
+    assert response["status"] == "completed"
     gateway = InProcessGateway()
     gateway.answer_with("a", "b", finish_reason="length")
-    found = await created(gateway, max_output_tokens=2)
-    assert found["status"] == found["output"][0]["status"] == "incomplete"
-    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    response = await created(gateway, max_output_tokens=2)
+    assert response["status"] == response["output"][0]["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert gateway.log.requests[0].sampling.max_tokens == 2
 
 
-async def test_a_stream_has_the_events_of_openai() -> None:
-    """Each as its types have it, numbered by the log."""
+async def test_streamed_response_has_openai_events() -> None:
+    """Every event has OpenAI's type and a number that follows from the log."""
     gateway = answering()
     async with gateway.client() as client:
         response = await client.post(PATH, json=body(stream=True))
@@ -85,8 +87,8 @@ async def test_a_stream_has_the_events_of_openai() -> None:
     assert {event["response"]["id"] for event in events if "response" in event} == {whole["id"]}
 
 
-async def test_a_stream_begins_when_its_call_is_accepted() -> None:
-    """Its id is there to go on with, however long the first token takes."""
+async def test_response_stream_starts_when_call_is_accepted() -> None:
+    """The client can resume by the id, however long the first token takes."""
     gateway = InProcessGateway()
     async with streamed_call(gateway, body(stream=True), PATH) as stream:
         await until(lambda: bool(stream.writes))
@@ -97,7 +99,7 @@ async def test_a_stream_begins_when_its_call_is_accepted() -> None:
     assert gateway.log.responses.records
 
 
-async def test_a_stream_that_fails_says_so_as_an_event() -> None:
+async def test_failed_response_stream_ends_with_failed_event() -> None:
     gateway = answering("a", kind=OutcomeKind.EXPIRED)
     async with gateway.client() as client:
         response = await client.post(PATH, json=body(stream=True))
@@ -109,7 +111,7 @@ async def test_a_stream_that_fails_says_so_as_an_event() -> None:
     assert whole.status_code == 504
 
 
-async def test_what_failed_before_its_first_token_has_no_output() -> None:
+async def test_response_that_fails_before_first_token_has_no_output() -> None:
     gateway = InProcessGateway()
     gateway.answer_with(kind=OutcomeKind.FAILED)
     async with gateway.client() as client:
@@ -124,7 +126,7 @@ async def test_what_failed_before_its_first_token_has_no_output() -> None:
     assert events[-1]["response"]["error"]["code"] == "server_error"
 
 
-async def test_items_become_the_chat() -> None:
+async def test_input_items_become_chat_messages() -> None:
     gateway = answering()
     items = [
         {"role": "developer", "content": "be brief"},
@@ -159,8 +161,8 @@ async def test_items_become_the_chat() -> None:
 CALLED = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"}
 
 
-async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
-    """A history of another model's, as agents send it."""
+async def test_input_tool_calls_and_results_become_chat_messages() -> None:
+    """Agents send histories of other models."""
     gateway = answering()
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
@@ -178,10 +180,10 @@ async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
     fields |= {"reasoning": {"effort": "low", "summary": "auto"}}
-    found = await created(gateway, text=items, tools=[function], tool_choice="none", **fields)
-    assert found["reasoning"]["effort"] == "low"
-    made = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    calls = [{**made, "id": "c1"}, {**made, "id": "c2"}]
+    response = await created(gateway, text=items, tools=[function], tool_choice="none", **fields)
+    assert response["reasoning"]["effort"] == "low"
+    tool_call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = [{**tool_call, "id": "c1"}, {**tool_call, "id": "c2"}]
     messages = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "hm", "tool_calls": calls},
@@ -193,49 +195,53 @@ async def test_calls_of_tools_and_their_results_become_the_chat() -> None:
     assert first.prompt_tokens == second.prompt_tokens
 
 
-async def test_items_may_be_named_by_their_ids() -> None:
-    """At any gateway of the deployment; reasoning is in no prompt."""
+async def test_item_references_resolve_to_stored_items() -> None:
+    """Any gateway resolves them; reasoning items are in no prompt."""
     first = answering()
-    other = beside(first)
-    other.log.on_request = lambda request: answer(other, request)
-    made = await created(first, text="one")
-    message = made["output"][-1]
-    said = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
-    named = [{"type": "item_reference", "id": name} for name in ("rs_1", message["id"], "fs_1")]
-    await created(other, text=[said[0], *named, said[1]])
-    await created(other, text=[said[0], message, said[1]])
-    by_id, whole = other.log.requests
+    second_gateway = beside(first)
+    second_gateway.log.on_request = lambda request: answer(second_gateway, request)
+    response = await created(first, text="one")
+    message = response["output"][-1]
+    questions = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
+    references = [
+        {"type": "item_reference", "id": name} for name in ("rs_1", message["id"], "fs_1")
+    ]
+    await created(second_gateway, text=[questions[0], *references, questions[1]])
+    await created(second_gateway, text=[questions[0], message, questions[1]])
+    by_id, whole = second_gateway.log.requests
     assert by_id.prompt_tokens == whole.prompt_tokens
     for name in ("msg_1", "fc_1", message["id"][:-1] + "B"):
-        status, found = await call(other, body([{"type": "item_reference", "id": name}]), PATH)
-        assert (status, found["error"]["code"]) == (404, "not_found")
+        status, error_body = await call(
+            second_gateway, body([{"type": "item_reference", "id": name}]), PATH
+        )
+        assert (status, error_body["error"]["code"]) == (404, "not_found")
 
 
-async def test_what_was_said_first_is_left_out_where_that_is_wished() -> None:
-    """`truncation: auto`: as little as need be, and no instructions."""
+async def test_auto_truncation_drops_earliest_turns() -> None:
+    """It drops as few turns as possible, and never the instructions."""
     gateway = answering(max_model_len=60)
-    said = [{"role": "user", "content": f"{i} " + "hello " * 8} for i in range(6)]
-    status, found = await call(gateway, body(said, instructions="brief"), PATH)
-    assert (status, found["error"]["param"]) == (400, "input")
-    found = await created(gateway, text=said, instructions="brief", truncation="auto")
-    assert found["truncation"] == "auto"
+    turns = [{"role": "user", "content": f"{i} " + "hello " * 8} for i in range(6)]
+    status, response = await call(gateway, body(turns, instructions="brief"), PATH)
+    assert (status, response["error"]["param"]) == (400, "input")
+    response = await created(gateway, text=turns, instructions="brief", truncation="auto")
+    assert response["truncation"] == "auto"
     (request,) = gateway.log.requests
     text = tokenizer().encoder.raw.decode(unpack_tokens(request.prompt_tokens))
-    kept = [f"{i} hello" for i in range(6) if f"{i} hello" in text]
-    assert text.startswith("brief") and kept and kept[-1] == "5 hello"
-    less = said[6 - len(kept) - 1 :]
+    turns_in_prompt = [f"{i} hello" for i in range(6) if f"{i} hello" in text]
+    assert text.startswith("brief") and turns_in_prompt and turns_in_prompt[-1] == "5 hello"
+    less = turns[6 - len(turns_in_prompt) - 1 :]
     assert (await call(gateway, body(less, instructions="brief"), PATH))[0] == 400
     alone = [{"role": "user", "content": "hello " * 80}]
     assert (await call(gateway, body(alone, truncation="auto"), PATH))[0] == 400
 
 
-async def test_what_a_chat_knows_besides_is_passed_on() -> None:
+async def test_responses_endpoint_forwards_chat_options() -> None:
     gateway = answering()
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
-    found = await created(
+    response = await created(
         gateway, seed=7, priority="batch", include=["message.output_text.logprobs"]
     )
-    assert found["output"][0]["content"][0]["logprobs"] == []
+    assert response["output"][0]["content"][0]["logprobs"] == []
     await call(gateway, {**body(), "text": {"format": form}}, PATH)
     first, second = gateway.log.requests
     assert (first.sampling.seed, first.priority, first.sampling.logprobs) == (7, "batch", 0)
@@ -284,24 +290,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=lambda each: str(each)[:40])
-async def test_what_is_not_served_is_refused(fields: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=lambda argument: str(argument)[:40])
+async def test_responses_endpoint_rejects_unsupported_fields(
+    fields: dict[str, Any], message: str
+) -> None:
     gateway = answering()
-    status, found = await call(gateway, {**body(), **fields}, PATH)
-    assert status in (400, 404), found
-    assert message in found["error"]["message"]
-    assert not gateway.log.sent and not gateway.state.in_flight
+    status, response = await call(gateway, {**body(), **fields}, PATH)
+    assert status in (400, 404), response
+    assert message in response["error"]["message"]
+    assert not gateway.log.sent_records and not gateway.state.in_flight
 
 
-async def test_a_call_that_cannot_be_stored_is_given_up() -> None:
+async def test_response_that_cannot_be_stored_is_cancelled() -> None:
     gateway = InProcessGateway()
 
     async def refused(record: Any) -> Any:
         raise BrokerUnavailable("away")
 
     gateway.log.responses.put = refused  # type: ignore[method-assign]  # the log is away
-    status, found = await call(gateway, body(), PATH)
-    assert status == 503, found
+    status, response = await call(gateway, body(), PATH)
+    assert status == 503, response
     await until(lambda: bool(gateway.log.cancellations))
     assert gateway.log.cancellations[0].reason is CancelReason.CLIENT_GONE
     assert not gateway.state.in_flight
@@ -323,16 +331,16 @@ async def test_a_call_that_cannot_be_stored_is_given_up() -> None:
         ),
     ],
 )
-async def test_a_number_that_cannot_be_kept_is_refused_before_the_call_is_accepted(
+async def test_responses_endpoint_rejects_huge_number_before_accepting(
     field: str, fields: dict[str, Any]
 ) -> None:
     gateway = answering()
-    status, found = await call(gateway, {**body(), **fields}, PATH)
-    assert (status, found["error"]["param"]) == (400, field), found
+    status, response = await call(gateway, {**body(), **fields}, PATH)
+    assert (status, response["error"]["param"]) == (400, field), response
     assert not gateway.state.in_flight and not gateway.log.requests
 
 
-async def test_a_fault_after_a_call_was_accepted_keeps_no_place(
+async def test_internal_error_after_acceptance_frees_capacity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gateway = InProcessGateway()
@@ -347,15 +355,15 @@ async def test_a_fault_after_a_call_was_accepted_keeps_no_place(
     assert not gateway.state.in_flight
 
 
-async def test_a_response_that_is_not_stored_is_not_found_again() -> None:
+async def test_unstored_response_is_not_found() -> None:
     gateway = answering()
-    found = await created(gateway, store=False)
-    assert not gateway.log.responses.records and found["store"] is False
+    response = await created(gateway, store=False)
+    assert not gateway.log.responses.records and response["store"] is False
     async with gateway.client() as client:
-        assert (await client.get(f"{PATH}/{found['id']}")).status_code == 404
+        assert (await client.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
-async def test_hanging_up_gives_a_stream_up() -> None:
+async def test_disconnect_cancels_response_stream() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, body(stream=True), PATH) as stream:
         await until(lambda: bool(stream.writes))

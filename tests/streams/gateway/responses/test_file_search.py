@@ -18,7 +18,7 @@ from tests.streams.gateway.responses.answering import (
     checked,
     spelled,
 )
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.waiting import until
 
 PATH = "/v1/responses"
@@ -28,74 +28,74 @@ EQ: dict[str, Any] = {"type": "eq", "key": "site", "value": "harbour"}
 GT: dict[str, Any] = {"type": "gt", "key": "year", "value": 2020}
 
 
-async def asked(**fields: Any) -> tuple[Request, Any]:
+async def call_with_search(**fields: Any) -> tuple[Request, Any]:
     """The request that a call becomes, and its answer."""
     gateway = answering()
-    status, found = await call(gateway, {**body(), "tools": [TOOL], **fields}, PATH)
-    assert status == 200, found
-    RESPONSE.validate_python(found)
-    return gateway.log.requests[0], found
+    status, response = await call(gateway, {**body(), "tools": [TOOL], **fields}, PATH)
+    assert status == 200, response
+    RESPONSE.validate_python(response)
+    return gateway.log.requests[0], response
 
 
-async def test_a_tool_becomes_a_search() -> None:
+async def test_file_search_tool_becomes_retrieval() -> None:
     tool = {
         **TOOL,
         "max_num_results": 4,
         "filters": {"type": "and", "filters": [EQ, GT]},
         "ranking_options": {"ranker": "auto", "score_threshold": 0.3},
     }
-    request, found = await asked(tools=[tool])
-    wished = request.retrieval
-    assert wished is not None
-    assert (wished.collection, wished.query, wished.k, wished.min_score) == (
+    request, response = await call_with_search(tools=[tool])
+    retrieval = request.retrieval
+    assert retrieval is not None
+    assert (retrieval.collection, retrieval.query, retrieval.k, retrieval.min_score) == (
         *("handbook", "where?", 4, 0.3),
     )
     expression = {"$and": [{"site": {"$eq": "harbour"}}, {"year": {"$gt": 2020}}]}
-    assert json.loads(wished.filter) == expression
-    assert found["tools"] == [tool]
+    assert json.loads(retrieval.filter) == expression
+    assert response["tools"] == [tool]
 
 
-async def test_an_answer_cites_what_was_found() -> None:
-    """Each document once, and the passages where they are asked for."""
-    _, found = await asked(include=[RESULTS])
-    search, message = found["output"]
+async def test_response_cites_passages_of_file_search() -> None:
+    """It cites each document once, and lists the passages only on request."""
+    _, response = await call_with_search(include=[RESULTS])
+    search, message = response["output"]
     assert (search["type"], search["status"]) == ("file_search_call", "completed")
     assert search["queries"] == ["where?"]
-    told = [
+    results = [
         (result["file_id"], result["filename"], result["score"]) for result in search["results"]
     ]
-    assert told == [("ferry", "Ferries", 0.9), ("ferry", "Ferries", 0.5), ("map", "map.md", 0.4)]
+    assert results == [("ferry", "Ferries", 0.9), ("ferry", "Ferries", 0.5), ("map", "map.md", 0.4)]
     assert search["results"][0]["text"] == PASSAGES[0].text
     end = len("".join(TEXTS))
     assert message["content"][0]["annotations"] == [
         {"type": "file_citation", "file_id": "ferry", "filename": "Ferries", "index": end},
         {"type": "file_citation", "file_id": "map", "filename": "map.md", "index": end},
     ]
-    assert found["usage"]["input_tokens_details"]["retrieved_tokens"] == 9
-    _, found = await asked()
-    assert found["output"][0]["results"] is None
+    assert response["usage"]["input_tokens_details"]["retrieved_tokens"] == 9
+    _, response = await call_with_search()
+    assert response["output"][0]["results"] is None
 
 
-async def test_a_model_with_a_collection_searches_too() -> None:
-    request, found = await asked(model=f"{MODEL}@handbook", tools=[])
+async def test_model_name_with_collection_adds_file_search() -> None:
+    request, response = await call_with_search(model=f"{MODEL}@handbook", tools=[])
     assert request.retrieval is not None and request.retrieval.collection == "handbook"
-    assert [item["type"] for item in found["output"]] == ["file_search_call", "message"]
+    assert [item["type"] for item in response["output"]] == ["file_search_call", "message"]
 
 
-async def test_a_tool_that_is_not_chosen_is_not_used() -> None:
-    request, found = await asked(tool_choice="none")
+async def test_tool_choice_none_disables_file_search() -> None:
+    request, response = await call_with_search(tool_choice="none")
     assert request.retrieval is None
-    assert [item["type"] for item in found["output"]] == ["message"]
-    request, _ = await asked(tool_choice={"type": "file_search"})
+    assert [item["type"] for item in response["output"]] == ["message"]
+    request, _ = await call_with_search(tool_choice={"type": "file_search"})
     assert request.retrieval is not None
 
 
-async def test_a_search_has_its_events_and_a_stream_goes_on_after_each() -> None:
-    """At another gateway, from numbers that follow from the log."""
+async def test_file_search_stream_resumes_after_any_event() -> None:
+    """A second gateway derives the same event numbers from the log."""
     gateway = answering()
-    wished = body(stream=True, tools=[TOOL], include=[RESULTS])
+    search_body = body(stream=True, tools=[TOOL], include=[RESULTS])
     async with gateway.client() as client:
-        events = checked((await client.post(PATH, json=wished)).text)
+        events = checked((await client.post(PATH, json=search_body)).text)
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert [kind for kind in kinds if kind != "output_text.delta"] == [
         *("created", "in_progress", "output_item.added", "file_search_call.in_progress"),
@@ -110,10 +110,10 @@ async def test_a_search_has_its_events_and_a_stream_goes_on_after_each() -> None
     ]
     cited = [event["annotation"] for event in events if "annotation" in event]
     assert cited == whole["output"][1]["content"][0]["annotations"]
-    other = beside(gateway)
+    second_gateway = beside(gateway)
     for i, event in enumerate(events):
         query = f"stream=true&starting_after={event['sequence_number']}"
-        async with other.client() as client:
+        async with second_gateway.client() as client:
             rest = checked((await client.get(f"{PATH}/{whole['id']}?{query}")).text)
         assert spelled([*events[: i + 1], *rest]) == "".join(TEXTS)
         assert [e for e in rest if "delta" not in e] == [
@@ -121,20 +121,24 @@ async def test_a_search_has_its_events_and_a_stream_goes_on_after_each() -> None
         ]
 
 
-async def test_a_search_that_failed_says_so_and_the_answer_goes_on() -> None:
+async def test_failed_file_search_lets_answer_continue() -> None:
     gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
         name = request.request_id
         error = WireError(code="deadline_exceeded", message="late", retriable=True)
-        told = StreamRetrieved(request_id=name, collection="handbook", error=error)
-        one = frame(name, TEXTS, end=ended(name, TEXTS))
-        gateway.log.hub.apply(replace(one, retrieved=[told]), 0)
+        failure = StreamRetrieved(request_id=name, collection="handbook", error=error)
+        token_frame = frame(name, TEXTS, end=stream_end(name, TEXTS))
+        gateway.log.hub.apply(replace(token_frame, retrieved=[failure]), 0)
 
     gateway.log.on_request = answer
-    status, found = await call(gateway, body(tools=[TOOL]), PATH)
-    assert (status, found["status"], found["output"][0]["status"]) == (200, "completed", "failed")
-    assert found["output"][1]["content"][0]["annotations"] == []
+    status, response = await call(gateway, body(tools=[TOOL]), PATH)
+    assert (status, response["status"], response["output"][0]["status"]) == (
+        200,
+        "completed",
+        "failed",
+    )
+    assert response["output"][1]["content"][0]["annotations"] == []
     await until(lambda: not gateway.state.in_flight)
 
 
@@ -151,12 +155,12 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda each: str(each)[:40])
-async def test_filters_that_mean_nothing_are_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda argument: str(argument)[:40])
+async def test_file_search_rejects_invalid_filters(wrong: Any) -> None:
     gateway = answering()
-    status, found = await call(gateway, body(tools=[TOOL | {"filters": wrong}]), PATH)
-    assert status == 400 and found["error"]["param"] == "tools.0.filters", found
-    assert not gateway.log.sent
+    status, response = await call(gateway, body(tools=[TOOL | {"filters": wrong}]), PATH)
+    assert status == 400 and response["error"]["param"] == "tools.0.filters", response
+    assert not gateway.log.sent_records
 
 
 @pytest.mark.parametrize(
@@ -175,8 +179,8 @@ async def test_filters_that_mean_nothing_are_refused(wrong: Any) -> None:
         ({"what": 1}, "tools.0.what: not supported"),
     ],
 )
-async def test_tools_that_cannot_be_right_are_refused(tool: dict[str, Any], message: str) -> None:
+async def test_file_search_rejects_invalid_options(tool: dict[str, Any], message: str) -> None:
     gateway = answering()
-    status, found = await call(gateway, body(tools=[TOOL | tool]), PATH)
-    assert status == 400 and message in found["error"]["message"], found
-    assert not gateway.log.sent
+    status, response = await call(gateway, body(tools=[TOOL | tool]), PATH)
+    assert status == 400 and message in response["error"]["message"], response
+    assert not gateway.log.sent_records

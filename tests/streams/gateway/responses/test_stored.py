@@ -21,7 +21,7 @@ from tests.streams.gateway.responses.answering import (
     checked,
     spelled,
 )
-from tests.streams.gateway.samples import MODEL, ended, frame
+from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.streams.gateway.streamed_call import streamed_call
 from tests.waiting import until
@@ -37,74 +37,76 @@ async def get(gateway: InProcessGateway, path: str, method: str = "GET", key: st
         return response.status_code, response.json()
 
 
-async def begun(gateway: InProcessGateway, **fields: Any) -> str:
+async def start_background(gateway: InProcessGateway, **fields: Any) -> str:
     """A response in the background."""
-    status, found = await call(gateway, body(background=True, **fields), PATH)
-    assert status == 200 and found["status"] == "queued", found
-    RESPONSE.validate_python(found)
-    return str(found["id"])
+    status, response = await call(gateway, body(background=True, **fields), PATH)
+    assert status == 200 and response["status"] == "queued", response
+    RESPONSE.validate_python(response)
+    return str(response["id"])
 
 
-async def test_another_gateway_tells_a_response_as_it_is_by_now() -> None:
-    """From the log alone, whoever took the call."""
+async def test_second_gateway_returns_current_state_of_response() -> None:
+    """It reads the log alone, whichever gateway accepted the call."""
     first = InProcessGateway()
-    name = await begun(first)
+    name = await start_background(first)
     (request,) = first.log.requests
     assert request.keeps_running
-    other = beside(first)
-    assert (await get(other, name))[1]["status"] == "queued"
+    second = beside(first)
+    assert (await get(second, name))[1]["status"] == "queued"
     await first.log.push(frame(request.request_id, TEXTS[:2]))
-    status, found = await get(other, name)
-    assert (found["status"], found["output"][0]["content"][0]["text"]) == ("in_progress", "Pier ")
-    end = ended(request.request_id, TEXTS)
+    status, response = await get(second, name)
+    assert (response["status"], response["output"][0]["content"][0]["text"]) == (
+        "in_progress",
+        "Pier ",
+    )
+    end = stream_end(request.request_id, TEXTS)
     await first.log.push(frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end))
-    for gateway in (first, other):
-        status, found = await get(gateway, name)
-        RESPONSE.validate_python(found)
-        assert (status, found["status"]) == (200, "completed")
-        assert found["output"][0]["content"][0]["text"] == "".join(TEXTS)
-    assert not other.log.sent and not first.log.cancellations
+    for gateway in (first, second):
+        status, response = await get(gateway, name)
+        RESPONSE.validate_python(response)
+        assert (status, response["status"]) == (200, "completed")
+        assert response["output"][0]["content"][0]["text"] == "".join(TEXTS)
+    assert not second.log.sent_records and not first.log.cancellations
     await until(lambda: not first.state.in_flight)
 
 
-async def test_a_poll_says_what_there_is_only_where_nothing_goes_on_yet() -> None:
-    """Its router waits for that word only until it has placed the request again."""
+async def test_poll_reports_progress_of_voided_attempt_until_next_starts() -> None:
+    """The router waits for that report only until it has placed the request again."""
     first = InProcessGateway()
-    name = await begun(first)
+    name = await start_background(first)
     (request,) = first.log.requests
-    other, told = beside(first), list[tuple[int, int]]()
-    other.state.hub.on_void = lambda so_far: told.append(
+    second, reports = beside(first), list[tuple[int, int]]()
+    second.state.hub.on_void = lambda so_far: reports.append(
         (so_far.attempt, token_count(so_far.tokens))
     )
     await first.log.push(frame(request.request_id, TEXTS[:2]))
     void = StreamVoid(request_id=request.request_id, attempt=1)
     await first.log.push(void_frame(void, "router-a", 1))
-    assert (await get(other, name))[1]["status"] == "in_progress"
-    assert told == [(1, 2)]
+    assert (await get(second, name))[1]["status"] == "in_progress"
+    assert reports == [(1, 2)]
     later = frame(request.request_id, TEXTS[2:3], attempt=2, first_seq=2, first_char=5)
     await first.log.push(later)
-    assert (await get(other, name))[1]["status"] == "in_progress"
-    assert told == [(1, 2)]
+    assert (await get(second, name))[1]["status"] == "in_progress"
+    assert reports == [(1, 2)]
 
 
-async def test_a_poll_tells_an_end_of_what_was_given_up() -> None:
-    """Its router would run another attempt, which nobody reads (found 28)."""
+async def test_poll_reports_end_of_voided_attempt() -> None:
+    """Otherwise the router would run another attempt, which nobody reads."""
     first = InProcessGateway()
-    name = await begun(first)
+    name = await start_background(first)
     (request,) = first.log.requests
-    other, told = beside(first), list[int]()
-    other.state.hub.on_void = lambda so_far: told.append(so_far.attempt if so_far.end else 0)
+    second, reports = beside(first), list[int]()
+    second.state.hub.on_void = lambda so_far: reports.append(so_far.attempt if so_far.end else 0)
     void = StreamVoid(request_id=request.request_id, attempt=1)
     await first.log.push(void_frame(void, "router-a", 1))
-    end = ended(request.request_id, TEXTS)
+    end = stream_end(request.request_id, TEXTS)
     await first.log.push(frame(request.request_id, TEXTS, end=end))
-    assert (await get(other, name))[1]["status"] == "completed"
-    assert told == [1]
+    assert (await get(second, name))[1]["status"] == "completed"
+    assert reports == [1]
 
 
-async def test_what_nobody_reads_any_more_fails_for_no_difference() -> None:
-    """The client of a stream in the background has gone; polls tell the answer of the last
-    attempt."""
+async def test_background_response_without_reader_takes_last_attempt() -> None:
+    """Its client has disconnected; attempts that differ do not make it fail."""
     gateway = InProcessGateway()
     async with streamed_call(gateway, body(stream=True, background=True), PATH) as stream:
         await until(lambda: bool(stream.writes))
@@ -114,41 +116,41 @@ async def test_what_nobody_reads_any_more_fails_for_no_difference() -> None:
     name = checked(stream.text)[0]["response"]["id"]
     await until(lambda: bool(gateway.state.detached))
     whole = ["North", " ", "of it."]
-    end = ended(request.request_id, whole, attempt=2)
+    end = stream_end(request.request_id, whole, attempt=2)
     await gateway.log.push(frame(request.request_id, whole[:2], attempt=2))
     last = frame(request.request_id, whole[2:], attempt=2, first_seq=2, first_char=6, end=end)
     await gateway.log.push(last)
     await until(lambda: not gateway.state.in_flight)
     assert not gateway.log.cancellations
-    found = (await get(gateway, name))[1]
-    assert found["status"] == "completed"
-    assert found["output"][0]["content"][0]["text"] == "".join(whole)
+    response = (await get(gateway, name))[1]
+    assert response["status"] == "completed"
+    assert response["output"][0]["content"][0]["text"] == "".join(whole)
 
 
-async def test_another_gateway_goes_on_after_any_event() -> None:
-    """No event twice, and none left out."""
+async def test_second_gateway_resumes_response_stream_after_any_event() -> None:
+    """No event is repeated or lost."""
     first = answering()
     async with first.client() as client:
         whole = checked((await client.post(PATH, json=body(stream=True))).text)
     name = whole[0]["response"]["id"]
-    other = beside(first)
+    second = beside(first)
     for i, event in enumerate(whole):
         after = event["sequence_number"]
-        async with other.client() as client:
+        async with second.client() as client:
             rest = await client.get(f"{PATH}/{name}?stream=true&starting_after={after}")
         assert rest.status_code == 200
         events = checked(rest.text)
         assert spelled([*whole[: i + 1], *events]) == "".join(TEXTS)
-        assert all(each["sequence_number"] > after for each in events)
+        assert all(rest_event["sequence_number"] > after for rest_event in events)
         if not after >= whole[-1]["sequence_number"]:
             assert events[-1] == whole[-1]
-    async with other.client() as client:
-        again = checked((await client.get(f"{PATH}/{name}?stream=true")).text)
-    assert again[:4] == whole[:4] and again[-4:] == whole[-4:]
+    async with second.client() as client:
+        replay = checked((await client.get(f"{PATH}/{name}?stream=true")).text)
+    assert replay[:4] == whole[:4] and replay[-4:] == whole[-4:]
 
 
-async def test_every_gateway_numbers_a_delta_alike() -> None:
-    """A number inside of what one has written in one piece is a place at another."""
+async def test_gateways_number_response_events_alike() -> None:
+    """A number within one gateway's write is a valid position at another."""
     first = InProcessGateway()
     async with streamed_call(first, body(stream=True, background=True), PATH) as stream:
         await until(lambda: bool(stream.writes))
@@ -159,90 +161,94 @@ async def test_every_gateway_numbers_a_delta_alike() -> None:
                 frame(request.request_id, [text], first_seq=seq, first_char=before)
             )
             await until(lambda seq=seq: len(stream.writes) == seq + 2)
-        seen = checked(stream.text)
-    assert len([e for e in seen if e["type"] == "response.output_text.delta"]) == len(TEXTS)
-    await first.log.push(frame(request.request_id, [], end=ended(request.request_id, TEXTS)))
-    name, other = seen[0]["response"]["id"], beside(first)
-    for i, event in enumerate(seen):
-        async with other.client() as client:
+        live_events = checked(stream.text)
+    assert len([e for e in live_events if e["type"] == "response.output_text.delta"]) == len(TEXTS)
+    await first.log.push(frame(request.request_id, [], end=stream_end(request.request_id, TEXTS)))
+    name, second = live_events[0]["response"]["id"], beside(first)
+    for i, event in enumerate(live_events):
+        async with second.client() as client:
             query = f"stream=true&starting_after={event['sequence_number']}"
             events = checked((await client.get(f"{PATH}/{name}?{query}")).text)
-        assert spelled([*seen[: i + 1], *events]) == "".join(TEXTS)
+        assert spelled([*live_events[: i + 1], *events]) == "".join(TEXTS)
     assert not first.log.cancellations, "what runs in the background outlives its client"
 
 
-async def test_a_resumed_stream_follows_live() -> None:
+async def test_resumed_response_stream_follows_live() -> None:
     first = InProcessGateway()
-    name = await begun(first)
+    name = await start_background(first)
     (request,) = first.log.requests
-    other = beside(first)
-    async with streamed_call(other, path=f"{PATH}/{name}", query="stream=true") as stream:
+    second = beside(first)
+    async with streamed_call(second, path=f"{PATH}/{name}", query="stream=true") as stream:
         await until(lambda: len(stream.writes) == 1)
         await first.log.push(frame(request.request_id, TEXTS[:2]))
         await until(lambda: spelled(checked(stream.text)) == "Pier ")
-        end = ended(request.request_id, TEXTS)
+        end = stream_end(request.request_id, TEXTS)
         await first.log.push(
             frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
         )
         await until(lambda: stream.over)
     assert checked(stream.text)[-1]["response"]["status"] == "completed"
-    assert [each.request_id for each in other.log.resumptions] == [request.request_id]
+    assert [resumption.request_id for resumption in second.log.resumptions] == [request.request_id]
 
 
-async def test_a_response_in_the_background_is_cancelled_anywhere() -> None:
+async def test_background_response_is_cancelled_at_second_gateway() -> None:
     first = InProcessGateway()
-    name = await begun(first)
+    name = await start_background(first)
     (request,) = first.log.requests
-    other = beside(first)
+    second = beside(first)
 
     def end_it(record: Any) -> None:
-        end = ended(request.request_id, kind=OutcomeKind.CANCELLED)
+        end = stream_end(request.request_id, kind=OutcomeKind.CANCELLED)
         first.log.frames.append(frame(request.request_id, [], end=end))
 
-    other.log.on_cancellation = end_it
-    status, found = await get(other, f"{name}/cancel", "POST")
-    assert (status, found["status"], found["error"]) == (200, "cancelled", None)
-    RESPONSE.validate_python(found)
-    assert [each.request_id for each in other.log.cancellations] == [request.request_id]
-    status, again = await get(other, f"{name}/cancel", "POST")
-    assert again == found and len(other.log.cancellations) == 1
-    async with other.client() as client:
+    second.log.on_cancellation = end_it
+    status, response = await get(second, f"{name}/cancel", "POST")
+    assert (status, response["status"], response["error"]) == (200, "cancelled", None)
+    RESPONSE.validate_python(response)
+    assert [cancellation.request_id for cancellation in second.log.cancellations] == [
+        request.request_id
+    ]
+    status, repeat = await get(second, f"{name}/cancel", "POST")
+    assert repeat == response and len(second.log.cancellations) == 1
+    async with second.client() as client:
         events = checked((await client.get(f"{PATH}/{name}?stream=true")).text)
     assert events[-1]["response"]["status"] == "cancelled"
 
 
-async def test_only_what_runs_in_the_background_is_cancelled() -> None:
+async def test_cancellation_rejects_foreground_response() -> None:
     gateway = answering()
-    _, found = await call(gateway, body(), PATH)
-    status, refused = await get(gateway, f"{found['id']}/cancel", "POST")
+    _, response = await call(gateway, body(), PATH)
+    status, refused = await get(gateway, f"{response['id']}/cancel", "POST")
     assert status == 400 and "background=true" in refused["error"]["message"]
 
 
-async def test_a_deleted_response_is_known_nowhere() -> None:
+async def test_deleted_response_is_unknown_to_all_gateways() -> None:
     first = answering()
-    _, found = await call(first, body(), PATH)
-    other = beside(first)
-    status, gone = await get(other, found["id"], "DELETE")
-    assert (status, gone["deleted"], gone["id"]) == (200, True, found["id"])
-    for path in (found["id"], f"{found['id']}/input_items"):
+    _, response = await call(first, body(), PATH)
+    second = beside(first)
+    status, deletion = await get(second, response["id"], "DELETE")
+    assert (status, deletion["deleted"], deletion["id"]) == (200, True, response["id"])
+    for path in (response["id"], f"{response['id']}/input_items"):
         assert (await get(first, path))[0] == 404
-    status, _ = await call(first, body(previous_response_id=found["id"]), PATH)
+    status, _ = await call(first, body(previous_response_id=response["id"]), PATH)
     assert status == 404
 
 
-async def test_deleting_ends_what_runs() -> None:
+async def test_deletion_cancels_running_response() -> None:
     gateway = InProcessGateway()
-    name = await begun(gateway)
-    other = beside(gateway)
-    assert (await get(other, name, "DELETE"))[0] == 200
+    name = await start_background(gateway)
+    second_gateway = beside(gateway)
+    assert (await get(second_gateway, name, "DELETE"))[0] == 200
     (request,) = gateway.log.requests
-    assert [each.request_id for each in other.log.cancellations] == [request.request_id]
+    assert [cancellation.request_id for cancellation in second_gateway.log.cancellations] == [
+        request.request_id
+    ]
 
 
-async def test_what_runs_in_the_background_outlives_a_stop() -> None:
-    """A gateway that drains cancels whole answers that clients wait for, and no others."""
+async def test_background_response_survives_drain() -> None:
+    """A draining gateway cancels only the answers that clients wait for."""
     gateway = InProcessGateway(grace_ms=0)
-    await begun(gateway)
+    await start_background(gateway)
 
     class Leaving:
         async def drain(self) -> None:
@@ -252,7 +258,7 @@ async def test_what_runs_in_the_background_outlives_a_stop() -> None:
     assert not gateway.log.cancellations
 
 
-async def test_a_stream_that_failed_has_nothing_after_its_end() -> None:
+async def test_failed_response_stream_has_no_events_after_end() -> None:
     gateway = answering("a", kind=OutcomeKind.FAILED)
     async with gateway.client() as client:
         whole = checked((await client.post(PATH, json=body(stream=True))).text)
@@ -263,11 +269,11 @@ async def test_a_stream_that_failed_has_nothing_after_its_end() -> None:
     assert rest.status_code == 200 and not checked(rest.text)
 
 
-async def test_input_items_come_in_pages() -> None:
+async def test_input_items_are_paginated() -> None:
     gateway = answering()
     items = [{"role": "user", "content": str(number)} for number in range(5)]
-    _, found = await call(gateway, body(items), PATH)
-    name = f"{found['id']}/input_items"
+    _, response = await call(gateway, body(items), PATH)
+    name = f"{response['id']}/input_items"
     _, page = await get(gateway, f"{name}?limit=2&order=asc")
     texts = [item["content"][0]["text"] for item in page["data"]]
     assert texts == ["0", "1"] and page["has_more"]
@@ -278,14 +284,14 @@ async def test_input_items_come_in_pages() -> None:
     assert newest["data"][0]["content"][0]["text"] == "4"
 
 
-async def test_a_next_response_goes_on_from_an_earlier_one() -> None:
-    """At any gateway, with what was said and in its session, without its instructions."""
+async def test_next_response_continues_earlier_conversation() -> None:
+    """Any gateway adds the earlier turns and keeps the session, without the instructions."""
     first = answering()
-    _, found = await call(first, body("one", instructions="be kind"), PATH)
+    _, response = await call(first, body("one", instructions="be kind"), PATH)
     second = beside(first)
     second.log.on_request = lambda request: answer(second, request, ["two!"])
-    _, next_one = await call(second, body("two", previous_response_id=found["id"]), PATH)
-    assert next_one["previous_response_id"] == found["id"] and next_one["instructions"] is None
+    _, next_one = await call(second, body("two", previous_response_id=response["id"]), PATH)
+    assert next_one["previous_response_id"] == response["id"] and next_one["instructions"] is None
     third = beside(first)
     third.log.on_request = lambda request: answer(third, request)
     third.log.frames = second.log.frames
@@ -300,27 +306,26 @@ async def test_a_next_response_goes_on_from_an_earlier_one() -> None:
     (request,) = third.log.requests
     prompt = await tokenizer().encode_chat(Chat(messages=messages), check_chars=lambda _: None)
     assert request.prompt_tokens == pack_tokens(prompt)
-    sessions = {each.log.requests[0].session_id for each in (first, second, third)}
+    sessions = {gateway.log.requests[0].session_id for gateway in (first, second, third)}
     assert len(sessions) == 1 and request.turn == 2
 
 
-async def test_nothing_follows_a_response_that_has_no_answer_yet() -> None:
+async def test_next_response_rejects_unfinished_or_failed_predecessor() -> None:
     gateway = InProcessGateway()
-    name = await begun(gateway)
-    status, found = await call(gateway, body(previous_response_id=name), PATH)
-    assert status == 400 and "still in progress" in found["error"]["message"]
+    name = await start_background(gateway)
+    status, response = await call(gateway, body(previous_response_id=name), PATH)
+    assert status == 400 and "still in progress" in response["error"]["message"]
     (request,) = gateway.log.requests
-    end = ended(request.request_id, kind=OutcomeKind.CANCELLED)
+    end = stream_end(request.request_id, kind=OutcomeKind.CANCELLED)
     await gateway.log.push(frame(request.request_id, [], end=end))
-    status, found = await call(gateway, body(previous_response_id=name), PATH)
-    assert status == 400 and "without an answer (cancelled)" in found["error"]["message"]
+    status, response = await call(gateway, body(previous_response_id=name), PATH)
+    assert status == 400 and "without an answer (cancelled)" in response["error"]["message"]
 
 
-async def test_a_response_belongs_to_its_key() -> None:
-    """Nobody else reads, goes on from, cancels or deletes it."""
+async def test_response_is_hidden_from_other_keys() -> None:
     gateway = answering(api_keys=("one", "two"))
-    _, found = await call(gateway, body(), PATH, authorization="Bearer one")
-    name = found["id"]
+    _, response = await call(gateway, body(), PATH, authorization="Bearer one")
+    name = response["id"]
     for path, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
         assert (await get(gateway, name + path, method, "two"))[0] == 404
     status, _ = await call(
@@ -352,28 +357,28 @@ async def test_a_response_belongs_to_its_key() -> None:
         ("{id}?" + "&".join(f"include={n}" for n in range(99)), 400),
     ],
 )
-async def test_hostile_ids_and_queries_are_refused(path: str, status: int) -> None:
+async def test_stored_response_rejects_hostile_ids_and_queries(path: str, status: int) -> None:
     gateway = answering()
-    _, found = await call(gateway, body(), PATH)
-    name = found["id"]
+    _, response = await call(gateway, body(), PATH)
+    name = response["id"]
     found_status, refused = await get(gateway, path.format(id=name, cut=name[:-1]))
     assert found_status == status, refused
     assert refused["error"]["message"]
 
 
-async def test_a_number_beyond_the_end_gets_an_empty_rest() -> None:
+async def test_event_number_beyond_end_yields_empty_stream() -> None:
     gateway = answering()
-    _, found = await call(gateway, body(), PATH)
+    _, response = await call(gateway, body(), PATH)
     async with gateway.client() as client:
-        rest = await client.get(f"{PATH}/{found['id']}?stream=true&starting_after={10**9}")
+        rest = await client.get(f"{PATH}/{response['id']}?stream=true&starting_after={10**9}")
     assert rest.status_code == 200 and not checked(rest.text)
 
 
-async def test_an_answer_that_nobody_ended_has_failed() -> None:
+async def test_response_without_end_fails_after_deadline() -> None:
     gateway = InProcessGateway(deadline_ms=1)
-    name = await begun(gateway)
+    name = await start_background(gateway)
     (record,) = gateway.log.responses.records
     gateway.log.responses.records = [replace(record, deadline_ms=record.deadline_ms - 60_000)]
-    _, found = await get(gateway, name)
-    assert found["status"] == "failed" and "deadline" in found["error"]["message"]
-    assert found["model"] == MODEL
+    _, response = await get(gateway, name)
+    assert response["status"] == "failed" and "deadline" in response["error"]["message"]
+    assert response["model"] == MODEL

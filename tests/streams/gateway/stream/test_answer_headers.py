@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas.records import Mode, Orchestration, Request, StreamStart
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.streams.gateway.samples import chat, ended, frame
+from tests.streams.gateway.samples import chat, frame, stream_end
 from tests.streams.gateway.streamed_call import StreamedCall, streamed_call
 from tests.waiting import until
 
@@ -18,10 +18,10 @@ async def streamed(*starts: Any) -> StreamedCall:
     async with streamed_call(gateway, chat(stream=True)) as stream:
         await gateway.log.wait_sent(1)
         (request,) = gateway.log.requests
-        told = [start(request.request_id, **changes) for changes in starts]
-        await gateway.log.push(replace(frame(request.request_id, ["a"]), starts=told))
+        start_records = [start(request.request_id, **changes) for changes in starts]
+        await gateway.log.push(replace(frame(request.request_id, ["a"]), starts=start_records))
         await until(lambda: bool(stream.writes))
-        end = ended(request.request_id, ["a"])
+        end = stream_end(request.request_id, ["a"])
         await gateway.log.push(frame(request.request_id, [], end=end))
         await until(lambda: stream.over)
     assert stream.headers["x-trivium-request-id"] == request.request_id
@@ -46,12 +46,12 @@ def where(headers: Any) -> list[str | None]:
     return [headers.get(f"x-trivium-{name}") for name in WHERE]
 
 
-async def test_a_stream_tells_what_its_first_frame_knew() -> None:
+async def test_stream_headers_show_placement_of_first_frame() -> None:
     stream = await streamed({})
     assert where(stream.headers) == ["remote", "concurrent", "prefill-1", "decode-1"]
 
 
-async def test_what_is_not_known_with_the_first_token_is_left_out() -> None:
+async def test_stream_headers_omit_unknown_placement() -> None:
     assert where((await streamed()).headers) == [None] * 4
     stream = await streamed({"decode_worker": "", "orchestration": Orchestration.PREFILL_FIRST})
     assert where(stream.headers) == ["remote", "prefill_first", "prefill-1", None]
@@ -59,21 +59,21 @@ async def test_what_is_not_known_with_the_first_token_is_left_out() -> None:
     assert where((await streamed(local)).headers) == ["local", None, None, "decode-1"]
 
 
-async def test_the_highest_attempt_and_its_decode_worker_count() -> None:
+async def test_stream_headers_prefer_latest_attempt_and_decode_worker() -> None:
     prefill, decode = {"decode_worker": ""}, {"decode_worker": "decode-2"}
     assert where((await streamed(prefill, decode)).headers)[3] == "decode-2"
     assert where((await streamed(decode, prefill)).headers)[3] == "decode-2"
     assert where((await streamed(decode | {"attempt": 2}, {})).headers)[3] == "decode-2"
 
 
-async def test_a_whole_answer_tells_the_end_and_its_orchestration() -> None:
+async def test_answer_headers_show_end_and_orchestration() -> None:
     gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
-        end = ended(request.request_id, ["a"], attempt=2)
-        told = [start(request.request_id, attempt=2, decode_worker="")]
-        one = frame(request.request_id, ["a"], attempt=2, end=end)
-        gateway.log.hub.apply(replace(one, starts=told), 0.0)
+        end = stream_end(request.request_id, ["a"], attempt=2)
+        start_records = [start(request.request_id, attempt=2, decode_worker="")]
+        token_frame = frame(request.request_id, ["a"], attempt=2, end=end)
+        gateway.log.hub.apply(replace(token_frame, starts=start_records), 0.0)
 
     gateway.log.on_request = answer
     async with gateway.client() as client:

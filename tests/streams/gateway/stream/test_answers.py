@@ -14,12 +14,12 @@ from schemas.records import (
 )
 from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import InProcessGateway, call
-from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame
+from tests.streams.gateway.samples import MODEL, chat, completion, events_of, frame, stream_end
 from tests.streams.gateway.streamed_call import streamed_call
 from tests.waiting import until
 
 
-async def test_a_whole_chat() -> None:
+async def test_whole_chat_answer_has_openai_shape() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("Hel", "lo")
     async with gateway.client() as client:
@@ -55,7 +55,7 @@ async def test_headers_set_session_priority_and_deadline() -> None:
     assert request.deadline_ms == request.arrived_ms + 1_500
 
 
-async def test_the_second_turn_finds_the_first_ones_session() -> None:
+async def test_second_turn_continues_session_of_first() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("Hel", "lo")
     await call(gateway, chat("a"))
@@ -68,7 +68,7 @@ async def test_the_second_turn_finds_the_first_ones_session() -> None:
     assert third.session_id in (first.session_id, second.session_id)
 
 
-async def test_n_choices_are_requests_with_seeds_of_their_own() -> None:
+async def test_choices_become_requests_with_own_seeds() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("a", "b")
     status, answer = await call(gateway, chat(n=3, seed=10))
@@ -82,7 +82,7 @@ async def test_n_choices_are_requests_with_seeds_of_their_own() -> None:
     assert answer["usage"]["completion_tokens"] == 6
 
 
-async def test_several_prompts_are_choices_in_order() -> None:
+async def test_prompts_of_completion_become_choices_in_order() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("a")
     status, answer = await call(gateway, completion([[5, 6], [7]], n=2), "/v1/completions")
@@ -95,7 +95,7 @@ async def test_several_prompts_are_choices_in_order() -> None:
     assert answer["choices"][0]["text"] == "a"
 
 
-async def test_logprobs_in_both_forms() -> None:
+async def test_logprobs_have_chat_and_completion_shapes() -> None:
     top = [TopLogprob(token_id=1, token="é", logprob=-0.5)]
     tokens = [TokenLogprob(token_id=1, token="é", logprob=-0.5, top=top)]
     for path, body in (
@@ -109,15 +109,15 @@ async def test_logprobs_in_both_forms() -> None:
             rows = StreamLogprobs(
                 request_id=request.request_id, attempt=1, first_seq=0, tokens=tokens
             )
-            end = ended(request.request_id, ["é"])
+            end = stream_end(request.request_id, ["é"])
             log.hub.apply(frame(request.request_id, ["é"], end=end, logprobs=[rows]), 0.0)
 
         log.on_request = answer
         _, body_of_answer = await call(gateway, body, path)
         form = body_of_answer["choices"][0]["logprobs"]
         if "chat" in path:
-            alike = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
-            assert form == {"content": [{**alike, "top_logprobs": [alike]}]}
+            token_entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+            assert form == {"content": [{**token_entry, "top_logprobs": [token_entry]}]}
         else:
             assert form == {
                 "tokens": ["é"],
@@ -127,16 +127,16 @@ async def test_logprobs_in_both_forms() -> None:
             }
 
 
-async def test_the_drawn_token_is_among_the_likely_ones_of_a_completion() -> None:
-    """With none of them, too: `logprobs: 0`."""
+async def test_completion_logprobs_include_sampled_token() -> None:
+    """The sampled token is listed even for `logprobs: 0`."""
     gateway = InProcessGateway()
-    drawn = TokenLogprob(token_id=1, token="a", logprob=-2.0, top=[])
+    sampled_token = TokenLogprob(token_id=1, token="a", logprob=-2.0, top=[])
     top = [TopLogprob(token_id=2, token="b", logprob=-0.5)]
-    tokens = [drawn, TokenLogprob(token_id=1, token="c", logprob=-3.0, top=top)]
+    tokens = [sampled_token, TokenLogprob(token_id=1, token="c", logprob=-3.0, top=top)]
 
     def answer(request: Any) -> None:
         rows = StreamLogprobs(request_id=request.request_id, attempt=1, first_seq=0, tokens=tokens)
-        end = ended(request.request_id, ["a", "c"])
+        end = stream_end(request.request_id, ["a", "c"])
         gateway.log.hub.apply(frame(request.request_id, ["a", "c"], end=end, logprobs=[rows]), 0.0)
 
     gateway.log.on_request = answer
@@ -146,32 +146,30 @@ async def test_the_drawn_token_is_among_the_likely_ones_of_a_completion() -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_token_ids_come_with_those_of_the_prompt(stream: bool) -> None:
-    """Where vLLM has them: once, in each choice of a completion, and beside a chat's; the
-    prompt's log-probabilities are null.
-    """
+async def test_answer_returns_token_ids_of_prompt(stream: bool) -> None:
+    """As in vLLM: once per choice of a completion, beside a chat; prompt logprobs are null."""
     gateway = InProcessGateway()
     gateway.answer_with("a", "b")
-    wished = {"return_token_ids": True, "stream": stream}
+    fields = {"return_token_ids": True, "stream": stream}
     calls: list[tuple[str, dict[str, Any], list[list[int]]]] = [
-        ("/v1/chat/completions", chat("hello", **wished), [[0, 3, 275, 1, 4]]),
-        ("/v1/completions", completion([[5, 6], [7]], n=2, **wished), [[5, 6], [5, 6], [7], [7]]),
+        ("/v1/chat/completions", chat("hello", **fields), [[0, 3, 275, 1, 4]]),
+        ("/v1/completions", completion([[5, 6], [7]], n=2, **fields), [[5, 6], [5, 6], [7], [7]]),
     ]
     for path, body, prompts in calls:
         async with gateway.client() as client:
             response = await client.post(path, json=body)
         chunks = events_of(response.text)[:-1] if stream else [response.json()]
-        told: dict[int, list[Any]] = {}
+        prompt_ids: dict[int, list[Any]] = {}
         for chunk in chunks:
             for choice in chunk["choices"]:
                 holder = chunk if "chat" in path else choice
-                told.setdefault(choice["index"], []).append(holder.get("prompt_token_ids"))
+                prompt_ids.setdefault(choice["index"], []).append(holder.get("prompt_token_ids"))
                 assert stream or holder["prompt_logprobs"] is None
-        assert [told[i][0] for i in range(len(prompts))] == prompts
-        assert not any(later for ids in told.values() for later in ids[1:])
+        assert [prompt_ids[i][0] for i in range(len(prompts))] == prompts
+        assert not any(later for ids in prompt_ids.values() for later in ids[1:])
 
 
-async def test_prompts_into_which_passages_go_are_not_told_of() -> None:
+async def test_answer_hides_token_ids_of_prompt_with_passages() -> None:
     gateway = InProcessGateway()
     gateway.answer_with("a")
     body = chat("hello", return_token_ids=True, retrieval={"collection": "c"})
@@ -180,28 +178,28 @@ async def test_prompts_into_which_passages_go_are_not_told_of() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_every_event_counts_where_that_is_wished(path: str) -> None:
-    """vLLM's `continuous_usage_stats`, which benchmarks ask for; not without `include_usage`."""
+async def test_continuous_usage_stats_count_every_event(path: str) -> None:
+    """Benchmarks ask for vLLM's `continuous_usage_stats`; it needs `include_usage`."""
     for include in (True, False):
         gateway = InProcessGateway()
         body = chat("hello") if "chat" in path else completion([5, 6])
         options = {"include_usage": include, "continuous_usage_stats": True}
-        wished = {**body, "stream": True, "stream_options": options}
-        async with streamed_call(gateway, wished, path) as streaming:
+        stream_body = {**body, "stream": True, "stream_options": options}
+        async with streamed_call(gateway, stream_body, path) as streaming:
             await gateway.log.wait_sent(1)
             name = gateway.log.requests[0].request_id
             for seq, text in enumerate("ab"):
                 written = len(streaming.writes)
                 await gateway.log.push(frame(name, [text], first_seq=seq, first_char=seq))
                 await until(lambda n=written: len(streaming.writes) > n)
-            await gateway.log.push(frame(name, [], end=ended(name, ["a", "b"])))
+            await gateway.log.push(frame(name, [], end=stream_end(name, ["a", "b"])))
             await until(lambda: streaming.over)
         usages = [event.get("usage") for event in events_of(streaming.text)[:-1]]
         is_chat = "chat" in path  # whose first event names the role alone
         if not include:
             assert usages == [None] * (3 + is_chat)
             continue
-        so_far = [(each["prompt_tokens"], each["completion_tokens"]) for each in usages[:-1]]
+        so_far = [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages[:-1]]
         counts = [0] * is_chat + [1, 2, 2]
         assert so_far == [(5 if is_chat else 2, count) for count in counts]
         assert usages[-1]["completion_tokens"] == 2
@@ -225,7 +223,7 @@ async def test_every_event_counts_where_that_is_wished(path: str) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_end_without_an_answer_is_an_error_with_its_status(
+async def test_failed_outcome_maps_to_error_status(
     kind: OutcomeKind, error: WireError | None, status: int, code: str, stream: bool
 ) -> None:
     gateway = InProcessGateway()

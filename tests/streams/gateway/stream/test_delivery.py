@@ -4,7 +4,7 @@ import pytest
 
 from schemas.records import CancelReason, OutcomeKind, Request, WireError
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
-from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
+from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.streamed_call import (
     TEXTS,
     accepted_requests,
@@ -13,7 +13,7 @@ from tests.streams.gateway.streamed_call import (
 from tests.waiting import until
 
 
-async def test_one_write_per_batch_of_frames() -> None:
+async def test_stream_writes_once_per_batch_of_frames() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
@@ -27,7 +27,7 @@ async def test_one_write_per_batch_of_frames() -> None:
         await until(lambda: len(stream.writes) == 2)
         assert len(events_of(stream.writes[0])) == 2, "the role, and the text"
         assert len(events_of(stream.writes[1])) == 1
-        end = ended(request.request_id, TEXTS)
+        end = stream_end(request.request_id, TEXTS)
         await gateway.log.push(
             frame(request.request_id, TEXTS[4:], first_seq=4, first_char=9, end=end)
         )
@@ -49,7 +49,7 @@ async def test_one_write_per_batch_of_frames() -> None:
     assert not gateway.log.cancellations
 
 
-async def test_usage_comes_last_when_it_is_asked_for() -> None:
+async def test_stream_ends_with_usage_on_request() -> None:
     gateway = InProcessGateway()
     gateway.answer_with(*TEXTS)
     async with gateway.client() as client:
@@ -63,18 +63,18 @@ async def test_usage_comes_last_when_it_is_asked_for() -> None:
     assert usage["trivium"]["mode"] == "remote"
 
 
-async def test_choices_are_merged_with_their_index_and_token_ids() -> None:
+async def test_stream_merges_choices_with_index_and_token_ids() -> None:
     gateway = InProcessGateway()
     body = {"model": MODEL, "prompt": "x", "n": 2, "stream": True, "return_token_ids": True}
     async with streamed_call(gateway, body, "/v1/completions") as stream:
         first, second = await accepted_requests(gateway, 2)
         await gateway.log.push(frame(second.request_id, ["b"]), frame(first.request_id, ["a"]))
-        await gateway.log.push(frame(first.request_id, [], end=ended(first.request_id, ["a"])))
+        await gateway.log.push(frame(first.request_id, [], end=stream_end(first.request_id, ["a"])))
         await until(lambda: "stop" in stream.text)
         assert not stream.over
         await gateway.log.push(
             frame(second.request_id, ["c"], first_seq=1, first_char=1,
-                  end=ended(second.request_id, ["b", "c"]))
+                  end=stream_end(second.request_id, ["b", "c"]))
         )  # fmt: skip
         await until(lambda: stream.over)
     texts, tokens = ["", ""], [[], []]  # type: tuple[list[str], list[list[int]]]
@@ -87,24 +87,24 @@ async def test_choices_are_merged_with_their_index_and_token_ids() -> None:
     assert stream.text.endswith("data: [DONE]\n\n")
 
 
-async def test_token_0_may_come_after_its_successors() -> None:
+async def test_stream_waits_for_late_first_token() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[1:], first_seq=1, first_char=2,
-                                 end=ended(request.request_id, TEXTS)))  # fmt: skip
+                                 end=stream_end(request.request_id, TEXTS)))  # fmt: skip
         await gateway.log.push(frame(request.request_id, TEXTS[:1]))
         await until(lambda: stream.over)
     assert text_of(events_of(stream.text)) == "".join(TEXTS)
 
 
-async def test_a_higher_attempt_continues_the_stream() -> None:
+async def test_higher_attempt_continues_stream() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[:3]))
         await until(lambda: len(stream.writes) == 1)
-        end = ended(request.request_id, TEXTS, attempt=2)
+        end = stream_end(request.request_id, TEXTS, attempt=2)
         await gateway.log.push(
             frame(request.request_id, TEXTS[:1], attempt=2),
             frame(request.request_id, TEXTS[3:4], first_seq=3, first_char=6),  # the lost worker
@@ -114,14 +114,14 @@ async def test_a_higher_attempt_continues_the_stream() -> None:
     assert text_of(events_of(stream.text)) == "".join(TEXTS)
 
 
-async def test_a_stream_that_breaks_ends_with_an_error_and_without_done() -> None:
+async def test_broken_stream_ends_with_error_without_done() -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[:1]))
         await until(lambda: len(stream.writes) == 1)
         error = WireError(code="worker_lost", message="decode-1 is silent")
-        end = ended(request.request_id, kind=OutcomeKind.FAILED, error=error)
+        end = stream_end(request.request_id, kind=OutcomeKind.FAILED, error=error)
         await gateway.log.push(
             frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2, end=end)
         )
@@ -133,11 +133,13 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_without_done() -> Non
 
 
 @pytest.mark.parametrize("stream_it", [True, False])
-async def test_a_client_that_hangs_up_cancels_its_work(stream_it: bool) -> None:
+async def test_disconnect_cancels_active_requests(stream_it: bool) -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=stream_it, n=2)) as stream:
         first, second = await accepted_requests(gateway, 2)
-        await gateway.log.push(frame(first.request_id, ["a"], end=ended(first.request_id, ["a"])))
+        await gateway.log.push(
+            frame(first.request_id, ["a"], end=stream_end(first.request_id, ["a"]))
+        )
         stream.hang_up()
         await gateway.log.wait_sent(3)
     (cancellation,) = gateway.log.cancellations  # the first choice had ended
@@ -148,8 +150,8 @@ async def test_a_client_that_hangs_up_cancels_its_work(stream_it: bool) -> None:
 
 
 @pytest.mark.parametrize("stream_it", [True, False])
-async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> None:
-    """What goes on without its client still counts, until it ends."""
+async def test_disconnect_continues_generation_on_request(stream_it: bool) -> None:
+    """A request without client counts as in flight until it ends."""
     gateway = InProcessGateway(in_flight_max=1)
     async with streamed_call(
         gateway, chat(stream=stream_it), X_Trivium_On_Disconnect="continue"
@@ -162,7 +164,7 @@ async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> N
         async with gateway.client() as client:
             refused = await client.post("/v1/chat/completions", json=chat())
         assert refused.status_code == 429
-        end = ended(request.request_id, TEXTS[:2])
+        end = stream_end(request.request_id, TEXTS[:2])
         await gateway.log.push(
             frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2, end=end)
         )
@@ -171,8 +173,8 @@ async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> N
     assert not gateway.log.cancellations
 
 
-async def test_work_that_goes_on_alone_ends_with_its_deadline() -> None:
-    """Nobody hears of it, but it frees its place."""
+async def test_detached_request_ends_at_deadline() -> None:
+    """It then frees its capacity."""
     gateway = InProcessGateway()
     async with streamed_call(
         gateway, chat(stream=True), X_Trivium_On_Disconnect="continue"
@@ -186,7 +188,7 @@ async def test_work_that_goes_on_alone_ends_with_its_deadline() -> None:
     assert (gateway.state.in_flight, gateway.state.detached) == (0, 0)
 
 
-async def test_a_real_disconnect_is_noticed() -> None:
+async def test_gateway_notices_real_disconnect() -> None:
     gateway = InProcessGateway()
 
     def begin(request: Request) -> None:

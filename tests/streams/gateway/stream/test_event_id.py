@@ -39,8 +39,7 @@ ID = IDS.name(KEY).decode() + ".2-5-7f"
 CHATS = "/v1/chat/completions"
 
 
-def test_an_id_comes_back_as_it_was() -> None:
-    """Through any gateway with the deployment's key."""
+def test_event_id_round_trips_through_any_gateway() -> None:
     key, (at,) = EventIds(EVENT_KEY, choices_max=16).parse(ID, "alice")
     assert key == KEY
     assert (at.next_seq, at.next_char, at.digest) == (2, 5, 0x7F)
@@ -56,13 +55,13 @@ def test_an_id_comes_back_as_it_was() -> None:
         ({"include_usage": True, "token_ids": True, "endpoint": Endpoint.COMPLETION}, 7),
     ],
 )
-def test_all_that_a_key_says_comes_back(changes: dict[str, Any], flags: int) -> None:
-    """To a gateway of another version, too: the first bytes are the version and flags."""
-    made = replace(KEY, **changes)
-    assert made.pack()[:2] == bytes((3, flags))
-    at = [ClientPosition(2, 5, n == 1, 0xFFFFFFFF) for n in range(made.choices)]
-    value = f" {IDS.name(made).decode()}.{positions_text(at).decode()}\n"
-    assert IDS.parse(value, made.tenant) == (made, at)
+def test_event_id_round_trips_every_field(changes: dict[str, Any], flags: int) -> None:
+    """The first bytes are version and flags, for gateways of another version."""
+    key = replace(KEY, **changes)
+    assert key.pack()[:2] == bytes((3, flags))
+    at = [ClientPosition(2, 5, n == 1, 0xFFFFFFFF) for n in range(key.choices)]
+    value = f" {IDS.name(key).decode()}.{positions_text(at).decode()}\n"
+    assert IDS.parse(value, key.tenant) == (key, at)
     assert (
         positions_text([ClientPosition(2, 5, digest=0x7F), ClientPosition(is_ended=True)])
         == b"2-5-7f.0-0-0-e"
@@ -87,7 +86,7 @@ LARGEST = (1 << 31) - 1
         (f".2-5-{'0' * 4_000}7f", True),
     ],
 )
-def test_positions_are_bounded(positions: str, is_refused: bool) -> None:
+def test_event_ids_bound_positions(positions: str, is_refused: bool) -> None:
     value = IDS.name(KEY).decode() + positions
     if not is_refused:
         assert IDS.parse(value, "alice")[1] == [ClientPosition(LARGEST, LARGEST, True, 0xFFFFFFFF)]
@@ -101,14 +100,14 @@ def test_positions_are_bounded(positions: str, is_refused: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("made", [replace(KEY, choices=0), replace(KEY, choices=17)])
-def test_no_key_of_ours_has_so_many_choices(made: StreamKey) -> None:
-    value = ".".join([IDS.name(made).decode(), *["0-0-0"] * made.choices])
+@pytest.mark.parametrize("key", [replace(KEY, choices=0), replace(KEY, choices=17)])
+def test_event_ids_reject_impossible_choice_count(key: StreamKey) -> None:
+    value = ".".join([IDS.name(key).decode(), *["0-0-0"] * key.choices])
     with pytest.raises(InvalidRequest):
         IDS.parse(value, "alice")
 
 
-def test_a_key_of_another_version_is_refused() -> None:
+def test_event_ids_reject_key_of_other_version() -> None:
     packed = b"\x02" + KEY.pack()[1:]
     name = base64.urlsafe_b64encode(IDS._sign("alice", packed) + packed).rstrip(b"=")
     with pytest.raises(InvalidRequest):
@@ -116,8 +115,7 @@ def test_a_key_of_another_version_is_refused() -> None:
 
 
 @given(st.integers(0, len(ID.partition(".")[0]) - 1), st.sampled_from("AQgw_-"))
-def test_a_changed_key_is_refused(at: int, char: str) -> None:
-    """Whichever character is forged."""
+def test_event_ids_reject_changed_key(at: int, char: str) -> None:
     forged = ID[:at] + char + ID[at + 1 :]
     try:
         assert IDS.parse(forged, "alice")[0] == KEY, "only what base64 ignores may differ"
@@ -133,8 +131,7 @@ def test_a_changed_key_is_refused(at: int, char: str) -> None:
         (IDS, ""),
     ],
 )
-def test_an_id_is_worth_nothing_elsewhere_or_to_others(ids: EventIds, tenant: str) -> None:
-    """Another deployment, and another API key."""
+def test_event_ids_reject_other_deployment_or_tenant(ids: EventIds, tenant: str) -> None:
     with pytest.raises(InvalidRequest):
         ids.parse(ID, tenant)
 
@@ -148,8 +145,8 @@ async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]
     return f"/v1/requests/{response.headers['x-request-id']}/events", event_id
 
 
-async def test_forged_ids_take_no_place_of_resumes() -> None:
-    """Each was a place for an hour and more, by a time that it named itself."""
+async def test_forged_event_ids_take_no_resume_slots() -> None:
+    """A forged id must not take a slot until a time of its own choice."""
     gateway = InProcessGateway(resumes_max=1)
     path, event_id = await event_of(gateway)
     gateway.log.on_request = None
@@ -164,10 +161,10 @@ async def test_forged_ids_take_no_place_of_resumes() -> None:
 
 
 @pytest.mark.parametrize(("deadline_ms", "more_ms"), [(600_000, 600_000), (1_000, 15_000)])
-async def test_a_resume_ends_with_its_request(
+async def test_resumed_call_ends_with_its_request(
     deadline_ms: int, more_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the deadline that was accepted, or once it has read what is there."""
+    """It ends at the accepted deadline, or once it has read what is on the log."""
     gateway = InProcessGateway()
     path, event_id = await event_of(gateway, **{"x-deadline-ms": str(deadline_ms)})
     (request,) = gateway.log.requests
@@ -184,8 +181,8 @@ async def test_a_resume_ends_with_its_request(
         assert (await task).status_code == 504
 
 
-async def test_one_request_is_resumed_a_few_times_at_once() -> None:
-    """So one caller's id does not take all places either."""
+async def test_gateway_limits_resumes_per_request() -> None:
+    """The id of one caller must not take all slots."""
     gateway = InProcessGateway(resumes_per_request_max=1)
     path, event_id = await event_of(gateway)
     async with gateway.client() as client:
@@ -197,8 +194,8 @@ async def test_one_request_is_resumed_a_few_times_at_once() -> None:
         await first
 
 
-async def test_another_key_neither_follows_nor_cancels() -> None:
-    """Who knows an id of somebody else's request is told nothing of it."""
+async def test_other_api_key_cannot_resume_or_cancel() -> None:
+    """A tenant that knows the id of another's request learns nothing about it."""
     gateway = InProcessGateway(api_keys=("alice", "bob"))
 
     def headers(name: str) -> dict[str, str]:
@@ -218,8 +215,8 @@ async def test_another_key_neither_follows_nor_cancels() -> None:
         await task
 
 
-def test_gateways_of_one_state_folder_share_a_key_that_nobody_else_reads(tmp_path: Path) -> None:
-    """Made by the first one."""
+def test_gateways_share_private_event_key_in_state_folder(tmp_path: Path) -> None:
+    """The first gateway creates the key."""
     first = event_key("", tmp_path / "state")
     assert event_key("", tmp_path / "state") == first
     assert len(first) >= 32
@@ -233,9 +230,8 @@ def test_gateways_of_one_state_folder_share_a_key_that_nobody_else_reads(tmp_pat
         event_key("", tmp_path / "state")
 
 
-def test_a_key_in_the_settings_is_checked_and_not_shown() -> None:
-    """As every secret."""
+def test_settings_check_and_hide_event_key() -> None:
     with pytest.raises(ConfigError, match="event_key: expected at least 32 characters, found 4"):
         GatewaySettings(event_key="four")
-    shown: Any = repr(GatewaySettings(event_key=EVENT_KEY))
-    assert EVENT_KEY not in shown
+    text: Any = repr(GatewaySettings(event_key=EVENT_KEY))
+    assert EVENT_KEY not in text

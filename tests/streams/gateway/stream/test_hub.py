@@ -7,7 +7,7 @@ import pytest
 from schemas.records import Endpoint, StreamRetrieved, StreamStart, StreamVoid, TokenFrame
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call, Hub
-from tests.streams.gateway.samples import ended, frame
+from tests.streams.gateway.samples import frame, stream_end
 
 NOTHING = frame("q1", [])
 KEY = StreamKey(
@@ -24,39 +24,37 @@ KEY = StreamKey(
 
 
 @pytest.mark.parametrize(
-    ("told", "is_told_of"),
+    ("token_frame", "is_told_of"),
     [
         (frame("q1", ["a"]), True),
         (frame("q1", ["a"], first_seq=7, first_char=7), True),
-        (frame("q1", [], end=ended("q1", ["a"])), True),
+        (frame("q1", [], end=stream_end("q1", ["a"])), True),
         (replace(NOTHING, starts=[StreamStart(request_id="q1", attempt=1)]), True),
         (replace(NOTHING, voids=[StreamVoid(request_id="q1", attempt=1)]), True),
         (replace(NOTHING, retrieved=[StreamRetrieved(request_id="q1", collection="c")]), True),
-        (frame("q2", ["a"], end=ended("q2", ["a"])), False),
+        (frame("q2", ["a"], end=stream_end("q2", ["a"])), False),
     ],
 )
-def test_whatever_names_a_stream_tells_of_it(told: TokenFrame, is_told_of: bool) -> None:
-    """Bridges pass over tokens that told of nothing that is under way."""
+def test_hub_marks_streams_named_by_frame(token_frame: TokenFrame, is_told_of: bool) -> None:
+    """Bridges skip tokens of records that name no active stream."""
     hub = Hub()
     call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
     call.add("q1", 0)
     hub.add(call)
     assert not call.streams[0].has_frames
-    hub.apply(told, 1.0)
+    hub.apply(token_frame, 1.0)
     assert call.streams[0].has_frames == is_told_of
 
 
 @pytest.mark.parametrize("prefill_at", [0, 1, 2])
-@pytest.mark.parametrize("said", ["", "ab"])
-def test_a_whole_answer_of_a_pair_is_decodes_whichever_first_token_comes_first(
-    prefill_at: int, said: str
-) -> None:
-    """In a near tie they draw different ones. Nobody has read prefill's."""
+@pytest.mark.parametrize("prior_text", ["", "ab"])
+def test_whole_answer_takes_decode_token_in_any_order(prefill_at: int, prior_text: str) -> None:
+    """Prefill and decode sample different tokens in a near tie; nobody has read the first."""
     hub = Hub()
     call = Call(KEY, deadline_ms=9_000, arrived_s=0.0, waits_for_end=True)
     call.add("q1", 0)
     hub.add(call)
-    begins = len(said)
+    begins = len(prior_text)
     start = StreamStart(request_id="q1", attempt=2, prefill_worker="p", decode_worker="d")
     prefilled, decoded, last = [
         replace(
@@ -71,13 +69,13 @@ def test_a_whole_answer_of_a_pair_is_decodes_whichever_first_token_comes_first(
             ("de", begins + 1, begins + 1, "d"),
         )
     ]
-    end = ended("q1", [*said, "c", "de"], attempt=2)
+    end = stream_end("q1", [*prior_text, "c", "de"], attempt=2)
     frames = [decoded, replace(last, ends=[end])]
     frames.insert(prefill_at, prefilled)
-    hub.apply(frame("q1", [*said]), 1.0)
-    for one in frames:
-        hub.apply(one, 1.0)
+    hub.apply(frame("q1", [*prior_text]), 1.0)
+    for token_frame in frames:
+        hub.apply(token_frame, 1.0)
     (stream,) = call.streams
     assert stream.end is not None and call.failure is None
-    assert "".join(stream.texts) == said + "cde"
+    assert "".join(stream.texts) == prior_text + "cde"
     assert list(stream._delivered.ids)[begins:] == [ord("c"), ord("d")]

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.records import OutcomeKind, Request
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
-from tests.streams.gateway.samples import chat, completion, ended, frame
+from tests.streams.gateway.samples import chat, completion, frame, stream_end
 from tests.streams.gateway.streamed_call import WITH_IDS, accepted_requests, streamed_call
 from tests.waiting import until
 
@@ -49,7 +49,7 @@ def answering(*texts: str, **end: Any) -> InProcessGateway:
     gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
-        name, last = request.request_id, ended(request.request_id, texts, **end)
+        name, last = request.request_id, stream_end(request.request_id, texts, **end)
         chars, seq = len("".join(texts[:-1])), len(texts) - 1
         gateway.log.hub.apply(frame(name, [*texts[:-1]]), 0.0)
         gateway.log.hub.apply(frame(name, [texts[-1]], first_seq=seq, first_char=chars), 0.0)
@@ -70,15 +70,15 @@ def answering(*texts: str, **end: Any) -> InProcessGateway:
         (COMPLETIONS, completion(n=2, stream_options={"include_usage": True})),
     ],
 )
-async def test_benchmarks_read_every_event(
+async def test_benchmark_readers_parse_every_event(
     read: Callable[[str], list[str]], path: str, body: dict[str, Any]
 ) -> None:
-    """Each began with an id, and a text could end a line."""
+    """No event begins with an id, and no text ends a line."""
     gateway = answering(*PIECES)
     async with serving(gateway) as url, http_client(url) as client:
         response = await client.post(path, json={**body, "stream": True})
-    *events, done = read(response.text)
-    assert done == "[DONE]"
+    *events, end_marker = read(response.text)
+    assert end_marker == "[DONE]"
     texts = ["", ""]
     for event in map(json.loads, events):
         for choice in event["choices"]:
@@ -89,21 +89,21 @@ async def test_benchmarks_read_every_event(
 
 
 @pytest.mark.parametrize("read", READERS)
-async def test_benchmarks_read_an_error_in_a_stream(read: Callable[[str], list[str]]) -> None:
+async def test_benchmark_readers_parse_error_in_stream(read: Callable[[str], list[str]]) -> None:
     gateway = InProcessGateway()
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, ["a"]))
         await until(lambda: bool(stream.writes))
-        end = ended(request.request_id, "a", kind=OutcomeKind.CANCELLED)
+        end = stream_end(request.request_id, "a", kind=OutcomeKind.CANCELLED)
         await gateway.log.push(frame(request.request_id, [], end=end))
         await until(lambda: stream.over)
     role, text, error = map(json.loads, read(stream.text))
     assert error["error"]["code"] == "cancelled"
 
 
-async def test_lines_of_responses_are_whole_events() -> None:
-    """The same for the endpoint whose events have names."""
+async def test_response_stream_lines_are_whole_events() -> None:
+    """Events of this endpoint have names."""
     gateway = answering(*PIECES)
     body = {"model": "test-model", "input": "hello", "stream": True}
     async with serving(gateway) as url, http_client(url) as client:
@@ -124,8 +124,7 @@ async def test_lines_of_responses_are_whole_events() -> None:
         ({"X-Trivium-On-Disconnect": "continue", "X-Trivium-Event-Ids": "false"}, False),
     ],
 )
-async def test_ids_come_for_who_asks_for_them(headers: dict[str, str], has_ids: bool) -> None:
-    """Then each event has one."""
+async def test_stream_has_event_ids_only_on_request(headers: dict[str, str], has_ids: bool) -> None:
     gateway = answering("a", "b")
     async with gateway.client() as client:
         response = await client.post(CHATS, json=chat(stream=True), headers=headers)
@@ -137,7 +136,7 @@ async def test_ids_come_for_who_asks_for_them(headers: dict[str, str], has_ids: 
 
 
 @pytest.mark.parametrize("path", [CHATS, "/v1/responses"])
-async def test_a_silent_stream_stays_silent(path: str) -> None:
+async def test_plain_stream_sends_no_keepalive(path: str) -> None:
     """A comment is no JSON for benchmarks, and an event without data for `openai` in Go."""
     gateway = InProcessGateway(keepalive_ms=1)
     body = chat() if path == CHATS else {"model": "test-model", "input": "hello"}
@@ -146,13 +145,15 @@ async def test_a_silent_stream_stays_silent(path: str) -> None:
         (call,) = gateway.state.hub.calls()
         gateway.state.sweep(call.last_activity_s + 1, 0)
         await until(lambda: not call.keepalive_due)
-        await gateway.log.push(frame(request.request_id, ["a"], end=ended(request.request_id, "a")))
+        await gateway.log.push(
+            frame(request.request_id, ["a"], end=stream_end(request.request_id, "a"))
+        )
         await until(lambda: stream.over)
     assert not [line for line in stream.text.splitlines() if line.startswith(":")]
 
 
-async def test_httpx_reads_a_stream_by_its_lines() -> None:
-    """As it comes, which is how most clients read."""
+async def test_httpx_reads_stream_by_lines() -> None:
+    """Most clients read line by line while the stream arrives."""
     async with serving(answering(*PIECES)) as url, http_client(url) as client:
         async with client.stream("POST", CHATS, json=chat(stream=True)) as response:
             lines = [line async for line in response.aiter_lines() if line]

@@ -10,7 +10,7 @@ KEY = "of-all-gateways-in-these-tests-01"
 PLACE = RecordPosition(65_535, 2**63)
 
 
-def test_any_gateway_reads_an_id_and_nobody_else() -> None:
+def test_response_id_is_readable_by_its_tenant_at_any_gateway() -> None:
     request_id = new_request_id(1_700_000_000_000)
     name = ResponseIds(KEY).name(request_id, "tenant", PLACE)
     assert ResponseIds(KEY).parse(name, "tenant") == (request_id, PLACE)
@@ -21,14 +21,14 @@ def test_any_gateway_reads_an_id_and_nobody_else() -> None:
             ids.parse(name, tenant)
 
 
-def test_an_id_that_was_changed_anywhere_is_not_known() -> None:
+def test_response_ids_reject_changed_id() -> None:
     ids = ResponseIds(KEY)
     name = ids.name(new_request_id(1), "", PLACE)
     for i, char in enumerate(name):
-        for other in ("A", "_", "é", "\0"):
-            if other != char:
+        for replacement in ("A", "_", "é", "\0"):
+            if replacement != char:
                 with pytest.raises(NotFound):
-                    ids.parse(name[:i] + other + name[i + 1 :], "")
+                    ids.parse(name[:i] + replacement + name[i + 1 :], "")
     for wrong in ("", "resp_", name[:-1], name + "A", ids.name(new_request_id(1), "", None)):
         with pytest.raises(NotFound):
             ids.parse(wrong, "")

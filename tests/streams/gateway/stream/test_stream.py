@@ -10,7 +10,7 @@ from schemas.records import OutcomeKind
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.stream import EARLY_ROWS_MAX, Stream
-from tests.streams.gateway.samples import ended
+from tests.streams.gateway.samples import stream_end
 
 ANSWER = ["", "Hé", "", "llo", ",", " ", "wör", "ld", "", "", "!", " and", " on"]
 IDS = list(range(500, 500 + len(ANSWER)))
@@ -36,7 +36,7 @@ class Piece:
         )
 
 
-def said(stream: Stream, attempt: int, first: int, text: str) -> int:
+def push_text(stream: Stream, attempt: int, first: int, text: str) -> int:
     """Push a row with a token for each character."""
     return stream.push(attempt, first, first, len(text), text, tuple(map(ord, text)))
 
@@ -63,7 +63,7 @@ def deliveries(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
 
 
 @given(deliveries())
-def test_any_interleaving_gives_the_answer_without_gap_or_repeat(
+def test_stream_yields_answer_without_gap_or_repeat(
     delivery: tuple[list[Piece], list[Piece]],
 ) -> None:
     rows, last = delivery
@@ -78,16 +78,16 @@ def test_any_interleaving_gives_the_answer_without_gap_or_repeat(
         assert stream.next_seq == len(stream.token_ids) == new
     assert text == "".join(ANSWER)
     assert stream.token_ids == IDS
-    assert stream.finish(ended("r1", ANSWER, attempt=last[0].attempt))
+    assert stream.finish(stream_end("r1", ANSWER, attempt=last[0].attempt))
 
 
 @given(deliveries(), st.integers(0, 60), st.booleans())
-def test_the_end_waits_for_what_is_missing(
+def test_stream_end_waits_for_missing_rows(
     delivery: tuple[list[Piece], list[Piece]], at: int, counts: bool
 ) -> None:
     rows, last = delivery
     stream = Stream("r1")
-    end = ended("r1", ANSWER, attempt=last[0].attempt)
+    end = stream_end("r1", ANSWER, attempt=last[0].attempt)
     for i, row in enumerate([*rows, *last]):
         if i == at:
             stream.finish(end)
@@ -98,7 +98,7 @@ def test_the_end_waits_for_what_is_missing(
 
 
 @given(deliveries(), st.integers(0, len(ANSWER)))
-def test_a_resumed_stream_gives_exactly_the_rest(
+def test_resumed_stream_yields_exact_rest(
     delivery: tuple[list[Piece], list[Piece]], has: int
 ) -> None:
     rows, _ = delivery
@@ -112,210 +112,210 @@ def test_a_resumed_stream_gives_exactly_the_rest(
     assert stream.token_ids == IDS[has:]
 
 
-def test_rows_of_a_lower_attempt_are_dropped() -> None:
+def test_stream_drops_rows_of_lower_attempt() -> None:
     stream = Stream("r1")
-    said(stream, 2, 0, "a")
-    assert said(stream, 1, 1, "x") == 0
-    assert said(stream, 2, 1, "b") == 1
+    push_text(stream, 2, 0, "a")
+    assert push_text(stream, 1, 1, "x") == 0
+    assert push_text(stream, 2, 1, "b") == 1
     assert stream.drain() == "ab"
     assert stream.repeated_rows == 1
 
 
-def test_a_higher_attempt_restarts_and_drops_what_waited() -> None:
+def test_higher_attempt_discards_early_rows_of_lower_one() -> None:
     stream = Stream("r1")
-    said(stream, 1, 0, "a")
-    said(stream, 1, 5, "x")  # ahead; the attempt dies before the gap fills
+    push_text(stream, 1, 0, "a")
+    push_text(stream, 1, 5, "x")  # ahead; the attempt dies before the gap fills
     assert stream.has_gap
-    said(stream, 2, 0, "abc")
+    push_text(stream, 2, 0, "abc")
     assert not stream.has_gap
     assert stream.drain() == "abc"
 
 
-def test_an_end_of_zero_and_zero_means_what_is_there() -> None:
+def test_stream_end_without_counts_means_received_rows() -> None:
     stream = Stream("r1")
-    said(stream, 1, 0, "ab")
-    assert stream.finish(ended("r1"))
+    push_text(stream, 1, 0, "ab")
+    assert stream.finish(stream_end("r1"))
 
 
-def test_an_end_that_is_no_answer_does_not_wait() -> None:
+def test_failed_end_waits_for_no_rows() -> None:
     stream = Stream("r1")
-    said(stream, 1, 3, "x")
-    assert stream.finish(ended("r1", ["a"] * 9, kind=OutcomeKind.FAILED))
+    push_text(stream, 1, 3, "x")
+    assert stream.finish(stream_end("r1", ["a"] * 9, kind=OutcomeKind.FAILED))
     assert not stream.has_gap
 
 
-def test_an_end_of_a_lower_attempt_is_dropped_and_of_a_higher_one_counts() -> None:
+def test_stream_ignores_end_of_lower_attempt() -> None:
     stream = Stream("r1")
-    said(stream, 2, 0, "a")
-    assert not stream.finish(ended("r1", ["a"], attempt=1))
-    assert stream.finish(ended("r1", ["a"], attempt=3))
+    push_text(stream, 2, 0, "a")
+    assert not stream.finish(stream_end("r1", ["a"], attempt=1))
+    assert stream.finish(stream_end("r1", ["a"], attempt=3))
 
 
-def test_nothing_follows_the_end() -> None:
+def test_stream_ignores_rows_after_end() -> None:
     stream = Stream("r1")
-    said(stream, 1, 0, "a")
-    stream.finish(ended("r1", ["a"]))
-    assert said(stream, 2, 0, "abcdefghi") == 0
-    assert not stream.finish(ended("r1", ["a"]))
+    push_text(stream, 1, 0, "a")
+    stream.finish(stream_end("r1", ["a"]))
+    assert push_text(stream, 2, 0, "abcdefghi") == 0
+    assert not stream.finish(stream_end("r1", ["a"]))
     assert stream.drain() == "a"
 
 
-def test_rows_that_wait_are_bounded() -> None:
+def test_stream_bounds_early_rows() -> None:
     stream = Stream("r1")
     for seq in range(1, EARLY_ROWS_MAX + 10):
-        said(stream, 1, seq, "x")
-    said(stream, 1, 0, "x")
+        push_text(stream, 1, seq, "x")
+    push_text(stream, 1, 0, "x")
     assert stream.next_seq == EARLY_ROWS_MAX + 1
 
 
 # Attempts that were given up
 
 
-def test_nothing_of_a_void_attempt_is_taken_behind_its_mark() -> None:
+def test_stream_ignores_rows_of_voided_attempt() -> None:
     stream = Stream("r1")
-    said(stream, 1, 0, "abc")
+    push_text(stream, 1, 0, "abc")
     assert stream.void(1) and stream.progress() == (pack_tokens([*map(ord, "abc")]), 3)
-    assert said(stream, 1, 3, "xyz") == 0 and not stream.has_gap
+    assert push_text(stream, 1, 3, "xyz") == 0 and not stream.has_gap
     assert stream.drain() == "abc"
-    assert said(stream, 2, 3, "def") == 3  # where the first stopped
+    assert push_text(stream, 2, 3, "def") == 3  # where the first stopped
     assert stream.drain() == "def" and stream.differs_at is None
-    assert stream.finish(ended("r1", list("abcdef"), attempt=2))
+    assert stream.finish(stream_end("r1", list("abcdef"), attempt=2))
 
 
 @given(deliveries(), st.integers(0, 40))
-def test_what_all_readers_have_at_a_mark_is_the_same_and_in_a_row(
+def test_streams_agree_on_progress_at_void_mark(
     delivery: tuple[list[Piece], list[Piece]], at: int
 ) -> None:
     rows, last = delivery
     attempt = last[0].attempt
     has = ClientPosition(2, 3, False, 0)  # of a client that resumes, whatever it has
-    one, other = Stream("r1"), Stream("r1", client_position=has, tolerates_difference=True)
+    first, second = Stream("r1"), Stream("r1", client_position=has, tolerates_difference=True)
     for row in rows[:at]:
-        row.push(one)
-        row.push(other)
-    assert one.void(attempt) and other.void(attempt)
-    tokens, chars = one.progress()
-    assert (tokens, chars) == other.progress()
+        row.push(first)
+        row.push(second)
+    assert first.void(attempt) and second.void(attempt)
+    tokens, chars = first.progress()
+    assert (tokens, chars) == second.progress()
     assert tokens == pack_tokens(IDS[: len(tokens) // 4])
-    assert "".join(ANSWER).startswith("".join(one.texts)) and chars == len("".join(one.texts))
+    assert "".join(ANSWER).startswith("".join(first.texts)) and chars == len("".join(first.texts))
     for row in rows[at:]:
-        row.push(one)
-    assert one.progress() == (tokens, chars)
+        row.push(first)
+    assert first.progress() == (tokens, chars)
 
 
-def test_a_void_attempt_that_was_whole_all_the_same_is_taken() -> None:
+def test_voided_attempt_counts_when_complete() -> None:
     """Its router has read the outcome before it placed the request again."""
     stream = Stream("r1")
-    said(stream, 1, 0, "ab")
+    push_text(stream, 1, 0, "ab")
     stream.void(1)
-    said(stream, 1, 2, "cd")
-    assert stream.finish(ended("r1", list("abcd")))
+    push_text(stream, 1, 2, "cd")
+    assert stream.finish(stream_end("r1", list("abcd")))
     assert stream.drain() == "abcd"
 
 
-def test_an_error_of_a_void_attempt_brings_nothing_that_came_behind_its_mark() -> None:
-    """Else readers end with different texts, as they had read at the mark."""
+def test_error_of_voided_attempt_adds_no_late_rows() -> None:
+    """Otherwise readers would end with different texts, as they had read at the mark."""
     stream = Stream("r1")
-    said(stream, 1, 0, "ab")
+    push_text(stream, 1, 0, "ab")
     stream.void(1)
-    said(stream, 1, 2, "cd")
-    assert stream.finish(ended("r1", list("abcd"), kind=OutcomeKind.FAILED))
+    push_text(stream, 1, 2, "cd")
+    assert stream.finish(stream_end("r1", list("abcd"), kind=OutcomeKind.FAILED))
     assert stream.drain() == "ab" and stream.next_seq == 2
 
 
-def test_what_came_late_of_the_attempt_before_is_no_part_of_it() -> None:
-    """It was told of what its readers had; sampled anew, the rest is another one."""
+def test_late_rows_of_earlier_attempt_stay_out_of_next_one() -> None:
+    """The next attempt continued from what readers had; late rows would be other tokens."""
     stream = Stream("r1")
-    said(stream, 1, 0, "ab")
+    push_text(stream, 1, 0, "ab")
     stream.void(1)
-    said(stream, 1, 2, "xy")
+    push_text(stream, 1, 2, "xy")
     stream.void(2)
-    said(stream, 2, 2, "cd")
-    assert stream.finish(ended("r1", list("abcd"), attempt=2)) and not stream.broken
+    push_text(stream, 2, 2, "cd")
+    assert stream.finish(stream_end("r1", list("abcd"), attempt=2)) and not stream.broken
     assert stream.drain() == "abcd"
 
 
-def test_what_waited_before_the_mark_is_no_gap_behind_it() -> None:
+def test_void_mark_discards_early_rows() -> None:
     stream = Stream("r1")
-    said(stream, 1, 0, "a")
-    said(stream, 1, 3, "x")
+    push_text(stream, 1, 0, "a")
+    push_text(stream, 1, 3, "x")
     assert stream.has_gap and stream.void(1)
     assert not stream.has_gap and stream.progress()[1] == 1
 
 
-def test_a_mark_of_an_attempt_that_is_past_or_over_means_nothing() -> None:
+def test_stream_ignores_void_mark_of_past_or_finished_attempt() -> None:
     stream = Stream("r1")
-    said(stream, 2, 0, "a")
+    push_text(stream, 2, 0, "a")
     assert not stream.void(1)
-    said(stream, 2, 1, "b")
+    push_text(stream, 2, 1, "b")
     assert stream.drain() == "ab"
-    assert stream.finish(ended("r1", list("ab"), attempt=2)) and not stream.void(2)
+    assert stream.finish(stream_end("r1", list("ab"), attempt=2)) and not stream.void(2)
 
 
-def test_an_attempt_of_which_nothing_came_yet_can_be_void() -> None:
+def test_attempt_without_rows_can_be_voided() -> None:
     stream = Stream("r1")
     assert stream.void(1) and stream.progress() == (b"", 0)
-    assert said(stream, 1, 0, "xy") == 0
-    assert said(stream, 2, 0, "ab") == 2 and stream.drain() == "ab"
+    assert push_text(stream, 1, 0, "xy") == 0
+    assert push_text(stream, 2, 0, "ab") == 2 and stream.drain() == "ab"
 
 
-def test_late_rows_of_an_attempt_do_not_start_anything_over() -> None:
+def test_late_rows_do_not_restart_stream() -> None:
     stream = Stream("r1", restarts=True)
-    said(stream, 1, 0, "abc")
+    push_text(stream, 1, 0, "abc")
     stream.void(1)
     stream.void(2)
-    said(stream, 2, 0, "xyz")
+    push_text(stream, 2, 0, "xyz")
     assert stream.progress()[1] == 3
-    said(stream, 3, 3, "d")
+    push_text(stream, 3, 3, "d")
     assert stream.drain() == "abcd"
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_an_attempt_that_had_nothing_more_to_say_ends_what_there_is(restarts: bool) -> None:
-    """The one before it had drawn the answer's end, and could not tell."""
+def test_attempt_without_new_tokens_ends_stream(restarts: bool) -> None:
+    """The previous attempt had sampled the end of the answer, and could not report it."""
     stream = Stream("r1", restarts=restarts)
-    said(stream, 1, 0, "abc")
+    push_text(stream, 1, 0, "abc")
     stream.void(1)
-    assert stream.finish(ended("r1", list("abc"), attempt=2))
+    assert stream.finish(stream_end("r1", list("abc"), attempt=2))
     assert stream.drain() == "abc"
 
 
 @pytest.mark.parametrize("second", ["", "a", "ab", "aX", "abcd"])
-def test_what_restarts_has_as_much_as_who_does_not(second: str) -> None:
-    """Else they would tell different things of an answer, and one of them would lack tokens."""
+def test_restarting_stream_has_progress_of_plain_one(second: str) -> None:
+    """Otherwise they would report different progress, and one of them would lack tokens."""
     streams = [Stream("r1"), Stream("r1", restarts=True)]
     has = "abc" if "abc".startswith(second) else second
     for stream in streams:
-        said(stream, 1, 0, "abc")
+        push_text(stream, 1, 0, "abc")
         stream.void(1)
-        said(stream, 2, 0, second)  # anew: nobody had told in time
+        push_text(stream, 2, 0, second)  # anew: nobody had told in time
         stream.void(2)
     whole, restarted = streams
     assert whole.broken or whole.progress() == restarted.progress()
     assert restarted.progress() == (pack_tokens([*map(ord, has)]), len(has))
-    said(restarted, 3, len(has), "e")
-    assert restarted.finish(ended("r1", has + "e", attempt=3)) and not restarted.broken
+    push_text(restarted, 3, len(has), "e")
+    assert restarted.finish(stream_end("r1", has + "e", attempt=3)) and not restarted.broken
     assert (restarted.drain(), restarted.token_ids) == (has + "e", [*map(ord, has + "e")])
 
 
-def test_what_restarts_ends_where_its_attempt_does() -> None:
+def test_restarting_stream_ends_with_its_attempt() -> None:
     stream = Stream("r1", restarts=True)
-    said(stream, 1, 0, "abcd")
+    push_text(stream, 1, 0, "abcd")
     stream.void(1)
-    said(stream, 2, 0, "a")
+    push_text(stream, 2, 0, "a")
     stream.void(2)
-    said(stream, 2, 1, "b")
-    assert stream.finish(ended("r1", "ab", attempt=2))  # late, and whole all the same
+    push_text(stream, 2, 1, "b")
+    assert stream.finish(stream_end("r1", "ab", attempt=2))  # late, and whole all the same
     assert (stream.drain(), stream.broken) == ("ab", False)
 
 
-def test_what_restarts_goes_on_where_a_higher_attempt_does() -> None:
-    """It begins at the beginning only where that one does."""
+def test_restarting_stream_continues_where_higher_attempt_does() -> None:
+    """It restarts from the beginning only where that attempt does."""
     stream = Stream("r1", restarts=True)
-    said(stream, 1, 0, "abc")
+    push_text(stream, 1, 0, "abc")
     stream.void(1)
-    said(stream, 2, 3, "d")
+    push_text(stream, 2, 3, "d")
     assert stream.drain() == "abcd"
     stream.void(2)
-    said(stream, 3, 0, "xyz")
+    push_text(stream, 3, 0, "xyz")
     assert (stream.next_seq, stream.differs_at) == (3, None)

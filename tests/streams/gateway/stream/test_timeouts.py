@@ -16,7 +16,7 @@ def a_call() -> tuple[Hub, Call]:
     return hub, call
 
 
-def test_a_call_that_nobody_ends_is_over_a_while_after_its_deadline() -> None:
+def test_call_fails_after_deadline_grace() -> None:
     _, call = a_call()
     last_ms = 9_000 + DEADLINE_GRACE_MS
     assert failure_of(call, 1.0, last_ms, 500) is None
@@ -25,7 +25,7 @@ def test_a_call_that_nobody_ends_is_over_a_while_after_its_deadline() -> None:
     assert error.message == "the deadline passed and nobody ended the request"
 
 
-def test_tokens_that_are_missing_may_come_yet() -> None:
+def test_call_fails_when_gap_lasts_too_long() -> None:
     hub, call = a_call()
     hub.apply(frame("q1", ["c"], first_seq=2, first_char=2), 1.0)
     for now_s in (1.0, 1.25, 1.5):

@@ -12,7 +12,7 @@ from workers.embed.settings import EmbeddingSettings
 from workers.models.folder import model_folder
 
 
-def test_simulated_deployments_get_the_light_one_unless_another_is_named() -> None:
+def test_embedding_model_defaults_by_engine() -> None:
     assert embedding_model(EmbeddingSettings(), "sim") == "hash"
     assert embedding_model(EmbeddingSettings(), "vllm") == "all-minilm-l6-v2"
     assert embedding_model(EmbeddingSettings(model="./mine"), "sim") == "./mine"
@@ -20,24 +20,23 @@ def test_simulated_deployments_get_the_light_one_unless_another_is_named() -> No
     assert make_embedder(EmbeddingSettings(name="own@2"), "sim").name == "own@2"
 
 
-def test_a_model_that_is_not_there_is_named() -> None:
-    """A missing model is a clear error."""
+def test_config_error_names_missing_embedding_model() -> None:
     with pytest.raises(ConfigError, match="expected hash, all-minilm-l6-v2 or the folder .*'no'"):
         make_embedder(EmbeddingSettings(model="no"), "vllm")
 
 
-def test_settings_are_checked() -> None:
-    for wrong, said in (
+def test_embedding_settings_reject_invalid_values() -> None:
+    for wrong, message in (
         ({"chunk_tokens": 7}, "chunk_tokens: expected at least 8"),
         ({"chunk_overlap": 51}, "at most half of embedding.chunk_tokens"),
         ({"tokenizer": "mine"}, "expected one of served, none"),
         ({"threads": 0}, "threads: expected at least 1"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             EmbeddingSettings(**wrong)
 
 
-def test_passages_have_the_served_models_tokens(tmp_path: Path) -> None:
+def test_served_tokens_use_tokenizer_of_served_model(tmp_path: Path) -> None:
     model = ModelSettings(path=model_folder(ModelSettings(path="sim")), name="sim")
     served = ServedTokens(model)
     assert served.name.startswith("sim@")

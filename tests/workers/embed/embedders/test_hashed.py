@@ -5,7 +5,7 @@ import numpy as np
 from workers.embed.embedders.hashed import DIM, HashEmbedder
 
 
-def test_vectors_have_length_one_and_do_not_depend_on_batch_mates() -> None:
+def test_hash_embedder_returns_unit_vectors_independent_of_batch() -> None:
     light = HashEmbedder()
     texts = ["The ferry leaves from pier 7.", "", "!?", "渡船从七号码头出发", "a b a b"]
     rows = light.embed(texts)
@@ -15,13 +15,13 @@ def test_vectors_have_length_one_and_do_not_depend_on_batch_mates() -> None:
         assert np.array_equal(light.embed([text])[0], row)
 
 
-def test_texts_with_the_same_words_are_near_each_other() -> None:
+def test_hash_embedder_places_similar_texts_near() -> None:
     light = HashEmbedder()
-    asked, right, wrong = light.embed(
+    question, right, wrong = light.embed(
         ["When does the ONDRY ferry leave?", "The Ondry ferry leaves.", "A baker sells bread."]
     )
-    assert asked @ right > 0.3 > abs(asked @ wrong)
+    assert question @ right > 0.3 > abs(question @ wrong)
 
 
-def test_words_and_signs_are_tokens() -> None:
+def test_hash_embedder_counts_words_and_signs_as_tokens() -> None:
     assert list(HashEmbedder().token_starts("Pier 7, 海港.")) == [0, 5, 6, 8, 9, 10]

@@ -36,15 +36,15 @@ def embedder(sentence: Any) -> Iterator[Embedder]:
     )
 
 
-def test_texts_that_mean_the_same_are_near_each_other(embedder: Embedder) -> None:
+def test_sentence_embedder_places_similar_texts_near(embedder: Embedder) -> None:
     rows = embedder.embed(TEXTS)
     assert rows.shape == (len(TEXTS), embedder.dim) == (5, 384) and rows.dtype == np.float32
     assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
     assert rows[0] @ rows[1] > 0.6 > 0.2 > rows[0] @ rows[2]
 
 
-def test_a_vector_depends_on_its_text_but_for_float_noise(embedder: Embedder) -> None:
-    """Batch mates and padding change the last bits and nothing else."""
+def test_sentence_embedder_vector_is_independent_of_batch(embedder: Embedder) -> None:
+    """Batch mates and padding change only the last bits."""
     together = embedder.embed(TEXTS)
     for text, row in zip(TEXTS, together, strict=True):
         alone = embedder.embed([text])[0]
@@ -52,33 +52,35 @@ def test_a_vector_depends_on_its_text_but_for_float_noise(embedder: Embedder) ->
         assert np.array_equal(alone, embedder.embed([text])[0]), "alone: the same bytes each time"
 
 
-def test_tokens_are_the_models_own_and_long_texts_are_seen_to_their_bound(
+def test_sentence_embedder_truncates_long_text_at_token_limit(
     embedder: Embedder,
 ) -> None:
     assert list(embedder.token_starts("Pier seven, noon")) == [0, 5, 10, 12]
     assert len(embedder.token_starts("word " * 600)) == 600, "cutting sees all of them"
     assert embedder.tokens_max == 256
-    same, other = embedder.embed(["word " * 600, "word " * 600 + "ferry"])
-    assert np.array_equal(same, other)
+    same, extended = embedder.embed(["word " * 600, "word " * 600 + "ferry"])
+    assert np.array_equal(same, extended)
     text = "The Ondry ferry leaves from pier 7. " * 40
     spans = cut(text, embedder.token_starts(text), tokens_max=100, overlap=20)
     ends = [text[span.start : span.end] for span in spans]
-    assert all(len(embedder.token_starts(each)) <= 100 and each[-1] == "." for each in ends)
+    assert all(
+        len(embedder.token_starts(passage)) <= 100 and passage[-1] == "." for passage in ends
+    )
 
 
-def test_tokens_mean_what_their_text_does(embedder: Any) -> None:
+def test_sentence_embedder_accepts_token_ids(embedder: Any) -> None:
     text = "The ferry leaves at noon."
     by_text, by_ids = embedder.embed([text, embedder._plain.encode(text).ids])
     assert np.allclose(by_text, by_ids, atol=1e-5)
 
 
-def test_texts_of_like_length_share_a_batch(sentence: Any) -> None:
+def test_sentence_batches_group_texts_by_length(sentence: Any) -> None:
     assert sentence.groups([3, 9, 4, 100, 9], 20) == [[3], [1, 4], [2, 0]]
     assert sentence.groups([], 20) == []
 
 
-def test_a_folder_that_cannot_be_computed_is_named(sentence: Any, tmp_path: Path) -> None:
-    def made(layers: list[str], pooling: dict[str, object]) -> Path:
+def test_sentence_embedder_rejects_unsupported_model_folder(sentence: Any, tmp_path: Path) -> None:
+    def write_folder(layers: list[str], pooling: dict[str, object]) -> Path:
         modules = [
             {"path": str(number), "type": f"sentence_transformers.models.{kind}"}
             for number, kind in enumerate(layers)
@@ -91,26 +93,26 @@ def test_a_folder_that_cannot_be_computed_is_named(sentence: Any, tmp_path: Path
     with pytest.raises(ConfigError, match="found no modules.json"):
         sentence.pooling_of(tmp_path)
     usual = ["Transformer", "Pooling", "Normalize"]
-    assert sentence.pooling_of(made(usual, {"pooling_mode_mean_tokens": True})) == "mean"
-    assert sentence.pooling_of(made(usual, {"pooling_mode_cls_token": True})) == "first"
-    assert sentence.pooling_of(made(usual, {"pooling_mode": "cls"})) == "first"
+    assert sentence.pooling_of(write_folder(usual, {"pooling_mode_mean_tokens": True})) == "mean"
+    assert sentence.pooling_of(write_folder(usual, {"pooling_mode_cls_token": True})) == "first"
+    assert sentence.pooling_of(write_folder(usual, {"pooling_mode": "cls"})) == "first"
     with pytest.raises(ConfigError, match="expected one pooling.* found pooling_mode_max_tokens"):
-        sentence.pooling_of(made(usual, {"pooling_mode_max_tokens": True}))
+        sentence.pooling_of(write_folder(usual, {"pooling_mode_max_tokens": True}))
     with pytest.raises(ConfigError, match="expected the layers .* found Dense"):
-        sentence.pooling_of(made([*usual, "Dense"], {}))
+        sentence.pooling_of(write_folder([*usual, "Dense"], {}))
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        folder = made(usual, {"pooling_mode_mean_tokens": True})
+        folder = write_folder(usual, {"pooling_mode_mean_tokens": True})
         sentence.SentenceEmbedder(folder, "x", threads=1, batch_tokens=1)
 
 
-def test_a_long_text_is_tokenised_in_slices(embedder: Any, monkeypatch: Any) -> None:
-    """A text of half a million characters held the interpreter for seconds: the lease was lost."""
-    seen: list[int] = []
+def test_sentence_embedder_tokenises_long_text_in_slices(embedder: Any, monkeypatch: Any) -> None:
+    """One call on a very long text would block the interpreter until the lease is lost."""
+    text_lengths: list[int] = []
     plain = embedder._plain
 
     class Counting:
         def encode_batch(self, texts: list[str], **options: Any) -> Any:
-            seen.extend(map(len, texts))
+            text_lengths.extend(map(len, texts))
             return plain.encode_batch(texts, **options)
 
     words, dense = "Pier seven, noon. " * 2_000, "aGVsbG8+d29ybGQ/" * 4_000
@@ -119,5 +121,5 @@ def test_a_long_text_is_tokenised_in_slices(embedder: Any, monkeypatch: Any) -> 
     assert embedder.token_starts(words) == whole
     starts = embedder.token_starts(dense)
     assert starts == sorted(starts) and len(starts) > len(dense) / 20
-    assert max(seen) <= SLICE_CHARS and sum(seen) == len(words) + len(dense)
+    assert max(text_lengths) <= SLICE_CHARS and sum(text_lengths) == len(words) + len(dense)
     assert list(slices("")) == [] and list(slices("ab cd", 4)) == [(0, 3), (3, 5)]

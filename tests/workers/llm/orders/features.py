@@ -51,13 +51,13 @@ class Order:
 
     @property
     def prefill(self) -> Engine:
-        found: Engine = self.pair.producer
-        return found
+        engine: Engine = self.pair.producer
+        return engine
 
     @property
     def decode(self) -> Engine:
-        found: Engine = self.pair.consumer
-        return found
+        engine: Engine = self.pair.consumer
+        return engine
 
     def prompt(self, tokens: int) -> list[int]:
         self.salt += 1
@@ -67,53 +67,62 @@ class Order:
         """Both jobs. In prefill_first decode's has its handle when prefill is done."""
         if self.order is not FIRST:
             return paired_jobs(self.prefill, self.decode, tokens, self.order, **fields)
-        one = job(tokens, PREFILL, orchestration=FIRST, **fields)
-        fields.setdefault("request_id", one.request_id)
-        return one, job(tokens, orchestration=FIRST, **fields)
+        prefill_job = job(tokens, PREFILL, orchestration=FIRST, **fields)
+        fields.setdefault("request_id", prefill_job.request_id)
+        return prefill_job, job(tokens, orchestration=FIRST, **fields)
 
     async def handles(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """What has to come before both sides can run: the KV, or room for it."""
         if self.order is FIRST:
-            done = await collected(self.prefill, *(one for one, _ in attempts))
-            assert all(each.last.finish_reason == "handover" for each in done), done
+            prefill_answers = await collected(
+                self.prefill, *(prefill_job for prefill_job, _ in attempts)
+            )
+            assert all(answer.last.finish_reason == "handover" for answer in prefill_answers), (
+                prefill_answers
+            )
             return [
-                (one, replace(two, kv=each.last.kv))
-                for (one, two), each in zip(attempts, done, strict=True)
+                (prefill_job, replace(decode_job, kv=answer.last.kv))
+                for (prefill_job, decode_job), answer in zip(attempts, prefill_answers, strict=True)
             ]
         if self.order is Orchestration.CONCURRENT:
             return [*attempts]
         targets: dict[str, KvHandle] = {}
-        for _, two in attempts:
-            self.decode.add(two)
+        for _, decode_job in attempts:
+            self.decode.add(decode_job)
         while len(targets) < len(attempts):
             for output in await self.decode.outputs():
                 assert not output.finish_reason, output
                 assert output.kv is not None
                 targets[output.request_id] = output.kv
-        return [(replace(one, kv_target=targets[one.request_id]), two) for one, two in attempts]
+        return [
+            (replace(prefill_job, kv_target=targets[prefill_job.request_id]), decode_job)
+            for prefill_job, decode_job in attempts
+        ]
 
     async def run(self, *attempts: Attempt) -> list[Answer]:
         """Decode's answers of attempts that run beside each other."""
         ready = await self.handles(attempts)
-        decodes = [two for _, two in ready]
+        decodes = [decode_job for _, decode_job in ready]
         if self.order is FIRST:
             return await collected(self.decode, *decodes)
         add = self.order is Orchestration.CONCURRENT
-        done, answers = await asyncio.gather(
-            collected(self.prefill, *(one for one, _ in ready)),
+        prefill_answers, answers = await asyncio.gather(
+            collected(self.prefill, *(prefill_job for prefill_job, _ in ready)),
             collected(self.decode, *decodes, add=add),
         )
-        assert all(each.last.finish_reason == "handover" for each in done), done
+        assert all(answer.last.finish_reason == "handover" for answer in prefill_answers), (
+            prefill_answers
+        )
         return answers
 
     def answer(self, tokens: Sequence[int], **fields: Any) -> Answer:
-        (found,) = self.pair.run(self.run(self.attempt(tokens, **fields)))
-        assert isinstance(found, Answer)
-        return found
+        (answer,) = self.pair.run(self.run(self.attempt(tokens, **fields)))
+        assert isinstance(answer, Answer)
+        return answer
 
     def alone(self, tokens: Sequence[int], **fields: Any) -> Answer:
-        found: Answer = self.pair.run(answered(self.prefill, job(tokens, **fields)))
-        return found
+        answer: Answer = self.pair.run(answered(self.prefill, job(tokens, **fields)))
+        return answer
 
     async def calm(self) -> None:
         """Until neither engine computes anything."""
@@ -127,7 +136,7 @@ class Order:
         assert self.answer(tokens).token_ids == self.alone(tokens).token_ids
 
 
-class Heard:
+class EngineTap:
     """An engine whose outputs somebody else hears, too."""
 
     def __init__(self, engine: Engine, hear: Callable[[Output], None]) -> None:
@@ -137,10 +146,10 @@ class Heard:
         return getattr(self._engine, name)
 
     async def outputs(self) -> Sequence[Output]:
-        found = await self._engine.outputs()
-        for output in found:
+        outputs = await self._engine.outputs()
+        for output in outputs:
             self._hear(output)
-        return found
+        return outputs
 
 
 def same_answer(on: Order) -> None:
@@ -161,14 +170,14 @@ def structured_output(on: Order) -> None:
 
 def logprobs(on: Order) -> None:
     tokens = on.prompt(40)
-    found, wanted = (
+    entries, expected = (
         [entry for output in run(tokens, logprobs=2).outputs for entry in output.logprobs]
         for run in (on.answer, on.alone)
     )
-    assert [each.token_id for each in found] == [each.token_id for each in wanted]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-        assert [top.token_id for top in ours.top] == [top.token_id for top in theirs.top]
+    assert [entry.token_id for entry in entries] == [entry.token_id for entry in expected]
+    for entry, expected_entry in zip(entries, expected, strict=True):
+        assert entry.logprob == pytest.approx(expected_entry.logprob, abs=1e-3)
+        assert [top.token_id for top in entry.top] == [top.token_id for top in expected_entry.top]
 
 
 def stop_strings(on: Order) -> None:
@@ -188,9 +197,9 @@ def several_choices(on: Order) -> None:
     """`n` choices of one prompt, at once; each is a request of its own."""
     tokens = on.prompt(50)
     fields = [{"temperature": 1.0, "seed": seed, "max_tokens": 8 + seed} for seed in range(3)]
-    answers = on.pair.run(on.run(*(on.attempt(tokens, **each) for each in fields)))
-    assert [each.token_ids for each in answers] == [
-        on.alone(tokens, **each).token_ids for each in fields
+    answers = on.pair.run(on.run(*(on.attempt(tokens, **sampling) for sampling in fields)))
+    assert [answer.token_ids for answer in answers] == [
+        on.alone(tokens, **sampling).token_ids for sampling in fields
     ]
 
 
@@ -201,36 +210,38 @@ def searches_meanwhile(on: Order) -> None:
     wish = probes(probes_max=2, lead=lead, joint=joint, trail=trail)
 
     async def together() -> Searched:
-        one, two = on.attempt(tokens, request_id=f"probed-{on.salt}.1", max_tokens=20)
+        prefill_job, decode_job = on.attempt(
+            tokens, request_id=f"probed-{on.salt}.1", max_tokens=20
+        )
         if on.order is FIRST:
-            ((_, two),) = await on.handles([(one, two)])
-        begun = asyncio.get_running_loop().create_future()
+            ((_, decode_job),) = await on.handles([(prefill_job, decode_job)])
+        allocation = asyncio.get_running_loop().create_future()
 
         def hear(output: Output) -> None:
-            if output.kv is not None and not output.finish_reason and not begun.done():
-                begun.set_result(output.kv)
+            if output.kv is not None and not output.finish_reason and not allocation.done():
+                allocation.set_result(output.kv)
 
         async def prefill() -> None:
             if on.order is FIRST:
                 return
-            target = one.kv_target
+            target = prefill_job.kv_target
             if on.order is Orchestration.DECODE_FIRST:
-                target = await begun
-            await answered(on.prefill, replace(one, kv_target=target))
+                target = await allocation
+            await answered(on.prefill, replace(prefill_job, kv_target=target))
 
-        heard: Any = Heard(on.decode, hear)
-        whole = replace(two, request_id=two.request_id.removesuffix(".1"))
-        _, found = await asyncio.gather(prefill(), searched(heard, whole, wish, finds))
-        return found
+        engine_tap: Any = EngineTap(on.decode, hear)
+        whole = replace(decode_job, request_id=decode_job.request_id.removesuffix(".1"))
+        _, answer = await asyncio.gather(prefill(), searched(engine_tap, whole, wish, finds))
+        return answer
 
     def finds(ask: Any) -> list[Any]:
         return [passage(f"p{ask.probe}", 70 + ask.probe, 71)]
 
-    found = on.pair.run(together())
+    answer = on.pair.run(together())
     alone = on.pair.run(searched(on.prefill, job(tokens, max_tokens=20), wish, finds))
-    assert found.token_ids == alone.token_ids
-    assert [each.seq for each in found.records] == [each.seq for each in alone.records]
-    assert any(each.passages for each in found.records)
+    assert answer.token_ids == alone.token_ids
+    assert [record.seq for record in answer.records] == [record.seq for record in alone.records]
+    assert any(record.passages for record in answer.records)
 
 
 def goes_on_where_it_stopped(on: Order) -> None:
@@ -255,23 +266,25 @@ def all_kv_is_held(on: Order) -> None:
     """Decode has computed the same prompt: whole blocks, and one token more."""
     for extra in (0, 1):
         tokens = on.prompt(4 * on.decode.capability.block_size + extra)
-        wanted = on.alone(tokens).token_ids
-        first, again = on.answer(tokens), on.answer(tokens)
-        assert first.token_ids == again.token_ids == wanted
-        assert again.outputs[0].kv_bytes < first.outputs[0].kv_bytes
+        expected = on.alone(tokens).token_ids
+        first, second = on.answer(tokens), on.answer(tokens)
+        assert first.token_ids == second.token_ids == expected
+        assert second.outputs[0].kv_bytes < first.outputs[0].kv_bytes
 
 
 def error_of_prefill(on: Order) -> None:
     """It refuses the prompt. Decode, if it has begun, is told to stop, and does."""
 
     async def main() -> None:
-        one, two = on.attempt(on.prompt(60), max_tokens=8)
+        prefill_job, decode_job = on.attempt(on.prompt(60), max_tokens=8)
         if on.order is not FIRST:
-            ((one, two),) = await on.handles([(one, two)])
-        answer = await answered(on.prefill, replace(one, prompt_tokens=too_long(on.prefill)))
+            ((prefill_job, decode_job),) = await on.handles([(prefill_job, decode_job)])
+        answer = await answered(
+            on.prefill, replace(prefill_job, prompt_tokens=too_long(on.prefill))
+        )
         assert (answer.last.finish_reason, answer.error_code) == ("error", TOO_LONG)
         if on.order is not FIRST:
-            await _stopped(on, two)
+            await _stopped(on, decode_job)
 
     on.pair.run(main())
     on.goes_on()
@@ -283,14 +296,14 @@ def error_of_decode(on: Order) -> None:
     assert refused.error_code == TOO_LONG
 
     async def late() -> Answer:
-        one, two = on.attempt(on.prompt(60), max_tokens=1_900)
-        two = replace(two, deadline_ms=wall_ms() + LATE_MS)
-        ((one, two),) = await on.handles([(one, two)])
+        prefill_job, decode_job = on.attempt(on.prompt(60), max_tokens=1_900)
+        decode_job = replace(decode_job, deadline_ms=wall_ms() + LATE_MS)
+        ((prefill_job, decode_job),) = await on.handles([(prefill_job, decode_job)])
         if on.order is FIRST:
-            return await answered(on.decode, two)
+            return await answered(on.decode, decode_job)
         add = on.order is Orchestration.CONCURRENT
         _, (answer,) = await asyncio.gather(
-            answered(on.prefill, one), collected(on.decode, two, add=add)
+            answered(on.prefill, prefill_job), collected(on.decode, decode_job, add=add)
         )
         return answer
 
@@ -307,15 +320,15 @@ def cancelled_in_prefill(on: Order) -> None:
     """While the prompt is computed."""
 
     async def main() -> None:
-        one, two = on.attempt(on.prompt(600), max_tokens=8)
+        prefill_job, decode_job = on.attempt(on.prompt(600), max_tokens=8)
         if on.order is not FIRST:
-            ((one, two),) = await on.handles([(one, two)])
-        on.prefill.add(one)
-        on.prefill.abort(one.request_id)
-        (answer,) = await collected(on.prefill, one, add=False)
+            ((prefill_job, decode_job),) = await on.handles([(prefill_job, decode_job)])
+        on.prefill.add(prefill_job)
+        on.prefill.abort(prefill_job.request_id)
+        (answer,) = await collected(on.prefill, prefill_job, add=False)
         assert answer.last.finish_reason == "abort"
         if on.order is not FIRST:
-            await _stopped(on, two)
+            await _stopped(on, decode_job)
 
     on.pair.run(main())
     on.goes_on()
@@ -325,12 +338,12 @@ def cancelled_at_the_hand_over(on: Order) -> None:
     """KV waits for decode, or decode for KV that never comes."""
 
     async def main() -> None:
-        ((one, two),) = await on.handles([on.attempt(on.prompt(60), max_tokens=8)])
+        ((prefill_job, decode_job),) = await on.handles([on.attempt(on.prompt(60), max_tokens=8)])
         if on.order is FIRST:
-            on.prefill.abort(one.request_id)
+            on.prefill.abort(prefill_job.request_id)
             await until(lambda: not on.prefill.load().kv_handles_held)
         else:
-            await _stopped(on, two)
+            await _stopped(on, decode_job)
 
     on.pair.run(main())
     on.goes_on()
@@ -340,30 +353,32 @@ def cancelled_in_decode(on: Order) -> None:
     """While the answer is generated."""
 
     async def main() -> None:
-        ((one, two),) = await on.handles([on.attempt(on.prompt(60), max_tokens=1_500)])
+        ((prefill_job, decode_job),) = await on.handles(
+            [on.attempt(on.prompt(60), max_tokens=1_500)]
+        )
         if on.order is not Orchestration.DECODE_FIRST:
-            on.decode.add(two)
+            on.decode.add(decode_job)
         if on.order is not FIRST:
-            on.prefill.add(one)
+            on.prefill.add(prefill_job)
         while not any(output.token_ids for output in await on.decode.outputs()):
             pass
-        on.decode.abort(two.request_id)
-        (answer,) = await collected(on.decode, two, add=False)
+        on.decode.abort(decode_job.request_id)
+        (answer,) = await collected(on.decode, decode_job, add=False)
         assert answer.last.finish_reason == "abort"
         if on.order is not FIRST:
-            (done,) = await collected(on.prefill, one, add=False)
-            assert done.last.finish_reason == "handover"
+            (prefill_answer,) = await collected(on.prefill, prefill_job, add=False)
+            assert prefill_answer.last.finish_reason == "handover"
 
     on.pair.run(main())
     on.goes_on()
 
 
-async def _stopped(on: Order, two: Job) -> None:
+async def _stopped(on: Order, decode_job: Job) -> None:
     """Decode's job, which waits for KV, is given up."""
     if on.order is Orchestration.CONCURRENT:
-        on.decode.add(two)
-    on.decode.abort(two.request_id)
-    (answer,) = await collected(on.decode, two, add=False)
+        on.decode.add(decode_job)
+    on.decode.abort(decode_job.request_id)
+    (answer,) = await collected(on.decode, decode_job, add=False)
     assert answer.last.finish_reason == "abort"
 
 

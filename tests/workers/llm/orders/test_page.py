@@ -14,7 +14,7 @@ from tests.workers.llm.engines import ENGINES
 from tests.workers.llm.orders.features import FEATURES, Order
 
 PAGE = Path(__file__).parents[4] / "infra" / "docs" / "orders.md"
-ORDERS: list[Orchestration] = [each for each in Orchestration if each != "none"]
+ORDERS: list[Orchestration] = [order for order in Orchestration if order != "none"]
 _ROW = re.compile(r"^\| (.+) \|$", re.MULTILINE)
 _VLLM = [pytest.mark.vllm, pytest.mark.timeout(1_800)]
 KINDS = [
@@ -29,9 +29,9 @@ def table() -> dict[tuple[str, str, str], str]:
     head, _, *rows = ([cell.strip() for cell in row.split(" | ")] for row in _ROW.findall(page()))
     columns = [column.rpartition(": ")[::2] for column in head[1:]]
     return {
-        (engine, order.strip("`"), feature): said
+        (engine, order.strip("`"), feature): cell
         for feature, *cells in rows
-        for (engine, order), said in zip(columns, cells, strict=True)
+        for (engine, order), cell in zip(columns, cells, strict=True)
     }
 
 
@@ -39,9 +39,11 @@ def page() -> str:
     return PAGE.read_text().partition("## What each order does\n")[2].partition("\n## ")[0]
 
 
-def test_the_page_has_every_engine_order_and_feature() -> None:
+def test_page_lists_every_engine_order_and_feature() -> None:
     names = [str(kind.values[0]) for kind in KINDS]
-    whole = {(name, order.value, each) for name in names for order in ORDERS for each in FEATURES}
+    whole = {
+        (name, order.value, feature) for name in names for order in ORDERS for feature in FEATURES
+    }
     assert table().keys() == whole
     assert {*table().values()} <= {"yes", "no"}
 
@@ -55,23 +57,27 @@ def engines(
     if request.param in real:
         yield request.param, real[request.param].get()
         return
-    found = Pair.started(ENGINES["sim"])
-    pair = (found.producer, found.consumer)
-    known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
-    for each in pair:
-        each.set_peer_metadata(known.get)
-    yield request.param, found
-    found.close()
+    sim_pair = Pair.started(ENGINES["sim"])
+    pair = (sim_pair.producer, sim_pair.consumer)
+    peer_metadata = {
+        engine.capability.engine_id: engine.capability.nixl_metadata for engine in pair
+    }
+    for engine in pair:
+        engine.set_peer_metadata(peer_metadata.get)
+    yield request.param, sim_pair
+    sim_pair.close()
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_does_what_the_page_says(
+def test_order_supports_features_that_page_promises(
     engines: tuple[str, EnginePair], order: Orchestration, feature: str
 ) -> None:
     """A feature of an order that works on one engine works on each that has the order."""
     name, pair = engines
-    can = all(order in each.capability.orchestrations for each in (pair.producer, pair.consumer))
+    can = all(
+        order in engine.capability.orchestrations for engine in (pair.producer, pair.consumer)
+    )
     assert table()[name, order.value, feature] == ("yes" if can else "no")
     if not can:
         return

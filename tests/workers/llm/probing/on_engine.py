@@ -7,7 +7,7 @@ from typing import Any
 from schemas.log.clock import wall_ms
 from schemas.records import Passage, Probes, Retrieved
 from tests.workers.fakes import work
-from tests.workers.llm.probing.probes import found
+from tests.workers.llm.probing.probes import search_result
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
@@ -26,7 +26,7 @@ class Searched:
 
 async def searched(
     engine: Engine,
-    one: Job,
+    job: Job,
     probes: Probes,
     finds: Callable[[ProbeAsk], Sequence[Passage]] = lambda ask: (),
 ) -> Searched:
@@ -36,8 +36,8 @@ async def searched(
     probing = ProbingJobs(
         engine, asks.append, records.append, model_len=engine.capability.max_model_len
     )
-    order: Any = replace(work(one.request_id, deadline_ms=one.deadline_ms), probes=probes)
-    base = f"{one.request_id}.1"
+    order: Any = replace(work(job.request_id, deadline_ms=job.deadline_ms), probes=probes)
+    base = f"{job.request_id}.1"
     result = Searched()
 
     def hear(outputs: Sequence[Output]) -> None:
@@ -49,16 +49,18 @@ async def searched(
             result.text += output.text
             result.last = output if output.finish_reason else None
 
-    probing.add(replace(one, request_id=base, work=order))
+    probing.add(replace(job, request_id=base, work=order))
     while result.last is None:
         outputs = await engine.outputs()
         result.raw += outputs
         hear(
-            probing.step([each for each in outputs if each.request_id.startswith(base)], wall_ms())
+            probing.step(
+                [output for output in outputs if output.request_id.startswith(base)], wall_ms()
+            )
         )
         while asks:
             ask = asks.pop()
-            hear(probing.take_result(found(ask, *finds(ask)), (), wall_ms()))
+            hear(probing.take_result(search_result(ask, *finds(ask)), (), wall_ms()))
         while records:
             result.records.append(record := records.pop())
             hear(probing.record_written(record, wall_ms()))

@@ -11,7 +11,10 @@ LEAD, JOINT, TRAIL = [901], [902], [903]
 
 
 def probes(
-    put_in: Sequence[Insert] = (), decided: int = 0, known: Sequence[str] = (), **wishes: Any
+    inserts: Sequence[Insert] = (),
+    decided: int = 0,
+    known_passages: Sequence[str] = (),
+    **wishes: Any,
 ) -> Probes:
     """A probe after every four tokens, asked for two tokens before; any field of Probing."""
     probing = {
@@ -33,7 +36,11 @@ def probes(
         probing=Probing(**{**probing, **wishes}),
     )
     return Probes(
-        retrieval=retrieval, tenant="blue", known_passages=known, inserts=put_in, decided=decided
+        retrieval=retrieval,
+        tenant="blue",
+        known_passages=known_passages,
+        inserts=inserts,
+        decided=decided,
     )
 
 
@@ -48,7 +55,7 @@ def passage(name: str, *token_ids: int) -> Passage:
     )
 
 
-def found(ask: ProbeAsk, *passages: Passage, **more: Any) -> Retrieved:
+def search_result(ask: ProbeAsk, *passages: Passage, **fields: Any) -> Retrieved:
     """What a search found."""
     return Retrieved(
         request_id=ask.work.request_id,
@@ -59,5 +66,5 @@ def found(ask: ProbeAsk, *passages: Passage, **more: Any) -> Retrieved:
         at_ms=0,
         attempt=ask.work.attempt,
         probe=ask.probe,
-        **more,
+        **fields,
     )

@@ -23,19 +23,19 @@ WISHES: dict[str, Any] = {
 
 def with_passages(pair: Pair, prompt: list[int], answer: Searched, max_tokens: int) -> list[int]:
     """The answer as it is where each part is generated alone, from all that is before it."""
-    said: list[int] = []
+    token_ids: list[int] = []
     for record in [*answer.records, None]:
         until_seq = max_tokens if record is None else record.seq
-        part = job(prompt, max_tokens=until_seq - len(said))
+        part = job(prompt, max_tokens=until_seq - len(token_ids))
         ids = pair.run(answered(pair.producer, part)).token_ids
-        said += ids
+        token_ids += ids
         prompt = [*prompt, *ids, *unpack_tokens(b"" if record is None else record.tokens)]
-    return said
+    return token_ids
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_an_answer_goes_on_with_what_its_searches_found(pair: Pair, is_remote: bool) -> None:
-    """Whether its KV was computed here or fetched; only what was put in is computed."""
+def test_answer_continues_with_retrieved_passages(pair: Pair, is_remote: bool) -> None:
+    """The engine computes inserted passages only, whether its KV is local or fetched."""
     prompt = make_prompt(300, salt=400 + is_remote)
 
     async def main() -> Searched:
@@ -45,9 +45,9 @@ def test_an_answer_goes_on_with_what_its_searches_found(pair: Pair, is_remote: b
             first = job(prompt, PREFILL, request_id=f"{request_id}.1", max_tokens=40)
             kv = (await answered(pair.producer, first)).last.kv
             assert kv is not None
-        one = job(prompt, request_id=request_id, kv=kv, max_tokens=40)
+        probing_job = job(prompt, request_id=request_id, kv=kv, max_tokens=40)
         return await searched(
-            pair.consumer, one, probes(**WISHES), lambda ask: [FOUND[ask.probe - 1]]
+            pair.consumer, probing_job, probes(**WISHES), lambda ask: [FOUND[ask.probe - 1]]
         )
 
     answer: Searched = pair.run(main())
@@ -62,50 +62,50 @@ def test_an_answer_goes_on_with_what_its_searches_found(pair: Pair, is_remote: b
     assert all(cached >= 256 for job_id, cached in later.items() if "+" in job_id)
 
 
-def test_a_later_attempt_makes_the_same_answer_again(pair: Pair) -> None:
-    """Without asking for what is decided, on another engine."""
+def test_later_attempt_reproduces_answer(pair: Pair) -> None:
+    """Another engine repeats the answer without repeating decided probes."""
     prompt = make_prompt(60, salt=410)
 
     def finds(ask: Any) -> Any:
         return [FOUND[ask.probe - 1]] if ask.probe != 2 else []
 
     async def first() -> Searched:
-        one = job(prompt, max_tokens=40)
-        return await searched(pair.consumer, one, probes(**WISHES), finds)
+        probing_job = job(prompt, max_tokens=40)
+        return await searched(pair.consumer, probing_job, probes(**WISHES), finds)
 
-    async def again(lived: Searched) -> Searched:
-        put_in = [Insert(at=each.seq, tokens=each.tokens) for each in lived.records[:2]]
-        wishes = probes(put_in, 2, known=["p0#0"], **WISHES)
+    async def second(original: Searched) -> Searched:
+        inserts = [Insert(at=record.seq, tokens=record.tokens) for record in original.records[:2]]
+        wishes = probes(inserts, 2, known_passages=["p0#0"], **WISHES)
         return await searched(pair.producer, job(prompt, max_tokens=40), wishes, finds)
 
-    lived = pair.run(first())
-    repeated = pair.run(again(lived))
-    assert [record.probe for record in repeated.records] == [3]
-    assert (repeated.token_ids, repeated.text) == (lived.token_ids, lived.text)
-    assert repeated.records[0].tokens == lived.records[2].tokens
+    original = pair.run(first())
+    repeat = pair.run(second(original))
+    assert [record.probe for record in repeat.records] == [3]
+    assert (repeat.token_ids, repeat.text) == (original.token_ids, original.text)
+    assert repeat.records[0].tokens == original.records[2].tokens
 
 
-def test_stop_strings_end_an_answer_that_searches_where_they_end_any_other(pair: Pair) -> None:
+def test_stop_string_ends_probing_answer_at_same_place(pair: Pair) -> None:
     prompt, nothing = make_prompt(40), {**WISHES, "probes_max": 0}
     text = pair.answer(max_tokens=24).text
     for stop in (text[5:8], text[-4:-1]):
         plain = pair.answer(max_tokens=24, stop=(stop,))
-        one = job(prompt, max_tokens=24, stop=(stop,))
-        answer: Searched = pair.run(searched(pair.consumer, one, probes(**nothing)))
+        probing_job = job(prompt, max_tokens=24, stop=(stop,))
+        answer: Searched = pair.run(searched(pair.consumer, probing_job, probes(**nothing)))
         assert (answer.text, answer.token_ids) == (plain.text, plain.token_ids)
         assert answer.last is not None
         assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
     pair.run(until_idle(pair))
 
 
-def test_the_text_of_each_token_is_that_of_its_own_output(pair: Pair) -> None:
-    """However many an engine says at once."""
+def test_engine_texts_split_merged_output_by_token(pair: Pair) -> None:
+    """An engine may merge several tokens into one output."""
     outputs = pair.answer(max_tokens=24).outputs
     if any(len(output.token_ids) != 1 for output in outputs):
         pytest.skip("the engine was not heard for a while")
-    ids, said = [output.token_ids[0] for output in outputs], [output.text for output in outputs]
-    merged = Output(request_id="r", token_ids=ids[4:], text="".join(said[4:]))
-    assert list(pair.consumer.texts(ids[:4], merged)) == said[4:]
+    ids, texts = [output.token_ids[0] for output in outputs], [output.text for output in outputs]
+    merged = Output(request_id="r", token_ids=ids[4:], text="".join(texts[4:]))
+    assert list(pair.consumer.texts(ids[:4], merged)) == texts[4:]
 
 
 async def until_idle(pair: Pair) -> None:

@@ -24,17 +24,17 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
-def looked_up_anew() -> Iterator[None]:
+def clear_trigger_cache() -> Iterator[None]:
     installed_triggers.cache_clear()
     yield
     installed_triggers.cache_clear()
 
 
-def seen(tokens: int, text: str) -> TriggerInput:
+def trigger_input(tokens: int, text: str) -> TriggerInput:
     return TriggerInput(tokens=tokens, asked_tokens=0, text=text, logprobs=())
 
 
-def test_the_built_in_ones_use_the_same_door() -> None:
+def test_builtin_triggers_use_entry_points() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (
         [*installed_triggers()]
@@ -45,22 +45,26 @@ def test_the_built_in_ones_use_the_same_door() -> None:
     assert installed_triggers()["uncertain"] is Uncertain
 
 
-def test_what_the_page_shows_is_found_when_it_is_installed(
+def test_installed_package_of_docs_page_provides_trigger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a package, by its name."""
     monkeypatch.syspath_prepend(own_triggers.install(tmp_path))
     assert [*installed_triggers()] == ["every", "sentence", "uncertain", own_triggers.NAME]
     trigger = trigger_of(Probing(trigger=own_triggers.NAME, every=4))
-    said = [(3, "it might"), (4, "it"), (4, "so it might"), (9, "it is so")]
-    assert [trigger.asks(seen(*each)) for each in said] == [False, False, True, False]
-    assert trigger.is_place(seen(5, "so it might be"))
+    inputs = [(3, "it might"), (4, "it"), (4, "so it might"), (9, "it is so")]
+    assert [trigger.asks(trigger_input(*fields)) for fields in inputs] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert trigger.is_place(trigger_input(5, "so it might be"))
 
 
 def entry(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
     """These are all that is installed."""
-    found = [EntryPoint(name, value, GROUP) for name, value in points.items()]
-    monkeypatch.setattr(triggers, "entry_points", lambda *, group: found)
+    entry_points = [EntryPoint(name, value, GROUP) for name, value in points.items()]
+    monkeypatch.setattr(triggers, "entry_points", lambda *, group: entry_points)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +75,19 @@ def entry(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
         ("math:no_such_name", "AttributeError"),
     ],
 )
-def test_what_cannot_be_loaded_is_left_out(
+def test_trigger_lookup_skips_broken_entry_point(
     value: str, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And nothing else with it."""
+    """Other entry points still load."""
     entry(monkeypatch, broken=value, fine="workers.llm.probing.triggers:Every")
     assert [*installed_triggers()] == ["fine"]
     assert "trigger broken is left out: " in caplog.text and why in caplog.text
 
 
-def test_a_name_is_taken_once_and_bounded(
+def test_trigger_lookup_limits_name_length_and_count(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As many as a registration may name."""
+    """The limits are those of a worker's registration."""
     kind = "workers.llm.probing.triggers:Every"
     entry(monkeypatch, **{f"t{n:02}": kind for n in range(65)}, **{"x" * 65: kind})
     assert [*installed_triggers()] == [f"t{n:02}" for n in range(64)]
@@ -116,27 +120,30 @@ class Careless:
     ("where", "asks", "is_place"),
     [("", True, False), ("made", False, True), ("asks", False, True), ("is_place", True, True)],
 )
-def test_a_mistake_ends_the_probes_of_its_answer(
+def test_trigger_error_ends_probes_of_its_answer(
     where: str,
     asks: bool,
     is_place: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Never the worker's loop; a search under way comes to its end."""
+    """The worker's loop survives, and a search under way still completes."""
     kinds: dict[str, Callable[[Probing], Any]] = {"careless": Careless, "every": Every}
     monkeypatch.setattr(triggers, "installed_triggers", lambda: kinds)
     monkeypatch.setattr(Careless, "where", where)
     trigger = trigger_of(Probing(trigger="careless"))
     assert trigger.wants_logprobs is (where != "made")
-    assert (trigger.asks(seen(1, "a")), trigger.is_place(seen(2, "b"))) == (asks, is_place)
+    assert (trigger.asks(trigger_input(1, "a")), trigger.is_place(trigger_input(2, "b"))) == (
+        asks,
+        is_place,
+    )
     if where:
         assert f"trigger careless: ZeroDivisionError: {where}" in caplog.text
-        assert not trigger.asks(seen(99, "c")), "it is asked nothing more"
+        assert not trigger.asks(trigger_input(99, "c")), "it is asked nothing more"
 
 
-def test_one_that_is_missing_is_every_so_many_tokens(caplog: pytest.LogCaptureFixture) -> None:
-    """As on a worker that came after the gateway had looked."""
+def test_missing_trigger_falls_back_to_every(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker may start after the gateway has checked the trigger's name."""
     trigger = trigger_of(Probing(trigger="mood", every=8, lookahead=0))
-    assert [trigger.asks(seen(tokens, "")) for tokens in (7, 8)] == [False, True]
+    assert [trigger.asks(trigger_input(tokens, "")) for tokens in (7, 8)] == [False, True]
     assert "trigger mood is not installed here; every is used" in caplog.text

@@ -16,7 +16,7 @@ from tests.workers.llm.probing.probed_worker import PROMPT, A, B, Probed
 from tests.workers.llm.worker_in_memory import NOW_MS
 
 
-def test_the_models_length_is_kept_with_room_for_the_rest_of_the_answer() -> None:
+def test_insertion_leaves_model_length_for_rest_of_answer() -> None:
     worker = Probed(model_len=3 + 40 + 4)
     worker.say(10, 11)
     worker.find(B, A)  # five tokens with what stands around them, and four
@@ -26,42 +26,44 @@ def test_the_models_length_is_kept_with_room_for_the_rest_of_the_answer() -> Non
     assert longest == 3 + 40 + 4
 
 
-@pytest.mark.parametrize("is_put_in", [True, False])
-def test_kv_is_offered_to_the_next_turn_only_of_an_answer_without_insertions(
-    is_put_in: bool,
+@pytest.mark.parametrize("is_inserted", [True, False])
+def test_answer_offers_kv_to_next_turn_unless_passages_were_inserted(
+    is_inserted: bool,
 ) -> None:
     worker = Probed()
     worker.say(10, 11)
-    worker.find(*[A] * is_put_in)
+    worker.find(*[A] * is_inserted)
     worker.say(12, 13)
     worker.write()
     worker.say(14, finish_reason="stop", kv=handle(NOW_MS + 999))
     (batch,) = worker.frames.take(NOW_MS)
     (outcome, _) = batch.reports[-1]
-    assert (outcome.kv is None) == is_put_in
-    assert worker.engine.aborted[1:] == ["r1.1+2"] * is_put_in  # what was kept is freed
+    assert (outcome.kv is None) == is_inserted
+    assert worker.engine.aborted[1:] == ["r1.1+2"] * is_inserted  # what was kept is freed
 
 
-def test_the_first_job_fetches_kv_and_the_next_has_all_tokens_here() -> None:
+def test_first_job_fetches_kv_and_next_job_has_all_tokens() -> None:
     worker = Probed(kv=handle(NOW_MS + 9_000, "w0"), first_seq=1, first_char=1)
     first = worker.job
     assert first.kv is not None and first.request_id == "r1.1"
     worker.say(10)
-    assert worker.said()[0] == []  # prefill has sent it; it waits for more
+    assert worker.sent_answer()[0] == []  # prefill has sent it; it waits for more
     worker.say(11)
     worker.find(A)
     worker.say(12, 13)
     assert worker.job.kv is None and not worker.job.is_paired
     worker.write()
-    assert worker.said()[0] == [10, 11, 12, 13]
+    assert worker.sent_answer()[0] == [10, 11, 12, 13]
 
 
-def replayed(put_in: Sequence[tuple[int, Sequence[int]]], decided: int, **wishes: Any) -> Probed:
-    inserts = [Insert(at=at, tokens=pack_tokens(ids)) for at, ids in put_in]
+def replayed(
+    insertions: Sequence[tuple[int, Sequence[int]]], decided: int, **wishes: Any
+) -> Probed:
+    inserts = [Insert(at=at, tokens=pack_tokens(ids)) for at, ids in insertions]
     return Probed({"inserts": inserts, "decided": decided, **wishes}, attempt=2)
 
 
-def test_a_later_attempt_puts_the_same_in_at_the_same_places_without_asking() -> None:
+def test_later_attempt_repeats_insertions_without_searching() -> None:
     worker = replayed([(4, [901, 700, 903]), (8, [901, 710, 903])], 2)
     assert worker.job.sampling.max_tokens == 4
     worker.say(10, 11, 12, 13, finish_reason="length")
@@ -70,7 +72,7 @@ def test_a_later_attempt_puts_the_same_in_at_the_same_places_without_asking() ->
     worker.say(14, 15, 16, 17, finish_reason="length")
     assert worker.job.sampling.max_tokens == 32
     assert not worker.asks
-    assert worker.said()[0] == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert worker.sent_answer()[0] == [10, 11, 12, 13, 14, 15, 16, 17]
     worker.say(18, 19)
     assert worker.asks[0].probe == 3
     worker.find(A)
@@ -78,12 +80,12 @@ def test_a_later_attempt_puts_the_same_in_at_the_same_places_without_asking() ->
     assert (worker.records[0].seq, worker.records[0].attempt) == (12, 2)
     worker.write()
     worker.say(22, finish_reason="stop")
-    end = worker.last_word()
+    end = worker.stream_end()
     assert (end.probes, end.retrieved_tokens, end.seq) == (3, 3 + 3 + 4, 13)
     assert end.kind is OutcomeKind.COMPLETED
 
 
-def test_probes_that_put_nothing_in_are_not_asked_again() -> None:
+def test_later_attempt_skips_probes_that_inserted_nothing() -> None:
     worker = replayed([(4, [901, 700, 903]), (8, [])], 2)
     worker.say(10, 11, 12, 13, finish_reason="length")
     worker.say(14, 15, 16, 17)
@@ -92,19 +94,19 @@ def test_probes_that_put_nothing_in_are_not_asked_again() -> None:
     assert worker.asks[0].probe == 3
 
 
-def test_an_answer_that_ends_where_something_was_put_in_is_over() -> None:
+def test_replay_ends_answer_at_or_before_insertion_place() -> None:
     worker = replayed([(4, [901, 700, 903])], 1)
     worker.say(10, 11, finish_reason="stop")
-    assert worker.last_word().seq == 2
+    assert worker.stream_end().seq == 2
     whole = Probed(
         {"inserts": [Insert(at=4, tokens=pack_tokens([700]))], "decided": 1},
         sampling=Sampling(max_tokens=4),
     )
     whole.say(10, 11, 12, 13, finish_reason="length")
-    assert whole.last_word().finish_reason == "length"
+    assert whole.stream_end().finish_reason == "length"
 
 
-def test_the_sampling_of_further_jobs_is_what_is_left() -> None:
+def test_next_job_samples_with_remaining_limits() -> None:
     sampling = Sampling(max_tokens=20, min_tokens=6, seed=3, logprobs=1)
     worker = Probed(sampling=sampling)
     worker.say(10, 11)

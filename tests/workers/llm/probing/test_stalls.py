@@ -17,7 +17,7 @@ class Figures:
         return self.answers
 
 
-def test_nothing_is_told_where_nothing_searches() -> None:
+def test_stalled_share_is_none_without_probing_answers() -> None:
     figures = Figures()
     share = StalledShare(cast(ProbingJobs, figures), 3.0)
     assert [share.sample(float(now), 2) for now in range(3)] == [None] * 3
@@ -25,7 +25,7 @@ def test_nothing_is_told_where_nothing_searches() -> None:
     assert share.sample(3.0, 2) == 0.0
 
 
-def test_the_share_is_of_all_answers_over_the_last_seconds() -> None:
+def test_stalled_share_averages_all_answers_over_window() -> None:
     figures = Figures()
     share = StalledShare(cast(ProbingJobs, figures), 3.0)
     share.sample(0.0, 4)

@@ -17,11 +17,11 @@ def drop_prefix_cache(blocks: BlockManager) -> None:
 
 def check_blocks(blocks: BlockManager) -> None:
     """Assert that every block is accounted for once."""
-    held = {block for block, count in enumerate(blocks._references) if count}
+    used_blocks = {block for block, count in enumerate(blocks._references) if count}
     free, cached = set(blocks._free), set(blocks._cached)
     assert len(blocks._free) == len(free)
-    assert not (held & free or held & cached or free & cached)
-    assert len(held) + len(free) + len(cached) == blocks.block_count
+    assert not (used_blocks & free or used_blocks & cached or free & cached)
+    assert len(used_blocks) + len(free) + len(cached) == blocks.block_count
     assert 0 <= blocks._reserved <= len(free) + len(cached)
     assert all(blocks._hash_of[block] == value for value, block in blocks._by_hash.items())
     assert not any(blocks._hash_of[block] is not None for block in free)

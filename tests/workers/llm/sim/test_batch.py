@@ -12,8 +12,8 @@ SIZE = 4
 TOKENS = list(range(100, 120))
 
 
-def drawn(
-    tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False, said: int = 0
+def sample_answer(
+    tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False, prior_tokens: int = 0
 ) -> list[int]:
     """Answer tokens drawn from the KV of this prompt, whose last ones may be the answer's."""
     arena, manager = KvArena(16, SIZE, 16), block_manager(16)
@@ -34,34 +34,34 @@ def drawn(
         min_tokens=0,
         seed=seed,
         ignore_end=True,
-        prior_tokens=said,
+        prior_tokens=prior_tokens,
     )
     batch.join(row)
     picks = []
-    for _ in range(count - said):
+    for _ in range(count - prior_tokens):
         step = batch.step()
         picks.append(200 + step.picks[0])
         batch.settle(step.due)
     return picks
 
 
-def test_going_on_equals_starting_over() -> None:
+def test_batch_continues_answer_like_fresh_prompt() -> None:
     """An answer's own blocks hold what a prompt of the same tokens would."""
-    whole = drawn(TOKENS[:6], 12)
+    whole = sample_answer(TOKENS[:6], 12)
     for n in range(1, 12):
-        assert drawn(TOKENS[:6] + whole[:n], 12 - n) == whole[n:]
+        assert sample_answer(TOKENS[:6] + whole[:n], 12 - n) == whole[n:]
 
 
-def test_so_it_does_with_a_seed_where_the_answer_has_that_beginning() -> None:
-    """What is drawn follows from the place in the answer, too."""
-    whole = drawn(TOKENS[:6], 12, seed=3)
+def test_seeded_batch_continues_answer_after_prior_tokens() -> None:
+    """Seeded sampling also depends on the position in the answer."""
+    whole = sample_answer(TOKENS[:6], 12, seed=3)
     for n in range(1, 12):
-        assert drawn(TOKENS[:6] + whole[:n], 12, seed=3, said=n) == whole[n:]
+        assert sample_answer(TOKENS[:6] + whole[:n], 12, seed=3, prior_tokens=n) == whole[n:]
 
 
-def test_greedy_depends_on_bytes_only_and_seeds_differ() -> None:
+def test_sampling_depends_on_kv_bytes_and_seed() -> None:
     prompt = TOKENS[:6]
-    assert drawn(prompt, 8) == drawn(prompt, 8)
-    assert drawn(prompt, 8, seed=3) == drawn(prompt, 8, seed=3)
-    assert drawn(prompt, 8, seed=3) != drawn(prompt, 8, seed=5)
-    assert drawn(prompt, 8) != drawn(prompt, 8, spoiled=True)
+    assert sample_answer(prompt, 8) == sample_answer(prompt, 8)
+    assert sample_answer(prompt, 8, seed=3) == sample_answer(prompt, 8, seed=3)
+    assert sample_answer(prompt, 8, seed=3) != sample_answer(prompt, 8, seed=5)
+    assert sample_answer(prompt, 8) != sample_answer(prompt, 8, spoiled=True)

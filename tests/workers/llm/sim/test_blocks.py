@@ -13,35 +13,37 @@ from workers.llm.sim.blocks import BlockManager, BlockTable, FreeBlocks, neighbo
 BLOCKS = 12
 
 
-def opened(manager: BlockManager, hashes: list[int], now: int, most: int) -> BlockTable:
-    table = manager.open(hashes, now, most)
+def open_table(
+    manager: BlockManager, hashes: list[int], blocks_now: int, blocks_max: int
+) -> BlockTable:
+    table = manager.open(hashes, blocks_now, blocks_max)
     assert table is not None
     return table
 
 
-def remembered(manager: BlockManager, table: BlockTable, hashes: list[int]) -> None:
+def remember_hashes(manager: BlockManager, table: BlockTable, hashes: list[int]) -> None:
     for block, value in zip(table.blocks, hashes, strict=False):
         manager.remember(block, value)
 
 
-def test_prefix_is_found_again_after_its_table_closed() -> None:
+def test_prefix_cache_keeps_blocks_of_closed_table() -> None:
     manager = block_manager(BLOCKS)
-    first = opened(manager, [], 3, 3)
+    first = open_table(manager, [], 3, 3)
     blocks = list(first.blocks)
-    remembered(manager, first, [11, 12])
+    remember_hashes(manager, first, [11, 12])
     manager.close(first)
     assert manager.used == 0
-    second = opened(manager, [11, 12, 13], 4, 4)
+    second = open_table(manager, [11, 12, 13], 4, 4)
     assert second.blocks[:2] == blocks[:2]
     assert second.matched == 2
     check_blocks(manager)
 
 
-def test_prefix_is_shared_by_two_tables() -> None:
+def test_two_tables_share_prefix() -> None:
     manager = block_manager(BLOCKS)
-    first = opened(manager, [], 2, 2)
-    remembered(manager, first, [11, 12])
-    second = opened(manager, [11, 12], 2, 4)
+    first = open_table(manager, [], 2, 2)
+    remember_hashes(manager, first, [11, 12])
+    second = open_table(manager, [11, 12], 2, 4)
     assert second.blocks == first.blocks
     manager.close(first)
     assert manager.used == 2
@@ -50,23 +52,23 @@ def test_prefix_is_shared_by_two_tables() -> None:
     check_blocks(manager)
 
 
-def test_least_recently_used_is_evicted_first_and_tails_before_heads() -> None:
+def test_eviction_takes_tail_of_least_recently_used_prefix() -> None:
     manager = block_manager(4)
     for hashes in ([1, 2], [3, 4]):
-        table = opened(manager, [], 2, 2)
-        remembered(manager, table, hashes)
+        table = open_table(manager, [], 2, 2)
+        remember_hashes(manager, table, hashes)
         manager.close(table)
-    manager.close(opened(manager, [1, 2], 2, 2))  # used again: now the younger one
-    opened(manager, [], 1, 1)
+    manager.close(open_table(manager, [1, 2], 2, 2))  # used again: now the younger one
+    open_table(manager, [], 1, 1)
     assert manager.find_prefix([3, 4]) == manager.find_prefix([3])
     assert len(manager.find_prefix([3, 4])) == 1
     assert len(manager.find_prefix([1, 2])) == 2
     assert manager.evictions_total == 1
 
 
-def test_reserved_blocks_are_promised_to_nobody_else() -> None:
+def test_block_manager_keeps_reserved_blocks_for_their_table() -> None:
     manager = block_manager(4)
-    table = opened(manager, [], 1, 3)
+    table = open_table(manager, [], 1, 3)
     assert manager.available == 1
     assert manager.open([], 2, 2) is None
     assert manager.open([], 1, 2) is None
@@ -81,8 +83,8 @@ def test_reserved_blocks_are_promised_to_nobody_else() -> None:
 
 def test_refused_table_changes_nothing() -> None:
     manager = block_manager(4)
-    first = opened(manager, [], 2, 2)
-    remembered(manager, first, [1, 2])
+    first = open_table(manager, [], 2, 2)
+    remember_hashes(manager, first, [1, 2])
     manager.close(first)
     assert manager.open([1, 2], 5, 5) is None
     assert (manager.available, manager.used) == (4, 0)
@@ -90,21 +92,21 @@ def test_refused_table_changes_nothing() -> None:
     check_blocks(manager)
 
 
-def test_closing_twice_is_a_bug() -> None:
+def test_block_manager_rejects_second_close() -> None:
     manager = block_manager(4)
-    table = opened(manager, [], 2, 2)
+    table = open_table(manager, [], 2, 2)
     manager.close(table)
     with pytest.raises(AssertionError):
         manager.close(table)
 
 
-def test_detached_blocks_stay_held_until_released() -> None:
+def test_detached_blocks_stay_used_until_release() -> None:
     manager = block_manager(4)
-    table = opened(manager, [], 3, 4)
-    taken = manager.detach(table, 1)
+    table = open_table(manager, [], 3, 4)
+    detached_blocks = manager.detach(table, 1)
     manager.close(table)
     assert manager.used == 2
-    manager.release(taken)
+    manager.release(detached_blocks)
     assert manager.used == 0
     check_blocks(manager)
 
@@ -118,30 +120,31 @@ def descriptors(local: list[int], remote: list[int]) -> int:
     )
 
 
-@pytest.mark.parametrize(("caches", "most"), [(False, 1.2), (True, 3.0)])
-def test_prompts_lie_in_few_pieces_after_churn(caches: bool, most: float) -> None:
-    """36.7 descriptors a move of 36.8 blocks before neighbours were looked for, 1.1 and 2.4 now,
-    without a prefix cache and where all free blocks are cached ones."""
+@pytest.mark.parametrize(("has_prefix_cache", "descriptors_max"), [(False, 1.2), (True, 3.0)])
+def test_block_manager_keeps_prompts_contiguous_after_churn(
+    has_prefix_cache: bool, descriptors_max: float
+) -> None:
+    """A move of 36.8 blocks takes 1.1 descriptors, or 2.4 if all free blocks are cached."""
     rng, prefill, decode = random.Random(1), block_manager(2_048), block_manager(2_048)
     computed: list[BlockTable] = []
     answering: list[BlockTable] = []
     moved: list[int] = []
     for number in range(1_500):
         blocks = rng.randint(4, 70)
-        computed.append(opened(prefill, [], blocks, blocks))
+        computed.append(open_table(prefill, [], blocks, blocks))
         while (table := decode.open([], blocks, blocks + rng.randint(1, 30))) is None:
             decode.close(answering.pop(rng.randrange(len(answering))))
         moved.append(descriptors(computed[-1].blocks, table.blocks))
-        if caches:
-            remembered(prefill, computed[-1], [100 * number + at for at in range(blocks)])
+        if has_prefix_cache:
+            remember_hashes(prefill, computed[-1], [100 * number + at for at in range(blocks)])
         answering.append(table)
-        for each in rng.sample(answering, min(8, len(answering))):
-            if each.reserved:
-                decode.grow(each)
+        for growing_table in rng.sample(answering, min(8, len(answering))):
+            if growing_table.reserved:
+                decode.grow(growing_table)
         if len(computed) > 12:
             prefill.close(computed.pop(rng.randrange(len(computed))))
     settled = moved[500:]
-    assert sum(settled) / len(settled) < most
+    assert sum(settled) / len(settled) < descriptors_max
     check_blocks(prefill)
     check_blocks(decode)
 
@@ -151,9 +154,7 @@ def stretches(blocks: list[int]) -> int:
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.data())
-def test_what_is_given_out_is_of_as_few_pieces_as_can_be(
-    free: set[int], data: st.DataObject
-) -> None:
+def test_free_blocks_come_in_fewest_stretches(free: set[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(free)))
     pool = FreeBlocks(41)
     assert sorted(pool.take(41, -1)) == [*range(41)]
@@ -162,10 +163,10 @@ def test_what_is_given_out_is_of_as_few_pieces_as_can_be(
     lengths = sorted((len(piece.split(",")) for piece in _pieces(free)), reverse=True)
     fewest = next(n for n in range(1, len(lengths) + 1) if sum(lengths[:n]) >= count)
     assert stretches(sorted(neighbours(free, count))) == fewest
-    taken = [*pool.take(count, -1)]
-    assert stretches(sorted(taken)) == fewest
+    blocks = [*pool.take(count, -1)]
+    assert stretches(sorted(blocks)) == fewest
     assert len(pool) == len(free) - count
-    assert {*pool} == free - {*taken}
+    assert {*pool} == free - {*blocks}
 
 
 def _pieces(free: set[int]) -> list[str]:
@@ -174,9 +175,9 @@ def _pieces(free: set[int]) -> list[str]:
     return [piece.rstrip(",") for piece in marks.split()]
 
 
-def test_a_growing_answer_takes_its_neighbour() -> None:
+def test_growing_table_takes_adjacent_blocks() -> None:
     manager = block_manager(8)
-    first, second = opened(manager, [], 2, 4), opened(manager, [], 1, 1)
+    first, second = open_table(manager, [], 2, 4), open_table(manager, [], 1, 1)
     manager.close(second)
     manager.grow(first)
     manager.grow(first)
@@ -198,16 +199,18 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=150)
 @given(OPERATIONS)
-def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, list[int]]]) -> None:
+def test_block_manager_never_loses_or_duplicates_blocks(
+    operations: list[tuple[str, int, list[int]]],
+) -> None:
     manager = block_manager(BLOCKS)
     tables: list[tuple[BlockTable, list[int]]] = []
     loose: list[list[int]] = []
     for name, number, chain in operations:
         table, hashes = tables[number % len(tables)] if tables else (None, [])
         if name == "open":
-            found = manager.open(chain, len(chain) + 1, len(chain) + 1 + number % 3)
-            if found is not None:
-                tables.append((found, chain))
+            new_table = manager.open(chain, len(chain) + 1, len(chain) + 1 + number % 3)
+            if new_table is not None:
+                tables.append((new_table, chain))
         elif name == "settle" and loose:
             manager.release(loose.pop())
         elif name == "forget":
@@ -215,15 +218,15 @@ def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, l
         elif table is not None and name == "grow" and table.reserved:
             manager.grow(table)
         elif table is not None and name == "remember":
-            remembered(manager, table, hashes)
+            remember_hashes(manager, table, hashes)
         elif table is not None and name == "detach":
             loose.append(manager.detach(table, table.matched))
         elif table is not None and name == "close":
             tables.remove((table, hashes))
             manager.close(table)
         check_blocks(manager)
-        held = {block for each, _ in tables for block in each.blocks}
-        assert manager.used == len(held | {block for blocks in loose for block in blocks})
+        used_blocks = {block for used_table, _ in tables for block in used_table.blocks}
+        assert manager.used == len(used_blocks | {block for blocks in loose for block in blocks})
     for table, _ in tables:
         manager.close(table)
     for blocks in loose:

@@ -27,11 +27,11 @@ from workers.llm.sim.settings import SimSettings
 async def timed(engine: SimEngine, count: int) -> list[tuple[float, list[Output]]]:
     """The next lists of outputs, each with the milliseconds since now."""
     loop = asyncio.get_running_loop()
-    start_s, found = loop.time(), []
+    start_s, timed_outputs = loop.time(), []
     for _ in range(count):
         outputs = await engine.outputs()
-        found.append((round((loop.time() - start_s) * 1_000, 3), outputs))
-    return found
+        timed_outputs.append((round((loop.time() - start_s) * 1_000, 3), outputs))
+    return timed_outputs
 
 
 async def until_ended(engine: SimEngine, request_ids: set[str]) -> None:
@@ -52,7 +52,7 @@ async def closed(*engines: SimEngine) -> None:
         await engine.close()
 
 
-def test_times_are_those_of_the_profile() -> None:
+def test_engine_follows_latency_profile() -> None:
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=20, decode_step_ms=5)
         engine.add(job(prompt(30), max_tokens=4))
@@ -78,13 +78,13 @@ def test_prefill_time_grows_with_uncached_tokens() -> None:
     run_virtual(main())
 
 
-def test_step_grows_with_the_batch_and_prefills() -> None:
+def test_step_time_grows_with_batch_and_prefills() -> None:
     settings = SimSettings(decode_step_ms=5, decode_ms_per_request=0.5, prefill_interference=0.2)
     assert settings.step_s(10, 0) == pytest.approx(0.010)
     assert settings.step_s(10, 1) == pytest.approx(0.012)
 
 
-def test_first_token_does_not_wait_for_the_step_and_all_rows_advance_together() -> None:
+def test_first_token_skips_step_and_rows_advance_together() -> None:
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=1, decode_step_ms=50)
         engine.add(job(prompt(20), max_tokens=50))
@@ -99,7 +99,7 @@ def test_first_token_does_not_wait_for_the_step_and_all_rows_advance_together() 
     run_virtual(main())
 
 
-def test_prefills_run_as_many_at_once_as_set() -> None:
+def test_engine_limits_concurrent_prefills() -> None:
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=10, prefill_running_max=2)
         for salt in range(4):
@@ -111,7 +111,7 @@ def test_prefills_run_as_many_at_once_as_set() -> None:
     run_virtual(main())
 
 
-def test_steps_pause_when_nobody_collects() -> None:
+def test_engine_pauses_steps_without_collector() -> None:
     async def main() -> None:
         engine = await start_sim(backlog_steps_max=5)
         engine.add(job(prompt(20), max_tokens=500))
@@ -122,25 +122,25 @@ def test_steps_pause_when_nobody_collects() -> None:
     run_virtual(main())
 
 
-def test_running_never_exceeds_its_bound() -> None:
+def test_engine_limits_running_requests() -> None:
     async def main() -> None:
         engine = await start_sim(running_max=3)
         jobs = [job(prompt(20, salt), max_tokens=6) for salt in range(9)]
-        for each in jobs:
-            engine.add(each)
+        for queued_job in jobs:
+            engine.add(queued_job)
         assert (engine.load().running, engine.load().waiting) == (3, 6)
-        most, open_ids = 0, {each.request_id for each in jobs}
+        running_peak, open_ids = 0, {queued_job.request_id for queued_job in jobs}
         while open_ids:
             outputs = await engine.outputs()
             open_ids -= {out.request_id for out in outputs if out.finish_reason}
-            most = max(most, engine.load().running)
-        assert most == 3
+            running_peak = max(running_peak, engine.load().running)
+        assert running_peak == 3
         await closed(engine)
 
     run_virtual(main())
 
 
-def test_full_queue_refuses() -> None:
+def test_full_queue_refuses_job() -> None:
     async def main() -> None:
         engine = await start_sim(running_max=1, waiting_max=2)
         jobs = [job(prompt(20, salt)) for salt in range(4)]
@@ -151,7 +151,7 @@ def test_full_queue_refuses() -> None:
     run_virtual(main())
 
 
-def test_memory_that_is_full_makes_wait_and_evicts() -> None:
+def test_full_memory_delays_requests_and_evicts_blocks() -> None:
     async def main() -> None:
         engine = await start_sim(kv_blocks=8)
         jobs = [job(prompt(60, salt), max_tokens=30) for salt in range(5)]
@@ -165,19 +165,19 @@ def test_memory_that_is_full_makes_wait_and_evicts() -> None:
     run_virtual(main())
 
 
-def test_repeated_job_is_ignored() -> None:
+def test_engine_ignores_repeated_job() -> None:
     async def main() -> None:
         engine = await start_sim()
-        one = job(prompt(20))
-        engine.add(one)
-        (answer,) = await collected(engine, one)
+        repeated_job = job(prompt(20))
+        engine.add(repeated_job)
+        (answer,) = await collected(engine, repeated_job)
         assert len(answer.token_ids) == 12
         await closed(engine)
 
     run_virtual(main())
 
 
-def test_answers_end_by_themselves() -> None:
+def test_answers_stop_at_sampled_end() -> None:
     async def main() -> None:
         engine = await start_sim(end_every_tokens=8)
         free: dict[str, Any] = {"max_tokens": 400, "ignore_eos": False}
@@ -187,8 +187,8 @@ def test_answers_end_by_themselves() -> None:
         assert all(answer.last.finish_reason == "stop" for answer in answers)
         assert 2 < sum(lengths) / len(lengths) < 20
         assert all(answer.last.text == "" and answer.last.token_ids for answer in answers)
-        held = await answered(engine, job(prompt(20), **{**free, "min_tokens": 60}))
-        assert len(held.token_ids) > 60
+        long_answer = await answered(engine, job(prompt(20), **{**free, "min_tokens": 60}))
+        assert len(long_answer.token_ids) > 60
         ignored = await answered(engine, job(prompt(20), max_tokens=60))
         assert (len(ignored.token_ids), ignored.last.finish_reason) == (60, "length")
         await closed(engine)
@@ -196,7 +196,7 @@ def test_answers_end_by_themselves() -> None:
     run_virtual(main())
 
 
-def test_answers_have_the_length_that_a_benchmark_asks_for() -> None:
+def test_answer_tokens_setting_fixes_answer_length() -> None:
     async def main() -> None:
         engine = await start_sim(answer_tokens=5)
         answer = await answered(engine, job(prompt(20), ignore_eos=False))
@@ -208,7 +208,7 @@ def test_answers_have_the_length_that_a_benchmark_asks_for() -> None:
     run_virtual(main())
 
 
-def test_length_of_the_model_bounds_the_answer() -> None:
+def test_model_length_bounds_answer() -> None:
     async def main() -> None:
         engine = await start_sim(max_model_len=30)
         answer = await answered(engine, job(prompt(20), max_tokens=500))
@@ -218,7 +218,7 @@ def test_length_of_the_model_bounds_the_answer() -> None:
     run_virtual(main())
 
 
-def test_seen_later_epoch_refuses_the_earlier_one() -> None:
+def test_engine_refuses_handle_of_earlier_epoch() -> None:
     async def main() -> None:
         old = await start_sim(worker_id="producer", worker_epoch=1)
         new = await start_sim(worker_id="producer", worker_epoch=2)
@@ -229,15 +229,15 @@ def test_seen_later_epoch_refuses_the_earlier_one() -> None:
         answer = await answered(consumer, job(tokens, kv=kv))
         assert answer.error_code == "stale_epoch"
         consumer.observe_worker("producer", 3, "engine-later")
-        again = await prefilled(new, tokens)
-        assert (await answered(consumer, job(tokens, kv=again))).error_code == "stale_epoch"
+        new_kv = await prefilled(new, tokens)
+        assert (await answered(consumer, job(tokens, kv=new_kv))).error_code == "stale_epoch"
         for engine in (old, new, consumer):
             await engine.close()
 
     run_virtual(main())
 
 
-def test_fetch_that_fails_once_is_tried_again_and_twice_is_recomputed() -> None:
+def test_fetch_retries_once_then_recomputes_prompt() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim(transfer_tries_max=2)
         for failures, recomputed in ((1, 0), (2, 1)):
@@ -254,7 +254,7 @@ def test_fetch_that_fails_once_is_tried_again_and_twice_is_recomputed() -> None:
     run_virtual(main())
 
 
-def test_producer_that_is_gone_means_recomputing() -> None:
+def test_consumer_recomputes_prompt_of_closed_producer() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(50)
@@ -270,7 +270,7 @@ def test_producer_that_is_gone_means_recomputing() -> None:
     run_virtual(main())
 
 
-def test_wrong_bytes_change_the_answer() -> None:
+def test_corrupt_bytes_change_answer() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(50)
@@ -286,17 +286,17 @@ def test_wrong_bytes_change_the_answer() -> None:
     run_virtual(main())
 
 
-def test_late_fetch_holds_nothing_up_and_its_blocks_stay_out_of_use() -> None:
+def test_late_fetch_recomputes_prompt_and_quarantines_blocks() -> None:
     async def main() -> None:
         producer = await start_sim()
         consumer = await start_sim(transfer_timeout_ms=20, running_max=2)
         transfer, tokens = transfer_of(consumer), prompt(50)
         transfer.stalled = True
         kv = await prefilled(producer, tokens)
-        late, other = job(tokens, kv=kv), job(prompt(30, 5), max_tokens=10)
+        late, neighbour = job(tokens, kv=kv), job(prompt(30, 5), max_tokens=10)
         consumer.add(late)
         assert consumer.load().running == 1
-        answers = await collected(consumer, other, late)
+        answers = await collected(consumer, neighbour, late)
         assert len(answers[0].token_ids) == 10
         assert answers[1].token_ids == (await answered(producer, job(tokens))).token_ids
         assert consumer.load().extra["recomputed_total"] == 1
@@ -310,17 +310,17 @@ def test_late_fetch_holds_nothing_up_and_its_blocks_stay_out_of_use() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "deadline"])
-def test_request_that_ends_while_fetching_frees_its_blocks_once_they_are_safe(how: str) -> None:
+def test_request_end_during_fetch_frees_blocks_after_transfer(how: str) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         transfer, tokens = transfer_of(consumer), prompt(50)
         transfer.stalled = True
         kv = await prefilled(producer, tokens)
-        one = job(tokens, kv=kv, timeout_ms=30)
-        consumer.add(one)
+        fetch_job = job(tokens, kv=kv, timeout_ms=30)
+        consumer.add(fetch_job)
         if how == "abort":
-            consumer.abort(one.request_id)
-        answer = (await collected(consumer, one, add=False))[0]
+            consumer.abort(fetch_job.request_id)
+        answer = (await collected(consumer, fetch_job, add=False))[0]
         assert answer.last.finish_reason == ("abort" if how == "abort" else "error")
         assert consumer.load().running == 0
         assert consumer.blocks.used == len(kv.block_ids)
@@ -332,7 +332,7 @@ def test_request_that_ends_while_fetching_frees_its_blocks_once_they_are_safe(ho
     run_virtual(main())
 
 
-def test_handle_expires_and_frees_its_blocks() -> None:
+def test_expired_handle_frees_blocks() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(handle_ttl_ms=30, handle_margin_ms=10), None
         kv = await prefilled(producer, prompt(50))
@@ -347,33 +347,36 @@ def test_handle_expires_and_frees_its_blocks() -> None:
     run_virtual(main())
 
 
-def test_read_handle_is_released_and_counted_on_both_sides() -> None:
+def test_hand_over_releases_handle_and_counts_bytes_on_both_sides() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         await handed_over(producer, consumer, prompt(50))
         await until(lambda: not producer.blocks.used)
-        sent, received = producer.load().kv_bytes_sent, consumer.load().kv_bytes_received
-        assert sent == received == 4 * 16 * 256
+        bytes_sent, bytes_received = (
+            producer.load().kv_bytes_sent,
+            consumer.load().kv_bytes_received,
+        )
+        assert bytes_sent == bytes_received == 4 * 16 * 256
         assert producer.load().kv_handles_held == 0
         await closed(producer, consumer)
 
     run_virtual(main())
 
 
-def test_aborted_prefill_gives_its_held_blocks_up() -> None:
+def test_prefill_abort_frees_blocks_of_handle() -> None:
     async def main() -> None:
         producer = await start_sim()
-        one = job(prompt(50), PREFILL)
-        await answered(producer, one)
+        prefill_job = job(prompt(50), PREFILL)
+        await answered(producer, prefill_job)
         assert producer.blocks.used == 4
-        producer.abort(one.request_id)
+        producer.abort(prefill_job.request_id)
         await closed(producer)
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize("tokens", [48, 50])
-def test_handle_of_the_same_engine_needs_no_transfer(tokens: int) -> None:
+def test_handle_of_same_engine_needs_no_transfer(tokens: int) -> None:
     async def main() -> None:
         engine = await start_sim(transfer="none")
         _, decoded = await handed_over(engine, engine, prompt(tokens))
@@ -384,7 +387,7 @@ def test_handle_of_the_same_engine_needs_no_transfer(tokens: int) -> None:
     run_virtual(main())
 
 
-def test_metadata_can_come_from_elsewhere() -> None:
+def test_engine_gets_peer_metadata_from_lookup() -> None:
     async def main() -> None:
         cards: dict[str, bytes] = {}
         producer = await start_sim(peer_metadata=cards.get)
@@ -400,7 +403,7 @@ def test_metadata_can_come_from_elsewhere() -> None:
     run_virtual(main())
 
 
-def test_bug_in_a_timer_ends_the_engine() -> None:
+def test_timer_error_ends_engine() -> None:
     async def main() -> None:
         engine = await start_sim()
         engine.add(job(prompt(50)))

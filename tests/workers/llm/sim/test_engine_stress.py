@@ -39,10 +39,10 @@ class Client:
         self.prefills: dict[str, tuple[Client, Job]] = {}  # to add when decode has allocated
         self._task = asyncio.ensure_future(self._collect())
 
-    def add(self, one: Job) -> None:
-        assert one.request_id not in self.tokens
-        self.tokens[one.request_id] = []
-        self.engine.add(one)
+    def add(self, job: Job) -> None:
+        assert job.request_id not in self.tokens
+        self.tokens[job.request_id] = []
+        self.engine.add(job)
 
     async def _collect(self) -> None:
         while True:
@@ -50,8 +50,8 @@ class Client:
                 assert output.request_id not in self.ends, "an output after the last one"
                 self.tokens[output.request_id] += output.token_ids
                 if output.kv is not None and output.request_id in self.prefills:
-                    other, prefill = self.prefills.pop(output.request_id)
-                    other.add(replace(prefill, kv_target=output.kv))
+                    producer, prefill = self.prefills.pop(output.request_id)
+                    producer.add(replace(prefill, kv_target=output.kv))
                 if output.finish_reason:
                     self.ends[output.request_id] = output
 
@@ -79,8 +79,8 @@ def add_pair(
         consumer.add(jobs[1])
         return
     sides = [(producer, jobs[0]), (consumer, jobs[1])]
-    for client, each in sides if first else reversed(sides):
-        client.add(each)
+    for client, side_job in sides if first else reversed(sides):
+        client.add(side_job)
 
 
 async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> Counter[str]:
@@ -98,31 +98,31 @@ async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> C
     clients = [Client(engine) for engine in engines]
     prompts = [prompt(chance.randrange(1, 90), salt) for salt in range(8)]
     handles: list[tuple[Client, KvHandle, list[int]]] = []
-    asked: dict[str, list[int]] = {}
-    seen: set[str] = set()
+    prompt_of: dict[str, list[int]] = {}
+    handled_ids: set[str] = set()
     aborted: set[str] = set()
     for number in range(ROUNDS):
         client, tokens = chance.choice(clients), chance.choice(prompts)
         match chance.choice(choices):
             case "prefill":
                 client.add(job(tokens, PREFILL, request_id=f"prefill-{number}"))
-                asked[f"prefill-{number}"] = tokens
+                prompt_of[f"prefill-{number}"] = tokens
             case "decode":
-                asked[f"decode-{number}"] = tokens
+                prompt_of[f"decode-{number}"] = tokens
                 client.add(job(tokens, request_id=f"decode-{number}", max_tokens=30))
             case "fetch" if handles:
                 at = chance.randrange(len(handles))
-                reader, kv, known = handles[at] if chance.random() < 0.1 else handles.pop(at)
-                asked[f"fetch-{number}"] = known
+                reader, kv, kv_prompt = handles[at] if chance.random() < 0.1 else handles.pop(at)
+                prompt_of[f"fetch-{number}"] = kv_prompt
                 if chance.random() < 0.7:
                     drop_prefix_cache(reader.engine.blocks)
-                reader.add(job(known, request_id=f"fetch-{number}", kv=kv, max_tokens=30))
+                reader.add(job(kv_prompt, request_id=f"fetch-{number}", kv=kv, max_tokens=30))
             case ("concurrent" | "decode_first") as kind:
-                other = clients[1 - clients.index(client)]
-                asked[f"pair-{number}"] = tokens
+                peer = clients[1 - clients.index(client)]
+                prompt_of[f"pair-{number}"] = tokens
                 if chance.random() < 0.3:
                     drop_prefix_cache(client.engine.blocks)
-                add_pair(client, other, tokens, kind, f"pair-{number}", chance.random() < 0.5)
+                add_pair(client, peer, tokens, kind, f"pair-{number}", chance.random() < 0.5)
             case "abort" if open_ids := [key for key in client.tokens if key not in client.ends]:
                 request_id = chance.choice(open_ids)
                 aborted.add(request_id)
@@ -132,48 +132,48 @@ async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> C
                 transfer.stalled = chance.random() < 0.4
                 transfer.failing = chance.randrange(4)
         await pass_time(chance.choice([0, 0.001, 0.003]))
-        for owner, each in enumerate(clients):
-            for request_id in sorted(each.ends.keys() - seen):
-                seen.add(request_id)
-                found = each.ends[request_id].kv
-                if found is not None and request_id not in aborted:  # else its KV may be gone
+        for owner, owner_client in enumerate(clients):
+            for request_id in sorted(owner_client.ends.keys() - handled_ids):
+                handled_ids.add(request_id)
+                handle = owner_client.ends[request_id].kv
+                if handle is not None and request_id not in aborted:  # else its KV may be gone
                     # one reader each, as the router sees to: with two, one may read freed blocks
                     reader = clients[1 - owner] if chance.random() < 0.9 else clients[owner]
-                    handles.append((reader, found, asked[request_id]))
+                    handles.append((reader, handle, prompt_of[request_id]))
     for transfer in transfers:
         transfer.stalled, transfer.failing = False, 0
-    return await settled(clients, asked)
+    return await settled(clients, prompt_of)
 
 
-async def settled(clients: list[Client], asked: dict[str, list[int]]) -> Counter[str]:
+async def settled(clients: list[Client], prompt_of: dict[str, list[int]]) -> Counter[str]:
     """Wait until all has ended, and check what is left; the counts of `disorder`."""
     engines = [client.engine for client in clients]
-    await until(lambda: all(each.is_done for each in clients))
-    for each in clients:
-        await each.stopped()
+    await until(lambda: all(client.is_done for client in clients))
+    for client in clients:
+        await client.stopped()
     await until(lambda: not any(engine.blocks.used for engine in engines))
-    await check(clients, asked)
+    await check(clients, prompt_of)
     for engine in engines:
         check_blocks(engine.blocks)
         assert engine.load().running == engine.load().waiting == 0
         await engine.close()
-    counts = Counter(output.finish_reason for each in clients for output in each.ends.values())
+    counts = Counter(output.finish_reason for client in clients for output in client.ends.values())
     for engine in engines:
         counts.update({key: int(value) for key, value in engine.load().extra.items()})
         counts["fetched"] += engine.load().kv_bytes_received
     return counts
 
 
-async def check(clients: list[Client], asked: dict[str, list[int]]) -> None:
+async def check(clients: list[Client], prompt_of: dict[str, list[int]]) -> None:
     """Every whole answer is what an untouched engine says; every other one is its beginning."""
     calm = await start_sim(kv_blocks=2_048)
-    keys = {tuple(tokens) for tokens in asked.values()}
+    keys = {tuple(tokens) for tokens in prompt_of.values()}
     jobs = [job(list(key), max_tokens=30) for key in keys]
     answers = await collected(calm, *jobs)
     truth = {key: answer.token_ids for key, answer in zip(keys, answers, strict=True)}
     for client in clients:
         for request_id, tokens in client.tokens.items():
-            expected = truth[tuple(asked[request_id])]
+            expected = truth[tuple(prompt_of[request_id])]
             assert tokens == expected[: len(tokens)]
             if client.ends[request_id].finish_reason == "length":
                 assert tokens == expected
@@ -181,7 +181,7 @@ async def check(clients: list[Client], asked: dict[str, list[int]]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_disorder_leaks_nothing_and_changes_no_answer(seed: int) -> None:
+def test_random_hand_overs_leak_no_blocks_and_keep_answers(seed: int) -> None:
     ends = run_virtual(disorder(seed, CHOICES, (1, 1)))
     assert ends["length"] > 10
     assert ends["handover"] > 5
@@ -190,7 +190,7 @@ def test_disorder_leaks_nothing_and_changes_no_answer(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("seed", "degrees"), [(4, (1, 1)), (5, (1, 4)), (6, (4, 2))])
-def test_disorder_of_both_phases_at_once_does_neither(seed: int, degrees: tuple[int, int]) -> None:
+def test_random_pairs_leak_no_blocks_and_keep_answers(seed: int, degrees: tuple[int, int]) -> None:
     ends = run_virtual(disorder(seed, PAIRS, degrees))
     assert ends["length"] > 10
     assert ends["handover"] > 10

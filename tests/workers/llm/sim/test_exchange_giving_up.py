@@ -33,7 +33,7 @@ from tests.workers.llm.sim.engine_pairs import (
 )
 
 
-def test_prefill_that_nobody_asks_gives_up_and_a_late_want_hears_why() -> None:
+def test_unwanted_prefill_expires_and_late_want_gets_its_error() -> None:
     async def main() -> None:
         producer = await start_sim(handle_ttl_ms=30, handle_margin_ms=10)
         consumer = await start_sim()
@@ -51,7 +51,7 @@ def test_prefill_that_nobody_asks_gives_up_and_a_late_want_hears_why() -> None:
 
 
 @PAIRED
-def test_promise_that_is_not_kept_expires_and_its_blocks_stay_out_of_use(
+def test_broken_promise_expires_and_quarantines_blocks(
     orchestration: Orchestration,
 ) -> None:
     async def main() -> None:
@@ -61,9 +61,9 @@ def test_promise_that_is_not_kept_expires_and_its_blocks_stay_out_of_use(
         )
         transfer_of(consumer).failing = 100  # the peer is not told that it is unwanted
         _, second = await started(orchestration, producer, consumer, prompt(50))
-        other = job(prompt(20, 3), max_tokens=200)
-        busy = asyncio.ensure_future(collected(consumer, second, other, add=False))
-        consumer.add(other)
+        neighbour = job(prompt(20, 3), max_tokens=200)
+        busy = asyncio.ensure_future(collected(consumer, second, neighbour, add=False))
+        consumer.add(neighbour)
         await until(lambda: consumer.load().extra["quarantined"] > 0)
         assert consumer.load().running == 1  # the batch went on
         decoded, plain = await busy
@@ -76,7 +76,7 @@ def test_promise_that_is_not_kept_expires_and_its_blocks_stay_out_of_use(
 
 
 @PAIRED
-def test_target_that_has_expired_is_not_written_to(orchestration: Orchestration) -> None:
+def test_prefill_does_not_write_to_expired_target(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer = await start_sim(prefill_base_ms=60)
         consumer = await start_sim(handle_ttl_ms=40, handle_margin_ms=10)
@@ -92,7 +92,7 @@ def test_target_that_has_expired_is_not_written_to(orchestration: Orchestration)
 
 
 @PAIRED
-def test_peer_of_a_later_life_is_not_written_to(orchestration: Orchestration) -> None:
+def test_prefill_does_not_write_to_peer_of_later_epoch(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(prefill_base_ms=20), await start_sim()
         first, second = await started(orchestration, producer, consumer, prompt(50))
@@ -111,7 +111,7 @@ def test_peer_of_a_later_life_is_not_written_to(orchestration: Orchestration) ->
 
 
 @PAIRED
-def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration) -> None:
+def test_decode_ends_when_peer_is_replaced(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer = await start_sim()
         consumer = await start_sim(
@@ -127,16 +127,16 @@ def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration
         (decoded,) = await collected(consumer, second, add=False)
         assert decoded.error_code == "kv_unavailable"
         assert consumer.blocks.used == 4  # nobody can say what the lost one still does
-        again = replace(first, request_id="other.1", kv_target=None, phase=second.phase)
-        again = replace(again, kv=replace(second.kv, engine_request_id="other.1"))
-        assert (await answered(consumer, again)).error_code == "stale_epoch"
+        next_decode = replace(first, request_id="other.1", kv_target=None, phase=second.phase)
+        next_decode = replace(next_decode, kv=replace(second.kv, engine_request_id="other.1"))
+        assert (await answered(consumer, next_decode)).error_code == "stale_epoch"
         await closed(consumer)
 
     run_virtual(main())
 
 
 @PAIRED
-def test_abort_of_decode_ends_prefill_and_frees_the_blocks(orchestration: Orchestration) -> None:
+def test_decode_abort_ends_prefill_and_frees_blocks(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(prefill_base_ms=100), await start_sim()
         first, second = await started(orchestration, producer, consumer, prompt(50))
@@ -153,7 +153,7 @@ def test_abort_of_decode_ends_prefill_and_frees_the_blocks(orchestration: Orches
 
 
 @PAIRED
-def test_decode_that_gave_up_before_prefill_came_is_not_written_to(
+def test_prefill_does_not_write_to_aborted_decode(
     orchestration: Orchestration,
 ) -> None:
     async def main() -> None:
@@ -170,7 +170,7 @@ def test_decode_that_gave_up_before_prefill_came_is_not_written_to(
 
 
 @PAIRED
-def test_blocks_of_a_write_under_way_stay_out_of_use_on_both_sides(
+def test_abort_during_write_quarantines_blocks_on_both_sides(
     orchestration: Orchestration,
 ) -> None:
     async def main() -> None:
@@ -197,7 +197,7 @@ def test_blocks_of_a_write_under_way_stay_out_of_use_on_both_sides(
 
 
 @PAIRED
-def test_abort_of_prefill_alone_leaves_decode_to_its_own_cancellation(
+def test_prefill_abort_leaves_decode_running(
     orchestration: Orchestration,
 ) -> None:
     async def main() -> None:
@@ -219,7 +219,7 @@ def test_abort_of_prefill_alone_leaves_decode_to_its_own_cancellation(
 
 @PAIRED
 @pytest.mark.parametrize("failures", [2, 8])
-def test_write_that_fails_is_tried_again_with_pauses_and_then_both_end(
+def test_write_retries_with_pauses_before_both_phases_fail(
     orchestration: Orchestration, failures: int
 ) -> None:
     async def main() -> None:
@@ -243,7 +243,7 @@ def test_write_that_fails_is_tried_again_with_pauses_and_then_both_end(
 
 
 @PAIRED
-def test_late_write_ends_prefill_and_its_blocks_wait(orchestration: Orchestration) -> None:
+def test_late_write_ends_prefill_and_quarantines_blocks(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(transfer_timeout_ms=10), await start_sim()
         first, second = await started(orchestration, producer, consumer, prompt(50))
@@ -269,7 +269,7 @@ def test_late_write_ends_prefill_and_its_blocks_wait(orchestration: Orchestratio
         ({"engine_request_id": "another"}, "kv_unavailable"),
     ],
 )
-def test_promise_that_does_not_fit_is_refused_and_prefill_hears_of_it(
+def test_decode_refuses_mismatched_promise_and_notifies_prefill(
     change: dict[str, Any], code: str
 ) -> None:
     async def main() -> None:
@@ -296,7 +296,7 @@ def test_promise_that_does_not_fit_is_refused_and_prefill_hears_of_it(
         {"engine_request_id": "another"},
     ],
 )
-def test_target_that_does_not_fit_is_refused_and_decode_hears_of_it(change: dict[str, Any]) -> None:
+def test_prefill_refuses_mismatched_target_and_notifies_decode(change: dict[str, Any]) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         first, second = paired_jobs(producer, consumer, prompt(50), DECODE_FIRST)
@@ -310,13 +310,13 @@ def test_target_that_does_not_fit_is_refused_and_decode_hears_of_it(change: dict
     run_virtual(main())
 
 
-def test_paired_job_needs_a_peer_and_not_itself() -> None:
+def test_engine_rejects_paired_job_without_other_engine() -> None:
     async def main() -> None:
         engine, alone = await start_sim(), await start_sim(transfer="none")
         missing = job(prompt(50), orchestration=CONCURRENT)
         assert (await answered(engine, missing)).error_code == "kv_unavailable"
-        own = peer_handle(engine, "request.1", 50)
-        itself = job(prompt(50), request_id="request.1", kv=own, orchestration=CONCURRENT)
+        own_handle = peer_handle(engine, "request.1", 50)
+        itself = job(prompt(50), request_id="request.1", kv=own_handle, orchestration=CONCURRENT)
         assert (await answered(engine, itself)).error_code == "kv_unavailable"
         assert alone.capability.orchestrations == ()
         _, second = paired_jobs(engine, alone, prompt(50), CONCURRENT)
@@ -326,7 +326,7 @@ def test_paired_job_needs_a_peer_and_not_itself() -> None:
     run_virtual(main())
 
 
-def test_deadline_of_a_waiting_decode_is_kept() -> None:
+def test_deadline_ends_waiting_decode() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         _, second = paired_jobs(producer, consumer, prompt(50), CONCURRENT)

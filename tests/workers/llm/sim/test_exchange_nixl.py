@@ -78,10 +78,10 @@ class Producer:
         self.process.stdin.flush()
         return await asyncio.to_thread(self._line)
 
-    async def answered(self, one: Job) -> list[Output]:
+    async def answered(self, job: Job) -> list[Output]:
         """All outputs of a job there."""
-        said = await self.ask(f"job {pickle.dumps(one).hex()}")
-        outputs: list[Output] = pickle.loads(bytes.fromhex(said))
+        reply = await self.ask(f"job {pickle.dumps(job).hex()}")
+        outputs: list[Output] = pickle.loads(bytes.fromhex(reply))
         return outputs
 
     def promise(self, request_id: str, tokens: int) -> KvHandle:
@@ -98,15 +98,15 @@ class Producer:
         )
 
     async def prefill(self, tokens: int, salt: int, request_id: str) -> KvHandle:
-        said = await self.ask(f"{tokens} {salt} {request_id}")
-        kv: Any = pickle.loads(bytes.fromhex(said))
+        reply = await self.ask(f"{tokens} {salt} {request_id}")
+        kv: Any = pickle.loads(bytes.fromhex(reply))
         assert isinstance(kv, KvHandle)
         return kv
 
     async def load(self) -> tuple[int, int]:
         """KV bytes sent and blocks in use."""
-        sent, used = (await self.ask("load")).split()
-        return int(sent), int(used)
+        bytes_sent, blocks_used = (await self.ask("load")).split()
+        return int(bytes_sent), int(blocks_used)
 
     def end(self) -> None:
         self.process.kill()
@@ -129,7 +129,7 @@ def producers() -> Iterator[Callable[[str], Producer]]:
         producer.end()
 
 
-def test_processes_hand_over_what_one_would_have_answered(
+def test_hand_over_between_processes_keeps_answer(
     producers: Callable[[str], Producer],
 ) -> None:
     producer = producers("producer")
@@ -148,26 +148,26 @@ def test_processes_hand_over_what_one_would_have_answered(
             assert answer.token_ids == alone.token_ids
         received = consumer.load().kv_bytes_received
         assert received == (1 + 4 + 21) * 4_096
-        sent, used = await producer.load()
-        while used:  # the last notice is on its way
-            sent, used = await producer.load()
-        assert sent == received
+        bytes_sent, blocks_used = await producer.load()
+        while blocks_used:  # the last notice is on its way
+            bytes_sent, blocks_used = await producer.load()
+        assert bytes_sent == received
         await consumer.close()
 
     run(main())
 
 
-def test_dead_producer_means_recomputing_and_a_new_one_is_read(
+def test_decode_recomputes_kv_of_dead_producer_and_reads_new_one(
     producers: Callable[[str], Producer],
 ) -> None:
     first = producers("producer")
 
     async def main() -> None:
         consumer = await start_sim(transfer="nixl")
-        known, lost = await first.prefill(40, 1, "known"), await first.prefill(50, 2, "lost")
-        assert (await answered(consumer, job(prompt(40, 1), kv=known))).outputs[0].kv_bytes
+        known_kv, lost_kv = await first.prefill(40, 1, "known"), await first.prefill(50, 2, "lost")
+        assert (await answered(consumer, job(prompt(40, 1), kv=known_kv))).outputs[0].kv_bytes
         first.end()
-        answer = await answered(consumer, job(prompt(50, 2), kv=lost))
+        answer = await answered(consumer, job(prompt(50, 2), kv=lost_kv))
         assert answer.outputs[0].kv_bytes == 0
         drop_prefix_cache(consumer.blocks)
         assert answer.token_ids == (await answered(consumer, job(prompt(50, 2)))).token_ids
@@ -180,7 +180,7 @@ def test_dead_producer_means_recomputing_and_a_new_one_is_read(
 
 
 @pytest.mark.parametrize("orchestration", [Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
-def test_process_writes_into_another(
+def test_prefill_writes_kv_into_other_process(
     producers: Callable[[str], Producer], orchestration: Orchestration
 ) -> None:
     producer = producers("producer")
@@ -211,7 +211,7 @@ def test_process_writes_into_another(
     run(main())
 
 
-def test_peer_that_dies_before_it_writes_holds_nothing_up(
+def test_dead_producer_does_not_stall_consumer(
     producers: Callable[[str], Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = producers("producer")
@@ -224,14 +224,14 @@ def test_peer_that_dies_before_it_writes_holds_nothing_up(
         }
         second = job(prompt(50), kv=producer.promise("pair.1", 50), **fields)
         beside = job(prompt(30, 3), max_tokens=300)
-        for one in (second, beside):
-            consumer.add(one)
+        for decode_job in (second, beside):
+            consumer.add(decode_job)
         assert consumer.load().extra["awaiting"] == 1
         producer.end()
         consumer.abort("pair.1")
-        decoded, other = await collected(consumer, second, beside, add=False)
+        decoded, neighbour = await collected(consumer, second, beside, add=False)
         assert decoded.last.finish_reason == "abort"
-        assert len(other.token_ids) == 300
+        assert len(neighbour.token_ids) == 300
         assert consumer.blocks.used == 4  # its promise stands
         with monkeypatch.context() as later:
             now_ms = wall_ms() + sum(PATIENT.values())

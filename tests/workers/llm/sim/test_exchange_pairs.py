@@ -39,20 +39,23 @@ needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the pac
 
 
 @PAIRED
-def test_bytes_are_those_of_the_missing_blocks(orchestration: Orchestration) -> None:
+def test_prefill_writes_missing_blocks_and_counts_bytes(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(100)
         _, decoded = await paired(producer, consumer, tokens, orchestration, max_tokens=14)
         assert written(producer) == [7]
         longer = [*tokens, *decoded.token_ids, *prompt(40, 1)]  # 112 of 154 tokens are there
-        prefilled, again = await paired(producer, consumer, longer, orchestration)
+        prefilled, next_answer = await paired(producer, consumer, longer, orchestration)
         assert written(producer) == [7, 3]
-        assert prefilled.last.kv_bytes == again.outputs[0].kv_bytes == 3 * BLOCK_BYTES
+        assert prefilled.last.kv_bytes == next_answer.outputs[0].kv_bytes == 3 * BLOCK_BYTES
         assert prefilled.last.transfer_ms > 0
-        assert again.outputs[0].cached_tokens == 112
-        sent, received = producer.load().kv_bytes_sent, consumer.load().kv_bytes_received
-        assert sent == received == 10 * BLOCK_BYTES
+        assert next_answer.outputs[0].cached_tokens == 112
+        bytes_sent, bytes_received = (
+            producer.load().kv_bytes_sent,
+            consumer.load().kv_bytes_received,
+        )
+        assert bytes_sent == bytes_received == 10 * BLOCK_BYTES
         await closed(producer, consumer)
 
     run_virtual(main())
@@ -60,9 +63,7 @@ def test_bytes_are_those_of_the_missing_blocks(orchestration: Orchestration) -> 
 
 @PAIRED
 @pytest.mark.parametrize("tokens", [64, 65])
-def test_nothing_is_written_where_nothing_is_missing(
-    orchestration: Orchestration, tokens: int
-) -> None:
+def test_prefill_skips_blocks_that_decode_has(orchestration: Orchestration, tokens: int) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         alone = await answered(consumer, job(prompt(tokens)))
@@ -74,7 +75,7 @@ def test_nothing_is_written_where_nothing_is_missing(
     run_virtual(main())
 
 
-def test_decode_first_reads_what_only_decode_holds() -> None:
+def test_decode_first_prefill_reads_blocks_of_decode() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(100)
@@ -90,7 +91,7 @@ def test_decode_first_reads_what_only_decode_holds() -> None:
     run_virtual(main())
 
 
-def test_prefix_that_cannot_be_read_is_computed() -> None:
+def test_prefill_computes_unreadable_prefix() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(transfer_tries_max=2), await start_sim()
         tokens = prompt(100)
@@ -105,7 +106,7 @@ def test_prefix_that_cannot_be_read_is_computed() -> None:
 
 
 @PAIRED
-def test_wrong_bytes_change_the_answer(orchestration: Orchestration) -> None:
+def test_corrupt_bytes_change_answer(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim(kv_blocks=16)
         tokens = prompt(100)
@@ -124,13 +125,15 @@ def test_wrong_bytes_change_the_answer(orchestration: Orchestration) -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("theirs", [1, 2, 4])
-@pytest.mark.parametrize("ours", [1, 2, 4])
-def test_tensor_parallel_degrees_may_differ(ours: int, theirs: int) -> None:
+@pytest.mark.parametrize("consumer_degree", [1, 2, 4])
+@pytest.mark.parametrize("producer_degree", [1, 2, 4])
+def test_engines_pair_across_tensor_parallel_degrees(
+    producer_degree: int, consumer_degree: int
+) -> None:
     async def main() -> None:
-        producer = await start_sim(tensor_parallel=ours)
-        consumer = await start_sim(tensor_parallel=theirs)
-        assert producer.capability.tensor_parallel == ours
+        producer = await start_sim(tensor_parallel=producer_degree)
+        consumer = await start_sim(tensor_parallel=consumer_degree)
+        assert producer.capability.tensor_parallel == producer_degree
         assert producer.capability.kv_layout == consumer.capability.kv_layout
         alone = await start_sim()
         for salt, orchestration in enumerate([CONCURRENT, DECODE_FIRST]):
@@ -149,11 +152,13 @@ def test_tensor_parallel_degrees_may_differ(ours: int, theirs: int) -> None:
 
 
 @needs_nixl
-@pytest.mark.parametrize(("ours", "theirs"), [(4, 2), (1, 4)])
-def test_tensor_parallel_degrees_may_differ_over_nixl(ours: int, theirs: int) -> None:
+@pytest.mark.parametrize(("producer_degree", "consumer_degree"), [(4, 2), (1, 4)])
+def test_engines_pair_across_tensor_parallel_degrees_over_nixl(
+    producer_degree: int, consumer_degree: int
+) -> None:
     async def main() -> None:
-        producer = await start_sim(transfer="nixl", tensor_parallel=ours)
-        consumer = await start_sim(transfer="nixl", tensor_parallel=theirs)
+        producer = await start_sim(transfer="nixl", tensor_parallel=producer_degree)
+        consumer = await start_sim(transfer="nixl", tensor_parallel=consumer_degree)
         for salt, orchestration in enumerate([CONCURRENT, DECODE_FIRST]):
             tokens = [*prompt(50, salt), *prompt(55, salt + 9)]
             await answered(consumer, job(tokens[:50]))
@@ -166,7 +171,7 @@ def test_tensor_parallel_degrees_may_differ_over_nixl(ours: int, theirs: int) ->
     run(main())
 
 
-def test_want_may_come_after_the_kv_was_computed() -> None:
+def test_prefill_waits_for_late_want() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         first, second = paired_jobs(producer, consumer, prompt(50), CONCURRENT)
@@ -185,7 +190,7 @@ def test_want_may_come_after_the_kv_was_computed() -> None:
     run_virtual(main())
 
 
-def test_first_token_that_ends_the_answer_is_handed_over_all_the_same() -> None:
+def test_prefill_hands_over_first_token_that_ends_answer() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         (stop,) = (await answered(producer, job(prompt(50), max_tokens=1))).token_ids
@@ -201,7 +206,7 @@ def test_first_token_that_ends_the_answer_is_handed_over_all_the_same() -> None:
 
 
 @PAIRED
-def test_places_of_the_batch_are_kept_and_neighbours_go_on(orchestration: Orchestration) -> None:
+def test_paired_jobs_leave_batch_place_for_plain_job(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim(running_max=3)
         plain = job(prompt(20, 7), max_tokens=300)
@@ -221,7 +226,7 @@ def test_places_of_the_batch_are_kept_and_neighbours_go_on(orchestration: Orches
     run_virtual(main())
 
 
-def test_two_engines_that_wait_for_each_other_go_on() -> None:
+def test_opposite_pairs_do_not_deadlock() -> None:
     async def main() -> None:
         small: dict[str, Any] = {"running_max": 2, "prefill_running_max": 1}
         engines = [await start_sim(**small), await start_sim(**small)]
@@ -234,7 +239,7 @@ def test_two_engines_that_wait_for_each_other_go_on() -> None:
             work[1 - i % 2].append(second)  # all decodes come first
             work[i % 2].append(first)
         for at in (0, 1):
-            work[at].sort(key=lambda each: each.phase is PREFILL)
+            work[at].sort(key=lambda queued_job: queued_job.phase is PREFILL)
         ends = await asyncio.gather(*(collected(engines[at], *work[at]) for at in (0, 1)))
         reasons = [answer.last.finish_reason for answers in ends for answer in answers]
         assert sorted(reasons) == ["handover"] * 12 + ["length"] * 12
@@ -243,7 +248,7 @@ def test_two_engines_that_wait_for_each_other_go_on() -> None:
     run_virtual(main())
 
 
-def test_peers_are_connected_when_they_are_discovered() -> None:
+def test_engine_connects_to_discovered_peer() -> None:
     async def main() -> None:
         cards: dict[str, bytes] = {}
         producer, consumer = [await start_sim(peer_metadata=cards.get) for _ in "ab"]
@@ -261,7 +266,7 @@ def test_peers_are_connected_when_they_are_discovered() -> None:
     run_virtual(main())
 
 
-def test_block_log_names_what_the_prefix_cache_holds() -> None:
+def test_block_log_matches_prefix_cache() -> None:
     async def main() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(50)

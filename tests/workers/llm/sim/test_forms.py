@@ -34,7 +34,7 @@ FORM = Structured(kind=StructuredKind.JSON_SCHEMA, value=json.dumps(SCHEMA))
 LONG: dict[str, Any] = {"structured": FORM, "max_tokens": 400}
 
 
-def test_answers_are_values_of_the_schema_and_end_by_themselves() -> None:
+def test_structured_answers_match_schema_and_stop() -> None:
     async def main() -> None:
         engine = await start_sim()
         jobs = [job(prompt(20, salt), **LONG, temperature=1.0, seed=salt) for salt in range(20)]
@@ -51,7 +51,7 @@ def test_answers_are_values_of_the_schema_and_end_by_themselves() -> None:
     run_virtual(main())
 
 
-def test_the_limit_cuts_as_it_does_elsewhere() -> None:
+def test_max_tokens_cut_structured_answer() -> None:
     async def main() -> None:
         engine = await start_sim()
         whole = await answered(engine, job(prompt(20), **LONG))
@@ -66,21 +66,21 @@ def test_the_limit_cuts_as_it_does_elsewhere() -> None:
     run_virtual(main())
 
 
-def test_a_further_attempt_and_a_hand_over_say_the_same_tokens() -> None:
+def test_structured_answer_repeats_across_attempts_and_hand_over() -> None:
     async def main() -> None:
-        one, other = await start_sim(), await start_sim()
-        drawn: dict[str, Any] = {**LONG, "temperature": 0.7, "seed": 11}
-        first = await answered(one, job(prompt(40), **drawn))
-        again = await answered(other, job(prompt(40), **drawn))
-        prefilled, decoded = await handed_over(one, other, prompt(40), **drawn)
-        assert first.token_ids == again.token_ids == decoded.token_ids
+        first_engine, second_engine = await start_sim(), await start_sim()
+        sampling: dict[str, Any] = {**LONG, "temperature": 0.7, "seed": 11}
+        first = await answered(first_engine, job(prompt(40), **sampling))
+        second = await answered(second_engine, job(prompt(40), **sampling))
+        prefilled, decoded = await handed_over(first_engine, second_engine, prompt(40), **sampling)
+        assert first.token_ids == second.token_ids == decoded.token_ids
         assert decoded.token_ids[:1] == prefilled.token_ids
-        await closed(one, other)
+        await closed(first_engine, second_engine)
 
     run_virtual(main())
 
 
-def test_others_beside_it_say_what_they_say_alone() -> None:
+def test_structured_answer_leaves_neighbours_unchanged() -> None:
     async def main() -> None:
         engine = await start_sim()
         alone = await answered(engine, job(prompt(30, 5), max_tokens=60))
@@ -94,7 +94,7 @@ def test_others_beside_it_say_what_they_say_alone() -> None:
     run_virtual(main())
 
 
-def test_stops_and_logprobs_hold_in_it() -> None:
+def test_structured_answer_supports_stop_strings_and_logprobs() -> None:
     async def main() -> None:
         engine = await start_sim()
         whole = await answered(engine, job(prompt(20), **LONG, logprobs=2))
@@ -109,7 +109,7 @@ def test_stops_and_logprobs_hold_in_it() -> None:
     run_virtual(main())
 
 
-def test_each_token_has_its_text() -> None:
+def test_engine_texts_match_structured_outputs() -> None:
     async def main() -> None:
         engine = await start_sim()
         answer = await answered(engine, job(prompt(20), **LONG))
@@ -133,7 +133,7 @@ def test_each_token_has_its_text() -> None:
         (StructuredKind.CHOICE, '["\\ud800"]'),
     ],
 )
-def test_forms_without_an_answer_are_refused(kind: StructuredKind, value: str) -> None:
+def test_engine_rejects_invalid_structure(kind: StructuredKind, value: str) -> None:
     async def main() -> None:
         engine = await start_sim()
         form = Structured(kind=kind, value=value)
@@ -145,15 +145,15 @@ def test_forms_without_an_answer_are_refused(kind: StructuredKind, value: str) -
     run_virtual(main())
 
 
-def test_its_tokens_are_in_the_cache_for_the_next_turn() -> None:
+def test_prefix_cache_holds_structured_answer_for_next_turn() -> None:
     async def main() -> None:
-        engine, other = await start_sim(), await start_sim()
+        engine, fresh_engine = await start_sim(), await start_sim()
         first = await answered(engine, job(prompt(20), **LONG))
         turn = [*prompt(20), *first.token_ids, *prompt(10, 3)]
         cached = await answered(engine, job(turn))
-        fresh = await answered(other, job(turn))
+        fresh = await answered(fresh_engine, job(turn))
         assert cached.last.cached_tokens >= 32 > fresh.last.cached_tokens
         assert cached.token_ids == fresh.token_ids
-        await closed(engine, other)
+        await closed(engine, fresh_engine)
 
     run_virtual(main())

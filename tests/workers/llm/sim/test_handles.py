@@ -14,8 +14,8 @@ TARGET = replace(handle(1_000), tokens=32, block_size=32, block_ids=(3, 4))
 
 
 @pytest.mark.parametrize("blocks", [(3, 4), ()])
-def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> None:
-    """Blocks, and a promise of them."""
+def test_handle_rules_reject_invalid_token_count_of_target(blocks: tuple[int, ...]) -> None:
+    """The check covers allocated blocks and promised ones."""
     rules = HandleRules(32)
     for tokens in (-32, -1, 65):
         wrong = replace(TARGET, tokens=tokens, block_ids=blocks)
@@ -23,8 +23,8 @@ def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> 
     assert rules.use_target(replace(TARGET, block_ids=blocks), 64, 0) is None
 
 
-async def test_handles_are_of_the_present_life_and_those_before_keep_their_blocks() -> None:
-    """A peer may be reading them; freed, they would hold another prompt."""
+async def test_new_epoch_keeps_blocks_of_earlier_handles() -> None:
+    """A peer may still read the blocks, which would hold another prompt if freed."""
     engine = await start_sim()
     try:
         epochs = []
@@ -40,8 +40,8 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
         await engine.close()
 
 
-def test_an_engine_that_begins_another_life_is_news() -> None:
-    """What it was doing is over, though the engine is the same."""
+def test_handle_rules_report_new_epoch_of_same_engine() -> None:
+    """A new epoch ends what the engine was doing, although its id stays the same."""
     rules, worker = HandleRules(32), TARGET.worker_id
     assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") == ""
     assert rules.observe_epoch(worker, TARGET.worker_epoch, "engine") is None

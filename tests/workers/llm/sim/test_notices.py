@@ -35,7 +35,7 @@ TARGET = KvHandle(
         ),
     ],
 )
-def test_notices_come_back_whole(notice: Notice) -> None:
+def test_notice_round_trips_through_packing(notice: Notice) -> None:
     assert Notice.unpack(notice.pack()) == notice
 
 
@@ -52,12 +52,12 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN)
-def test_what_is_no_notice_is_refused(data: bytes) -> None:
+def test_unpack_rejects_malformed_notice(data: bytes) -> None:
     with pytest.raises(ValueError, match="notice: expected one of a simulated engine"):
         Notice.unpack(data)
 
 
-def test_what_is_no_notice_does_no_harm() -> None:
+def test_engine_ignores_malformed_and_unknown_notices() -> None:
     async def main() -> None:
         engine = await start_sim()
         transfer_of(engine).notices += BROKEN

@@ -8,7 +8,7 @@ from schemas.errors import ConfigError
 from workers.llm.sim.settings import SimSettings
 
 
-def test_settings_that_make_no_sense_stop_the_start() -> None:
+def test_settings_reject_invalid_values() -> None:
     with pytest.raises(ConfigError, match=r"sim\.running_max: expected at least 1, found 0"):
         SimSettings(running_max=0)
     with pytest.raises(ConfigError, match=r"sim\.transfer: expected one of nixl, memory, none"):

@@ -17,11 +17,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sim_model(tmp_path_factory.mktemp("sim") / "model")
 
 
-def test_folder_and_built_in_say_the_same(folder: Path) -> None:
+def test_folder_vocabulary_equals_builtin_vocabulary(folder: Path) -> None:
     assert load_vocabulary(str(folder), 4_096) == load_vocabulary("sim", 4_096)
 
 
-def test_pieces_join_to_what_the_tokenizer_decodes(folder: Path) -> None:
+def test_vocabulary_texts_join_to_decoded_text(folder: Path) -> None:
     vocabulary = load_vocabulary(str(folder), 4_096)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [vocabulary.ids[i][0] for i in range(vocabulary.size)]
@@ -31,7 +31,7 @@ def test_pieces_join_to_what_the_tokenizer_decodes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["Zürich 🙂\n\ttabs", "the river and the stone", "漢字", ""])
-def test_tokenizer_loses_nothing(folder: Path, text: str) -> None:
+def test_tokenizer_round_trips_text(folder: Path, text: str) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
@@ -44,10 +44,10 @@ def test_chat_template_renders(folder: Path) -> None:
     assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_vocabulary_is_bounded() -> None:
+def test_vocabulary_respects_size_limit() -> None:
     assert load_vocabulary("sim", 10).size == 10
 
 
-def test_missing_folder_stops_the_start(tmp_path: Path) -> None:
+def test_vocabulary_load_rejects_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected tokenizer\.json"):
         load_vocabulary(str(tmp_path), 10)

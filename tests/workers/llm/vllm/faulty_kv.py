@@ -13,11 +13,11 @@ class FaultyKv(KvRelease):
     def fail_moves(self, count: int) -> None:
         """The next so many moves that this engine begins fail."""
         wrapper = get_kv_transfer_group().connector_worker.nixl_wrapper
-        transfer, left = type(wrapper).transfer, [count]
+        transfer, failures_left = type(wrapper).transfer, [count]
 
         def failing(*args: Any, **kwargs: Any) -> Any:
-            if left[0] > 0:
-                left[0] -= 1
+            if failures_left[0] > 0:
+                failures_left[0] -= 1
                 raise ConnectionError("a test cut the connection")
             return transfer(wrapper, *args, **kwargs)
 

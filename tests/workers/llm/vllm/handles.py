@@ -49,14 +49,14 @@ def gate() -> HandleGate:
 
 def kept_handle(tokens: list[int], **changes: Any) -> KvHandle:
     """A decode engine's KV of the first 40 of these tokens; `params` changes single parameters."""
-    own = {
+    decode_params = {
         "do_remote_prefill": False,
         "do_remote_decode": True,
         "remote_blocks_expiry_time": 17.5,
         "prefix_key": "k",
         "prefix_mark": prefix_mark(tokens[:40], "k"),
     }
-    return handle(**{**changes, "params": {**own, **changes.pop("params", {})}})
+    return handle(**{**changes, "params": {**decode_params, **changes.pop("params", {})}})
 
 
 PEER = {"remote_host": "localhost", "remote_port": 5600, "tp_size": 1}

@@ -21,15 +21,15 @@ from tests.workers.llm.vllm.handles import (
 from workers.llm.vllm.check import HandleGate, check_params, job_problem, prefix_mark, rest_of
 
 
-def test_a_good_handle_passes_once() -> None:
-    one = gate()
-    params = one.use(handle(), PROMPT, now_ms=999)
+def test_gate_accepts_valid_handle_once() -> None:
+    handle_gate = gate()
+    params = handle_gate.use(handle(), PROMPT, now_ms=999)
     assert params == {k: v for k, v in PARAMS.items() if k != "remote_blocks_expiry_time"}
     with pytest.raises(KvUnavailable, match="already used once"):
-        one.use(handle(), PROMPT, now_ms=999)
+        handle_gate.use(handle(), PROMPT, now_ms=999)
 
 
-def test_unknown_parameters_are_dropped() -> None:
+def test_check_params_drops_unknown_parameters() -> None:
     assert "_p_side_truncated" not in check_params(handle(params={"_p_side_truncated": True}))
 
 
@@ -74,47 +74,47 @@ def test_unknown_parameters_are_dropped() -> None:
         {"expires_at_ms": 900},
     ],
 )
-def test_a_bad_handle_is_refused(changes: dict[str, Any]) -> None:
-    one = gate()
+def test_gate_refuses_invalid_handle(changes: dict[str, Any]) -> None:
+    handle_gate = gate()
     raw = changes.get("params")
     bad = replace(handle(), params=raw) if isinstance(raw, bytes) else handle(**changes)
     with pytest.raises(KvUnavailable):
-        one.use(bad, PROMPT, now_ms=900)
-    one.use(handle(), PROMPT, now_ms=900)  # and leaves no trace
+        handle_gate.use(bad, PROMPT, now_ms=900)
+    handle_gate.use(handle(), PROMPT, now_ms=900)  # and leaves no trace
 
 
-def test_own_kv_is_not_fetched() -> None:
-    mine = handle(engine_id="engine-d", params={"remote_engine_id": "engine-d"})
+def test_gate_refuses_own_kv() -> None:
+    own_handle = handle(engine_id="engine-d", params={"remote_engine_id": "engine-d"})
     with pytest.raises(KvUnavailable, match="another engine's"):
-        gate().use(mine, PROMPT, now_ms=0)
+        gate().use(own_handle, PROMPT, now_ms=0)
 
 
-def test_kv_of_an_earlier_life_is_refused() -> None:
-    one = gate()
-    one.observe_epoch("prefill-0", 6)
+def test_gate_refuses_kv_of_earlier_epoch() -> None:
+    handle_gate = gate()
+    handle_gate.observe_epoch("prefill-0", 6)
     with pytest.raises(StaleEpoch, match="expected epoch 6"):
-        one.use(handle(), PROMPT, now_ms=0)
-    one.use(handle(worker_epoch=6), PROMPT, now_ms=0)
+        handle_gate.use(handle(), PROMPT, now_ms=0)
+    handle_gate.use(handle(worker_epoch=6), PROMPT, now_ms=0)
 
 
-def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
-    """Such tokens are found in seconds: a lattice's short vectors."""
+def test_gate_refuses_kv_of_other_tokens_with_same_block_hash() -> None:
+    """A lattice's short vectors give such tokens within seconds."""
     shifts = [13, 1, -27, -2, -14, -6, 15, -10, -12, -2, -17, 13]
-    theirs = [1_000] * 60
-    ours = [*(1_000 + shift for shift in shifts), *theirs[12:]]
-    assert prefix.chain(theirs, 40).tolist() == prefix.chain(ours, 40).tolist()
+    other_tokens = [1_000] * 60
+    own_tokens = [*(1_000 + shift for shift in shifts), *other_tokens[12:]]
+    assert prefix.chain(other_tokens, 40).tolist() == prefix.chain(own_tokens, 40).tolist()
     with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
-        gate().use_kept(kept_handle(theirs), ours, now_ms=0)
+        gate().use_kept(kept_handle(other_tokens), own_tokens, now_ms=0)
 
 
-def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
-    one, tokens = gate(), [*range(60)]
-    params = one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+def test_gate_accepts_kept_kv_once_for_continued_prompt() -> None:
+    handle_gate, tokens = gate(), [*range(60)]
+    params = handle_gate.use_kept(kept_handle(tokens), tokens, now_ms=999)
     assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
     assert params["remote_blocks_expiry_time"] == 17.5
     assert not {"prefix_key", "prefix_mark"} & params.keys()
     with pytest.raises(KvUnavailable, match="already used once"):
-        one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+        handle_gate.use_kept(kept_handle(tokens), tokens, now_ms=999)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +134,16 @@ def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
         ({"expires_at_ms": 900}, [*range(60)]),
     ],
 )
-def test_kept_kv_of_another_conversation_is_refused(
+def test_gate_refuses_kept_kv_of_other_conversation(
     changes: dict[str, Any], tokens: list[int]
 ) -> None:
-    one, own = gate(), [*range(60)]
+    handle_gate, kept_tokens = gate(), [*range(60)]
     with pytest.raises(KvUnavailable):
-        one.use_kept(kept_handle(own, **changes), tokens, now_ms=900)
-    one.use_kept(kept_handle(own), own, now_ms=900)  # and leaves no trace
+        handle_gate.use_kept(kept_handle(kept_tokens, **changes), tokens, now_ms=900)
+    handle_gate.use_kept(kept_handle(kept_tokens), kept_tokens, now_ms=900)  # and leaves no trace
 
 
-def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
+def test_gate_distinguishes_kept_handles_from_prompt_handles() -> None:
     tokens = [*range(60)]
     with pytest.raises(KvUnavailable):
         gate().use(kept_handle(tokens), PROMPT, now_ms=0)
@@ -151,10 +151,10 @@ def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
         gate().use_kept(handle(), tokens, now_ms=0)
 
 
-def test_a_promise_names_its_peer() -> None:
-    one = HandleGate(engine_id="engine-d", block_size=32, mode="push")
+def test_gate_promise_names_peer() -> None:
+    handle_gate = HandleGate(engine_id="engine-d", block_size=32, mode="push")
     promised = handle(block_ids=(), params={}, engine_request_id="r1.1")
-    params = one.promise(promised, 40, json.dumps(PEER).encode(), now_ms=999)
+    params = handle_gate.promise(promised, 40, json.dumps(PEER).encode(), now_ms=999)
     assert params == {
         **PEER,
         "do_remote_prefill": True,
@@ -176,10 +176,10 @@ def test_a_promise_names_its_peer() -> None:
         (PEER, 41),
     ],
 )
-def test_a_promise_of_nobody_is_refused(peer: Any, tokens: int) -> None:
-    known = json.dumps(peer).encode() if isinstance(peer, dict) else peer
+def test_gate_refuses_promise_of_unknown_peer(peer: Any, tokens: int) -> None:
+    metadata = json.dumps(peer).encode() if isinstance(peer, dict) else peer
     with pytest.raises(KvUnavailable):
-        gate().promise(handle(), tokens, known, now_ms=0)
+        gate().promise(handle(), tokens, metadata, now_ms=0)
 
 
 @pytest.mark.parametrize(
@@ -195,21 +195,21 @@ def test_a_promise_of_nobody_is_refused(peer: Any, tokens: int) -> None:
         ({"max_tokens": 4, "min_tokens": 5}, "invalid_request"),
     ],
 )
-def test_jobs(fields: dict[str, Any], code: str) -> None:
-    one = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
-    error = job_problem(one, max_model_len=100, vocab_size=500)
+def test_job_problem_names_error_code(fields: dict[str, Any], code: str) -> None:
+    checked_job = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
+    error = job_problem(checked_job, max_model_len=100, vocab_size=500)
     assert (error.code if error else "") == code
 
 
-def test_what_was_said_of_an_answer_counts_no_more() -> None:
-    """Its draws go on from the seed and the place, the same wherever that is."""
-    one = job(range(9), prior_tokens=4, max_tokens=12, min_tokens=6, seed=3)
-    rest = rest_of(one)
+def test_rest_of_job_excludes_prior_tokens() -> None:
+    """The seed of the rest depends on the job's seed and the position in the answer."""
+    first_job = job(range(9), prior_tokens=4, max_tokens=12, min_tokens=6, seed=3)
+    rest = rest_of(first_job)
     assert (rest.sampling.max_tokens, rest.sampling.min_tokens) == (8, 2)
-    assert rest.prompt_tokens == one.prompt_tokens and rest.request_id == one.request_id
-    assert rest.sampling.seed == rest_of(one).sampling.seed != 3
-    other = job(range(9), prior_tokens=5, max_tokens=12, min_tokens=2, seed=3)
-    assert rest_of(other).sampling.seed != rest.sampling.seed
-    assert rest_of(other).sampling.min_tokens == 0
+    assert rest.prompt_tokens == first_job.prompt_tokens and rest.request_id == first_job.request_id
+    assert rest.sampling.seed == rest_of(first_job).sampling.seed != 3
+    later_job = job(range(9), prior_tokens=5, max_tokens=12, min_tokens=2, seed=3)
+    assert rest_of(later_job).sampling.seed != rest.sampling.seed
+    assert rest_of(later_job).sampling.min_tokens == 0
     whole = job(range(9))
     assert rest_of(whole) is whole

@@ -49,8 +49,8 @@ class Engines(EnginePair):
         return answer
 
     def extra(self, name: str) -> float:
-        found: float = self.consumer.load().extra[name]
-        return found
+        figure: float = self.consumer.load().extra[name]
+        return figure
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +69,14 @@ def _core(engine: Any) -> int:
 
 def handle(engines: Engines, tokens: list[int], **sampling: Any) -> KvHandle:
     """A fresh handle of the producer."""
-    one = engines.run(answered(engines.producer, job(tokens, PREFILL, **sampling)))
-    assert one.last.kv is not None, one.last
-    kv: KvHandle = one.last.kv
+    answer = engines.run(answered(engines.producer, job(tokens, PREFILL, **sampling)))
+    assert answer.last.kv is not None, answer.last
+    kv: KvHandle = answer.last.kv
     return kv
 
 
-def test_many_at_once(engines: Engines) -> None:
-    """Hand-overs both ways and plain requests, all on the same two engines."""
+def test_hand_overs_in_both_directions_keep_answers(engines: Engines) -> None:
+    """Plain requests on the same engines give the expected answers."""
 
     async def main() -> list[tuple[list[int], list[int]]]:
         prompts = [prompt(30 + 40 * i, salt=200 + i) for i in range(6)]
@@ -84,13 +84,15 @@ def test_many_at_once(engines: Engines) -> None:
         pairs = [handed_over(*((p, d) if i % 2 else (d, p)), t) for i, t in enumerate(prompts)]
         over = [await pair for pair in pairs]
         alone = await collected(p, *[job(t) for t in prompts])
-        return [(pair[1].token_ids, one.token_ids) for pair, one in zip(over, alone, strict=True)]
+        return [
+            (pair[1].token_ids, answer.token_ids) for pair, answer in zip(over, alone, strict=True)
+        ]
 
     for over, alone in engines.run(main()):
         assert over == alone
 
 
-def test_bytes_are_counted_and_cached_tokens_are_ones_own(engines: Engines) -> None:
+def test_hand_over_counts_bytes_and_own_cached_tokens(engines: Engines) -> None:
     tokens = prompt(300, salt=210)
     before = engines.consumer.load().kv_bytes_received
     _, decoded = engines.run(handed_over(engines.producer, engines.consumer, tokens))
@@ -100,9 +102,9 @@ def test_bytes_are_counted_and_cached_tokens_are_ones_own(engines: Engines) -> N
     assert first.cached_tokens == 0
     assert engines.consumer.load().kv_bytes_received - before == first.kv_bytes
     longer = [*tokens, *decoded.token_ids, *prompt(30, salt=211)]
-    _, again = engines.run(handed_over(engines.producer, engines.consumer, longer))
-    assert again.outputs[0].cached_tokens == 288
-    assert again.outputs[0].kv_bytes == 2 * BLOCK_BYTES
+    _, next_decoded = engines.run(handed_over(engines.producer, engines.consumer, longer))
+    assert next_decoded.outputs[0].cached_tokens == 288
+    assert next_decoded.outputs[0].kv_bytes == 2 * BLOCK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_bytes_are_counted_and_cached_tokens_are_ones_own(engines: Engines) -> N
         {"do_remote_prefill": False},
     ],
 )
-def test_malformed_handles_never_reach_the_engine(engines: Engines, bad: dict[str, Any]) -> None:
+def test_malformed_handle_never_reaches_engine(engines: Engines, bad: dict[str, Any]) -> None:
     tokens = prompt(50, salt=212)
     kv = handle(engines, tokens)
     refused = engines.extra("kv_refused_total")
@@ -147,7 +149,7 @@ def _out_of_range(kv: KvHandle) -> KvHandle:
     ],
     ids=["unknown request", "blocks out of range", "lease ended"],
 )
-def test_references_of_vllms_issue_52234_give_no_other_answer(
+def test_dangling_kv_references_do_not_change_answer(
     engines: Engines, salt: int, change: Any, refused: int
 ) -> None:
     tokens = prompt(70, salt=salt)
@@ -161,20 +163,20 @@ def test_references_of_vllms_issue_52234_give_no_other_answer(
 
 
 @pytest.mark.parametrize("is_consumed", [True, False])
-def test_kv_of_another_prompt_is_not_read(engines: Engines, is_consumed: bool) -> None:
-    """vLLM alone gives the former prompt's answer."""
-    tokens, other = (prompt(70, salt=salt) for salt in ((253, 254), (255, 256))[is_consumed])
+def test_engine_does_not_read_kv_of_other_prompt(engines: Engines, is_consumed: bool) -> None:
+    """vLLM without the check would give the former prompt's answer."""
+    tokens, other_prompt = (prompt(70, salt=salt) for salt in ((253, 254), (255, 256))[is_consumed])
     kv, before = handle(engines, tokens), engines.extra("kv_refused_total")
     if is_consumed:
         engines.run(answered(engines.consumer, job(tokens, kv=kv)))
-    answer = engines.run(answered(engines.consumer, job(other, kv=kv)))
+    answer = engines.run(answered(engines.consumer, job(other_prompt, kv=kv)))
     engines.producer.abort(kv.engine_request_id[:-9])
-    assert answer.token_ids == engines.run(answered(engines.producer, job(other))).token_ids
+    assert answer.token_ids == engines.run(answered(engines.producer, job(other_prompt))).token_ids
     assert engines.extra("kv_refused_total") == before + 1
 
 
-def test_a_read_that_would_come_too_late_is_not_begun(engines: Engines) -> None:
-    """The adapter takes the handle in time; vLLM comes to it later."""
+def test_engine_skips_read_after_handle_expiry(engines: Engines) -> None:
+    """The adapter accepts the handle in time; vLLM starts the read too late."""
     tokens = prompt(70, salt=213)
     kv = handle(engines, tokens)
     now_ms = wall_ms()
@@ -188,8 +190,8 @@ def test_a_read_that_would_come_too_late_is_not_begun(engines: Engines) -> None:
 
 
 @pytest.mark.parametrize("fails", [3, 4])
-def test_a_read_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
-    """As often as on the simulated engine; then the prompt is computed, and the answer says so."""
+def test_engine_retries_failed_read(engines: Engines, fails: int) -> None:
+    """After four tries the engine computes the prompt and reports why."""
     tokens = prompt(70, salt=260 + fails)
     kv = handle(engines, tokens)
     retried, recomputed = (engines.extra(f"kv_{name}_total") for name in ("retries", "recomputed"))
@@ -204,7 +206,7 @@ def test_a_read_that_fails_is_tried_again(engines: Engines, fails: int) -> None:
     assert ("after 4 tries: " in why and "a test cut the connection" in why) == (fails > 3)
 
 
-def test_a_stop_string_across_the_hand_over(engines: Engines) -> None:
+def test_stop_string_matches_across_hand_over(engines: Engines) -> None:
     tokens = prompt(40, salt=214)
     whole = engines.alone(tokens, max_tokens=16)
     first = engines.alone(tokens, max_tokens=1).text
@@ -217,13 +219,13 @@ def test_a_stop_string_across_the_hand_over(engines: Engines) -> None:
     assert decoded.last.stop_reason == stop
 
 
-def test_an_answer_that_stops_at_once_is_not_handed_over(engines: Engines) -> None:
+def test_prefill_does_not_hand_over_answer_that_stops_at_once(engines: Engines) -> None:
     tokens = prompt(40, salt=215)
     first = engines.alone(tokens).token_ids[0]
 
     async def main() -> Answer:
-        one = job(tokens, PREFILL, stop_token_ids=(first,))
-        answer = await answered(engines.producer, one)
+        prefill_job = job(tokens, PREFILL, stop_token_ids=(first,))
+        answer = await answered(engines.producer, prefill_job)
         await until(lambda: not engines.producer.load().kv_blocks_used)  # and holds no memory
         return answer
 
@@ -231,13 +233,13 @@ def test_an_answer_that_stops_at_once_is_not_handed_over(engines: Engines) -> No
     assert (answer.last.finish_reason, answer.last.kv) == ("stop", None)
 
 
-def test_an_abandoned_hand_over_is_freed_at_once(engines: Engines) -> None:
+def test_abort_frees_abandoned_hand_over(engines: Engines) -> None:
     async def main() -> None:
-        one = job(prompt(200, salt=216), PREFILL)
-        assert (await answered(engines.producer, one)).last.kv is not None
+        prefill_job = job(prompt(200, salt=216), PREFILL)
+        assert (await answered(engines.producer, prefill_job)).last.kv is not None
         assert engines.producer.load().kv_handles_held >= 1
         assert engines.producer.load().kv_blocks_used > 0
-        engines.producer.abort(one.request_id)
+        engines.producer.abort(prefill_job.request_id)
         await until(lambda: engines.producer.load().kv_handles_held == 0)
         assert engines.producer.load().kv_blocks_used == 0
 
@@ -257,7 +259,7 @@ def test_an_abandoned_hand_over_is_freed_at_once(engines: Engines) -> None:
         ),
     ],
 )
-def test_structured_answers_are_handed_over(
+def test_hand_over_keeps_structured_output(
     engines: Engines, kind: StructuredKind, value: str, check: Any
 ) -> None:
     sampling = {"structured": Structured(kind=kind, value=value), "max_tokens": 40}
@@ -269,18 +271,19 @@ def test_structured_answers_are_handed_over(
     assert decoded.token_ids[:1] == prefilled.token_ids
 
 
-def test_logprobs_do_not_change_by_a_hand_over(engines: Engines) -> None:
+def test_hand_over_keeps_logprobs(engines: Engines) -> None:
     tokens = prompt(40, salt=218)
     _, decoded = engines.run(handed_over(engines.producer, engines.consumer, tokens, logprobs=2))
     alone = engines.alone(tokens, logprobs=2)
-    found, wanted = (
-        [entry for output in one.outputs for entry in output.logprobs] for one in (decoded, alone)
+    entries, expected = (
+        [entry for output in answer.outputs for entry in output.logprobs]
+        for answer in (decoded, alone)
     )
-    assert [entry.token_id for entry in found] == [entry.token_id for entry in wanted]
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-        assert [top.token_id for top in ours.top] == [top.token_id for top in theirs.top]
-        assert len(ours.top) == 2
+    assert [entry.token_id for entry in entries] == [entry.token_id for entry in expected]
+    for entry, expected_entry in zip(entries, expected, strict=True):
+        assert entry.logprob == pytest.approx(expected_entry.logprob, abs=1e-3)
+        assert [top.token_id for top in entry.top] == [top.token_id for top in expected_entry.top]
+        assert len(entry.top) == 2
 
 
 @pytest.mark.parametrize(
@@ -305,14 +308,14 @@ def test_logprobs_do_not_change_by_a_hand_over(engines: Engines) -> None:
         {"structured": Structured(kind=StructuredKind.GRAMMAR, value="root ::= (")},
     ],
 )
-def test_bad_sampling_is_the_clients_fault(engines: Engines, sampling: dict[str, Any]) -> None:
-    one = replace(job([5, 6, 7]), sampling=replace(job([5]).sampling, **sampling))
-    answer = engines.run(answered(engines.consumer, one))
+def test_engine_rejects_invalid_sampling(engines: Engines, sampling: dict[str, Any]) -> None:
+    bad_job = replace(job([5, 6, 7]), sampling=replace(job([5]).sampling, **sampling))
+    answer = engines.run(answered(engines.consumer, bad_job))
     assert (answer.last.finish_reason, answer.error_code) == ("error", "invalid_request")
     assert engines.alone([5, 6, 7]).last.finish_reason == "length"
 
 
-def test_other_sampling_reaches_vllm(engines: Engines) -> None:
+def test_engine_applies_logit_bias(engines: Engines) -> None:
     tokens = prompt(30, salt=219)
     plain = engines.alone(tokens).token_ids
     biased = engines.alone(tokens, logit_bias={str(plain[0]): -100.0}).token_ids
@@ -325,63 +328,63 @@ def keeping(engines: Engines) -> Iterator[Engines]:
     """Decoded KV is kept for the next turn; nothing is cached or kept before or after."""
     pair = (engines.producer, engines.consumer)
     engines.run(_emptied(*pair))
-    for each in pair:
-        each._receiver._keeps = True
+    for engine in pair:
+        engine._receiver._keeps = True
     yield engines
-    for each in pair:
-        each._receiver._keeps = False
+    for engine in pair:
+        engine._receiver._keeps = False
 
 
 async def _emptied(*pair: Any) -> None:
-    for each in pair:
-        await until(each._llm.reset_prefix_cache)
-        await answered(each, job([5], PREFILL, max_tokens=1))  # events leave with a step
-        await until(lambda: not len(each.block_log))  # noqa: B023  # called in this round
+    for engine in pair:
+        await until(engine._llm.reset_prefix_cache)
+        await answered(engine, job([5], PREFILL, max_tokens=1))  # events leave with a step
+        await until(lambda: not len(engine.block_log))  # noqa: B023  # called in this round
 
 
-def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
+def test_second_turn_reads_history_from_decode(keeping: Engines) -> None:
     p, d = keeping.producer, keeping.consumer
     first = prompt(400, salt=230)
     _, decoded = keeping.run(handed_over(p, d, first, max_tokens=26))
-    kept = decoded.last.kv
-    assert kept is not None
-    assert kept.tokens == 425  # the last token's KV is not computed
+    history_kv = decoded.last.kv
+    assert history_kv is not None
+    assert history_kv.tokens == 425  # the last token's KV is not computed
     second = [*first, *decoded.token_ids, *prompt(90, salt=231)]
     keeping.run(_emptied(p))
-    one = replace(job(second, PREFILL), kv=kept)
-    prefilled = keeping.run(answered(p, one))
+    prefill_job = replace(job(second, PREFILL), kv=history_kv)
+    prefilled = keeping.run(answered(p, prefill_job))
     assert prefilled.outputs[0].kv_bytes == 14 * BLOCK_BYTES
     assert prefilled.outputs[0].cached_tokens == 425  # those that it has read
-    two = job(second, request_id=one.request_id, kv=prefilled.last.kv)
-    answer = keeping.run(answered(d, two))
-    d.abort(two.request_id)  # gives its KV up
+    decode_job = job(second, request_id=prefill_job.request_id, kv=prefilled.last.kv)
+    answer = keeping.run(answered(d, decode_job))
+    d.abort(decode_job.request_id)  # gives its KV up
     keeping.run(_emptied(p, d))  # the first turn's was given up when it was read
     assert answer.token_ids == keeping.alone(second).token_ids
     refused = p.load().extra["kv_refused_total"]
-    again = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
-    assert again.token_ids == answer.token_ids[:1]
+    repeat_answer = keeping.run(answered(p, replace(job(second, PREFILL), kv=history_kv)))
+    assert repeat_answer.token_ids == answer.token_ids[:1]
     assert p.load().extra["kv_refused_total"] == refused + 1
-    p.abort(again.last.request_id)
+    p.abort(repeat_answer.last.request_id)
 
 
 @pytest.mark.parametrize("case", ["expired", "other tokens", "too many", "malformed"])
-def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str) -> None:
+def test_prefill_does_not_read_unusable_history(keeping: Engines, case: str) -> None:
     p, d = keeping.producer, keeping.consumer
     first = prompt(100, salt=232)
     _, decoded = keeping.run(handed_over(p, d, first, max_tokens=20))
-    kept = decoded.last.kv
-    assert kept is not None
+    history_kv = decoded.last.kv
+    assert history_kv is not None
     second = [*first, *decoded.token_ids, *prompt(30, salt=233)]
     if case == "expired":
-        kept = replace(kept, expires_at_ms=1)
+        history_kv = replace(history_kv, expires_at_ms=1)
     elif case == "other tokens":
         second[40] += 1
     elif case == "too many":
-        second = second[: kept.tokens]
+        second = second[: history_kv.tokens]
     else:
-        kept = replace(kept, params=kept.params.replace(b"expiry", b"e"))
+        history_kv = replace(history_kv, params=history_kv.params.replace(b"expiry", b"e"))
     refused = p.load().extra["kv_refused_total"]
-    prefilled = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
+    prefilled = keeping.run(answered(p, replace(job(second, PREFILL), kv=history_kv)))
     assert not any(output.kv_bytes for output in prefilled.outputs)
     assert p.load().extra["kv_refused_total"] == refused + 1
     d.abort(decoded.last.request_id)
@@ -389,7 +392,7 @@ def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str
     assert keeping.alone(second).token_ids[:1] == prefilled.token_ids
 
 
-def test_the_block_log_holds_what_can_be_found(engines: Engines) -> None:
+def test_block_log_holds_cached_blocks(engines: Engines) -> None:
     p, d = engines.producer, engines.consumer
     tokens = prompt(100, salt=234)
     engines.run(_emptied(d))
@@ -404,7 +407,7 @@ def test_the_block_log_holds_what_can_be_found(engines: Engines) -> None:
     engines.run(until(lambda: {*d.block_log.snapshot()} == expected))
 
 
-def test_evicted_blocks_leave_the_block_log(engines: Engines) -> None:
+def test_block_log_drops_evicted_blocks(engines: Engines) -> None:
     d = engines.consumer
     first = {*chain(prompt(64, salt=236), 32).tolist()}
     engines.alone(prompt(64, salt=236))
@@ -418,13 +421,13 @@ def test_evicted_blocks_leave_the_block_log(engines: Engines) -> None:
     assert engines.alone(prompt(64, salt=236)).outputs[0].cached_tokens == 0
 
 
-def test_a_pulling_engine_starts_nothing_at_once(engines: Engines) -> None:
+def test_pulling_engine_rejects_concurrent_job(engines: Engines) -> None:
     concurrent = replace(job(prompt(30), PREFILL), orchestration=Orchestration.CONCURRENT)
     answer = engines.run(answered(engines.producer, concurrent))
     assert answer.error_code == "kv_unavailable"
 
 
-def test_idle_engines_leave_the_cores_alone(engines: Engines) -> None:
+def test_idle_engines_use_little_cpu(engines: Engines) -> None:
     """The plugin's main promise: the two engines together take less than a fifth of a core."""
     pids = family(engines.producer_pid) + family(engines.consumer_pid)
 
@@ -434,11 +437,11 @@ def test_idle_engines_leave_the_cores_alone(engines: Engines) -> None:
     engines.run(until(is_calm))
 
 
-def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
+def test_decode_recomputes_prompt_of_dead_producer(engines: Engines) -> None:
     tokens = prompt(90, salt=220)
     recomputed = engines.extra("kv_recomputed_total")
-    one = job(tokens, PREFILL, max_tokens=12)
-    kv = engines.run(answered(engines.producer, one)).last.kv
+    prefill_job = job(tokens, PREFILL, max_tokens=12)
+    kv = engines.run(answered(engines.producer, prefill_job)).last.kv
     pids = family(engines.producer_pid)
     os.kill(engines.producer_pid, signal.SIGKILL)
 
@@ -450,7 +453,9 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
         await until(lambda: not any(map(lives, pids)))  # the compute process can be read until then
 
     engines.run(dead())
-    answer = engines.run(answered(engines.consumer, job(tokens, request_id=one.request_id, kv=kv)))
+    answer = engines.run(
+        answered(engines.consumer, job(tokens, request_id=prefill_job.request_id, kv=kv))
+    )
     assert answer.last.finish_reason == "length"
     assert answer.outputs[0].kv_bytes == 0
     assert answer.outputs[0].kv_missed is not None
@@ -458,7 +463,7 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
     assert answer.token_ids == engines.alone(tokens).token_ids
 
 
-def test_a_frozen_engine_is_noticed_and_may_go_on(
+def test_frozen_engine_reports_no_progress_and_may_resume(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids, runs = family(engines.consumer_pid), engines.consumer._runs
@@ -479,7 +484,7 @@ def test_a_frozen_engine_is_noticed_and_may_go_on(
     assert engines.alone(prompt(40, salt=222)).last.finish_reason == "length"
 
 
-def test_a_killed_engine_is_dead(engines: Engines) -> None:
+def test_killed_engine_raises_engine_dead(engines: Engines) -> None:
     async def main() -> None:
         engines.consumer.add(job(prompt(20), max_tokens=1_500))
         while not any(output.token_ids for output in await engines.consumer.outputs()):
@@ -492,8 +497,8 @@ def test_a_killed_engine_is_dead(engines: Engines) -> None:
     engines.run(main())
 
 
-async def _error_of(engine: Any, one: Any) -> str:
+async def _error_of(engine: Any, job: Any) -> str:
     """The code of the error that a dead engine answers a job with, before it raises again."""
-    engine.add(one)
+    engine.add(job)
     outputs = await engine.outputs()
     return str(outputs[0].error.code)

@@ -37,7 +37,7 @@ class Cache:
         self.translation.apply(self.number, events)
         self.number += 1
 
-    def held(self) -> set[int]:
+    def block_hashes(self) -> set[int]:
         return set(self.log.snapshot())
 
 
@@ -52,11 +52,11 @@ def names(tokens: Sequence[int]) -> list[int]:
 
 def stored(tokens: Sequence[int], first: int = 0, **changes: Any) -> BlockStored:
     """The blocks of a prompt from block `first` on."""
-    known = names(tokens)
+    hashes = names(tokens)
     fields: dict[str, Any] = {
-        "block_hashes": known[first:],
-        "parent_block_hash": known[first - 1] if first else None,
-        "token_ids": list(tokens[first * SIZE : len(known) * SIZE]),
+        "block_hashes": hashes[first:],
+        "parent_block_hash": hashes[first - 1] if first else None,
+        "token_ids": list(tokens[first * SIZE : len(hashes) * SIZE]),
         "block_size": SIZE,
         "medium": "GPU",
         "group_idx": 0,
@@ -68,64 +68,64 @@ def expected(tokens: Sequence[int]) -> set[int]:
     return set(chain(tokens, SIZE).tolist())
 
 
-def test_blocks_get_the_names_that_routers_compute() -> None:
+def test_translation_gives_blocks_canonical_hashes() -> None:
     cache, tokens = Cache(), prompt(70)
     cache.tell(stored(tokens[:40]))
     cache.tell(stored(tokens, first=2))
-    assert cache.held() == expected(tokens)
+    assert cache.block_hashes() == expected(tokens)
     assert cache.log.snapshot() == chain(tokens, SIZE).tolist()
 
 
-def test_blocks_of_a_scope_get_its_names() -> None:
-    """vLLM tells its salt beside a prompt's first block."""
+def test_translation_salts_hashes_by_scope() -> None:
+    """vLLM reports the salt with the first block of a prompt."""
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens[:32], extra_keys=[("ada",), None]), stored(tokens, first=2))
     assert cache.log.snapshot() == chain(tokens, SIZE, salt_of("ada")).tolist()
     for extra_keys in ([(("image", 0),), None], [("ada", "x"), None], [None, ("ada",)]):
-        other = Cache()
-        other.tell(stored(tokens[:32], extra_keys=extra_keys))
-        assert not other.held(), "what is no plain text has no name"
+        other_cache = Cache()
+        other_cache.tell(stored(tokens[:32], extra_keys=extra_keys))
+        assert not other_cache.block_hashes(), "what is no plain text has no name"
 
 
-def test_removed_and_cleared_blocks_are_gone() -> None:
-    cache, tokens, other = Cache(), prompt(64), prompt(64, salt=1)
-    cache.tell(stored(tokens), stored(other))
+def test_translation_removes_and_clears_blocks() -> None:
+    cache, tokens, other_tokens = Cache(), prompt(64), prompt(64, salt=1)
+    cache.tell(stored(tokens), stored(other_tokens))
     cache.tell(BlockRemoved(names(tokens)[2:], "GPU", 0))
-    assert cache.held() == expected(tokens[:32]) | expected(other)
+    assert cache.block_hashes() == expected(tokens[:32]) | expected(other_tokens)
     cache.tell(AllBlocksCleared())
-    assert cache.held() == set()
+    assert cache.block_hashes() == set()
 
 
-def test_a_block_is_there_until_its_last_copy_went() -> None:
+def test_block_stays_until_removal_of_last_copy() -> None:
     cache, tokens = Cache(), prompt(32)
     cache.tell(stored(tokens), stored(tokens))
     cache.tell(BlockRemoved(names(tokens)))
-    assert cache.held() == expected(tokens)
+    assert cache.block_hashes() == expected(tokens)
     cache.tell(BlockRemoved(names(tokens)))
-    assert cache.held() == set()
+    assert cache.block_hashes() == set()
 
 
-def test_a_block_may_follow_one_that_is_gone() -> None:
+def test_block_may_follow_removed_block() -> None:
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens[:32]), BlockRemoved(names(tokens)[:2]))
     cache.tell(stored(tokens, first=2))
-    assert cache.held() == set(chain(tokens, SIZE).tolist()[2:])
+    assert cache.block_hashes() == set(chain(tokens, SIZE).tolist()[2:])
 
 
-def test_a_block_that_follows_an_unknown_one_is_not_told() -> None:
+def test_translation_skips_block_after_unknown_parent() -> None:
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens, first=2))
-    assert cache.held() == set()
+    assert cache.block_hashes() == set()
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_after_a_gap_nothing_is_claimed_that_may_be_gone(number: int) -> None:
+def test_event_gap_clears_earlier_blocks(number: int) -> None:
     cache, tokens = Cache(), prompt(64)
     cache.tell(stored(tokens[:32]))
     cache.number = number
     cache.tell(stored(tokens, first=2))
     assert cache.translation.gaps == 1
-    assert cache.held() == set(chain(tokens, SIZE).tolist()[2:])
+    assert cache.block_hashes() == set(chain(tokens, SIZE).tolist()[2:])
 
 
 @pytest.mark.parametrize(
@@ -139,21 +139,21 @@ def test_after_a_gap_nothing_is_claimed_that_may_be_gone(number: int) -> None:
         {"token_ids": [1, 2]},
     ],
 )
-def test_blocks_of_another_kind_are_not_told(changes: dict[str, Any]) -> None:
+def test_translation_skips_other_kinds_of_blocks(changes: dict[str, Any]) -> None:
     cache = Cache()
     cache.tell(stored(prompt(32), **changes))
-    assert cache.held() == set()
+    assert cache.block_hashes() == set()
 
 
-def test_names_are_bounded() -> None:
+def test_translation_bounds_cached_hashes() -> None:
     cache = Cache(blocks_max=3)
     for salt in range(6):
         cache.tell(stored(prompt(32, salt)))
-    assert len(cache.held()) == 3
+    assert len(cache.block_hashes()) == 3
     assert len(cache.translation._cached_blocks) == len(cache.translation._evicted_blocks) == 3
 
 
-async def test_a_handshake_before_anybody_waits_leaves_no_open_socket(
+async def test_subscription_closes_sockets_after_early_handshake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = Socket.connect

@@ -9,7 +9,7 @@ from workers.llm.vllm.handover import Handover
 from workers.llm.vllm.settings import VllmSettings
 
 
-def test_handles_expire_before_the_lease_and_are_counted() -> None:
+def test_handover_expires_handles_before_lease_and_counts_them() -> None:
     capability = Capability(
         model="m",
         engine="vllm",
@@ -20,12 +20,16 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
     )
     settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
     handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
-    made = handover.handle("r1", PARAMS, PROMPT, now_ms=1_000)
-    assert made.expires_at_ms == 26_000
-    assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
+    kv_handle = handover.handle("r1", PARAMS, PROMPT, now_ms=1_000)
+    assert kv_handle.expires_at_ms == 26_000
+    assert (kv_handle.tokens, kv_handle.block_ids, kv_handle.engine_request_id) == (
+        40,
+        (3, 4),
+        "r1-abcd0123",
+    )
     with pytest.raises(KvUnavailable, match="prompt's own tokens"):
-        gate().use(made, [*PROMPT[:-1], 0], now_ms=25_999)
-    assert gate().use(made, PROMPT, now_ms=25_999)
+        gate().use(kv_handle, [*PROMPT[:-1], 0], now_ms=25_999)
+    assert gate().use(kv_handle, PROMPT, now_ms=25_999)
     handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, PROMPT, now_ms=2_000)
     assert handover.count_handles(30_999, kv_usage=0.1) == 2
     assert handover.count_handles(31_000, kv_usage=0.1) == 1
@@ -36,7 +40,7 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
     assert handover.total == 3
 
 
-def test_a_conversation_is_kept_for_its_next_turn() -> None:
+def test_handover_keeps_answer_kv_for_next_turn() -> None:
     capability = Capability(
         model="m",
         engine="vllm",
@@ -54,10 +58,10 @@ def test_a_conversation_is_kept_for_its_next_turn() -> None:
         "remote_blocks_expiry_time": 3.5,
     }
     tokens = [*range(41)]
-    kept = handover.answer_handle("r1", returned, tokens, now_ms=1_000)
-    assert kept is not None
-    assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
-    assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
+    kv_handle = handover.answer_handle("r1", returned, tokens, now_ms=1_000)
+    assert kv_handle is not None
+    assert (kv_handle.tokens, kv_handle.expires_at_ms) == (40, 5_000)
+    assert gate().use_kept(kv_handle, [*tokens, 1, 2], now_ms=4_999)
     assert handover.count_handles(9_999, kv_usage=0.1) == 1
     assert handover.count_handles(10_000, kv_usage=0.1) == 0
     assert handover.answer_handle("r2", returned, tokens[:39], now_ms=0) is None

@@ -29,28 +29,27 @@ def config(**fields: Any) -> Any:
     return SimpleNamespace(**{"useProgThread": True, "pthrDelay": 0, **fields})
 
 
-def test_agents_sleep_between_events() -> None:
+def test_nixl_agents_sleep_between_events() -> None:
     api = fake_api()
     calm_nixl(api)
     calm_nixl(api)  # vLLM may call plugins more than once
-    name, made = api.nixlBind.nixlAgent("a", config())
-    assert (name, made.pthrDelay) == ("a", PROGRESS_SLEEP_US)
+    name, agent_config = api.nixlBind.nixlAgent("a", config())
+    assert (name, agent_config.pthrDelay) == ("a", PROGRESS_SLEEP_US)
 
 
-def test_agents_that_chose_keep_their_choice() -> None:
+def test_nixl_agents_keep_configured_delay() -> None:
     api = fake_api()
     calm_nixl(api)
     assert api.nixlBind.nixlAgent("a", config(pthrDelay=5))[1].pthrDelay == 5
     assert api.nixlBind.nixlAgent("a", config(useProgThread=False))[1].pthrDelay == 0
 
 
-def test_who_has_no_token_of_a_step_draws_nothing_in_it() -> None:
-    """vLLM took the draw back by an offset that CPU generators do not have, and its engine
-    ended."""
-    seen: list[list[int]] = []
+def test_sampling_skips_discarded_rows_and_restores_generators() -> None:
+    """vLLM rewinds a discarded sample by an offset that CPU generators lack, and fails."""
+    generator_rows: list[list[int]] = []
 
     def sample(self: Any, grammar: None) -> str:
-        seen.append(sorted(self.input_batch.generators))
+        generator_rows.append(sorted(self.input_batch.generators))
         if grammar is not None:
             raise RuntimeError
         return "sampled"
@@ -63,10 +62,10 @@ def test_who_has_no_token_of_a_step_draws_nothing_in_it() -> None:
     assert wrapped(runner, None) == "sampled"
     with pytest.raises(RuntimeError):
         wrapped(runner, "a form")
-    assert seen == [[0, 3], [0, 3]] and batch.generators == generators
+    assert generator_rows == [[0, 3], [0, 3]] and batch.generators == generators
 
 
-def test_a_process_ends_with_its_owner() -> None:
+def test_watch_ends_process_with_its_owner() -> None:
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watching = (
         "import sys, threading; from workers.llm.vllm.plugin import watch; "
@@ -82,16 +81,16 @@ def test_a_process_ends_with_its_owner() -> None:
         assert child.wait(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
-def test_a_process_whose_owner_is_gone_ends_at_once() -> None:
+def test_watch_ends_process_of_dead_owner() -> None:
     owner = subprocess.Popen([sys.executable, "-c", ""])
     owner.wait()
     code = f"from workers.llm.vllm.plugin import watch; watch({owner.pid})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
 
 
-def test_an_engine_gives_way_to_who_keeps_leases() -> None:
-    """Threads that are there and those to come; the process that starts it stays."""
-    told = (
+def test_engine_threads_get_lower_priority() -> None:
+    """Present and future threads get the priority; the parent process keeps its own."""
+    code = (
         "import os, threading; from workers.llm.vllm.plugin import register;"
         "wait = threading.Event().wait;"
         "threading.Thread(target=wait, daemon=True).start(); register();"
@@ -100,10 +99,10 @@ def test_an_engine_gives_way_to_who_keeps_leases() -> None:
     )
     env = {**os.environ, OWNER_VARIABLE: str(os.getpid()), NICE_VARIABLE: "7"}
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    found = subprocess.run(
-        [sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
-    threads = ast.literal_eval(found.stdout.splitlines()[-1])
+    threads = ast.literal_eval(result.stdout.splitlines()[-1])
     assert len(threads) >= 3
     assert set(threads) == {max(7, before)}
     assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -11,32 +11,34 @@ from workers.llm.vllm.runs import ActiveRuns, Mailbox, VllmRun
 def runs(count: int, *, running_max: int = 4) -> tuple[ActiveRuns, list[VllmRun]]:
     """Runs that all came at 0 s; 30 s to the first token, 10 s between."""
     table = ActiveRuns(running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10)
-    found = [VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)]
-    for run in found:
+    new_runs = [
+        VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)
+    ]
+    for run in new_runs:
         table.add(run, 0.0)
-    return table, found
+    return table, new_runs
 
 
 def names(stalled: list[tuple[VllmRun, str]]) -> list[str]:
     return [run.job.request_id for run, _ in stalled]
 
 
-def test_a_silent_engine_has_failed_all() -> None:
-    table, found = runs(3)
+def test_silent_engine_stalls_all_runs() -> None:
+    table, all_runs = runs(3)
     assert table.stalled(9.9, reported_s=0.0, kv_usage=0.1) == []
     stalled = table.stalled(10.0, reported_s=0.0, kv_usage=0.1)
-    assert names(stalled) == [run.job.request_id for run in found]
+    assert names(stalled) == [run.job.request_id for run in all_runs]
     assert "silent for 10.0 s" in stalled[0][1]
 
 
-def test_an_idle_engine_may_be_silent() -> None:
+def test_idle_engine_may_be_silent() -> None:
     table, _ = runs(0)
     assert table.stalled(99.0, reported_s=0.0, kv_usage=0.0) == []
     table.add(VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=99.0), 99.0)
     assert table.stalled(100.0, reported_s=0.0, kv_usage=0.0) == []
 
 
-def test_no_tokens_for_runs_that_began() -> None:
+def test_begun_run_stalls_without_tokens() -> None:
     table, (first, _) = runs(2)
     table.begin(first, 1.0)
     table.token_s = 1.0
@@ -47,7 +49,7 @@ def test_no_tokens_for_runs_that_began() -> None:
     assert table.stalled(11.0, reported_s=11.0, kv_usage=0.1) == []
 
 
-def test_no_first_token_on_a_busy_engine() -> None:
+def test_waiting_run_stalls_without_first_token_on_busy_engine() -> None:
     table, (first, second) = runs(2)
     table.begin(first, 5.0)
     table.token_s = 34.0
@@ -55,7 +57,7 @@ def test_no_first_token_on_a_busy_engine() -> None:
     assert names(table.stalled(35.0, reported_s=35.0, kv_usage=0.1)) == [second.job.request_id]
 
 
-def test_a_later_run_does_not_move_the_clock() -> None:
+def test_later_run_does_not_reset_clock_of_earlier_run() -> None:
     table, (first, second) = runs(2)
     table.begin(second, 20.0)
     table.remove(second, 25.0)
@@ -64,7 +66,7 @@ def test_a_later_run_does_not_move_the_clock() -> None:
 
 
 @pytest.mark.parametrize(("running_max", "kv_usage"), [(1, 0.1), (4, 0.99)])
-def test_a_queue_is_no_hang(running_max: int, kv_usage: float) -> None:
+def test_full_engine_does_not_stall_queued_run(running_max: int, kv_usage: float) -> None:
     table, (first, _) = runs(2, running_max=running_max)
     table.begin(first, 1.0)
     for second in range(2, 200):
@@ -72,16 +74,16 @@ def test_a_queue_is_no_hang(running_max: int, kv_usage: float) -> None:
         assert table.stalled(float(second), reported_s=second, kv_usage=kv_usage) == []
 
 
-def test_a_request_may_live_twice() -> None:
+def test_run_table_distinguishes_runs_of_same_request() -> None:
     table, (first,) = runs(1)
     table.remove(first, 1.0)
-    again = VllmRun(first.job, max_tokens=8, hands_over=False, clock_s=1.0)
-    table.add(again, 1.0)
-    assert table.holds(again)
+    second_run = VllmRun(first.job, max_tokens=8, hands_over=False, clock_s=1.0)
+    table.add(second_run, 1.0)
+    assert table.holds(second_run)
     assert not table.holds(first)
 
 
-def test_outputs_are_merged() -> None:
+def test_mailbox_merges_outputs() -> None:
     mail = Mailbox()
     mail.put(Output(request_id="a", token_ids=(1,), text="x", cached_tokens=4, kv_bytes=9))
     mail.put(Output(request_id="b", token_ids=(7,), text="y"))
@@ -94,7 +96,7 @@ def test_outputs_are_merged() -> None:
     assert len(mail) == 0
 
 
-def test_a_second_life_waits_for_the_next_take() -> None:
+def test_mailbox_separates_outputs_of_repeated_request() -> None:
     mail = Mailbox()
     error = WireError(code="engine_failed", message="")
     mail.put(Output(request_id="a", finish_reason="error", error=error))
@@ -106,7 +108,7 @@ def test_a_second_life_waits_for_the_next_take() -> None:
     assert (second.error, second.token_ids, second.finish_reason) == (None, (1, 2), "length")
 
 
-def test_a_peer_that_has_not_written_yet_is_no_stall() -> None:
+def test_run_that_awaits_peer_does_not_stall() -> None:
     table, (first, second) = runs(2)
     second.awaited_ms = 500_000
     assert names(table.stalled(30.0, reported_s=30.0, kv_usage=0.1)) == [first.job.request_id]

@@ -22,12 +22,12 @@ from workers.llm.vllm.settings import VllmSettings
         ({"extra": "[]"}, "expected a JSON object"),
     ],
 )
-def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> None:
+def test_settings_reject_invalid_values(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VllmSettings(**fields)
 
 
-def test_more_arguments() -> None:
+def test_settings_parse_extra_arguments() -> None:
     assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}
 
 
@@ -40,18 +40,18 @@ def test_more_arguments() -> None:
         ({"running_max": 300}, 300, 0),
     ],
 )
-def test_a_step_on_the_cpu_is_short(fields: dict[str, Any], on_cpu: int, elsewhere: int) -> None:
-    """Nothing interrupts it: neither who hangs up, nor who comes."""
+def test_settings_shorten_step_on_cpu(fields: dict[str, Any], on_cpu: int, elsewhere: int) -> None:
+    """Neither a cancellation nor a new request interrupts a step."""
     settings = VllmSettings(**fields)
     assert settings.step_tokens_max(is_cpu=True) == on_cpu
     assert settings.step_tokens_max(is_cpu=False) == elsewhere
 
 
 @pytest.mark.vllm
-def test_the_port_for_peers_is_kept_until_the_engine_listens() -> None:
+def test_launch_reserves_side_channel_port_until_engine_listens() -> None:
     launcher = import_module("workers.llm.vllm.launch")
-    with launcher._side_channel_port(VllmSettings()) as port, socket.socket() as other:
+    with launcher._side_channel_port(VllmSettings()) as port, socket.socket() as other_socket:
         with pytest.raises(OSError, match="in use"):
-            other.bind(("localhost", port))
+            other_socket.bind(("localhost", port))
         with socket.create_server(("localhost", port)):  # allows reuse, as ZeroMQ does
             pass

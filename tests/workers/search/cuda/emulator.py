@@ -64,9 +64,9 @@ def _compile(command: list[str], text: str, built: Path) -> None:
     source, whole = built.with_suffix(".cpp"), built.with_suffix(".part")
     source.write_text(text)
     command = [*command, str(source), "-o", str(whole)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    compiler = subprocess.run(command, capture_output=True, text=True, check=False)
     source.unlink()
-    assert done.returncode == 0, done.stderr
+    assert compiler.returncode == 0, compiler.stderr
     whole.rename(built)
 
 
@@ -130,15 +130,15 @@ class EmulatedDevice:
         self._late = event
 
     def run(self, launches: Sequence[Launch]) -> None:
-        for each in launches:
+        for call in launches:
             self.launches += 1
             order = self.order and self.order + self.launches
             with _KERNEL:
                 broken = library().run(
-                    layout.KERNELS.index(each.kernel), each.grid, each.threads, each.shared_bytes,
-                    ctypes.c_void_p(each.structure), each.number, order,
+                    layout.KERNELS.index(call.kernel), call.grid, call.threads, call.shared_bytes,
+                    ctypes.c_void_p(call.structure), call.number, order,
                 )  # fmt: skip
-            assert not broken, f"{each.kernel}: {_BROKEN.get(broken, broken)}"
+            assert not broken, f"{call.kernel}: {_BROKEN.get(broken, broken)}"
 
     def check(self) -> None:
         """Fail where a kernel wrote beside its memory."""

@@ -40,11 +40,11 @@ def _turn(m: int) -> None:
         record = into + 8 * (2 + slots + i * get_i64(m, _RECORD))
         slot, serial, f = get_i64(record, 0), get_i64(record, 1), record + 16
         top = get_i64(m, _TOP) + slot * get_i64(m, _TOP_BYTES)
-        found = get_i64(m, _FOUND) + slot * get_i64(m, _FOUND_BYTES)
+        hits = get_i64(m, _FOUND) + slot * get_i64(m, _FOUND_BYTES)
         for n in range(get_i64(f, fields.TOP_M)):
             put_i64(top, n, ((0x80000000 | n) << 32) | (n << 1))
         for n in range(get_i64(f, fields.K)):
-            put_i64(found, n, ((0x80000000 | n) << 32) | (n << 1))
+            put_i64(hits, n, ((0x80000000 | n) << 32) | (n << 1))
         feed, counts = get_i64(f, fields.FEED), get_i64(m, _COUNTS) + 16 * slot
         put_i64(counts, 0, 1)
         put_i64(counts, 1, 1)

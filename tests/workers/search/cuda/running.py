@@ -41,7 +41,7 @@ def assign(batch: DeviceBatch, slot: int, search: plans.PreparedSearch) -> None:
     batch.assign(slot, batch.copies.row(search.row, search), search.query[0], warm)
 
 
-def left(
+def slot_result(
     batch: DeviceBatch, slot: int, search: plans.PreparedSearch
 ) -> tuple[bytes, bytes, list[int]]:
     """Rows, distances and counts that an ended slot left."""
@@ -52,15 +52,15 @@ def left(
 
 
 def run(
-    batch: DeviceBatch, wanted: list[Any], extends: int = 4
+    batch: DeviceBatch, prepared: list[Any], extends: int = 4
 ) -> list[tuple[bytes, bytes, list[int]]]:
     """What searches leave that are all begun at once."""
-    for slot, search in enumerate(wanted):
+    for slot, search in enumerate(prepared):
         assign(batch, slot, search)
-    out, active = {}, list(range(len(wanted)))
+    out, active = {}, list(range(len(prepared)))
     while active:
         batch.launch(active[: batch.places], extends)
         for slot in batch.collect():
-            out[slot] = left(batch, slot, wanted[slot])
+            out[slot] = slot_result(batch, slot, prepared[slot])
             active.remove(slot)
-    return [out[slot] for slot in range(len(wanted))]
+    return [out[slot] for slot in range(len(prepared))]

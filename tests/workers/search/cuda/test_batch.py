@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.workers.search.cuda.emulator import EmulatedDevice
-from tests.workers.search.cuda.running import EFFORTS, SIZES, assign, left, run, searches
+from tests.workers.search.cuda.running import EFFORTS, SIZES, assign, run, searches, slot_result
 from tests.workers.search.data import clustered_index, gaussian, nearest
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import feeds
@@ -29,11 +29,11 @@ Array = np.ndarray[Any, Any]
 
 @pytest.mark.parametrize("effort", EFFORTS, ids=repr)
 @pytest.mark.parametrize("scanned_max", [0, 10_000])
-def test_searches_equal_the_cpus_and_the_reference(
+def test_batch_search_matches_cpu_and_reference(
     device: Device, view: IndexView, effort: Effort, scanned_max: int
 ) -> None:
-    wanted = searches(view, effort, scanned_rows_max=scanned_max)
-    for search, (rows, distances, counts) in zip(wanted, run(DeviceBatch(device, SIZES), wanted),
+    cases = searches(view, effort, scanned_rows_max=scanned_max)
+    for search, (rows, distances, counts) in zip(cases, run(DeviceBatch(device, SIZES), cases),
                                                  strict=True):  # fmt: skip
         expected = Reference(search).run()
         assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
@@ -43,19 +43,18 @@ def test_searches_equal_the_cpus_and_the_reference(
             assert counts[0] == same.extends
 
 
-def test_walks_in_vain_are_told_alike(device: Device) -> None:
-    """What is near the first query is deleted, so that its hits are a matter of chance: they are
-    dropped, and the rest is scanned."""
+def test_device_rescans_after_failed_walks_like_cpu(device: Device) -> None:
+    """Deleted neighbours leave the first query chance hits: these go, and rows are scanned."""
     index = clustered_index()
     queries = inputs.prepare(gaussian(6, 20, seed=2), 20, Metric.SQEUCLIDEAN)
     index.delete(nearest(index.view().vectors[:, :20], queries[:1, :20], 500)[0].tolist())
     view, effort = index.view(), Effort(k=10, top_m=32)
-    wanted = searches(view, effort, scanned_rows_max=0)
-    found = run(DeviceBatch(device, SIZES), wanted)
-    for search, (rows, distances, _) in zip(wanted, found, strict=True):
+    prepared = searches(view, effort, scanned_rows_max=0)
+    results = run(DeviceBatch(device, SIZES), prepared)
+    for search, (rows, distances, _) in zip(prepared, results, strict=True):
         expected = Reference(search).run()
         assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
-    assert (np.frombuffer(found[0][0], np.int64) == -1).all()
+    assert (np.frombuffer(results[0][0], np.int64) == -1).all()
     cpu = bulk.search_all(effort, queries, view, scanned_rows_max=0)
     gpu = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, view, scanned_rows_max=0)
     exact = bulk.search_all(effort, queries[:1], view, scanned_rows_max=view.count)
@@ -64,24 +63,26 @@ def test_walks_in_vain_are_told_alike(device: Device) -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2, 17, 12_345, 99_999])
-def test_no_order_of_threads_or_blocks_changes_anything(order: int, view: IndexView) -> None:
+def test_thread_order_does_not_change_batch_results(order: int, view: IndexView) -> None:
     for effort in (EFFORTS[1], EFFORTS[5]):
-        wanted = searches(view, effort)
-        plain, other = EmulatedDevice(), EmulatedDevice(order)
+        prepared = searches(view, effort)
+        plain_device, shuffled_device = EmulatedDevice(), EmulatedDevice(order)
         sizes = replace(SIZES, threads=64)
-        assert run(DeviceBatch(other, sizes), wanted) == run(DeviceBatch(plain, SIZES), wanted)
-        other.check()
+        assert run(DeviceBatch(shuffled_device, sizes), prepared) == run(
+            DeviceBatch(plain_device, SIZES), prepared
+        )
+        shuffled_device.check()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_result_does_not_depend_on_what_runs_beside_it(
+def test_batch_result_does_not_depend_on_concurrent_searches(
     device: Device, view: IndexView, seed: int
 ) -> None:
-    """Random arrivals, parks, resumes, gives-up and turns under way."""
+    """Searches arrive, park, resume and are given up at random while turns are in flight."""
     random = np.random.default_rng(seed)
     batch, free = DeviceBatch(device, SIZES), list(range(SIZES.slots))
-    held: dict[int, Any] = {}
-    wanted = [
+    in_flight: dict[int, Any] = {}
+    pending = [
         (number, search)
         for number, search in enumerate(
             search
@@ -89,39 +90,39 @@ def test_a_result_does_not_depend_on_what_runs_beside_it(
             for search in searches(view, effort, 4, scanned_rows_max=0, seeds=(3, 8, 40))
         )
     ]
-    alone = {n: run(DeviceBatch(device, SIZES), [search])[0] for n, search in wanted}
-    while wanted or held:
-        while wanted and free and random.random() < 0.7:
-            number, search = wanted.pop(int(random.integers(len(wanted))))
+    alone = {n: run(DeviceBatch(device, SIZES), [search])[0] for n, search in pending}
+    while pending or in_flight:
+        while pending and free and random.random() < 0.7:
+            number, search = pending.pop(int(random.integers(len(pending))))
             slot = free.pop()
             assign(batch, slot, search)
-            held[slot] = (number, search)
-        if held and random.random() < 0.05:
-            slot = int(random.choice(list(held)))
+            in_flight[slot] = (number, search)
+        if in_flight and random.random() < 0.05:
+            slot = int(random.choice(list(in_flight)))
             batch.give_up(slot)
-            wanted.append(held.pop(slot))
+            pending.append(in_flight.pop(slot))
             while batch.turns_in_flight:  # what it points to would go now
-                finish(batch, held, free, alone)
+                finish(batch, in_flight, free, alone)
             free.append(slot)
-        active = [slot for slot in held if random.random() < 0.8][: batch.places]
+        active = [slot for slot in in_flight if random.random() < 0.8][: batch.places]
         batch.launch(active, int(random.integers(1, 8)))
         if batch.turns_in_flight == DEPTH or random.random() < 0.3:
-            finish(batch, held, free, alone)
+            finish(batch, in_flight, free, alone)
     while batch.turns_in_flight:
-        finish(batch, held, free, alone)
+        finish(batch, in_flight, free, alone)
     assert sorted(free) == list(range(SIZES.slots))
 
 
 def finish(
-    batch: DeviceBatch, held: dict[int, Any], free: list[int], alone: dict[int, Any]
+    batch: DeviceBatch, in_flight: dict[int, Any], free: list[int], alone: dict[int, Any]
 ) -> None:
     for slot in batch.collect():
-        number, search = held.pop(slot)
-        assert left(batch, slot, search) == alone[number]
+        number, search = in_flight.pop(slot)
+        assert slot_result(batch, slot, search) == alone[number]
         free.append(slot)
 
 
-def test_sizes_are_checked() -> None:
+def test_batch_settings_reject_wrong_sizes() -> None:
     for wrong, message in (
         ({"merge_max": 100}, "cuda.merge_max: expected a power of two"),
         ({"sizes": (8, 2)}, "cuda.sizes: expected ascending numbers"),
@@ -132,7 +133,7 @@ def test_sizes_are_checked() -> None:
             replace(SIZES, **wrong)
 
 
-def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_scans_few_nodes_like_cpu(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "NODES_MAX", 2_000)
     monkeypatch.setattr(plans, "_NODES_PER_ENTRY", 2_000)  # by the shortest lists, too
     index = clustered_index(1_500)
@@ -141,9 +142,9 @@ def test_few_nodes_are_all_measured_alike(device: Device, monkeypatch: pytest.Mo
     view = index.view()
     assert view.nodes is not None
     for effort in EFFORTS:
-        wanted = searches(view, effort)
-        found = run(DeviceBatch(device, SIZES), wanted)
-        for search, (rows, distances, counts) in zip(wanted, found, strict=True):
+        prepared = searches(view, effort)
+        results = run(DeviceBatch(device, SIZES), prepared)
+        for search, (rows, distances, counts) in zip(prepared, results, strict=True):
             expected = Reference(search).run()
             assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
             same = bulk.search_all(effort, search.query, view)

@@ -18,17 +18,17 @@ from workers.search.kernels.metrics import Metric, Storage
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dim", [20, 130])
 @pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.INNER_PRODUCT])
-def test_neighbour_lists_equal_the_cpus(
+def test_device_neighbour_lists_equal_cpu(
     device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool, dim: int,
     metric: Metric,
 ) -> None:  # fmt: skip
-    """Those of 130 values have codes there; by inner product the longest rows are near all."""
+    """Vectors of 130 values have codes; by inner product the longest rows are near all."""
     monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 1_000 if exact else 0)
     monkeypatch.setattr(builder, "THREADS", 32)
-    kind, drawn = (metric.number, storage.number), gaussian(150, dim)
+    kind, points = (metric.number, storage.number), gaussian(150, dim)
     if metric is Metric.INNER_PRODUCT:
-        drawn = (drawn + 3) * np.exp(gaussian(150, 1, seed=1))
-    vectors = inputs.prepare(drawn, dim, metric, storage)
+        points = (points + 3) * np.exp(gaussian(150, 1, seed=1))
+    vectors = inputs.prepare(points, dim, metric, storage)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
     assert cpu.tobytes() == gpu.tobytes()
@@ -36,7 +36,7 @@ def test_neighbour_lists_equal_the_cpus(
 
 @pytest.mark.skipif(COMPILER is None, reason="the emulator of CUDA kernels needs a C++ compiler")
 @pytest.mark.parametrize("order", [3, 12_345])
-def test_no_order_of_threads_changes_a_neighbour_list(
+def test_thread_order_does_not_change_neighbour_lists(
     monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 0)
@@ -50,11 +50,9 @@ def test_no_order_of_threads_changes_a_neighbour_list(
     device.check()
 
 
-def test_an_index_that_is_built_on_a_device_is_the_same(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_built_on_device_equals_cpu(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "THREADS", 32)
     vectors = gaussian(120, 10)
-    one = Index.build(vectors, degree=8, graph_of=own_graph)
-    two = Index.build(vectors, degree=8, graph_of=builder.graph_on(device))
-    assert one.graph.tobytes() == two.graph.tobytes()
+    cpu = Index.build(vectors, degree=8, graph_of=own_graph)
+    gpu = Index.build(vectors, degree=8, graph_of=builder.graph_on(device))
+    assert cpu.graph.tobytes() == gpu.graph.tobytes()

@@ -20,13 +20,13 @@ def nvrtc() -> Any:
     """The library, or None."""
     for package in _PACKAGES:
         try:
-            found = [Path(str(each.locate())) for each in files(package) or ()]
+            paths = [Path(str(file.locate())) for file in files(package) or ()]
         except PackageNotFoundError:
             continue
-        named = {path.name.split(".so")[0]: path for path in found if ".alt." not in path.name}
-        if {"libnvrtc", "libnvrtc-builtins"} <= set(named):
-            ctypes.CDLL(str(named["libnvrtc-builtins"]), ctypes.RTLD_GLOBAL)
-            return ctypes.CDLL(str(named["libnvrtc"]))
+        libraries = {path.name.split(".so")[0]: path for path in paths if ".alt." not in path.name}
+        if {"libnvrtc", "libnvrtc-builtins"} <= set(libraries):
+            ctypes.CDLL(str(libraries["libnvrtc-builtins"]), ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(libraries["libnvrtc"]))
     return None
 
 
@@ -37,8 +37,8 @@ def compiled(architecture: str) -> tuple[int, str, int]:
         ctypes.byref(program), layout.source().encode(), b"search.cu", 0, None, None
     )
     options = [f"--gpu-architecture={architecture}", *OPTIONS, "--ptxas-options=-v"]
-    given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
-    result = library.nvrtcCompileProgram(program, len(options), given)
+    c_options = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    result = library.nvrtcCompileProgram(program, len(options), c_options)
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)
@@ -49,14 +49,14 @@ def compiled(architecture: str) -> tuple[int, str, int]:
 
 @pytest.mark.skipif(nvrtc() is None, reason="NVRTC, which compiles CUDA source, is not installed")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_every_kernel_compiles_without_spills(architecture: str) -> None:
+def test_kernels_compile_without_spills(architecture: str) -> None:
     result, log, size = compiled(architecture)
     assert result == 0, log
     assert size > 0
     parts = log.split("Compiling entry function ")[1:]
-    said = {part.split("'")[1]: part for part in parts}
-    assert set(said) == set(layout.KERNELS)
-    for kernel, part in said.items():
+    reports = {part.split("'")[1]: part for part in parts}
+    assert set(reports) == set(layout.KERNELS)
+    for kernel, part in reports.items():
         frames = part.count("bytes stack frame")
         assert frames == part.count("0 bytes stack frame, 0 bytes spill stores") > 0, part
         registers = int(part.split("Used ")[1].split()[0])

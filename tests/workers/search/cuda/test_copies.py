@@ -13,31 +13,33 @@ from workers.search.metadata.filters import EqualFilter
 from workers.search.walk import fields
 
 
-def test_a_device_holds_copies_of_what_lives_only(device: Device) -> None:
+def test_batch_frees_copies_of_dead_views(device: Device) -> None:
     index, batch = clustered_index(1_200), DeviceBatch(device, SIZES)
     first = searches(index.view(), EFFORTS[1], 1, scanned_rows_max=0)
     run(batch, first)
-    known = len(batch.copies)
+    copies_before = len(batch.copies)
     index.upsert([9_000], gaussian(1, 20))
     index.upsert([9_001], gaussian(1, 20, seed=8))  # beside the first: vectors have grown in place
     second = searches(index.view(), Effort(k=3, top_m=32), 1, scanned_rows_max=0)
     assert run(batch, second)[0][0] == Reference(second[0]).run()[0].tobytes()
     del first, second, index
-    assert len(batch.copies) < known
+    assert len(batch.copies) < copies_before
 
 
-def test_searches_that_go_one_way_share_a_row(device: Device) -> None:
-    """A lane makes it once, not for every search."""
+def test_device_copies_share_row_between_like_searches(device: Device) -> None:
+    """A lane makes the row once, not for every search."""
     index, batch = clustered_index(1_200), DeviceBatch(device, SIZES)
-    one, two = searches(index.view(), EFFORTS[1], 2, scanned_rows_max=0)
-    row = batch.copies.shared_row(one)
-    assert batch.copies.shared_row(two) is row
-    assert row.tobytes() == batch.copies.row(one.plan.row, one).tobytes()
+    first, second = searches(index.view(), EFFORTS[1], 2, scanned_rows_max=0)
+    row = batch.copies.shared_row(first)
+    assert batch.copies.shared_row(second) is row
+    assert row.tobytes() == batch.copies.row(first.plan.row, first).tobytes()
     filtered = searches(index.view(), Effort(k=3, where=EqualFilter("part", 3)), 1)[0]
     assert batch.copies.shared_row(filtered)[fields.ALLOWED] not in (0, row[fields.ALLOWED])
     index.upsert([9_000], gaussian(1, 20))
     later = searches(index.view(), EFFORTS[1], 1, scanned_rows_max=0)[0]
     assert batch.copies.shared_row(later)[fields.LOOSE_LAST] == row[fields.LOOSE_LAST] + 1
     for top_m in range(20, 96):  # more ways than are remembered
-        batch.copies.shared_row(plans.search_of(Effort(k=1, top_m=top_m), one.query, index.view()))
-    assert np.array_equal(batch.copies.shared_row(one), row)
+        batch.copies.shared_row(
+            plans.search_of(Effort(k=1, top_m=top_m), first.query, index.view())
+        )
+    assert np.array_equal(batch.copies.shared_row(first), row)

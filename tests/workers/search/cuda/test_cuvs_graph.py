@@ -28,19 +28,19 @@ class Module(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("cagra")
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
 
-    def IndexParams(self, **named: Any) -> Any:
-        self.asked.append(named)
-        return SimpleNamespace(**named)
+    def IndexParams(self, **options: Any) -> Any:
+        self.calls.append(options)
+        return SimpleNamespace(**options)
 
     def build(self, params: Any, vectors: Any) -> Any:
-        made = own_graph(vectors, params.graph_degree, 0, 0, seed=0, threads=1)
-        return SimpleNamespace(graph=SimpleNamespace(copy_to_host=lambda: made))
+        graph = own_graph(vectors, params.graph_degree, 0, 0, seed=0, threads=1)
+        return SimpleNamespace(graph=SimpleNamespace(copy_to_host=lambda: graph))
 
-    def SearchParams(self, **named: Any) -> Any:
-        self.asked.append(named)
-        return SimpleNamespace(**named)
+    def SearchParams(self, **options: Any) -> Any:
+        self.calls.append(options)
+        return SimpleNamespace(**options)
 
     def search(self, _params: Any, _index: Any, queries: Any, k: int) -> tuple[Any, Any]:
         return "distances", np.zeros((len(queries), k), np.uint32)
@@ -75,33 +75,33 @@ def cagra(monkeypatch: pytest.MonkeyPatch) -> Module:
     return module
 
 
-def test_an_index_may_have_the_graph_of_cuvs(cagra: Module) -> None:
+def test_index_takes_graph_of_cuvs(cagra: Module) -> None:
     vectors, card = gaussian(1_500, 12), Card()
     graph_of = cuvs_graph.graph_on(card)
     built = Index.build(vectors, degree=16, graph_of=graph_of)
-    assert cagra.asked == [
+    assert cagra.calls == [
         {"metric": "sqeuclidean", "graph_degree": 16, "intermediate_graph_degree": 24}
     ]
     assert built.search(vectors[:20])[0][:, 0].tolist() == list(range(20))
     Index.build(vectors, degree=16, metric=Metric.COSINE, graph_of=graph_of)
-    assert cagra.asked[-1]["metric"] == "inner_product"  # of vectors that have length 1
+    assert cagra.calls[-1]["metric"] == "inner_product"  # of vectors that have length 1
     assert card.builds == 2
 
 
-def test_its_search_is_the_baseline(cagra: Module) -> None:
-    found = Cagra.build(gaussian(200, 8), 16).search(gaussian(3, 8), 10, 64, samplings=8)
-    assert found.shape == (3, 10)
-    assert cagra.asked[-1] == {"itopk_size": 64, "num_random_samplings": 8}
+def test_cagra_baseline_passes_search_parameters(cagra: Module) -> None:
+    rows = Cagra.build(gaussian(200, 8), 16).search(gaussian(3, 8), 10, 64, samplings=8)
+    assert rows.shape == (3, 10)
+    assert cagra.calls[-1] == {"itopk_size": 64, "num_random_samplings": 8}
 
 
-def test_cores_build_the_graph_of_few_rows(cagra: Module) -> None:
+def test_cuvs_builder_leaves_few_rows_to_cores(cagra: Module) -> None:
     vectors = gaussian(24, 8)
     built = Index.build(vectors, degree=16, graph_of=cuvs_graph.graph_on(Card()))
     assert built.search(vectors)[0][:, 0].tolist() == list(range(24))
-    assert not cagra.asked
+    assert not cagra.calls
 
 
-def test_where_cuvs_fails_a_worker_builds_on_cores(
+def test_worker_builds_graph_on_cores_after_cuvs_failure(
     cagra: Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def build(_params: Any, _vectors: Any) -> Any:
@@ -116,7 +116,7 @@ def test_where_cuvs_fails_a_worker_builds_on_cores(
     assert "cores build the graph of 100 rows: cuVS: out of memory" in caplog.text
 
 
-def test_without_cuvs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuvs_builder_names_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuvs", None)
     with pytest.raises(ConfigError, match="cuVS is missing .*; install cuvs-cu12 or cuvs-cu13"):
         cuvs_graph.graph_on(Card())
@@ -125,7 +125,7 @@ def test_without_cuvs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("metric", [Metric.SQEUCLIDEAN, Metric.COSINE])
 @pytest.mark.parametrize("storage", list(Storage))
-def test_both_engines_search_both_graphs(metric: Metric, storage: Storage) -> None:
+def test_device_engine_and_cagra_search_both_graphs(metric: Metric, storage: Storage) -> None:
     if (why := reason_against()) is not None:
         pytest.skip(why)
     pytest.importorskip("cuvs")
@@ -140,11 +140,11 @@ def test_both_engines_search_both_graphs(metric: Metric, storage: Storage) -> No
         index = Index.build(vectors, metric=metric, storage=storage, graph_of=graph_of)
         view = index.view()
         prepared = inputs.prepare(queries, view.dim, metric)
-        ours = feeds.search_all(batch, Effort(k=10, top_m=128), prepared, view).rows
-        assert recall(ours, truth) > 0.95
+        own_rows = feeds.search_all(batch, Effort(k=10, top_m=128), prepared, view).rows
+        assert recall(own_rows, truth) > 0.95
         name = "sqeuclidean" if metric is Metric.SQEUCLIDEAN else "inner_product"
         stored = np.ascontiguousarray(view.vectors[: view.count])
         cagra = Cagra.of_graph(stored, index.graph, name)
-        asked = cagra.uploaded(prepared.astype(stored.dtype))
-        theirs = cagra.search(asked, 10, 128).copy_to_host()
-        assert recall(theirs, truth) > 0.95
+        device_queries = cagra.uploaded(prepared.astype(stored.dtype))
+        cagra_rows = cagra.search(device_queries, 10, 128).copy_to_host()
+        assert recall(cagra_rows, truth) > 0.95

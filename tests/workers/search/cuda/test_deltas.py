@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.search.cuda.running import SIZES, assign, left, searches
+from tests.workers.search.cuda.running import SIZES, assign, searches, slot_result
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import deltas, layout
@@ -74,46 +74,52 @@ class Counting:
         self.held_bytes -= self._there.pop(address)
 
 
-def there(device: Device, address: int, array: Array) -> bytes:
+def bytes_on_device(device: Device, address: int, array: Array) -> bytes:
     """What lies where the copy of an array is."""
-    found = np.empty_like(array)
-    device.copy(found.ctypes.data, int(address), found.nbytes)
-    return found.tobytes()
+    host_array = np.empty_like(array)
+    device.copy(host_array.ctypes.data, int(address), host_array.nbytes)
+    return host_array.tobytes()
 
 
-def first_of(rows: int, seed: int = 0) -> GraphVersions:
+def first_version(rows: int, seed: int = 0) -> GraphVersions:
     random = np.random.default_rng(seed)
     return GraphVersions(GraphVersion(random.integers(0, rows, (rows, DEGREE), np.uint32)))
 
 
-def next_of(versions: GraphVersions, random: np.random.Generator, changed: int, added: int) -> None:
+def publish_next_version(
+    versions: GraphVersions, random: np.random.Generator, changed: int, added: int
+) -> None:
     rows = len(versions.newest.array)
-    made = versions.begin(rows + added)
-    some = random.choice(rows, changed, replace=False)
-    made[some] = random.integers(0, rows, (changed, DEGREE), np.uint32)
-    made[rows:] = random.integers(0, rows, (added, DEGREE), np.uint32)
-    versions.publish(versions.seal(some))
+    array = versions.begin(rows + added)
+    changed_rows = random.choice(rows, changed, replace=False)
+    array[changed_rows] = random.integers(0, rows, (changed, DEGREE), np.uint32)
+    array[rows:] = random.integers(0, rows, (added, DEGREE), np.uint32)
+    versions.publish(versions.seal(changed_rows))
 
 
 @pytest.mark.parametrize("piece_words", [1 << 18, 100])
 @pytest.mark.parametrize("seed", range(3))
-def test_each_version_is_there_as_long_as_it_is_read(
+def test_device_versions_keep_version_while_read(
     device: Device, monkeypatch: pytest.MonkeyPatch, seed: int, piece_words: int
 ) -> None:
     """Read for any time, some never; changes of any size, sent in any pieces."""
     monkeypatch.setattr(deltas, "_PIECE_WORDS", piece_words)
-    random, versions, on_device = np.random.default_rng(seed), first_of(200), DeviceVersions(device)
+    random, versions, on_device = (
+        np.random.default_rng(seed),
+        first_version(200),
+        DeviceVersions(device),
+    )
     read: list[tuple[GraphVersion, int]] = []
     for _ in range(60):
-        changed, added = (int(random.integers(0, most)) for most in (40, 12))
-        next_of(versions, random, changed, added)
+        changed, added = (int(random.integers(0, limit)) for limit in (40, 12))
+        publish_next_version(versions, random, changed, added)
         if random.random() < 0.6:
             read.append((versions.newest, on_device.address(versions.newest)))
         while read and random.random() < 0.4:
             read.pop(int(random.integers(len(read))))
         for version, address in read:
             assert on_device.address(version) == address
-            assert there(device, address, version.array) == version.array.tobytes()
+            assert bytes_on_device(device, address, version.array) == version.array.tobytes()
         assert len({address for _, address in read}) == len({version for version, _ in read})
     read = []
     del versions, version
@@ -121,66 +127,67 @@ def test_each_version_is_there_as_long_as_it_is_read(
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_what_is_sent_is_what_has_changed_however_large_the_graph(
-    device: Device, is_read: bool
-) -> None:
-    """Since the version that lies in the buffer: where the newest one is read, that is the one
-    before."""
-    sent = []
+def test_device_versions_send_only_changed_rows(device: Device, is_read: bool) -> None:
+    """Changes count from the buffered version: the one before, where the newest is read."""
+    delta_bytes = []
     for rows in (1_000, 8_000):
         counting = Counting(device)
-        versions, on_device = first_of(rows), DeviceVersions(counting)
+        versions, on_device = first_version(rows), DeviceVersions(counting)
         beside, random = counting.held_bytes, np.random.default_rng(1)
         on_device.address(versions.newest)
         assert counting.sent_bytes == versions.newest.array.nbytes
         for number in range(12):
             before, former = counting.sent_bytes, versions.newest if is_read else None
-            next_of(versions, random, changed=10, added=3)
+            publish_next_version(versions, random, changed=10, added=3)
             on_device.address(versions.newest)
             changes = versions.newest.changes[-2 if is_read and number else -1 :]
-            rows_sent = sum(len(each) for _, each in changes)
-            wanted = 8 * len(layout.CHANGES) + ROW_BYTES * rows_sent
-            assert counting.sent_bytes - before == wanted
+            rows_sent = sum(len(row_numbers) for _, row_numbers in changes)
+            expected_bytes = 8 * len(layout.CHANGES) + ROW_BYTES * rows_sent
+            assert counting.sent_bytes - before == expected_bytes
         del former
         assert len(on_device) == 2
-        most = 2 * (1 + 1 / 8) * versions.newest.array.nbytes
-        assert counting.held_bytes_max - beside <= most
-        sent.append(counting.sent_bytes - 4 * DEGREE * rows)
-    assert sent[0] == sent[1]
+        bytes_max = 2 * (1 + 1 / 8) * versions.newest.array.nbytes
+        assert counting.held_bytes_max - beside <= bytes_max
+        delta_bytes.append(counting.sent_bytes - 4 * DEGREE * rows)
+    assert delta_bytes[0] == delta_bytes[1]
 
 
-def test_versions_that_no_search_wanted_are_sent_with_the_next(device: Device) -> None:
+def test_device_versions_send_skipped_versions_with_next(device: Device) -> None:
     counting = Counting(device)
     random, versions, on_device = (
         np.random.default_rng(2),
-        first_of(2_000),
+        first_version(2_000),
         DeviceVersions(counting),
     )
     on_device.address(versions.newest)
     for skipped, whole in ((CHANGES_MAX, False), (CHANGES_MAX + 2, True)):
         before = counting.sent_bytes
         for _ in range(skipped):
-            next_of(versions, random, changed=10, added=0)
+            publish_next_version(versions, random, changed=10, added=0)
         address, newest = on_device.address(versions.newest), versions.newest.array
-        assert there(device, address, newest) == newest.tobytes()
+        assert bytes_on_device(device, address, newest) == newest.tobytes()
         assert (counting.sent_bytes - before >= newest.nbytes) == whole
 
 
-def test_a_version_that_is_not_published_is_no_ground_for_the_next(device: Device) -> None:
-    """A link that is audited through an engine, and then fails."""
-    random, versions, on_device = np.random.default_rng(3), first_of(300), DeviceVersions(device)
+def test_device_versions_ignore_unpublished_version(device: Device) -> None:
+    """A link is audited through an engine, and then fails."""
+    random, versions, on_device = (
+        np.random.default_rng(3),
+        first_version(300),
+        DeviceVersions(device),
+    )
     for _ in range(6):
         on_device.address(versions.newest)
         versions.begin(310)[:] = 9
         void = versions.seal(np.arange(20))
         on_device.address(void)
         del void
-        next_of(versions, random, changed=5, added=2)
+        publish_next_version(versions, random, changed=5, added=2)
         address, newest = on_device.address(versions.newest), versions.newest.array
-        assert there(device, address, newest) == newest.tobytes()
+        assert bytes_on_device(device, address, newest) == newest.tobytes()
 
 
-def test_a_link_of_an_index_sends_what_it_changes(device: Device) -> None:
+def test_index_link_sends_only_changes(device: Device) -> None:
     counting = Counting(device)
     index, batch = clustered_index(3_000), DeviceBatch(counting, SIZES)
     for number in range(4):
@@ -189,23 +196,23 @@ def test_a_link_of_an_index_sends_what_it_changes(device: Device) -> None:
         view = index.view()
         before = counting.sent_bytes
         batch.copies.shared_row(searches(view, EFFORT, 1, scanned_rows_max=0)[0])
-        sent = counting.sent_bytes - before
+        sent_bytes = counting.sent_bytes - before
         changed = sum(len(rows) for _, rows in view.versions[0].changes[-2:])
         beside = view.seeds.nbytes + view.vectors.strides[0]
         if number:
-            assert sent <= beside + 8 * len(layout.CHANGES) + changed * ROW_BYTES
-            assert sent < view.graph.nbytes / 8
+            assert sent_bytes <= beside + 8 * len(layout.CHANGES) + changed * ROW_BYTES
+            assert sent_bytes < view.graph.nbytes / 8
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_history_is_searched_as_on_cores(
+def test_device_search_matches_reference_while_index_changes(
     device: Device, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Searches of older views are under way while later ones reach the device."""
     monkeypatch.setattr("workers.search.metadata.parts._LOOKS", 1)  # they hold up a compaction
     random = np.random.default_rng(seed)
-    index, batch = grown(), DeviceBatch(device, SIZES)
-    held: dict[int, tuple[Any, Array]] = {}
+    index, batch = index_with_duplicates(), DeviceBatch(device, SIZES)
+    in_flight: dict[int, tuple[Any, Array]] = {}
     free, names = list(range(SIZES.slots)), 10_000
     for step in range(90):
         what = random.random()
@@ -225,20 +232,20 @@ def test_any_history_is_searched_as_on_cores(
             search = searches(index.view(), EFFORT, 1, scanned_rows_max=0)[0]
             slot = free.pop()
             assign(batch, slot, search)
-            held[slot] = search, batch.copies.row(search.row, search)
-        for search, row in held.values():
-            assert_there(device, search.view, row)
-        if held and batch.turns_in_flight < DEPTH:
-            batch.launch(list(held)[: batch.places], 1)
+            in_flight[slot] = search, batch.copies.row(search.row, search)
+        for search, row in in_flight.values():
+            assert_copied(device, search.view, row)
+        if in_flight and batch.turns_in_flight < DEPTH:
+            batch.launch(list(in_flight)[: batch.places], 1)
         if batch.turns_in_flight and random.random() < 0.6:
-            finish(batch, held, free)
-    while held or batch.turns_in_flight:
-        if held and batch.turns_in_flight < DEPTH:
-            batch.launch(list(held)[: batch.places], 4)
-        finish(batch, held, free)
+            finish(batch, in_flight, free)
+    while in_flight or batch.turns_in_flight:
+        if in_flight and batch.turns_in_flight < DEPTH:
+            batch.launch(list(in_flight)[: batch.places], 4)
+        finish(batch, in_flight, free)
 
 
-def grown() -> Index:
+def index_with_duplicates() -> Index:
     """With copies."""
     index = clustered_index(700)
     index.upsert(range(700, 720), index.view().vectors[:20, :20])
@@ -246,17 +253,17 @@ def grown() -> Index:
     return index
 
 
-def assert_there(device: Device, view: IndexView, row: Array) -> None:
-    assert there(device, row[fields.GRAPH], view.graph) == view.graph.tobytes()
+def assert_copied(device: Device, view: IndexView, row: Array) -> None:
+    assert bytes_on_device(device, row[fields.GRAPH], view.graph) == view.graph.tobytes()
     if row[fields.CHAIN]:
         assert view.chain is not None
-        assert there(device, row[fields.CHAIN], view.chain) == view.chain.tobytes()
+        assert bytes_on_device(device, row[fields.CHAIN], view.chain) == view.chain.tobytes()
 
 
-def finish(batch: DeviceBatch, held: dict[int, Any], free: list[int]) -> None:
+def finish(batch: DeviceBatch, in_flight: dict[int, Any], free: list[int]) -> None:
     for slot in batch.collect():
-        search, _ = held.pop(slot)
+        search, _ = in_flight.pop(slot)
         expected = Reference(search).run()
-        found = left(batch, slot, search)
-        assert found[:2] == (expected[0].tobytes(), expected[1].tobytes())
+        result = slot_result(batch, slot, search)
+        assert result[:2] == (expected[0].tobytes(), expected[1].tobytes())
         free.append(slot)

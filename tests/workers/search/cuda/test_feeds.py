@@ -18,7 +18,7 @@ from workers.search.metadata.filters import EqualFilter
 
 @pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("metric", list(Metric))
-def test_distances_are_the_cpus(device: Device, metric: Metric, storage: Storage) -> None:
+def test_device_distances_equal_cpu(device: Device, metric: Metric, storage: Storage) -> None:
     for dim in (3, 64, 100, 200):
         index = Index.build(gaussian(90, dim), metric=metric, storage=storage)
         view = index.view()
@@ -30,9 +30,7 @@ def test_distances_are_the_cpus(device: Device, metric: Metric, storage: Storage
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_codes_with_which_cores_leave_rows_out_change_nothing(
-    device: Device, metric: Metric
-) -> None:
+def test_cpu_prefilter_codes_do_not_change_results(device: Device, metric: Metric) -> None:
     view = Index.build(overlapping(1_500, 0, 96)[0], metric=metric, degree=16).view()
     assert view.codes is not None
     queries = inputs.prepare(gaussian(8, 96, seed=4), 96, metric)
@@ -44,43 +42,43 @@ def test_codes_with_which_cores_leave_rows_out_change_nothing(
     assert cpu.extends == gpu.extends
 
 
-def test_ties_are_ordered_by_row(device: Device) -> None:
+def test_device_orders_ties_by_row(device: Device) -> None:
     vectors = np.repeat(np.round(gaussian(4, 6) * 4), 300, axis=0)
     view = Index.build(vectors).view()
     queries = inputs.prepare(vectors[[0, 600]], 6, view.metric)
-    found = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=20, top_m=64), queries, view)
-    assert found.rows.tolist() == [list(range(20)), list(range(600, 620))]
-    truth = ((vectors[found.rows] - vectors[[0, 600]][:, None]) ** 2).sum(2)
-    assert found.distances.tobytes() == truth.astype(np.float32).tobytes()
+    hits = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=20, top_m=64), queries, view)
+    assert hits.rows.tolist() == [list(range(20)), list(range(600, 620))]
+    truth = ((vectors[hits.rows] - vectors[[0, 600]][:, None]) ** 2).sum(2)
+    assert hits.distances.tobytes() == truth.astype(np.float32).tobytes()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 31, 33, 127])
-def test_small_indexes_are_searched_exactly(device: Device, rows: int) -> None:
+def test_device_searches_small_index_exactly(device: Device, rows: int) -> None:
     vectors, queries = gaussian(rows, 17), gaussian(5, 17, seed=1)
     view = Index.build(vectors).view()
     prepared = inputs.prepare(queries, 17, view.metric)
-    found = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=10), prepared, view)
-    kept = min(rows, 10)
-    assert found.rows[:, :kept].tolist() == nearest(vectors, queries, 10).tolist()
-    assert (found.rows[:, kept:] == -1).all()
+    hits = feeds.search_all(DeviceBatch(device, SIZES), Effort(k=10), prepared, view)
+    hits_count = min(rows, 10)
+    assert hits.rows[:, :hits_count].tolist() == nearest(vectors, queries, 10).tolist()
+    assert (hits.rows[:, hits_count:] == -1).all()
 
 
-def test_a_walk_that_fills_its_table_loses_nothing(device: Device) -> None:
-    """Beyond half of the visited table rows are not kept: they come again and are dropped."""
+def test_device_walk_with_full_visited_table_matches_cpu(device: Device) -> None:
+    """Rows beyond half of the visited table are not stored: they recur and are dropped."""
     index = Index.build(gaussian(3_000, 24), degree=120)
     queries = inputs.prepare(gaussian(3, 24, seed=3), 24, index.metric)
     effort = Effort(k=5, top_m=21, width=2)
-    found = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, index.view())
-    assert found.computed / len(queries) > 1_024
+    hits = feeds.search_all(DeviceBatch(device, SIZES), effort, queries, index.view())
+    assert hits.computed / len(queries) > 1_024
     cpu = bulk.search_all(effort, queries, index.view())
-    assert found.rows.tobytes() == cpu.rows.tobytes()
+    assert hits.rows.tobytes() == cpu.rows.tobytes()
 
 
 @pytest.mark.parametrize("chunk", [7, 100])
-def test_slots_go_on_with_the_next_feed(
+def test_device_slots_continue_with_next_feed(
     device: Device, view: IndexView, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a feed has fewer queries than there are slots."""
+    """A feed may have fewer queries than there are slots."""
     monkeypatch.setattr(feeds, "_CHUNK_QUERIES", chunk)
     queries, effort = inputs.prepare(gaussian(150, 20, seed=5), 20, view.metric), Effort(k=7)
     cpu = bulk.search_all(effort, queries, view, threads=1)
@@ -92,7 +90,7 @@ def test_slots_go_on_with_the_next_feed(
         assert gpu.extends == cpu.extends and not batch.turns_in_flight
 
 
-def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
+def test_device_bulk_search_equals_cpu(device: Device, view: IndexView) -> None:
     queries = inputs.prepare(gaussian(40, 20, seed=5), 20, view.metric)
     for effort in (Effort(k=7, top_m=32), Effort(k=40, top_m=20, where=~EqualFilter("part", 3))):
         cpu = bulk.search_all(effort, queries, view, threads=1)
@@ -101,8 +99,8 @@ def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
         assert gpu.distances.tobytes() == cpu.distances.tobytes()
 
 
-def test_copies_are_found_as_on_cores(device: Device) -> None:
-    """Those of deleted nodes, behind filters, and more of one vector than there are tasks."""
+def test_device_finds_duplicates_like_cpu(device: Device) -> None:
+    """Duplicates are of deleted nodes, behind filters, and more of one vector than tasks."""
     distinct = gaussian(700, 20)
     of = np.random.default_rng(0).integers(0, 700, 4_000)
     of[:900] = np.arange(900) % 3

@@ -65,13 +65,13 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
         engine = SearchEngine(EngineSettings(device="cuda", cuda=sizes))
     prepared = inputs.prepare(queries, _DIM, index.metric)
 
-    async def one(vector: Array) -> None:
+    async def search_one(vector: Array) -> None:
         await engine.search(index, Query(vector=vector, k=_EFFORT.k, top_m=_EFFORT.top_m))
 
     async def asked_by(callers: int) -> None:
         async def caller(number: int) -> None:
             for vector in queries[number::callers]:
-                await one(vector)
+                await search_one(vector)
 
         await asyncio.gather(*map(caller, range(callers)))
 
@@ -85,7 +85,7 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
     batch, figures = DeviceBatch(device, sizes), dict[str, Any]()
     with garbage.deferred_gc():
         cpu_s = time.process_time()
-        taken_us = [await _took_us(one, vector) for vector in queries[: options.lone]]
+        taken_us = [await _took_us(search_one, vector) for vector in queries[: options.lone]]
         cpu_us = (time.process_time() - cpu_s) / len(taken_us) * 1e6
         figures["lone"] = percentiles(taken_us, prefix="us_p") | {"cpu_us": cpu_us}
         parts: dict[str, Callable[[], Awaitable[None]]] = {
@@ -98,9 +98,9 @@ async def _measure(options: HostOptions) -> dict[str, Any]:
     return figures
 
 
-async def _took_us(one: Callable[[Array], Awaitable[None]], vector: Array) -> float:
+async def _took_us(search: Callable[[Array], Awaitable[None]], vector: Array) -> float:
     began_s = time.perf_counter()
-    await one(vector)
+    await search(vector)
     return (time.perf_counter() - began_s) * 1e6
 
 
@@ -120,11 +120,11 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
 async def run(options: HostOptions, _console: Console) -> BenchmarkResult:
     """All parts."""
     figures = await _measure(options)
-    shown = [
+    lines = [
         f"{name}: " + ", ".join(f"{key} {number(value)}" for key, value in row.items())
         for name, row in figures.items()
     ]
-    return BenchmarkResult(figures=figures, bars=bars(figures), tables=shown)
+    return BenchmarkResult(figures=figures, bars=bars(figures), tables=lines)
 
 
 BENCHMARK = Benchmark(

@@ -12,7 +12,7 @@ from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
 
 
-def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_rejects_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "reason_against", lambda: "CuPy is missing")
     with pytest.raises(ConfigError, match="device cuda: CuPy is missing; or choose device cpu"):
         SearchEngine(EngineSettings(device="cuda"))
@@ -23,7 +23,7 @@ def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPa
         backend.graph_builder("cpu", "cuvs")
 
 
-def test_a_device_is_chosen_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_chooses_device_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy: Any = SimpleNamespace(
         cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=lambda: 2))
     )

@@ -16,16 +16,16 @@ from workers.search.kernels.arrays import address_of
 from workers.search.walk.slots import CpuSlots
 
 
-async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
-    """Three searches, one place: never two together, and all end unheard."""
+async def test_lane_starts_next_search_without_owner() -> None:
+    """Three searches share one place: never two run together, and all end unheard."""
     view = clustered_index(1_500).view()
     slots = CpuSlots(4, top_m_max=64, k_max=10)
     lanes = CoreLanes(slots, 1, places=1, extends_max=64, name="test")
-    wanted = [
+    prepared = [
         plans.search_of(Effort(top_m=64), query[None], view, scanned_rows_max=0)
         for query in np.pad(gaussian(3, 20, seed=4), ((0, 0), (0, 12)))
     ]
-    for slot, search in enumerate(wanted):
+    for slot, search in enumerate(prepared):
         lanes.start(slot, search)
     block = lanes._blocks[0]
     await until(lambda: block[lane_loop.ENDS_SENT] == 3)
@@ -35,8 +35,8 @@ async def test_what_is_beyond_the_places_takes_over_without_the_owner() -> None:
     lanes.close()
 
 
-async def test_an_ending_is_told_before_a_lane_sleeps_whose_other_searches_were_parked() -> None:
-    """It waited for others to end with it, and what was to end was parked."""
+async def test_lane_reports_ending_before_sleep_with_parked_searches() -> None:
+    """The ending waited for others to end with it, and those were parked."""
     lanes = CoreLanes(
         CpuSlots(4, top_m_max=64, k_max=10), 1, places=2, extends_max=64, name="test"
     )  # fmt: skip
@@ -62,11 +62,11 @@ def lane() -> Any:
     block[lane_loop.OWNER_BELL], block[lane_loop.OWNER_CALLED] = bell, address_of(owner)
     block[lane_loop._ONE] = 1
 
-    def rings(ended: int, now_us: int, running: int, heard: int = 0) -> bool:
+    def rings(endings: int, now_us: int, running: int, endings_read: int = 0) -> bool:
         block[lane_loop._RUNNING] = running
-        block[lane_loop.ENDS_SENT] += ended
-        block[lane_loop.ENDS_READ] += heard
-        lane_loop._wake_owner_for(address_of(block), ended, now_us * 1_000)
+        block[lane_loop.ENDS_SENT] += endings
+        block[lane_loop.ENDS_READ] += endings_read
+        lane_loop._wake_owner_for(address_of(block), endings, now_us * 1_000)
         owner[lane_loop.CALLED] = 0
         try:
             return os.eventfd_read(bell) == 1
@@ -77,21 +77,21 @@ def lane() -> Any:
     os.close(bell)
 
 
-def test_the_owner_is_called_for_four_endings_or_after_50_us(lane: Any) -> None:
+def test_lane_wakes_owner_for_four_endings_or_after_50_us(lane: Any) -> None:
     assert [lane(1, now, running=3) for now in (0, 10, 20, 30)] == [False, False, False, True]
     assert [lane(n, now, running=3) for n, now in ((1, 40), (0, 80), (0, 90), (0, 200))] == [
         False, False, True, False,
     ]  # fmt: skip
 
 
-def test_the_owner_is_called_at_once_where_nothing_runs_any_more(lane: Any) -> None:
+def test_lane_wakes_owner_at_once_when_idle(lane: Any) -> None:
     assert lane(1, 0, running=0)
     assert not lane(0, 100, running=0), "there is nothing to tell"
 
 
-def test_the_owner_is_not_called_for_what_it_has_heard_meanwhile(lane: Any) -> None:
-    """Another lane called it, and it looked at all of them."""
+def test_lane_does_not_wake_owner_for_endings_already_read(lane: Any) -> None:
+    """Another lane called the owner, which read the endings of all lanes."""
     assert [lane(1, now, running=3) for now in (0, 10, 20)] == [False, False, False]
-    assert not lane(1, 30, running=3, heard=3), "one is left, and not late"
+    assert not lane(1, 30, running=3, endings_read=3), "one is left, and not late"
     assert not lane(1, 70, running=3)
-    assert lane(0, 80, running=3) and not lane(0, 200, running=0, heard=2)
+    assert lane(0, 80, running=3) and not lane(0, 200, running=0, endings_read=2)

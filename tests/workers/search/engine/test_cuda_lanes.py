@@ -44,8 +44,8 @@ def index() -> Index:
 
 @pytest.fixture
 async def engine(device: Device, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SearchEngine]:
-    found = {"cuda": device}
-    monkeypatch.setattr(backend, "cuda_device", lambda name, _number=0: found.get(name))
+    devices = {"cuda": device}
+    monkeypatch.setattr(backend, "cuda_device", lambda name, _number=0: devices.get(name))
     engine = SearchEngine(SETTINGS)
     assert engine.backend == "cuda"
     yield engine
@@ -59,10 +59,10 @@ async def cpu() -> AsyncIterator[SearchEngine]:
     await engine.close()
 
 
-async def test_answers_equal_the_cpus(
+async def test_cuda_engine_answers_equal_cpu(
     engine: SearchEngine, cpu: SearchEngine, index: Index
 ) -> None:
-    """Classes, filters, warm starts and scans side by side, more of them than there are slots."""
+    """Searches of all classes, with filters, warm starts and scans, outnumber the slots."""
     where = [None, EqualFilter("part", 3), ~EqualFilter("part", 4)]
     queries = [
         Query(
@@ -71,56 +71,56 @@ async def test_answers_equal_the_cpus(
         )
         for i, vector in enumerate(QUERIES)
     ]  # fmt: skip
-    ours, theirs = [
-        await asyncio.gather(*(each.search(index, query) for query in queries))
-        for each in (engine, cpu)
+    answers, cpu_answers = [
+        await asyncio.gather(*(searcher.search(index, query) for query in queries))
+        for searcher in (engine, cpu)
     ]
-    for one, two in zip(ours, theirs, strict=True):
-        assert one.ids == two.ids
-        assert one.distances.tobytes() == two.distances.tobytes()
-        assert one.top_keys.tobytes() == two.top_keys.tobytes()
-        assert (one.exact, one.extends) == (two.exact, two.extends)
+    for answer, expected in zip(answers, cpu_answers, strict=True):
+        assert answer.ids == expected.ids
+        assert answer.distances.tobytes() == expected.distances.tobytes()
+        assert answer.top_keys.tobytes() == expected.top_keys.tobytes()
+        assert (answer.exact, answer.extends) == (expected.exact, expected.extends)
     assert_nothing_is_left(engine)
     assert engine.load().searches_total == len(queries)
     assert engine.stats().extends > 0
 
 
 @pytest.mark.parametrize("together", [7, 64])
-async def test_bulk_calls_equal_the_cpus(
+async def test_cuda_engine_bulk_search_equals_cpu(
     engine: SearchEngine, cpu: SearchEngine, index: Index, together: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Whether one slot takes all queries or several share them."""
+    """One slot takes all queries, or several share them."""
     monkeypatch.setattr(CudaLanes, "feed_queries", together)
     effort = Effort(k=7, top_m=32)
-    view, given = index.view(), inputs.prepare(QUERIES, 20, index.metric)
-    ours, theirs = [await each.neighbours(view, given, effort) for each in (engine, cpu)]
-    assert ours.tobytes() == theirs.tobytes()
+    view, prepared = index.view(), inputs.prepare(QUERIES, 20, index.metric)
+    rows, cpu_rows = [
+        await searcher.neighbours(view, prepared, effort) for searcher in (engine, cpu)
+    ]
+    assert rows.tobytes() == cpu_rows.tobytes()
     assert engine.load().searches_total == -(-len(QUERIES) // together)
     assert_nothing_is_left(engine)
 
 
-async def test_a_few_searches_take_long_turns(engine: SearchEngine, index: Index) -> None:
-    """Whose launches are what a lone search waits for."""
+async def test_cuda_lane_takes_long_turns_for_few_searches(
+    engine: SearchEngine, index: Index
+) -> None:
+    """A lone search waits for launches above all."""
     for vector in QUERIES[:4]:
         await engine.search(index, Query(vector=vector, k=3, top_m=30))
         assert engine.stats().extends % SIZES.steps[-1] == 0
 
 
-async def test_walks_that_find_too_little_become_scans(
-    engine: SearchEngine, cpu: SearchEngine
-) -> None:
+async def test_cuda_engine_scans_after_failed_walk(engine: SearchEngine, cpu: SearchEngine) -> None:
     index = clustered_index(1_800)
     index.delete([i for i in range(1_800) if i % 60])
     query = Query(vector=QUERIES[0], k=20, top_m=20)
-    one, two = await engine.search(index, query), await cpu.search(index, query)
-    assert one.exact
-    assert one.ids == two.ids
+    answer, expected = await engine.search(index, query), await cpu.search(index, query)
+    assert answer.exact
+    assert answer.ids == expected.ids
 
 
-async def test_an_index_may_change_while_it_is_searched(
-    engine: SearchEngine, cpu: SearchEngine
-) -> None:
+async def test_cuda_engine_searches_changing_index(engine: SearchEngine, cpu: SearchEngine) -> None:
     index = clustered_index(1_500)
     for round_ in range(4):
         index.upsert([10_000 + round_], QUERIES[[round_]])
@@ -133,39 +133,43 @@ async def test_an_index_may_change_while_it_is_searched(
         )
 
 
-async def test_rows_are_linked_through_it_while_others_search(
+async def test_cuda_engine_links_rows_during_searches(
     engine: SearchEngine, cpu: SearchEngine
 ) -> None:
-    """Versions of the graph come and go beside the searches; the graph is the cores'."""
+    """Graph versions change beside the searches; the graph equals that of the cores."""
     index, alone = clustered_index(1_200), clustered_index(1_200)
     queries = [Query(vector=vector, k=4, top_m=24) for vector in QUERIES[:12]]
     for number in range(5):
-        for each in (index, alone):
-            each.upsert(range(9_000 + 20 * number, 9_020 + 20 * number), gaussian(20, 20, number))
+        for target in (index, alone):
+            target.upsert(range(9_000 + 20 * number, 9_020 + 20 * number), gaussian(20, 20, number))
         linking = asyncio.ensure_future(
             asyncio.to_thread(index.link, neighbours=through(engine), batch=15)
         )
-        found = await asyncio.gather(*(engine.search(index, query) for query in queries))
-        assert all(len(each.ids) == 4 for each in found)
+        answers_during_link = await asyncio.gather(
+            *(engine.search(index, query) for query in queries)
+        )
+        assert all(len(answer.ids) == 4 for answer in answers_during_link)
         assert await linking == alone.link(batch=15)
         assert index.graph.tobytes() == alone.graph.tobytes()
-        ours = await asyncio.gather(*(engine.search(index, query) for query in queries))
-        for query, one in zip(queries, ours, strict=True):
-            two = await cpu.search(alone, query)
-            assert one.ids == two.ids
-            assert one.distances.tobytes() == two.distances.tobytes()
+        answers = await asyncio.gather(*(engine.search(index, query) for query in queries))
+        for query, answer in zip(queries, answers, strict=True):
+            expected = await cpu.search(alone, query)
+            assert answer.ids == expected.ids
+            assert answer.distances.tobytes() == expected.distances.tobytes()
 
 
-async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, index: Index) -> None:
+async def test_cuda_engine_frees_slots_of_cancelled_searches(
+    engine: SearchEngine, index: Index
+) -> None:
     searches = [
         asyncio.ensure_future(engine.search(index, Query(vector=vector, k=5, top_m=64)))
         for vector in QUERIES
     ]
-    given = inputs.prepare(QUERIES, 20, index.metric)
-    bulk = asyncio.ensure_future(engine.neighbours(index.view(), given, Effort(k=5)))
+    prepared = inputs.prepare(QUERIES, 20, index.metric)
+    bulk = asyncio.ensure_future(engine.neighbours(index.view(), prepared, Effort(k=5)))
     await asyncio.gather(*searches[:3])
-    for each in (*searches[3:], bulk):
-        each.cancel()
+    for task in (*searches[3:], bulk):
+        task.cancel()
     await asyncio.gather(*searches, bulk, return_exceptions=True)
     answer = await engine.search(index, Query(vector=QUERIES[0], k=5))
     assert len(answer.ids) == 5
@@ -173,7 +177,9 @@ async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, in
         await engine.search(index, Query(vector=QUERIES[0], deadline_ms=1))
 
 
-async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) -> None:
+async def test_cuda_engine_rejects_searches_beyond_its_sizes(
+    engine: SearchEngine, index: Index
+) -> None:
     with pytest.raises(InvalidRequest, match="expected width from 1 to 16, found 17"):
         await engine.search(index, Query(vector=QUERIES[0], width=17))  # of 16 edges each
     wide = Index.build(gaussian(5, 300))
@@ -181,9 +187,7 @@ async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) 
         await engine.search(wide, Query(vector=np.zeros(300)))
 
 
-async def test_its_thread_does_not_push_the_event_loop_aside(
-    engine: SearchEngine, index: Index
-) -> None:
+async def test_cuda_lane_thread_yields_to_event_loop(engine: SearchEngine, index: Index) -> None:
     await engine.search(index, Query(vector=QUERIES[0]))
     lanes = engine._dispatcher.lanes
     assert isinstance(lanes, CudaLanes)
@@ -191,7 +195,7 @@ async def test_its_thread_does_not_push_the_event_loop_aside(
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-async def test_a_closed_engine_ends_what_waits(
+async def test_cuda_engine_close_ends_waiting_searches(
     device: Device, monkeypatch: pytest.MonkeyPatch, index: Index
 ) -> None:
     monkeypatch.setattr(backend, "cuda_device", lambda *_: device)
@@ -205,10 +209,10 @@ async def test_a_closed_engine_ends_what_waits(
         assert not isinstance(outcome, BaseException) or isinstance(outcome, EngineDead)
 
 
-async def test_a_collection_is_built_there_while_searches_go_on(
+async def test_cuda_device_builds_collection_during_searches(
     engine: SearchEngine, device: Device, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The builder opens the device anew: what it launches waits for no turn."""
+    """The builder opens the device again: its launches wait for no turn."""
     monkeypatch.setattr(builder, "THREADS", 32)
     monkeypatch.setattr(upkeep, "SCANNED_ROWS_MAX", 100)
     settings, vectors = RetrievalSettings(degree=8), gaussian(240, 10)
@@ -218,7 +222,9 @@ async def test_a_collection_is_built_there_while_searches_go_on(
     built = asyncio.create_task(upkeep.Upkeep(settings, collections, engine.neighbours).finish())
     searches = 0
     while not built.done():
-        await asyncio.gather(*(engine.search(index, Query(vector=each)) for each in QUERIES[:8]))
+        await asyncio.gather(
+            *(engine.search(index, Query(vector=vector)) for vector in QUERIES[:8])
+        )
         searches += 8
     await built
     on_cores = Index.build(vectors, metric=Metric.COSINE, degree=8, ids=names(vectors))

@@ -44,21 +44,21 @@ async def engine() -> AsyncIterator[SearchEngine]:
 
 def assert_nothing_is_left(engine: SearchEngine) -> None:
     dispatcher = engine._dispatcher
-    held = dispatcher.occupancy
-    assert held.in_places == len(held.parked) == len(dispatcher.scheduler) == 0
-    assert held.active == [0] * dispatcher.lanes.count
+    occupancy = dispatcher.occupancy
+    assert occupancy.in_places == len(occupancy.parked) == len(dispatcher.scheduler) == 0
+    assert occupancy.active == [0] * dispatcher.lanes.count
     assert not dispatcher._slots.fields.any()
-    assert sorted(sum(held.free, [])) == list(range(dispatcher._slots.count))
+    assert sorted(sum(occupancy.free, [])) == list(range(dispatcher._slots.count))
 
 
 async def linked(engine: SearchEngine, index: Index, queries: Any, effort: Effort) -> Any:
     """Rows that the engine finds for an array of queries."""
     view = index.view()
-    given = inputs.prepare(queries, view.dim, view.metric)
-    return await engine.neighbours(view, given, effort)
+    prepared = inputs.prepare(queries, view.dim, view.metric)
+    return await engine.neighbours(view, prepared, effort)
 
 
-async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
+async def test_engine_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
     rows, distances = index.search(QUERIES, Effort(k=5))
     assert (await linked(engine, index, QUERIES, Effort(k=5))).tobytes() == rows.tobytes()
     answers = await asyncio.gather(
@@ -76,43 +76,47 @@ async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index
     assert_nothing_is_left(engine)
 
 
-async def test_several_indexes_share_a_batch(engine: SearchEngine, index: Index) -> None:
-    other = Index.build(gaussian(40, 7), [f"row {i}" for i in range(40)])
+async def test_engine_searches_several_indexes_in_one_batch(
+    engine: SearchEngine, index: Index
+) -> None:
+    small_index = Index.build(gaussian(40, 7), [f"row {i}" for i in range(40)])
     queries = gaussian(30, 7, seed=8)
     answers = await asyncio.gather(
         *(engine.search(index, Query(vector=q)) for q in QUERIES[:30]),
-        *(engine.search(other, Query(vector=q, k=3)) for q in queries),
+        *(engine.search(small_index, Query(vector=q, k=3)) for q in queries),
     )
-    truth = nearest(other.rows.vectors[:40, :7], queries, 3)
+    truth = nearest(small_index.rows.vectors[:40, :7], queries, 3)
     for answer, expected in zip(answers[30:], truth.tolist(), strict=True):
         assert answer.ids == [f"row {i}" for i in expected]
         assert answer.exact
 
 
-async def test_warm_probes_find_more_with_less(engine: SearchEngine, index: Index) -> None:
-    """Probes that drift: each begins at the routing list of the one before."""
+async def test_engine_warm_start_keeps_recall_of_drifting_probes(
+    engine: SearchEngine, index: Index
+) -> None:
+    """Each probe begins at the routing list of the one before."""
     drift = np.random.default_rng(1)
     query = index.rows.vectors[7, :20].copy()
     seeds: Any = ()
-    found, truth = [], []
+    rows, truth = [], []
     for _ in range(12):
         query = query + 0.05 * drift.standard_normal(20).astype(np.float32)
         answer = await engine.search(index, Query(vector=query, top_m=24, seeds=seeds))
         seeds = answer.top
         assert answer.top_ids()[:10] == answer.ids
-        found.append(answer.rows)
+        rows.append(answer.rows)
         truth.append(nearest(index.rows.vectors[:3_000, :20], query[None], 10)[0])
-    assert recall(np.array(found), np.array(truth)) >= 0.97
+    assert recall(np.array(rows), np.array(truth)) >= 0.97
 
 
-async def test_stale_and_foreign_seeds_are_harmless(engine: SearchEngine, index: Index) -> None:
+async def test_engine_ignores_stale_and_foreign_seeds(engine: SearchEngine, index: Index) -> None:
     cold = await engine.search(index, Query(vector=QUERIES[0], top_m=128))
     seeds = [-5, 10**9, 3, 3, 2_999, 3_000]
     warm = await engine.search(index, Query(vector=QUERIES[0], top_m=128, seeds=seeds))
     assert warm.ids == cold.ids
 
 
-async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Index) -> None:
+async def test_engine_rejects_bad_requests_at_once(engine: SearchEngine, index: Index) -> None:
     with pytest.raises(WrongDimension):
         await engine.search(index, Query(vector=[1.0]))
     with pytest.raises(InvalidRequest, match="expected top_m from 1 to 2048, found 2049"):
@@ -133,11 +137,11 @@ class Clock:
 class Ticking:
     """A clock that moves whenever it is read."""
 
-    asked = 0
+    reads = 0
 
     def __call__(self) -> float:
-        self.asked += 1
-        return float(self.asked)
+        self.reads += 1
+        return float(self.reads)
 
 
 @pytest.fixture
@@ -153,18 +157,18 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             slots.append(slot)
             search.enter(lanes._slots, slot)
 
-    def told(lanes: CoreLanes, slot: int, kind: int) -> None:
+    def release_and_tell(lanes: CoreLanes, slot: int, kind: int) -> None:
         if slots == [slot] and kind == END:
             slots[0] = -1
             tell(lanes, slot, RUN)
         tell(lanes, slot, kind)
 
     monkeypatch.setattr(CoreLanes, "start", started)
-    monkeypatch.setattr(CoreLanes, "tell", told)
+    monkeypatch.setattr(CoreLanes, "tell", release_and_tell)
     return slots
 
 
-async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(
+async def test_engine_deadline_ends_running_and_waiting_searches(
     index: Index, held_up: list[int]
 ) -> None:
     clock = Clock()
@@ -189,46 +193,46 @@ async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(
     await engine.close()
 
 
-async def test_each_search_in_a_slot_ends_at_its_own_deadline(
+async def test_engine_ends_each_search_at_its_own_deadline(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody keeps them in order: those that were cancelled or have none are passed over, too."""
+    """Deadlines are in no order: cancelled searches and those without one are skipped."""
     monkeypatch.setattr(CoreLanes, "start", lambda lanes, slot, search: None)  # none ends by itself
     clock, deadlines = Clock(), [3, 1, None, 2, 1]
     engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8), clock_ms=clock)
-    asked = [
-        asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=each)))
-        for each in deadlines
+    tasks = [
+        asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=deadline_ms)))
+        for deadline_ms in deadlines
     ]
     await until(lambda: engine.load().running == 5)
-    asked[4].cancel()
+    tasks[4].cancel()
     for now_ms, over in ((1, 1), (2, 3), (3, 0)):
-        assert not asked[over].done()
+        assert not tasks[over].done()
         clock.now_ms = now_ms
         with pytest.raises(DeadlineExceeded, match="during the search"):
-            await asked[over]
-    assert engine._dispatcher._next_deadline_ms == NEVER_MS and not asked[2].done()
+            await tasks[over]
+    assert engine._dispatcher._next_deadline_ms == NEVER_MS and not tasks[2].done()
     await engine.close()
     with pytest.raises(EngineDead):
-        await asked[2]
+        await tasks[2]
     assert_nothing_is_left(engine)
 
 
-async def test_the_clock_is_read_once_for_what_waits_for_one_tick(index: Index) -> None:
-    """The first arrival that has to wait tells the time for those behind it."""
+async def test_engine_reads_clock_once_per_tick_for_waiting_searches(index: Index) -> None:
+    """The first arrival that has to wait reads the time for those behind it."""
     clock = Ticking()
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
-    asked = [asyncio.create_task(engine.search(index, Query(vector=q))) for q in QUERIES[:9]]
+    tasks = [asyncio.create_task(engine.search(index, Query(vector=q))) for q in QUERIES[:9]]
     await asyncio.sleep(0)  # all have asked, and no turn was taken
-    assert clock.asked == 2, "for who goes to a lane at once, and for the first who waits"
+    assert clock.reads == 2, "for who goes to a lane at once, and for the first who waits"
     waits = [item.arrived_ms for item in engine._dispatcher.scheduler.queues.decode]
     assert waits == [2.0] * 8
-    await asyncio.gather(*asked)
+    await asyncio.gather(*tasks)
     assert_nothing_is_left(engine)
     await engine.close()
 
 
-async def test_cancelling_the_caller_frees_the_slot(index: Index, held_up: list[int]) -> None:
+async def test_engine_frees_slot_of_cancelled_search(index: Index, held_up: list[int]) -> None:
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1))
     query = Query(vector=QUERIES[0])
     many = [asyncio.create_task(engine.search(index, query)) for _ in range(3)]
@@ -241,21 +245,21 @@ async def test_cancelling_the_caller_frees_the_slot(index: Index, held_up: list[
         task.cancel()
     assert (await last).rows.tolist() == index.search(QUERIES[:1])[0][0].tolist()
     assert held_up == [-1]
-    assert all(isinstance(each, asyncio.CancelledError)
-               for each in await asyncio.gather(*many, return_exceptions=True))  # fmt: skip
+    assert all(isinstance(outcome, asyncio.CancelledError)
+               for outcome in await asyncio.gather(*many, return_exceptions=True))  # fmt: skip
     assert engine.load().searches_total == 1
     assert_nothing_is_left(engine)
     await engine.close()
 
 
-async def test_bounds_and_close(index: Index) -> None:
+async def test_engine_bounds_queue_and_closes(index: Index) -> None:
     scheduler = SchedulerSettings(queue_max=3)
     engine = SearchEngine(
         EngineSettings(lanes=1, places=1, slots=1, extends_max=1, inbox_max=5, scheduler=scheduler)
     )
     tasks = [asyncio.create_task(engine.search(index, Query(vector=q, top_m=512))) for q in QUERIES]
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    refused = [each for each in outcomes if isinstance(each, QueueFull)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
     assert refused
     assert len(refused) < len(outcomes)
     late = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], top_m=512)))
@@ -264,10 +268,10 @@ async def test_bounds_and_close(index: Index) -> None:
     await asyncio.gather(late, return_exceptions=True)
     with pytest.raises(EngineDead):
         await engine.search(index, Query(vector=QUERIES[0]))
-    assert not [each for each in threading.enumerate() if each.name.startswith("search")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("search")]
 
 
-async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others(
+async def test_engine_starts_some_arrivals_at_once_and_urgent_ones_first(
     index: Index,
 ) -> None:
     half = SchedulerSettings(share=0.5)
@@ -275,7 +279,7 @@ async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others
         EngineSettings(lanes=1, places=16, slots=16, extends_max=1, scheduler=half)
     )
     kinds = [SearchKind.DECODE] * 60 + [SearchKind.PREFILL] * 8
-    asked = [
+    tasks = [
         asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], kind=kind)))
         for kind in kinds
     ]
@@ -286,12 +290,12 @@ async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others
     assert load.waiting[SearchKind.PREFILL] == 8
     await asyncio.sleep(0)  # one turn: the share of free places that is prefill's
     assert engine.load().waiting[SearchKind.PREFILL] <= 4
-    await asyncio.gather(*asked)
+    await asyncio.gather(*tasks)
     assert_nothing_is_left(engine)
     await engine.close()
 
 
-async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, index: Index) -> None:
+async def test_engine_lanes_yield_to_event_loop(engine: SearchEngine, index: Index) -> None:
     lanes = engine._dispatcher.lanes
     assert isinstance(lanes, CoreLanes) and lanes.count == 2
     # One search goes to each lane: before its first it may not have come to say what it is.
@@ -301,7 +305,7 @@ async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, inde
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:
+async def test_engine_parking_does_not_change_answers(index: Index) -> None:
     scheduler = SchedulerSettings(park_after_ms=0.0, share=0.9)
     engine = SearchEngine(
         EngineSettings(lanes=1, places=2, slots=8, extends_max=1, scheduler=scheduler)
@@ -327,7 +331,7 @@ async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> N
     await engine.close()
 
 
-async def test_nothing_leaks_over_many_searches() -> None:
+async def test_engine_leaks_nothing_over_many_searches() -> None:
     """10^5 searches through 8 slots, filtered ones too, while the index changes."""
     index = Index.build(gaussian(100, 8), metadata=[{"even": i % 2 == 0} for i in range(100)])
     engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8, scanned_rows_max=0))
@@ -345,8 +349,8 @@ async def test_nothing_leaks_over_many_searches() -> None:
     await engine.close()
 
 
-def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
-    """The first search of a new machine held its worker up for 0.7 s."""
+def test_engine_compiles_kernels_before_event_loop() -> None:
+    """Kernels compiled at the first search delayed the worker of a new machine by 0.7 s."""
     program = (
         "from workers.search.engine import engine, lane_loop\n"
         "from workers.search.index import inputs\n"
@@ -360,7 +364,7 @@ def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
+async def test_engine_compiles_long_filter_beside_event_loop(
     engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of values is compared with every row."""
@@ -368,11 +372,11 @@ async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
     assert where.values_count == 6
     threads, allowed = [], CompiledFilters.allowed
 
-    def seen(*arguments: Any) -> Any:
+    def record_thread(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
         return allowed(*arguments)
 
-    monkeypatch.setattr(CompiledFilters, "allowed", seen)
+    monkeypatch.setattr(CompiledFilters, "allowed", record_thread)
     for longest, is_here in ((6 * 100, True), (6 * 100 - 1, False)):
         monkeypatch.setattr(view, "LONG", longest)
         index = Index.build(gaussian(100, 8), metadata=[{"n": i} for i in range(100)])

@@ -19,7 +19,7 @@ ONE_BY_ONE, IN_BULK, TOGETHER = 12_000, 45_000, 100
 QUERIES = gaussian(TOGETHER, 20, seed=2)
 
 
-async def one(engine: SearchEngine, index: Index, number: int) -> None:
+async def search_once(engine: SearchEngine, index: Index, number: int) -> None:
     """A search that ends, is cancelled, is too late or is wrong, by its number."""
     vector = QUERIES[number % TOGETHER]
     where = EqualFilter("part", 3) if number % 3 == 0 else None
@@ -27,21 +27,21 @@ async def one(engine: SearchEngine, index: Index, number: int) -> None:
     late = wall_ms() - 1 if number % 11 == 0 else None
     k = 0 if number % 13 == 0 else 5
     query = Query(vector=vector, k=k, top_m=16, where=where, kind=kind, deadline_ms=late)
-    asked = asyncio.ensure_future(engine.search(index, query))
+    task = asyncio.ensure_future(engine.search(index, query))
     if number % 7 == 0:
         await asyncio.sleep(0)
-        asked.cancel()
+        task.cancel()
     with contextlib.suppress(TriviumError, asyncio.CancelledError):
-        await asked
+        await task
 
 
 async def many(engine: SearchEngine, index: Index, count: int) -> None:
     for first in range(0, count, TOGETHER):
-        await asyncio.gather(*(one(engine, index, first + i) for i in range(TOGETHER)))
+        await asyncio.gather(*(search_once(engine, index, first + i) for i in range(TOGETHER)))
 
 
-async def test_memory_does_not_grow_over_many_searches() -> None:
-    """Some 60 000 of them, through 8 slots."""
+async def test_engine_memory_does_not_grow_over_many_searches() -> None:
+    """Some 60 000 searches run through 8 slots."""
     index = clustered_index(1_500)
     engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8))
     bulk = prepare(gaussian(IN_BULK // 9, 20, seed=4), 20, index.metric)

@@ -18,7 +18,7 @@ from workers.search.index.query import Query
 VECTORS, QUERIES = overlapping(3_000, 50, dim=16)
 
 
-def grown() -> Index:
+def index_with_loose_rows() -> Index:
     index = Index.build(VECTORS[:2_500], degree=16)
     index.upsert(range(2_500, 3_000), VECTORS[2_500:])
     return index
@@ -27,14 +27,14 @@ def grown() -> Index:
 def through(engine: SearchEngine) -> Neighbours:
     loop = asyncio.get_running_loop()
 
-    def neighbours(*asked: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(engine.neighbours(*asked), loop).result()
+    def neighbours(*arguments: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(engine.neighbours(*arguments), loop).result()
 
     return neighbours
 
 
-async def test_the_graph_is_the_same_whoever_searches() -> None:
-    alone, index = grown(), grown()
+async def test_engine_link_builds_same_graph_as_index() -> None:
+    alone, index = index_with_loose_rows(), index_with_loose_rows()
     assert alone.link() == 0
     engine = SearchEngine(EngineSettings(lanes=2, places=4, slots=8))
     assert await asyncio.to_thread(index.link, neighbours=through(engine)) == 0
@@ -43,8 +43,8 @@ async def test_the_graph_is_the_same_whoever_searches() -> None:
     await engine.close()
 
 
-async def test_searches_are_answered_while_rows_are_linked_and_links_hold_few_places() -> None:
-    index = grown()
+async def test_engine_answers_searches_while_links_take_few_places() -> None:
+    index = index_with_loose_rows()
     engine = SearchEngine(EngineSettings(lanes=1, places=2, slots=8))
     linking = asyncio.ensure_future(asyncio.to_thread(index.link, neighbours=through(engine)))
     await until(lambda: engine.load().running > 0 or linking.done())
@@ -58,22 +58,22 @@ async def test_searches_are_answered_while_rows_are_linked_and_links_hold_few_pl
     await engine.close()
 
 
-async def test_an_engine_that_closes_ends_a_link_and_the_index_stays_as_it_was() -> None:
-    index = grown()
+async def test_engine_close_ends_link_and_leaves_index_unchanged() -> None:
+    index = index_with_loose_rows()
     engine = SearchEngine(EngineSettings(lanes=1))
     linking = asyncio.ensure_future(asyncio.to_thread(index.link, neighbours=through(engine)))
     await engine.close()
     with pytest.raises(EngineDead):
         await linking
     assert index.loose == 500
-    found, _ = index.search(VECTORS[2_900:2_910])
-    assert found[:, 0].tolist() == list(range(2_900, 2_910))
+    rows, _ = index.search(VECTORS[2_900:2_910])
+    assert rows[:, 0].tolist() == list(range(2_900, 2_910))
     assert np.isin(index.graph, np.arange(2_500)).all()
     assert index.link() == 0
 
 
-async def test_an_engine_refuses_links_that_its_slots_have_no_room_for() -> None:
-    index = grown()
+async def test_engine_rejects_links_beyond_its_slots() -> None:
+    index = index_with_loose_rows()
     engine = SearchEngine(EngineSettings(lanes=1, k_max=20))
     with pytest.raises(InvalidRequest, match="expected k from 1 to 20, found 24"):
         await asyncio.to_thread(index.link, neighbours=through(engine))

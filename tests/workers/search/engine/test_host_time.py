@@ -7,7 +7,7 @@ from tests.workers.search.engine import host_time
 from tests.workers.search.engine.host_time import BENCHMARK, bars
 
 
-def test_every_part_is_measured_and_judged() -> None:
+def test_host_time_measures_and_judges_every_part() -> None:
     toy = replace(BENCHMARK.quick, queries=200, lone=3, callers=(8, 90), repeats=1)
     figures = asyncio.run(host_time._measure(toy))
     assert set(figures) == {

@@ -19,7 +19,7 @@ def search(name: Any, kind: SearchKind = SearchKind.PREFILL, *, by_ms: float = N
     )
 
 
-def test_the_least_slack_changes_with_the_time_of_an_extend() -> None:
+def test_slack_queue_reorders_by_time_per_extend() -> None:
     queue = SlackQueue()
     short, long = search("short", by_ms=10, extends=1), search("long", by_ms=12, extends=9)
     queue.add(short)
@@ -29,7 +29,7 @@ def test_the_least_slack_changes_with_the_time_of_an_extend() -> None:
     assert long.slack_ms(now_ms=1, ms_per_extend=1.0) == 2
 
 
-def test_equal_slack_goes_by_arrival_and_what_has_left_is_skipped() -> None:
+def test_slack_queue_orders_ties_by_arrival_and_skips_departed() -> None:
     queue, items = SlackQueue(), [search(i, by_ms=5) for i in range(4)]
     for item in items:
         queue.add(item)
@@ -42,7 +42,7 @@ def test_equal_slack_goes_by_arrival_and_what_has_left_is_skipped() -> None:
     assert list(queue) == [items[3]]
 
 
-def test_first_in_first_out_without_what_has_left() -> None:
+def test_fifo_skips_departed_searches() -> None:
     items = [search(i) for i in range(3)]
     queue = Fifo(items)
     items[0].waits = False
@@ -52,23 +52,23 @@ def test_first_in_first_out_without_what_has_left() -> None:
     assert list(queue) == [items[1]]
 
 
-def test_each_class_waits_in_its_queue_until_it_is_taken() -> None:
+def test_search_queues_keep_each_class_until_taken() -> None:
     waiting = SearchQueues()
     items = {kind: search(kind, kind, by_ms=9 + i) for i, kind in enumerate(SearchKind)}
     for item in items.values():
         item.waits = False
         waiting.add(item)
     assert len(waiting) == 3 and waiting.deadlines.next_ms() == 9
-    taken: list[QueuedSearch] = []
-    assert [waiting.take(waiting.decode, most, taken) for most in (0, 2)] == [0, 1]
-    assert taken == [items[SearchKind.DECODE]]
+    searches: list[QueuedSearch] = []
+    assert [waiting.take(waiting.decode, limit, searches) for limit in (0, 2)] == [0, 1]
+    assert searches == [items[SearchKind.DECODE]]
     assert waiting.take_prefill(1.0) is items[SearchKind.PREFILL]
     assert waiting.counts == {SearchKind.PREFILL: 0, SearchKind.DECODE: 0, SearchKind.LINK: 1}
     assert waiting.drain() == [items[SearchKind.LINK]] and not len(waiting)
     assert waiting.deadlines.next_ms() == NEVER_MS, "who waits no longer has none"
 
 
-def test_the_oldest_may_be_a_late_one() -> None:
+def test_oldest_arrival_includes_late_searches() -> None:
     waiting = SearchQueues()
     assert waiting.oldest_ms() == (NEVER_MS, NEVER_MS)
     late, decode = search("late", arrived_ms=3), search("d", SearchKind.DECODE, arrived_ms=2)

@@ -46,7 +46,7 @@ def names(plan: Plan) -> list[str]:
     return [item.search for item in plan.admit]
 
 
-def test_least_slack_goes_first_not_least_deadline() -> None:
+def test_scheduler_admits_least_slack_first() -> None:
     to = scheduler()
     prefill(to, "early deadline, short", by_ms=100, extends=10)
     prefill(to, "later deadline, long", by_ms=150, extends=90)
@@ -55,7 +55,7 @@ def test_least_slack_goes_first_not_least_deadline() -> None:
     assert names(to.plan(0, 3, 3)) == expected
 
 
-def test_slack_follows_the_measured_time_of_an_extend() -> None:
+def test_scheduler_slack_follows_measured_extend_time() -> None:
     to = scheduler(ms_per_extend=0.001)
     prefill(to, "short", by_ms=100, extends=10)
     prefill(to, "long", by_ms=150, extends=90)
@@ -64,7 +64,7 @@ def test_slack_follows_the_measured_time_of_an_extend() -> None:
     assert names(to.plan(0, 1, 1)) == ["long"]
 
 
-def test_decode_is_first_in_first_out() -> None:
+def test_scheduler_admits_decode_in_arrival_order() -> None:
     to = scheduler()
     for i in range(5):
         decode(to, str(i))
@@ -73,7 +73,9 @@ def test_decode_is_first_in_first_out() -> None:
 
 
 @pytest.mark.parametrize(("share", "places", "expected"), [(0.5, 4, 2), (0.3, 5, 2), (0.9, 4, 3)])
-def test_the_share_is_reserved(share: float, places: int, expected: int) -> None:
+def test_scheduler_reserves_share_of_places_for_prefill(
+    share: float, places: int, expected: int
+) -> None:
     to = scheduler(share=share)
     for i in range(10):
         prefill(to, f"p{i}")
@@ -83,7 +85,7 @@ def test_the_share_is_reserved(share: float, places: int, expected: int) -> None
     assert len(admitted) == places
 
 
-def test_what_one_class_cannot_use_goes_to_the_other_at_once() -> None:
+def test_scheduler_gives_unused_places_to_other_class() -> None:
     to = scheduler(share=0.5)
     prefill(to, "p")
     for i in range(9):
@@ -96,7 +98,7 @@ def test_what_one_class_cannot_use_goes_to_the_other_at_once() -> None:
     assert len(to.plan(0, 8, 20).admit) == 8
 
 
-def test_one_place_at_a_time_is_shared_too() -> None:
+def test_scheduler_shares_single_places_over_time() -> None:
     to = scheduler(share=0.75)
     for i in range(40):
         prefill(to, f"p{i}")
@@ -106,7 +108,7 @@ def test_one_place_at_a_time_is_shared_too() -> None:
     assert "pppp" not in "".join(admitted)
 
 
-def test_the_hopeless_wait_behind_all_others() -> None:
+def test_scheduler_admits_hopeless_searches_last() -> None:
     to = scheduler()
     prefill(to, "hopeless", by_ms=5, extends=10)
     prefill(to, "feasible", by_ms=50, extends=10)
@@ -114,25 +116,25 @@ def test_the_hopeless_wait_behind_all_others() -> None:
     assert names(to.plan(0, 3, 3)) == ["feasible", "decode", "hopeless"]
 
 
-def test_the_hopeless_are_dropped_where_that_is_wanted() -> None:
+def test_scheduler_drops_hopeless_searches_when_configured() -> None:
     to = scheduler(drops_late=True)
     item = prefill(to, "hopeless", by_ms=5, extends=10)
     plan = to.plan(0, 3, 3)
     assert plan.dropped == [(item, Drop.TOO_LATE)] and not plan.admit and not len(to)
 
 
-def test_deadlines_that_passed_are_told() -> None:
+def test_scheduler_drops_searches_after_deadline() -> None:
     to = scheduler()
     late, late_decode = prefill(to, "p", by_ms=20), arrive(to, SearchKind.DECODE, "d", by_ms=20)
     plan = to.plan(30, 4, 4)
     assert {item.search for item, _ in plan.dropped} == {"p", "d"}
     assert {why for _, why in plan.dropped} == {Drop.DEADLINE_PASSED}
     assert not plan.admit and not len(to) and not late.waits and not late_decode.waits
-    gone = QueuedSearch(kind=SearchKind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
-    assert to.arrive(gone, 9) is Drop.DEADLINE_PASSED
+    late_search = QueuedSearch(kind=SearchKind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
+    assert to.arrive(late_search, 9) is Drop.DEADLINE_PASSED
 
 
-def test_a_deadline_counts_wherever_the_search_waits() -> None:
+def test_scheduler_drops_search_at_deadline_behind_others() -> None:
     to = scheduler()
     first, brief, last = (
         arrive(to, SearchKind.DECODE, name, by_ms=by_ms)
@@ -145,8 +147,8 @@ def test_a_deadline_counts_wherever_the_search_waits() -> None:
     assert to.plan(21, 9, 9).admit == [first, last] and not len(to)
 
 
-def test_what_has_left_is_forgotten() -> None:
-    """However many are cancelled while nothing is admitted."""
+def test_scheduler_forgets_cancelled_searches() -> None:
+    """Many are cancelled while nothing is admitted."""
     to = scheduler(queue_max=10)
     stays = decode(to, "stays")
     for i in range(1_000):
@@ -157,14 +159,14 @@ def test_what_has_left_is_forgotten() -> None:
         to.queues.deadlines,
         *to.queues.prefill._heaps.values(),
     ]
-    kept = sum(len(queue) for queue in queues)
-    assert kept < 500
+    entries_count = sum(len(queue) for queue in queues)
+    assert entries_count < 500
     assert to.plan(0, 9, 9).admit == [stays]
     decode(to, "waits"), prefill(to, "too")
     assert {item.search for item in to.queues.drain()} == {"waits", "too"} and not len(to)
 
 
-def test_queues_are_bounded_by_class() -> None:
+def test_scheduler_bounds_queues_by_class() -> None:
     to = scheduler(queue_max=2)
     for _ in range(2):
         decode(to, "d")
@@ -177,25 +179,30 @@ def test_queues_are_bounded_by_class() -> None:
 
 @given(
     kind=st.sampled_from(SearchKind), by_ms=st.sampled_from([0.0, 5.0, 1e6]),
-    gather_min=st.sampled_from([1, 2]), drops_late=st.booleans(), others=st.integers(0, 1),
+    gather_min=st.sampled_from([1, 2]), drops_late=st.booleans(), waiting_count=st.integers(0, 1),
     places=st.integers(1, 3),
 )  # fmt: skip
-def test_who_passes_would_be_admitted_alone(
-    kind: SearchKind, by_ms: float, gather_min: int, drops_late: bool, others: int, places: int
+def test_scheduler_admits_at_once_like_plan(
+    kind: SearchKind,
+    by_ms: float,
+    gather_min: int,
+    drops_late: bool,
+    waiting_count: int,
+    places: int,
 ) -> None:
     to = scheduler(gather_min=gather_min, drops_late=drops_late)
-    for _ in range(others):
+    for _ in range(waiting_count):
         decode(to, "another")
     item = QueuedSearch(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
     passes = to.admits_at_once(item)
     may_pass = gather_min == 1 and not drops_late and kind is not SearchKind.LINK and by_ms > 0
-    assert passes == (may_pass and not others)
+    assert passes == (may_pass and not waiting_count)
     if passes:
         assert to.arrive(item, 0) is None
         assert to.plan(0, places, places) == Plan(admit=[item])
 
 
-def test_the_cancelled_leave_no_trace() -> None:
+def test_scheduler_plan_omits_cancelled_searches() -> None:
     to = scheduler()
     items = [prefill(to, "p"), decode(to, "d"), arrive(to, SearchKind.LINK, "l")]
     for item in items:
@@ -204,18 +211,22 @@ def test_the_cancelled_leave_no_trace() -> None:
     assert not plan.admit and not plan.dropped and not len(to)
 
 
-def running(slots: int, kind: SearchKind = SearchKind.DECODE, left: int = 50) -> list[Running]:
-    return [Running(slot=slot, kind=kind, extends_left=left + slot) for slot in range(slots)]
+def running(
+    slots: int, kind: SearchKind = SearchKind.DECODE, extends_left: int = 50
+) -> list[Running]:
+    return [
+        Running(slot=slot, kind=kind, extends_left=extends_left + slot) for slot in range(slots)
+    ]
 
 
-def test_an_urgent_prefill_takes_the_longest_decode_place() -> None:
+def test_scheduler_parks_longest_decode_for_urgent_prefill() -> None:
     to = scheduler()
     prefill(to, "urgent", by_ms=40, extends=10)
     plan = to.plan(0, 0, 3, running(3))
     assert (plan.park, names(plan)) == ([2], ["urgent"])
 
 
-def test_links_are_parked_first_and_prefill_never() -> None:
+def test_scheduler_parks_links_first_and_prefill_never() -> None:
     to = scheduler()
     for i in range(4):
         prefill(to, f"p{i}", by_ms=20 + i)
@@ -228,30 +239,30 @@ def test_links_are_parked_first_and_prefill_never() -> None:
     assert to.plan(0, 0, 9, mixed).park == [2, 1]
 
 
-def test_a_prefill_search_that_has_waited_takes_a_place() -> None:
+def test_scheduler_parks_decode_for_prefill_after_wait() -> None:
     to = scheduler(park_after_ms=5)
     prefill(to, "patient")
-    plan = to.plan(4, 0, 3, running(3, left=1))
+    plan = to.plan(4, 0, 3, running(3, extends_left=1))
     assert not plan.park and plan.wake_ms == 5
-    assert to.plan(5, 0, 3, running(3, left=1)).park == [2]
+    assert to.plan(5, 0, 3, running(3, extends_left=1)).park == [2]
 
 
 @pytest.mark.parametrize("slots", [0, 1])
-def test_parking_needs_a_slot_for_the_newcomer(slots: int) -> None:
+def test_scheduler_parks_only_with_free_slots(slots: int) -> None:
     to = scheduler()
     for i in range(3):
         prefill(to, f"p{i}", by_ms=30)
     assert len(to.plan(0, 0, slots, running(3)).park) == slots
 
 
-def test_the_parked_resume_before_new_decode_searches() -> None:
+def test_scheduler_resumes_parked_before_new_decode() -> None:
     to = scheduler()
     decode(to, "new")
     plan = to.plan(0, 1, 3, parked=[Running(slot=7, kind=SearchKind.DECODE, extends_left=3)])
     assert plan.resume == [7] and not plan.admit
 
 
-def test_gathering_ends_at_the_timeouts() -> None:
+def test_scheduler_gathers_until_timeouts() -> None:
     to = scheduler(gather_min=4, flush_ms=5, global_flush_ms=20)
     decode(to, "d")
     assert to.plan(0, 8, 8).wake_ms == 20
@@ -270,7 +281,7 @@ Arrivals = st.lists(
 
 
 @given(Arrivals, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), max_size=30), st.data())
-def test_nothing_is_lost_and_reserved_places_are_kept(
+def test_scheduler_loses_no_search_and_keeps_reserved_places(
     arrivals: Sequence[tuple[SearchKind, int, int]],
     turns: Sequence[tuple[int, int]],
     data: st.DataObject,
@@ -283,18 +294,18 @@ def test_nothing_is_lost_and_reserved_places_are_kept(
     ]
     for item in items:
         assert to.arrive(item, 0) is None
-    now_ms, seen, last_decode = 0, set[int](), -1
+    now_ms, ended_ids, last_decode = 0, set[int](), -1
     for places, later_ms in turns:
         now_ms += later_ms
         feasible = sum(
             i.kind is SearchKind.PREFILL and i.slack_ms(now_ms, 1.0) >= 0 and i.deadline_ms > now_ms
             for i in items
-            if i.search not in seen
+            if i.search not in ended_ids
         )
         plan = to.plan(now_ms, places, 99)
-        done = plan.admit + [item for item, _ in plan.dropped]
-        assert not seen & {item.search for item in done}
-        seen |= {item.search for item in done}
+        ended_searches = plan.admit + [item for item, _ in plan.dropped]
+        assert not ended_ids & {item.search for item in ended_searches}
+        ended_ids |= {item.search for item in ended_searches}
         admitted_decodes = [i.search for i in plan.admit if i.kind is SearchKind.DECODE]
         assert admitted_decodes == sorted(admitted_decodes)
         assert not admitted_decodes or admitted_decodes[0] > last_decode
@@ -302,12 +313,12 @@ def test_nothing_is_lost_and_reserved_places_are_kept(
         prefills = sum(item.kind is SearchKind.PREFILL for item in plan.admit)
         if places > 1:
             assert prefills >= min(feasible, math.ceil(share * places), places - 1)
-        waiting = sum(i.deadline_ms > now_ms for i in items if i.search not in seen)
+        waiting = sum(i.deadline_ms > now_ms for i in items if i.search not in ended_ids)
         assert len(plan.admit) == places or waiting == 0
-    assert len(to) == len(items) - len(seen)
+    assert len(to) == len(items) - len(ended_ids)
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_scheduler_settings_reject_wrong_values() -> None:
     with pytest.raises(ConfigError, match="search.share: expected at most 1, found 2"):
         SchedulerSettings(share=2)
     with pytest.raises(ConfigError, match="search.queue_max: expected at least 1, found 0"):
@@ -317,7 +328,7 @@ def test_wrong_settings_are_refused() -> None:
 
 
 @pytest.mark.parametrize("extends_most", [40, 1 << 60])
-def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: int) -> None:
+def test_scheduler_inspects_running_searches_only_for_urgent_ones(extends_most: int) -> None:
     to, looked = scheduler(ms_per_extend=0.5), list[float]()
     prefill(to, "urgent at last", by_ms=100)
 
@@ -343,7 +354,7 @@ def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: 
         (SearchKind.PREFILL, 4, 0),  # it is late
     ],
 )
-def test_until_when_a_plan_does_nothing_where_no_place_falls_free(
+def test_scheduler_predicts_idle_time_without_free_place(
     kind: SearchKind, by_ms: float, until_ms: float
 ) -> None:
     to = scheduler(ms_per_extend=0.5)
@@ -355,7 +366,7 @@ def test_until_when_a_plan_does_nothing_where_no_place_falls_free(
         assert (early.admit, early.park, early.dropped) == ([], [], [])
 
 
-def test_links_that_run_make_room_at_once() -> None:
+def test_scheduler_idle_time_ends_when_search_waits_behind_link() -> None:
     to = scheduler()
     arrive(to, SearchKind.LINK, "link")
     assert to.idle_until_ms(0.0, lambda: 20) == 1e6

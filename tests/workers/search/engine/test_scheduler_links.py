@@ -28,21 +28,21 @@ def names(items: list[QueuedSearch]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [SearchKind.PREFILL, SearchKind.DECODE])
-def test_a_link_gives_its_place_at_once(kind: SearchKind) -> None:
+def test_scheduler_parks_link_for_search_at_once(kind: SearchKind) -> None:
     to = scheduler()
     arrive(to, kind, "search")
     plan = to.plan(0, 0, 9, [LINK])
     assert (plan.park, names(plan.admit)) == ([4], ["search"])
 
 
-def test_a_link_stays_where_there_is_room_for_others_or_no_slot() -> None:
+def test_scheduler_keeps_link_with_free_place_or_without_slot() -> None:
     for places, slots in ((1, 9), (0, 0)):
         to = scheduler()
         arrive(to, SearchKind.DECODE, "search")
         assert to.plan(0, places, slots, [LINK]).park == []
 
 
-def test_a_parked_link_resumes_when_nobody_waits_and_is_not_parked_again() -> None:
+def test_scheduler_resumes_parked_link_last_and_parks_once() -> None:
     to = scheduler()
     for name in ("one", "two"):
         arrive(to, SearchKind.DECODE, name)
@@ -56,7 +56,7 @@ def test_a_parked_link_resumes_when_nobody_waits_and_is_not_parked_again() -> No
     assert to.plan(3, 0, 9, [parked]).park == []
 
 
-def test_links_wait_for_all_others() -> None:
+def test_scheduler_admits_links_after_all_others() -> None:
     to = SearchScheduler(SchedulerSettings(share=0.5))
     arrive(to, SearchKind.LINK, "link")
     for kind in (SearchKind.DECODE, SearchKind.PREFILL):

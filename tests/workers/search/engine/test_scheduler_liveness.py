@@ -15,8 +15,8 @@ MS_PER_EXTEND = 0.125
 
 
 @pytest.mark.parametrize("kind", [SearchKind.PREFILL, SearchKind.DECODE, SearchKind.LINK])
-async def test_a_search_alone_waits_for_no_timeout(kind: SearchKind) -> None:
-    """No time passes for this engine, so whoever waited for some would wait for ever."""
+async def test_engine_answers_lone_search_without_timeout(kind: SearchKind) -> None:
+    """No time passes for this engine: a search that waited for some would wait for ever."""
     never = SchedulerSettings(park_after_ms=1e9, share=0.5)
     engine = SearchEngine(EngineSettings(lanes=1, scheduler=never), clock_ms=lambda: 0.0)
     index = clustered_index(1_500)
@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.scheduler, self.step = SearchScheduler(settings), 0
-        self.left: dict[
+        self.searches: dict[
             int, tuple[SearchKind, int]
         ] = {}  # by slot: class, and extends that are left
         self.parked: list[int] = []
@@ -51,29 +51,29 @@ class Engine:
         """All that runs, once; then a plan."""
         while self.scheduler.waiting(SearchKind.DECODE) < 8:
             self.arrive(SearchKind.DECODE)
-        for slot in set(self.left) - set(self.parked):
-            kind, left = self.left[slot]
-            self.left[slot] = (kind, left - 1)
-            if left == 1:
-                del self.left[slot]
+        for slot in set(self.searches) - set(self.parked):
+            kind, extends_left = self.searches[slot]
+            self.searches[slot] = (kind, extends_left - 1)
+            if extends_left == 1:
+                del self.searches[slot]
                 self.were_parked.discard(slot)
-        runs = [self._running(slot) for slot in self.left if slot not in self.parked]
+        runs = [self._running(slot) for slot in self.searches if slot not in self.parked]
         parked = [self._running(slot) for slot in self.parked]
-        free_slots = 2 * PLACES - len(self.left)
+        free_slots = 2 * PLACES - len(self.searches)
         plan = self.scheduler.plan(self.now_ms, PLACES - len(runs), free_slots, runs, parked)
         self.parked += plan.park
         self.were_parked |= set(plan.park)
         self.parked = [slot for slot in self.parked if slot not in plan.resume]
         for item in plan.admit:
-            slot = min(set(range(2 * PLACES)) - set(self.left))
-            self.left[slot] = (item.kind, item.extends)
+            slot = min(set(range(2 * PLACES)) - set(self.searches))
+            self.searches[slot] = (item.kind, item.extends)
             self.admitted.append((self.step, item))
         self.step += 1
 
     def _running(self, slot: int) -> Running:
-        kind, left = self.left[slot]
+        kind, extends_left = self.searches[slot]
         return Running(
-            slot=slot, kind=kind, extends_left=left, may_park=slot not in self.were_parked
+            slot=slot, kind=kind, extends_left=extends_left, may_park=slot not in self.were_parked
         )
 
     def steps(self, kind: SearchKind) -> list[int]:
@@ -83,7 +83,7 @@ class Engine:
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("park_after_ms", [0.0, 1.0, 5.0])
-def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
+def test_prefill_wait_is_bounded_under_full_decode_queue(
     park_after_ms: float, share: float
 ) -> None:
     for phase in range(EXTENDS):
@@ -100,7 +100,7 @@ def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_decode_waits_for_a_stated_number_of_extends_under_prefill_without_end(
+def test_decode_wait_is_bounded_under_endless_prefill(
     share: float,
 ) -> None:
     engine = Engine(SchedulerSettings(park_after_ms=0.0, share=share))

@@ -11,24 +11,26 @@ DEGREE = 16
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 500, 30_000])
-def test_edges_go_to_other_rows_once_each(rows: int) -> None:
-    made = build.optimise_graph(neighbour_lists(overlapping(rows, 0, dim=12)[0]), DEGREE)
-    assert made.shape == (rows, DEGREE) and made.dtype == np.uint32
-    assert (made < rows).all()
-    for row, edges in enumerate(made.tolist()):
-        others = [edge for edge in edges if edge != row]
-        assert len(set(others)) == len(others)
-        assert edges == others + [row] * (DEGREE - len(others)), "empty places stand at the end"
-        assert len(others) >= min(DEGREE // 2, rows - 1)
+def test_graph_edges_go_to_distinct_other_rows(rows: int) -> None:
+    graph = build.optimise_graph(neighbour_lists(overlapping(rows, 0, dim=12)[0]), DEGREE)
+    assert graph.shape == (rows, DEGREE) and graph.dtype == np.uint32
+    assert (graph < rows).all()
+    for row, edges in enumerate(graph.tolist()):
+        neighbours = [edge for edge in edges if edge != row]
+        assert len(set(neighbours)) == len(neighbours)
+        assert edges == neighbours + [row] * (DEGREE - len(neighbours)), (
+            "empty places stand at the end"
+        )
+        assert len(neighbours) >= min(DEGREE // 2, rows - 1)
 
 
-def test_the_nearer_half_is_that_of_the_pruned_lists() -> None:
-    """Edges with the fewest detours, ties by rank; the reverse edges come after."""
+def test_graph_nearer_half_comes_from_pruned_lists() -> None:
+    """The edges have the fewest detours, ties by rank; reverse edges come after."""
     keys = neighbour_lists(gaussian(300, 6))
-    made = build.optimise_graph(keys, DEGREE)
+    graph = build.optimise_graph(keys, DEGREE)
     near = [rows_and_distances(row[row < EMPTY])[0].tolist() for row in keys]
-    for row, edges in enumerate(made.tolist()):
+    for row, edges in enumerate(graph.tolist()):
         detours = [sum(b in near[a] for a in near[row][:rank]) for rank, b in enumerate(near[row])]
         order = sorted(range(len(detours)), key=lambda rank: (detours[rank], rank))
-        kept = [near[row][rank] for rank in order][: DEGREE // 2]
-        assert edges[: DEGREE // 2] == kept
+        expected = [near[row][rank] for rank in order][: DEGREE // 2]
+        assert edges[: DEGREE // 2] == expected

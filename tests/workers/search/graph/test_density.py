@@ -16,47 +16,47 @@ from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric, Storage
 
 
-def made(dim: int, rows: int = 2_000) -> tuple[Array, Array]:
+def graph_and_vectors(dim: int, rows: int = 2_000) -> tuple[Array, Array]:
     vectors = gaussian(rows, dim, seed=3)
     stored = prepare(vectors, dim, Metric.SQEUCLIDEAN, Storage.FLOAT32)
     return build.optimise_graph(neighbour_lists(vectors, 32), 24), stored
 
 
-def squares(vectors: Array, row: int, others: Array) -> Array:
-    far: Array = ((vectors[others].astype(np.float64) - vectors[row]) ** 2).sum(1)
+def squares(vectors: Array, row: int, targets: Array) -> Array:
+    far: Array = ((vectors[targets].astype(np.float64) - vectors[row]) ** 2).sum(1)
     return far
 
 
-def test_what_is_left_out_is_nearly_reached_by_a_shorter_edge() -> None:
-    graph, vectors = made(2)
+def test_thin_edges_drops_edges_covered_by_shorter_ones() -> None:
+    graph, vectors = graph_and_vectors(2)
     thin = density.thin_edges(graph, vectors, Storage.FLOAT32.number)
     counts = (thin != np.arange(len(thin))[:, None]).sum(1)
     assert counts.min() >= 1 and counts.mean() < 12
     for row in range(0, len(graph), 37):
-        kept, edges = thin[row, : counts[row]].astype(int), graph[row].astype(int)
+        thin_edges, edges = thin[row, : counts[row]].astype(int), graph[row].astype(int)
         assert (thin[row, counts[row] :] == row).all()
-        far = squares(vectors, row, kept)
-        assert (np.diff(far) >= 0).all() and set(kept) <= set(edges)
-        for other in set(edges) - set(kept) - {row}:
-            mine = squares(vectors, row, np.array([other]))[0]
-            shorter = kept[far <= mine]
-            assert (1.3 * squares(vectors, other, shorter)).min() <= mine * (1 + 1e-5)
+        far = squares(vectors, row, thin_edges)
+        assert (np.diff(far) >= 0).all() and set(thin_edges) <= set(edges)
+        for dropped_edge in set(edges) - set(thin_edges) - {row}:
+            length = squares(vectors, row, np.array([dropped_edge]))[0]
+            shorter = thin_edges[far <= length]
+            assert (1.3 * squares(vectors, dropped_edge, shorter)).min() <= length * (1 + 1e-5)
 
 
-def test_where_most_are_needed_all_stay() -> None:
-    graph, vectors = made(40)
+def test_thin_edges_returns_graph_when_most_edges_are_needed() -> None:
+    graph, vectors = graph_and_vectors(40)
     assert density.thin_edges(graph, vectors, Storage.FLOAT32.number) is graph
     empty = graph[:0]
     assert density.thin_edges(empty, vectors[:0], Storage.FLOAT32.number) is empty
 
 
-def test_any_number_of_threads_leaves_out_the_same() -> None:
-    graph, vectors = made(3)
-    one, two = (density.thin_edges(graph, vectors, 0, threads=threads) for threads in (1, 3))
-    assert one.tobytes() == two.tobytes() != graph.tobytes()
+def test_thin_edges_does_not_depend_on_threads() -> None:
+    graph, vectors = graph_and_vectors(3)
+    first, second = (density.thin_edges(graph, vectors, 0, threads=threads) for threads in (1, 3))
+    assert first.tobytes() == second.tobytes() != graph.tobytes()
 
 
-def test_searches_find_as_much_and_growth_fills_empty_places() -> None:
+def test_thinned_index_keeps_recall_and_fills_empty_places() -> None:
     vectors, queries = gaussian(5_000, 6, seed=5), gaussian(100, 6, seed=6)
     index = Index.build(vectors[:4_000], metric=Metric.SQEUCLIDEAN)
     before = (index.graph != np.arange(4_000)[:, None]).sum()
@@ -70,14 +70,13 @@ def test_searches_find_as_much_and_growth_fills_empty_places() -> None:
     assert recall(index.search(queries, Effort(k=10, top_m=64))[0], truth) >= 0.99
 
 
-def test_edges_of_inner_products_stay() -> None:
+def test_inner_product_graph_keeps_its_edges() -> None:
     index = Index.build(gaussian(3_000, 3), metric=Metric.INNER_PRODUCT, degree=16)
     assert (index.graph != np.arange(3_000)[:, None]).sum(1).mean() > 14
 
 
-def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
-    """Trees that split all alike left borders that no search passed: 4 635 of 50 000 rows became
-    entry points."""
+def test_line_data_needs_usual_entry_points_only() -> None:
+    """Equal splits of all trees left borders: 4 635 of 50 000 rows became entry points."""
     vectors, _ = one_dimension(14_000, 0)
     index = Index.build(vectors)
     assert index.audit is not None and index.audit.missed_share <= 0.002
@@ -85,7 +84,7 @@ def test_points_on_a_line_need_no_entry_points_but_the_usual() -> None:
 
 
 @pytest.mark.parametrize("are_enough", [True, False])
-def test_by_inner_product_rows_that_are_held_out_choose(
+def test_inner_product_graph_is_thinned_when_audit_allows(
     are_enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audits = list[IndexAudit]()
@@ -101,9 +100,9 @@ def test_by_inner_product_rows_that_are_held_out_choose(
     assert (edges < 16) == are_enough
     assert index.audit is audits[are_enough]
     assert audits[0].efforts[0][0] == audits[1].efforts[0][0] == 16
-    found, _ = index.search(queries, Effort(k=10, top_m=64))
+    rows, _ = index.search(queries, Effort(k=10, top_m=64))
     exact = np.argsort(-queries @ vectors.T, axis=1)[:, :10]
-    assert recall(found, exact) >= 0.95
+    assert recall(rows, exact) >= 0.95
 
 
 def audit(*shares: float) -> IndexAudit:
@@ -113,7 +112,7 @@ def audit(*shares: float) -> IndexAudit:
     return IndexAudit(rows=1, entries=1, rounds=1, missed_share=0.0, calibrated=1, efforts=efforts)
 
 
-def test_few_edges_serve_as_well_when_no_list_finds_less() -> None:
+def test_audit_accepts_thin_graph_when_no_list_finds_less() -> None:
     full = audit(0.90, 0.95, 0.99)
     assert audit(0.90, 0.949, 0.995).serves_as_well_as(full)
     assert not audit(0.95, 0.99, 0.98).serves_as_well_as(full)

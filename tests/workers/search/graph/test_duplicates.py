@@ -21,7 +21,7 @@ def of_each(node_of: list[int], dtype: type = np.float32) -> Array:
 
 @pytest.mark.parametrize("metric", [SQUARED_L2, INNER_PRODUCT])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_the_first_of_equal_rows_is_found(dtype: type, metric: int) -> None:
+def test_first_equal_finds_first_of_equal_rows(dtype: type, metric: int) -> None:
     assert duplicates.first_equal(of_each(NODE_OF, dtype), metric).tolist() == NODE_OF
     zeros: Array = np.zeros((3, 16), dtype)
     zeros[1] = -zeros[1]
@@ -29,13 +29,13 @@ def test_the_first_of_equal_rows_is_found(dtype: type, metric: int) -> None:
     assert duplicates.first_equal(zeros[:0], SQUARED_L2).tolist() == []
 
 
-def test_rows_whose_hashes_are_equal_are_compared() -> None:
+def test_duplicates_compare_rows_with_equal_hashes() -> None:
     words = duplicates._words(of_each([0, 1, 2, 1]))
-    found = duplicates._first_of_runs(words, np.zeros(4, np.uint64), np.arange(4))
-    assert found.tolist() == [0, 1, 2, 3], "a copy may become a node, a node never a copy"
+    first_rows = duplicates._first_of_runs(words, np.zeros(4, np.uint64), np.arange(4))
+    assert first_rows.tolist() == [0, 1, 2, 3], "a copy may become a node, a node never a copy"
 
 
-def test_chains_ascend_and_grow() -> None:
+def test_duplicate_chains_ascend_and_grow() -> None:
     chain = duplicates.chain_of(np.array(NODE_OF))
     assert chain is not None
     end = NOWHERE
@@ -51,8 +51,8 @@ def test_chains_ascend_and_grow() -> None:
     assert duplicates.nodes(None, 3).tolist() == [0, 1, 2]
 
 
-def test_a_graph_is_made_of_distinct_vectors() -> None:
-    """Copies filled each other's lists of neighbours."""
+def test_graph_is_built_over_distinct_vectors() -> None:
+    """Duplicates would fill each other's neighbour lists."""
     distinct = gaussian(100, 16)
     node_of = np.sort(np.random.default_rng(0).integers(0, 100, 1_000))
 

@@ -7,7 +7,7 @@ from workers.search.graph import build, entry_points
 from workers.search.index.index import Index
 
 
-def test_every_component_has_an_entry_point() -> None:
+def test_entry_points_cover_every_component() -> None:
     vectors, _ = separated(4_000, 0, clusters=150, dim=16)
     index = Index.build(vectors, degree=8)
     roots = build.components(index.graph)

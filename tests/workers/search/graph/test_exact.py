@@ -28,31 +28,31 @@ def scanned(vectors: Array, count: int, metric: Metric, storage: Storage) -> Arr
 @pytest.mark.parametrize("metric", list(Metric))
 @pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("rows", [1, 2, 33, 200])
-def test_lists_are_those_of_a_scan(rows: int, storage: Storage, metric: Metric) -> None:
-    drawn, _ = overlapping(rows, 0, dim=19)
-    vectors = inputs.prepare(drawn, 19, metric, storage)
+def test_exact_neighbours_equal_scan(rows: int, storage: Storage, metric: Metric) -> None:
+    points, _ = overlapping(rows, 0, dim=19)
+    vectors = inputs.prepare(points, 19, metric, storage)
     expected = scanned(vectors, 24, metric, storage)
     for threads in (1, 2):
-        found = exact.neighbours(vectors, 24, metric.number, storage.number, threads=threads)
-        assert found.tobytes() == expected.tobytes()
+        lists = exact.neighbours(vectors, 24, metric.number, storage.number, threads=threads)
+        assert lists.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_nearest_others_are_those_of_a_scan(metric: Metric, monkeypatch: Any) -> None:
-    """Rows stand in panels part by part, and 70 queries are more than a block."""
+def test_exact_nearest_others_equal_scan(metric: Metric, monkeypatch: Any) -> None:
+    """Panels take rows part by part, and 70 queries are more than a block."""
     monkeypatch.setattr(exact, "_PART_ROWS", 96)
-    drawn, _ = overlapping(500, 0, dim=19)
-    vectors = inputs.prepare(drawn, 19, metric, Storage.FLOAT16)
+    points, _ = overlapping(500, 0, dim=19)
+    vectors = inputs.prepare(points, 19, metric, Storage.FLOAT16)
     rows = np.arange(3, 500, 7)[:70]
     kernel = metric.number, Storage.FLOAT16.number
     listed = rows_and_distances(scanned(vectors, 499, metric, Storage.FLOAT16)[rows])[0]
-    expected = [each[~np.isin(each, rows)][:24] for each in listed]
+    expected = [nearest_rows[~np.isin(nearest_rows, rows)][:24] for nearest_rows in listed]
     for threads in (1, 2):
-        found = exact.nearest_others(vectors, rows, 24, *kernel, threads=threads)
-        assert found.tolist() == np.array(expected).tolist()
+        neighbours = exact.nearest_others(vectors, rows, 24, *kernel, threads=threads)
+        assert neighbours.tolist() == np.array(expected).tolist()
 
 
-def test_dimensions_of_zeros_behind_all_values_are_left_out() -> None:
+def test_dims_used_skips_trailing_zeros() -> None:
     vectors = np.zeros((5, 32), np.float32)
     assert exact.dims_used(vectors) == 1
     vectors[3, 6] = -1

@@ -25,8 +25,8 @@ def _lengths(vectors: Array, graph: Array, metric: int, stored: int, out: Array)
 
 @pytest.mark.parametrize("metric", Metric)
 @pytest.mark.parametrize("storage", Storage)
-def test_lengths_are_those_of_the_edges(metric: Metric, storage: Storage) -> None:
-    """Also after a change that came to nothing, by which they had been changed already."""
+def test_linking_keeps_true_edge_lengths(metric: Metric, storage: Storage) -> None:
+    """They stay true after an unpublished link that had already changed them."""
     vectors, _ = overlapping(3_400, 0, dim=64)
     index = Index(64, degree=16, metric=metric, storage=storage, threads=1)
     index.upsert(range(3_000), vectors[:3_000])
@@ -34,14 +34,14 @@ def test_lengths_are_those_of_the_edges(metric: Metric, storage: Storage) -> Non
     index.upsert(range(3_000, 3_400), vectors[3_000:])
     for batch in range(4):
         if batch == 2:
-            made = index._link_rows(index.view(), 3_300, index.neighbours)
-            assert len(made.graph) == 3_300
+            void_links = index._link_rows(index.view(), 3_300, index.neighbours)
+            assert len(void_links.graph) == 3_300
         index.link(100)
     graph, view = index.graph, index.view()
-    kept = index.links.notes(len(graph)).lengths[: len(graph)]
-    expected = np.empty(kept.shape, np.float32)
+    lengths = index.links.notes(len(graph)).lengths[: len(graph)]
+    expected = np.empty(lengths.shape, np.float32)
     _lengths(stored_bits(view.vectors), graph, metric.number, storage.number, expected)
-    known = ~np.isnan(kept[:, 0])
-    assert known[3_200:].all() and 100 < known[:3_000].sum()
-    is_edge = graph[:, : kept.shape[1]] != np.arange(len(graph))[:, None]
-    assert (kept == expected)[known[:, None] & is_edge].all()
+    has_lengths = ~np.isnan(lengths[:, 0])
+    assert has_lengths[3_200:].all() and 100 < has_lengths[:3_000].sum()
+    is_edge = graph[:, : lengths.shape[1]] != np.arange(len(graph))[:, None]
+    assert (lengths == expected)[has_lengths[:, None] & is_edge].all()

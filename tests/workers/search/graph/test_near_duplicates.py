@@ -18,11 +18,11 @@ def scaled(groups: int, dim: int = 40) -> Array:
     """Each direction twelve times, in other lengths: rows i, i + groups, ..."""
     random = np.random.default_rng(4)
     rows = np.tile(gaussian(groups, dim), (EACH, 1))
-    found: Array = (rows * np.exp(random.normal(0, 0.4, (len(rows), 1)))).astype(np.float32)
-    return found
+    scaled_rows: Array = (rows * np.exp(random.normal(0, 0.4, (len(rows), 1)))).astype(np.float32)
+    return scaled_rows
 
 
-def test_directions_in_several_lengths_are_copies_of_the_first() -> None:
+def test_scaled_directions_are_duplicates_of_first() -> None:
     unit = prepare(scaled(300), 40, Metric.COSINE)
     assert len(np.unique(unit, axis=0)) > 2 * 300
     node_of = duplicates.first_equal(unit, INNER_PRODUCT)
@@ -32,7 +32,7 @@ def test_directions_in_several_lengths_are_copies_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("norm", [1e-12, 1.0, 1e12])
-def test_what_is_farther_apart_than_rounding_is_no_copy(norm: float) -> None:
+def test_rows_apart_beyond_rounding_are_not_duplicates(norm: float) -> None:
     near = np.tile(gaussian(1, 32, seed=5), (40, 1))
     near /= np.linalg.norm(near[0])
     near[:, 0] += np.arange(40) * 1e-5
@@ -41,8 +41,8 @@ def test_what_is_farther_apart_than_rounding_is_no_copy(norm: float) -> None:
     ).all()
 
 
-def test_no_copy_is_far_from_its_node_however_many_lie_between() -> None:
-    """Each is equal to the next, the first not to the last."""
+def test_duplicate_stays_near_its_node_in_long_chain() -> None:
+    """Each row equals the next, but the first does not equal the last."""
     random = np.random.default_rng(6)
     rows = np.tile(prepare(gaussian(1, 32), 32, Metric.COSINE), (400, 1))
     rows[:, 1] += random.permutation(400) * np.float32(1e-7)
@@ -53,40 +53,40 @@ def test_no_copy_is_far_from_its_node_however_many_lie_between() -> None:
     assert far.max() <= 2 * near_duplicates._ROUNDED * 1.01
 
 
-def test_zeros_are_equal() -> None:
+def test_first_equal_treats_zeros_as_equal() -> None:
     rows = np.zeros((5, 16), np.float32)
     rows[2, 0] = 1e-30
     assert duplicates.first_equal(rows, INNER_PRODUCT).tolist() == [0, 0, 2, 0, 0]
 
 
 @pytest.mark.parametrize("metric", [Metric.COSINE, Metric.INNER_PRODUCT])
-def test_they_are_found_as_scans_find_them_also_those_that_came_later(metric: Metric) -> None:
+def test_search_finds_near_duplicates_like_scan_after_growth(metric: Metric) -> None:
     unit = prepare(scaled(600), 40, Metric.COSINE)[:, :40]
-    given = unit if metric is Metric.INNER_PRODUCT else scaled(600)
-    index = Index.build(given[:6_000], metric=metric, degree=16)
-    index.upsert(range(6_000, len(given)), given[6_000:])
+    vectors = unit if metric is Metric.INNER_PRODUCT else scaled(600)
+    index = Index.build(vectors[:6_000], metric=metric, degree=16)
+    index.upsert(range(6_000, len(vectors)), vectors[6_000:])
     while index.link():
         pass
     view = index.view()
     assert duplicates.node_count(view.chain, view.linked) == 600
     queries = gaussian(50, 40, seed=8)
-    found, far = index.search(queries, Effort(k=20, top_m=64))
+    hits, far = index.search(queries, Effort(k=20, top_m=64))
     exact = -(prepare(queries, 40, metric)[:, :40].astype(np.float64) @ unit.T)
     exact += metric is Metric.COSINE
-    assert np.abs(np.take_along_axis(exact, found, 1) - far).max() < 5e-6 * np.abs(exact).max()
+    assert np.abs(np.take_along_axis(exact, hits, 1) - far).max() < 5e-6 * np.abs(exact).max()
     best = np.sort(exact, axis=1)[:, 19:20]
-    assert (np.take_along_axis(exact, found, 1) <= best + 5e-6 * np.abs(best)).mean() > 0.97
+    assert (np.take_along_axis(exact, hits, 1) <= best + 5e-6 * np.abs(best)).mean() > 0.97
     assert index.audit is not None and index.audit.missed_share <= 0.002
     assert index.storage is Storage.FLOAT32
 
 
-def test_a_copy_whose_node_is_deleted_is_found() -> None:
+def test_search_finds_duplicate_of_deleted_node() -> None:
     index = Index.build(scaled(600), metric=Metric.COSINE, degree=16)
     index.delete(range(600))
     index.compact()
     view = index.view()
     assert len(index) == 11 * 600 and duplicates.node_count(view.chain, view.linked) == 600
-    found, far = index.search(gaussian(600, 40), Effort(k=11, top_m=32))
-    rows = np.array(index.ids_of(found.ravel())).reshape(found.shape)
+    hits, far = index.search(gaussian(600, 40), Effort(k=11, top_m=32))
+    rows = np.array(index.ids_of(hits.ravel())).reshape(hits.shape)
     assert (np.sort(rows % 600, axis=1) == np.arange(600)[:, None]).mean() > 0.99
     assert np.abs(far).max() < 1e-5

@@ -21,7 +21,7 @@ def found_ids(index: Index, effort: Effort) -> np.ndarray[Any, Any]:
     return np.array([index.ids_of(row) for row in index.search(QUERIES, effort)[0]])
 
 
-def test_upserts_and_deletes_show_at_once() -> None:
+def test_index_shows_upserts_and_deletes_at_once() -> None:
     index = Index.build(VECTORS[:3_000])
     index.upsert(range(3_000, 6_000), VECTORS[3_000:])
     everything = np.ones(6_000, bool)
@@ -30,12 +30,12 @@ def test_upserts_and_deletes_show_at_once() -> None:
     assert index.delete(dead.tolist()) == 2_000
     assert index.delete(dead.tolist()) == 0
     everything[dead] = False
-    found = found_ids(index, Effort())
-    assert everything[found].all()
-    assert recall(found, nearest(VECTORS, QUERIES, 10, everything)) >= 0.95
+    ids = found_ids(index, Effort())
+    assert everything[ids].all()
+    assert recall(ids, nearest(VECTORS, QUERIES, 10, everything)) >= 0.95
 
 
-def test_an_upsert_replaces() -> None:
+def test_upsert_replaces_row_of_same_id() -> None:
     index = Index.build(gaussian(2_000, 6), [f"{i}" for i in range(2_000)])
     far = np.full((1, 6), 50, np.float32)
     index.upsert(["7"], far)
@@ -47,7 +47,7 @@ def test_an_upsert_replaces() -> None:
     assert distances[0, 0] == 0
 
 
-def test_linking_in_batches_is_as_good_as_building() -> None:
+def test_linking_in_batches_matches_recall_of_build() -> None:
     index = Index.build(VECTORS[:4_000])
     index.upsert(range(4_000, 6_000), VECTORS[4_000:])
     steps = 0
@@ -59,11 +59,11 @@ def test_linking_in_batches_is_as_good_as_building() -> None:
     assert recall(found_ids(index, Effort()), truth) >= built - 0.01
     assert (index.graph < 6_000).all()
     for row, edges in enumerate(index.graph[4_000:].tolist(), 4_000):
-        others = [edge for edge in edges if edge != row]
-        assert len(set(others)) == len(others)
+        neighbours = [edge for edge in edges if edge != row]
+        assert len(set(neighbours)) == len(neighbours)
 
 
-def test_a_new_cluster_is_reached_after_linking() -> None:
+def test_linked_index_reaches_new_cluster() -> None:
     index = Index.build(VECTORS)
     far = 30 + gaussian(400, 24)
     index.upsert([f"far {i}" for i in range(400)], far)
@@ -74,7 +74,7 @@ def test_a_new_cluster_is_reached_after_linking() -> None:
     assert [index.ids_of(row)[0] for row in rows] == [f"far {i}" for i in range(400)]
 
 
-def test_compaction_drops_the_dead_and_keeps_the_rest() -> None:
+def test_compaction_drops_dead_rows_and_keeps_recall() -> None:
     metadata = [{"part": i % 4} for i in range(6_000)]
     index = Index.build(VECTORS, metadata=metadata)
     dead = np.random.default_rng(1).permutation(6_000)[:1_500]
@@ -89,12 +89,12 @@ def test_compaction_drops_the_dead_and_keeps_the_rest() -> None:
     after = recall(found_ids(index, Effort()), nearest(VECTORS, QUERIES, 10, alive))
     assert after >= before - 0.02
     part = alive & (np.arange(6_000) % 4 == 1)
-    found = found_ids(index, Effort(where=EqualFilter("part", 1)))
-    assert recall(found, nearest(VECTORS, QUERIES, 10, part)) == 1
+    ids = found_ids(index, Effort(where=EqualFilter("part", 1)))
+    assert recall(ids, nearest(VECTORS, QUERIES, 10, part)) == 1
     assert view.count == 6_000  # who searches the old snapshot still can
 
 
-def test_changes_during_compaction_are_kept() -> None:
+def test_compaction_keeps_concurrent_changes() -> None:
     index = Index.build(gaussian(3_000, 8))
     index.delete(range(500))
     compacting = index.view().live_rows
@@ -117,16 +117,16 @@ def test_changes_during_compaction_are_kept() -> None:
     assert index.loose == 0
 
 
-def test_the_graph_does_not_depend_on_threads() -> None:
-    made = [Index.build(VECTORS, threads=threads, seed=3) for threads in (1, 3)]
-    for index in made:
+def test_graph_does_not_depend_on_threads() -> None:
+    indexes = [Index.build(VECTORS, threads=threads, seed=3) for threads in (1, 3)]
+    for index in indexes:
         index.upsert(range(9_000, 9_100), gaussian(100, 24))
         index.link()
-    assert made[0].graph.tobytes() == made[1].graph.tobytes()
-    assert made[0].entries.tobytes() == made[1].entries.tobytes()
+    assert indexes[0].graph.tobytes() == indexes[1].graph.tobytes()
+    assert indexes[0].entries.tobytes() == indexes[1].entries.tobytes()
 
 
-def test_searches_go_on_while_another_thread_changes_the_index() -> None:
+def test_index_answers_searches_while_thread_changes_index() -> None:
     index = Index.build(VECTORS[:2_000])
 
     def change() -> None:
@@ -146,7 +146,7 @@ def test_searches_go_on_while_another_thread_changes_the_index() -> None:
     assert len(index) == 4_000 - 200
 
 
-def test_filters() -> None:
+def test_index_filters_rows_by_metadata() -> None:
     metadata: list[dict[str, Any]] = [
         {"n": i, "even": i % 2 == 0, "name": f"x{i % 5}"} for i in range(50)
     ]
@@ -178,8 +178,8 @@ def test_filters() -> None:
             index.search(np.zeros(3), Effort(where=wrong))
 
 
-def test_a_field_takes_another_kind_once_no_row_has_the_former_one() -> None:
-    """Else what replaces it is lost until the index is compacted."""
+def test_field_changes_type_after_last_row_of_former_type() -> None:
+    """Otherwise the replacing document would be lost until a compaction."""
     index = Index(3)
     index.upsert([1, 2, 3], gaussian(3, 3), [{"v": "x"}, {"v": "y"}, {"n": 1}])
     before = index.view()
@@ -205,9 +205,9 @@ def test_a_field_takes_another_kind_once_no_row_has_the_former_one() -> None:
     ) == [9]
 
 
-def test_bad_documents_change_nothing() -> None:
+def test_index_rejects_bad_documents_unchanged() -> None:
     index = Index.build(gaussian(5, 3), metadata=[{"n": 1}] * 5)
-    one = gaussian(1, 3)
+    vector = gaussian(1, 3)
     bad: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ([True], [{}]),
         ([1.5], [{}]),
@@ -224,5 +224,5 @@ def test_bad_documents_change_nothing() -> None:
     ]
     for ids, metadata in bad:
         with pytest.raises(InvalidRequest, match="expected|holds"):
-            index.upsert(ids, one, metadata)
+            index.upsert(ids, vector, metadata)
     assert len(index) == index.rows.count == 5

@@ -26,7 +26,7 @@ def metadata(rows: int) -> list[dict[str, Any]]:
     return [{"part": i % 5} for i in range(rows)]
 
 
-def made() -> Index:
+def index_with_duplicates() -> Index:
     """Built with copies; some came later, of old rows and of each other; some were deleted."""
     index = Index.build(DISTINCT[OF[:4_000]], metadata=metadata(4_000), degree=16, threads=1)
     index.upsert(range(4_000, 7_000), DISTINCT[OF[4_000:]], metadata(3_000))
@@ -38,7 +38,7 @@ def made() -> Index:
 
 @pytest.fixture(scope="module")
 def index() -> Index:
-    return made()
+    return index_with_duplicates()
 
 
 def is_exact(index: Index, effort: Effort, queries: Any = QUERIES) -> bool:
@@ -53,40 +53,40 @@ def is_exact(index: Index, effort: Effort, queries: Any = QUERIES) -> bool:
 
 
 @pytest.mark.parametrize("where", [None, ~EqualFilter("part", 1)], ids=["all", "filtered"])
-def test_hits_are_the_copies_in_order_of_rows(index: Index, where: Filter | None) -> None:
-    """Also where a node itself is deleted or excluded, and where most of the 200 are asked for."""
+def test_search_returns_duplicates_in_row_order(index: Index, where: Filter | None) -> None:
+    """The node itself may be deleted or excluded, and k may cover most of 200 duplicates."""
     assert index.view().chain is not None
     assert is_exact(index, Effort(k=10, top_m=64, where=where))
     if where is None:
         assert is_exact(index, Effort(k=150, top_m=200), QUERIES[:3])
 
 
-def test_copies_take_no_places_of_the_routing_list(index: Index) -> None:
+def test_duplicates_take_no_routing_list_places(index: Index) -> None:
     """Each query has some 170 equal rows, and there is a node for each distinct vector."""
-    found, distances = index.search(DISTINCT[:3], Effort(k=20, top_m=20))
-    assert (OF[found] == np.arange(3)[:, None]).all()
+    rows, distances = index.search(DISTINCT[:3], Effort(k=20, top_m=20))
+    assert (OF[rows] == np.arange(3)[:, None]).all()
     assert (distances == 0).all()
     nodes = duplicates.nodes(index.view().chain, len(index.graph))
     assert len(np.unique(OF[nodes])) == len(nodes), "one for each distinct vector"
 
 
-def test_the_kernel_equals_the_reference_with_copies(index: Index) -> None:
+def test_kernel_equals_reference_with_duplicates(index: Index) -> None:
     view = index.view()
     for effort in (Effort(k=10, top_m=24), Effort(k=7, top_m=24, where=~EqualFilter("part", 2))):
         prepared = inputs.prepare(QUERIES[:8], DIM, index.metric)
         for query in prepared:
             search = plans.search_of(effort, query[None], view, seeds=(5, 900, 3_999))
             rows, distances = Reference(search).run()
-            found = bulk.search_all(effort, query[None], view)
+            hits = bulk.search_all(effort, query[None], view)
             cold = Reference(plans.search_of(effort, query[None], view)).run()
-            assert cold[0].tobytes() == found.rows[0].tobytes()
-            assert cold[1].tobytes() == found.distances[0].tobytes()
+            assert cold[0].tobytes() == hits.rows[0].tobytes()
+            assert cold[1].tobytes() == hits.distances[0].tobytes()
             assert len(set(rows.tolist())) == len(rows), "a copy may be a seed"
             assert (np.diff(distances) >= 0).all()
 
 
-def test_compaction_keeps_a_node_while_one_of_its_rows_lives() -> None:
-    index = made()
+def test_compaction_keeps_node_with_live_rows() -> None:
+    index = index_with_duplicates()
     view = index.view()
     assert view.alive is not None
     live = np.flatnonzero(unpack_bits(view.alive, view.count))
@@ -105,21 +105,21 @@ def test_compaction_keeps_a_node_while_one_of_its_rows_lives() -> None:
     assert is_exact(index, Effort(k=10, top_m=96))
 
 
-def test_a_chain_is_saved_and_goes_on(tmp_path: Path) -> None:
-    index = made()
+def test_loaded_duplicate_chain_links_like_original(tmp_path: Path) -> None:
+    index = index_with_duplicates()
     snapshot.save(index, tmp_path / "index")
     read = snapshot.load(tmp_path / "index")
     effort = Effort(k=10, top_m=48)
     assert read.search(QUERIES, effort)[0].tobytes() == index.search(QUERIES, effort)[0].tobytes()
-    for each in (index, read):
-        each.link()
+    for target in (index, read):
+        target.link()
     assert read.view().chain is not None
     for array in ("graph", "chain", "entries"):
         assert getattr(read.view(), array).tobytes() == getattr(index.view(), array).tobytes()
 
 
-def test_rows_that_are_put_again_add_no_nodes() -> None:
-    """The same documents twenty times: their nodes stay, whichever row of theirs lives."""
+def test_repeated_upserts_add_no_nodes() -> None:
+    """The same documents arrive again and again: their nodes stay, whichever row lives."""
     index = Index.build(DISTINCT, degree=16, threads=1)
     for _ in range(3):
         index.upsert(range(900), DISTINCT[:900])
@@ -133,16 +133,16 @@ def test_rows_that_are_put_again_add_no_nodes() -> None:
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_one_vector_many_times(metric: Metric) -> None:
+def test_search_orders_many_equal_rows(metric: Metric) -> None:
     index = Index.build(np.repeat(gaussian(1, 6), 3_000, axis=0), metric=metric)
     index.upsert(range(4_000, 4_100), np.repeat(gaussian(1, 6), 100, axis=0))
     index.link()
     for k in (1, 10, 500):
-        found, _ = index.search(gaussian(2, 6), Effort(k=k))
-        assert found.tolist() == [list(range(k))] * 2
+        rows, _ = index.search(gaussian(2, 6), Effort(k=k))
+        assert rows.tolist() == [list(range(k))] * 2
 
 
-def test_a_version_of_the_chain_that_is_read_stays_as_it_is() -> None:
+def test_chain_version_stays_unchanged_while_read() -> None:
     index = Index.build(DISTINCT, degree=16, threads=1)
     views, whole = [], []
     for first in range(10_000, 10_600, 100):
@@ -151,4 +151,4 @@ def test_a_version_of_the_chain_that_is_read_stays_as_it_is() -> None:
         views.append(index.view())
         whole.append([view.chain.tobytes() for view in views if view.chain is not None])
     last = [view.chain.tobytes() for view in views if view.chain is not None]
-    assert [last[: len(each)] for each in whole] == whole
+    assert [last[: len(chains)] for chains in whole] == whole

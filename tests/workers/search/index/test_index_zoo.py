@@ -29,69 +29,68 @@ def measured(kind: zoo.DataKind, top_m: Sequence[int] = (64,)) -> list[float]:
     vectors, queries = kind.draw(ROWS, QUERIES)
     limits = truth.farthest(vectors, queries, 10, kind.metric)
     index = Index.build(vectors, metric=kind.metric)
-    found = [index.search(queries, Effort(k=10, top_m=each))[0] for each in top_m]
-    return [truth.recall(vectors, queries, rows, limits, kind.metric) for rows in found]
+    rows_by_length = [index.search(queries, Effort(k=10, top_m=length))[0] for length in top_m]
+    return [truth.recall(vectors, queries, rows, limits, kind.metric) for rows in rows_by_length]
 
 
 @pytest.mark.parametrize("name", zoo.KINDS)
-def test_recall_on_every_kind_of_the_zoo(name: str) -> None:
-    """Spread by distance alone, entry points found 0.16 to 0.95."""
+def test_index_reaches_recall_floor_on_every_zoo_kind(name: str) -> None:
+    """Entry points that were spread by distance alone found 0.16 to 0.95."""
     assert measured(zoo.KINDS[name])[0] >= FLOOR
 
 
 @pytest.mark.parametrize("name", ["many_scales", "copies", "equal_features", "mixture"])
-def test_recall_of_graphs_that_are_built_as_large_ones(
+def test_graph_built_like_large_one_reaches_recall_floor(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By NN-descent, whose lists are not exact."""
+    """NN-descent builds its lists, which are not exact."""
     monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 2_000)
     assert measured(zoo.KINDS[name])[0] >= FLOOR
 
 
 @pytest.mark.parametrize("seed", range(6, 18))
-def test_recall_on_kinds_that_nobody_chose(seed: int) -> None:
-    """With the usual effort, and with four times as much."""
-    usual, more = measured(random_kinds.random_kind(seed), (64, 256))
-    assert usual >= FLOOR
-    assert more >= 0.98
+def test_index_reaches_recall_floor_on_random_kinds(seed: int) -> None:
+    """Searches take the usual effort, and four times as much."""
+    recall_at_64, recall_at_256 = measured(random_kinds.random_kind(seed), (64, 256))
+    assert recall_at_64 >= FLOOR
+    assert recall_at_256 >= 0.98
 
 
-def test_filters_that_exclude_what_is_near() -> None:
-    """Hits that a walk met by chance, far from the query, were returned as if they were the
-    nearest."""
+def test_filter_excluding_near_rows_keeps_recall() -> None:
+    """A walk may not return chance hits far from the query as if they were the nearest."""
     vectors, queries = overlapping(12_000, 200, dim=32)
     place = np.argsort(np.argsort(vectors @ vectors[0])) / len(vectors)
-    index = Index.build(vectors, metadata=[{"place": float(each)} for each in place])
+    index = Index.build(vectors, metadata=[{"place": float(rank)} for rank in place])
     beyond = queries[np.argsort(queries @ vectors[0])[-60:]]
     for share in (0.4, 0.55, 0.9):
         effort = Effort(k=10, top_m=64, where=RangeFilter("place", None, share))
-        found, _ = index.search(beyond, effort)
-        assert (place[found] <= share).all()
-        assert recall(found, nearest(vectors, beyond, 10, place <= share)) >= 0.95
+        rows, _ = index.search(beyond, effort)
+        assert (place[rows] <= share).all()
+        assert recall(rows, nearest(vectors, beyond, 10, place <= share)) >= 0.95
 
 
-def test_deleted_neighbourhoods_do_not_hide_what_lies_beyond() -> None:
-    """A walk whose routing list is full of deleted rows is a scan in the end."""
+def test_search_finds_rows_beyond_deleted_neighbourhood() -> None:
+    """A walk whose routing list is full of deleted rows ends as a scan."""
     vectors, _ = overlapping(6_000, 0)
     index = Index.build(vectors)
     close = nearest(vectors, vectors[:1], 900)[0]
     index.delete(close.tolist())
     allowed = np.ones(len(vectors), bool)
     allowed[close] = False
-    found, _ = index.search(vectors[:1], USUAL)
-    assert recall(found, nearest(vectors, vectors[:1], 10, allowed)) == 1
+    rows, _ = index.search(vectors[:1], USUAL)
+    assert recall(rows, nearest(vectors, vectors[:1], 10, allowed)) == 1
 
 
-def test_a_filter_is_scanned_or_walked_by_what_costs_less() -> None:
-    """Scanned are few rows, and those that no routing list would hold enough of."""
+def test_plan_scans_or_walks_filtered_rows_by_cost() -> None:
+    """Few rows are scanned, and those that no routing list would hold enough of."""
     vectors, _ = overlapping(8_000, 0, dim=16)
     metadata = [{"place": i} for i in range(len(vectors))]
     view = Index.build(vectors, metadata=metadata, degree=16).view()
-    found = {}
+    plan_of = {}
     for allowed in (0, 100, 2_000, 5_000, 7_600):
         effort = Effort(k=10, where=RangeFilter("place", 0, allowed - 1))
-        found[allowed] = plans.plan_search(effort, view)
-    assert [way.exact for way in found.values()] == [True, True, True, False, False]
+        plan_of[allowed] = plans.plan_search(effort, view)
+    assert [way.exact for way in plan_of.values()] == [True, True, True, False, False]
     crowded = Effort(k=100, where=RangeFilter("place", 0, 7_599))
     assert not plans.plan_search(crowded, view, plans.SearchLimits(top_m_max=211)).exact
     assert plans.plan_search(crowded, view, plans.SearchLimits(top_m_max=210)).exact
@@ -103,8 +102,8 @@ def islands(count: int, rows: int) -> np.ndarray:
     return np.repeat(centres, rows, axis=0) + gaussian(count * rows, 24, seed=rows)
 
 
-def test_what_is_added_is_audited_when_it_is_much() -> None:
-    """Rows that come later lie on islands of their own."""
+def test_index_audits_large_additions() -> None:
+    """Later rows lie on islands of their own."""
     index = Index.build(islands(30, 100), degree=16)
     first = index.audit
     assert first is not None
@@ -123,22 +122,21 @@ def test_what_is_added_is_audited_when_it_is_much() -> None:
     assert index.missed_share() <= 0.02
 
 
-def test_an_audit_mends_what_it_finds_and_says_what_is_left() -> None:
-    """Entry points that lie in one corner: the others are found, and the share goes down."""
+def test_audit_adds_entry_points_and_reports_missed_share() -> None:
+    """Entry points lie in one corner: the audit finds the others, and the share falls."""
     index = Index.build(islands(60, 50), degree=16)
     index.links.entries = np.arange(3)
     index._publish_view()
     before = index.missed_share()
     assert before > 0.8
-    entries, found = audit.audit_index(index.view(), index.neighbours, seed=1)
+    entries, index_audit = audit.audit_index(index.view(), index.neighbours, seed=1)
     assert len(entries) >= 60
-    assert found.rounds >= 2
-    assert found.missed_share <= audit.ENOUGH
+    assert index_audit.rounds >= 2
+    assert index_audit.missed_share <= audit.ENOUGH
 
 
-def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_helps() -> None:
-    """Narrow clusters inside of wide ones: what a query of a wide one is nearest to lies at the rim
-    of a narrow one, where hardly any edge leads. In noise there are no better entry points."""
+def test_audit_adds_entry_points_only_where_recall_improves() -> None:
+    """Wide clusters hold narrow ones: few edges lead to rims; noise has no better entries."""
     for vectors, helps in ((zoo.close_scales(4_000, 0)[0], True), (gaussian(2_000, 200), False)):
         index = Index.build(vectors, degree=16)
         index.links.entries = np.arange(0, len(vectors), 50)
@@ -146,14 +144,17 @@ def test_nearest_rows_that_held_out_ones_miss_become_entry_points_where_that_hel
         random = np.random.default_rng(0)
         nearest_of = audit.build_nearest_of(index.view(), index.neighbours)
         entries = audit.extend_entries(index.view(), index.neighbours, nearest_of, random)
-        held = audit.HeldOutRows.draw(index.view(), nearest_of, random, 200, 10)
-        shares = [held.recall(index.neighbours, each) for each in (index.entries, entries)]
+        held_out_rows = audit.HeldOutRows.draw(index.view(), nearest_of, random, 200, 10)
+        shares = [
+            held_out_rows.recall(index.neighbours, entry_rows)
+            for entry_rows in (index.entries, entries)
+        ]
         assert (len(entries) > len(index.entries)) == helps
         assert shares[0] < 0.9
         assert shares[1] >= (0.95 if helps else shares[0])
 
 
-def test_the_audit_is_kept_in_snapshots_and_shown(tmp_path: Path) -> None:
+def test_snapshot_keeps_audit(tmp_path: Path) -> None:
     """`trivium index info` shows the header."""
     index = Index.build(islands(30, 70), degree=16, metric=Metric.COSINE)
     assert index.audit is not None and index.audit.efforts

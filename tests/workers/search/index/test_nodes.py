@@ -28,28 +28,28 @@ def built(rows: int = 1_800) -> Index:
 
 
 @pytest.mark.parametrize("k", [1, 10, 16, 17, 60])
-def test_all_are_found(k: int) -> None:
+def test_search_of_few_nodes_is_exact(k: int) -> None:
     index = built()
     way = plans.plan_search(Effort(k=k), index.view())
     assert way.exact and way.top_m == k
-    found = index.search(QUERIES, Effort(k=k))[0]
-    assert found.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
+    rows = index.search(QUERIES, Effort(k=k))[0]
+    assert rows.tolist() == nearest(gaussian(1_800, 20), QUERIES, k).tolist()
 
 
-def test_a_short_list_is_walked_and_the_audit_tries_walks_alone() -> None:
+def test_short_list_is_walked_and_audit_tries_walks_only() -> None:
     index = built()
     view = index.view()
     assert plans.plan_search(Effort(k=10, top_m=32), view).exact
     short = plans.plan_search(Effort(k=10, top_m=10), view)
     assert not short.exact and short.top_m == 10
-    found = index.search(QUERIES, Effort(k=10, top_m=10))[0]
-    assert recall(found, nearest(gaussian(1_800, 20), QUERIES, 10)) > 0.8
+    rows = index.search(QUERIES, Effort(k=10, top_m=10))[0]
+    assert recall(rows, nearest(gaussian(1_800, 20), QUERIES, 10)) > 0.8
     assert index.audit is not None
     shares = [share for _, share, _ in index.audit.efforts]
     assert 0.8 < shares[0] < 1
 
 
-def test_filters_deletions_loose_rows_and_warm_starts() -> None:
+def test_node_scan_covers_filters_deletions_and_loose_rows() -> None:
     index = built()
     vectors = np.concatenate([gaussian(1_800, 20), gaussian(40, 20, seed=9)])
     index.upsert(range(1_800, 1_840), vectors[1_800:], [{"part": 1}] * 40)
@@ -57,27 +57,27 @@ def test_filters_deletions_loose_rows_and_warm_starts() -> None:
     live = np.setdiff1d(np.arange(1_840), np.arange(0, 1_800, 4))
     view = index.view()
     assert view.nodes is not None and view.linked == 1_800
-    found = index.search(QUERIES, Effort(k=10))[0]
-    assert found.tolist() == live[nearest(vectors[live], QUERIES, 10)].tolist()
+    rows = index.search(QUERIES, Effort(k=10))[0]
+    assert rows.tolist() == live[nearest(vectors[live], QUERIES, 10)].tolist()
     part = np.array([row for row in live if row >= 1_800 or row % 3 == 1])
-    found = index.search(QUERIES, Effort(k=10, where=EqualFilter("part", 1)))[0]
-    assert found.tolist() == part[nearest(vectors[part], QUERIES, 10)].tolist()
+    rows = index.search(QUERIES, Effort(k=10, where=EqualFilter("part", 1)))[0]
+    assert rows.tolist() == part[nearest(vectors[part], QUERIES, 10)].tolist()
 
 
-def test_copies_are_found_and_count_as_one() -> None:
+def test_node_scan_counts_duplicates_as_one_node() -> None:
     rows = np.repeat(gaussian(1_500, 20), 4, axis=0)
     index = Index.build(rows)
     view = index.view()
     assert view.nodes is not None and len(view.nodes) == 1_500
-    found, far = index.search(QUERIES, Effort(k=10))
-    wanted = nearest(rows[::4], QUERIES, 3)
+    hits, far = index.search(QUERIES, Effort(k=10))
+    nearest_nodes = nearest(rows[::4], QUERIES, 3)
     for i in range(len(QUERIES)):
-        equal = 4 * np.repeat(np.sort(wanted[i, :2]), 4) + np.tile(range(4), 2)
-        assert sorted(found[i, :8]) == equal.tolist()
+        equal = 4 * np.repeat(np.sort(nearest_nodes[i, :2]), 4) + np.tile(range(4), 2)
+        assert sorted(hits[i, :8]) == equal.tolist()
         assert (np.diff(far[i]) >= 0).all()
 
 
-def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
+def test_grown_index_is_walked_and_audited() -> None:
     index = built()
     assert index.audit is not None and index.audit.rows == 1_800
     index.upsert(range(1_800, 3_000), gaussian(1_200, 20, seed=8))
@@ -88,6 +88,6 @@ def test_an_index_that_outgrows_it_is_walked_and_audited() -> None:
     assert index.audit.rows == 3_000
 
 
-def test_long_vectors_are_walked() -> None:
+def test_index_walks_long_vectors() -> None:
     view = Index.build(gaussian(1_200, 65), degree=8).view()
     assert view.nodes is None

@@ -17,7 +17,7 @@ from workers.search.metadata.filters import EqualFilter, RangeFilter
 IDS: list[Any] = [1, "uno", b"\x00\xff", -(2**63)]
 
 
-def made(**settings: Any) -> Index:
+def varied_index(**settings: Any) -> Index:
     """Linked, loose and deleted rows, ids of all kinds, metadata of all kinds."""
     ids = [*IDS, *range(100, 1_396)]
     metadata = [{"year": i, "language": "it" if i % 3 else "en"} for i in range(1_300)]
@@ -28,11 +28,11 @@ def made(**settings: Any) -> Index:
 
 
 @pytest.mark.parametrize("storage", list(Storage))
-def test_round_trip(tmp_path: Path, storage: Storage) -> None:
-    index = made(metric=Metric.COSINE, storage=storage)
+def test_snapshot_round_trips_index(tmp_path: Path, storage: Storage) -> None:
+    index = varied_index(metric=Metric.COSINE, storage=storage)
     path = tmp_path / "index"
     snapshot.save(index, path, {"offsets": [3, 4]})
-    again = snapshot.load(path)
+    loaded_index = snapshot.load(path)
     assert snapshot.info(path)["notes"] == {"offsets": [3, 4]}
     queries = gaussian(20, 9, seed=2)
     for where in (
@@ -43,15 +43,15 @@ def test_round_trip(tmp_path: Path, storage: Storage) -> None:
     ):
         effort = Effort(k=5, where=where)
         for before, after in zip(
-            index.search(queries, effort), again.search(queries, effort), strict=True
+            index.search(queries, effort), loaded_index.search(queries, effort), strict=True
         ):
             assert before.tobytes() == after.tobytes()
-    assert again.rows.row_of == index.rows.row_of
-    assert len(again) == len(index) == 1_299
+    assert loaded_index.rows.row_of == index.rows.row_of
+    assert len(loaded_index) == len(index) == 1_299
 
 
-def test_a_loaded_index_goes_on(tmp_path: Path) -> None:
-    snapshot.save(made(), tmp_path / "index")
+def test_loaded_index_accepts_changes(tmp_path: Path) -> None:
+    snapshot.save(varied_index(), tmp_path / "index")
     index = snapshot.load(tmp_path / "index")
     vector = 100 * gaussian(1, 9, seed=7)
     index.upsert(["new"], vector, [{"year": 2030}])
@@ -63,22 +63,20 @@ def test_a_loaded_index_goes_on(tmp_path: Path) -> None:
     assert len(index) == index.rows.count == 1_299
 
 
-def test_a_file_of_a_version_before_lists_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_reads_older_format_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "VERSION", 3)
-    snapshot.save(made(), tmp_path / "index")
+    snapshot.save(varied_index(), tmp_path / "index")
     assert len(snapshot.load(tmp_path / "index")) == 1_299
 
 
-def test_an_empty_index(tmp_path: Path) -> None:
+def test_snapshot_round_trips_empty_index(tmp_path: Path) -> None:
     snapshot.save(Index(4), tmp_path / "index")
     assert len(snapshot.load(tmp_path / "index")) == 0
 
 
-def test_damage_is_refused(tmp_path: Path) -> None:
+def test_load_rejects_damaged_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "index"
-    snapshot.save(made(), path)
+    snapshot.save(varied_index(), path)
     whole = path.read_bytes()
     pages = len(whole) // 4_096
     cases = {
@@ -97,11 +95,9 @@ def test_damage_is_refused(tmp_path: Path) -> None:
                 snapshot.load(path)
 
 
-def test_a_failed_save_leaves_the_old_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_keeps_old_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index"
-    snapshot.save(made(), path)
+    snapshot.save(varied_index(), path)
     before = path.read_bytes()
 
     def full(_descriptor: int) -> None:
@@ -114,8 +110,8 @@ def test_a_failed_save_leaves_the_old_snapshot(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_vectors_are_mapped(tmp_path: Path) -> None:
-    snapshot.save(made(), tmp_path / "index")
+def test_loaded_vectors_are_mapped(tmp_path: Path) -> None:
+    snapshot.save(varied_index(), tmp_path / "index")
     index = snapshot.load(tmp_path / "index", verify=False)
     assert not index.rows.vectors.flags.owndata
     assert not index.rows.vectors.flags.writeable

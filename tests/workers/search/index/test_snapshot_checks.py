@@ -36,19 +36,19 @@ CONTENT: dict[str, Callable[[Array], Any]] = {
     "number_more:sizes": lambda numbers: numbers[1:],
 }
 HEADERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "dim": lambda found: found | {"dim": 2_000},
-    "dim of text": lambda found: found | {"dim": "9"},
-    "degree": lambda found: found | {"degree": 16},
-    "rows": lambda found: found | {"rows": 2**30},
-    "live": lambda found: found | {"live": 3},
-    "storage": lambda found: found | {"storage": "float16"},
-    "metric": lambda found: found | {"metric": "nearness"},
-    "seed": lambda found: found | {"seed": -1},
-    "audit": lambda found: found | {"audit": {"rows": "many"}},
-    "labels": lambda found: found | {"labels": {"kind": [["even"]]}},
-    "notes": lambda found: found | {"notes": [1]},
-    "no sections": lambda found: found | {"sections": []},
-    "no object": lambda found: [found],
+    "dim": lambda header: header | {"dim": 2_000},
+    "dim of text": lambda header: header | {"dim": "9"},
+    "degree": lambda header: header | {"degree": 16},
+    "rows": lambda header: header | {"rows": 2**30},
+    "live": lambda header: header | {"live": 3},
+    "storage": lambda header: header | {"storage": "float16"},
+    "metric": lambda header: header | {"metric": "nearness"},
+    "seed": lambda header: header | {"seed": -1},
+    "audit": lambda header: header | {"audit": {"rows": "many"}},
+    "labels": lambda header: header | {"labels": {"kind": [["even"]]}},
+    "notes": lambda header: header | {"notes": [1]},
+    "no sections": lambda header: header | {"sections": []},
+    "no object": lambda header: [header],
 }
 SECTIONS: dict[str, Any] = {
     "objects": {"dtype": "|O"},
@@ -93,15 +93,17 @@ def is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CONTENT)
-def test_what_points_beyond_is_refused(
+def test_load_rejects_content_that_points_beyond_arrays(
     path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Types, shapes and ranges are checked before use: some of these ended the process."""
     index, arrays = snapshot.load(path), snapshot._arrays
 
     def changed(view: Any) -> dict[str, Array]:
-        found, section = arrays(view), name.partition("/")[0]
-        return found | {section: np.ascontiguousarray(CONTENT[name](found[section]))}
+        arrays_by_name, section = arrays(view), name.partition("/")[0]
+        return arrays_by_name | {
+            section: np.ascontiguousarray(CONTENT[name](arrays_by_name[section]))
+        }
 
     monkeypatch.setattr(snapshot, "_arrays", changed)
     snapshot.save(index, path)
@@ -109,16 +111,16 @@ def test_what_points_beyond_is_refused(
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_do_not_fit_are_refused(path: Path, name: str) -> None:
-    """Also by `trivium index info` where that shows the number."""
+def test_load_rejects_wrong_headers(path: Path, name: str) -> None:
+    """`trivium index info` rejects them too where it shows the number."""
     header, begin = snapshot._header(path)
     with_header(path, path.read_bytes()[begin:], HEADERS[name](header))
     is_refused(path)
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_sections_that_do_not_fit_are_refused(path: Path, name: str) -> None:
-    """A section of Python objects was read as such."""
+def test_load_rejects_wrong_sections(path: Path, name: str) -> None:
+    """A section of Python objects would be read as such."""
     header, begin = snapshot._header(path)
     data = path.read_bytes()[begin:]
     for number in range(len(header["sections"])):
@@ -129,8 +131,8 @@ def test_sections_that_do_not_fit_are_refused(path: Path, name: str) -> None:
             is_refused(path)
 
 
-def test_bytes_changed_at_random_never_end_the_process(path: Path) -> None:
-    """Any byte may be another one: refused, or searched as ever."""
+def test_random_byte_changes_never_end_process(path: Path) -> None:
+    """Any byte may differ: the file is rejected, or searched as ever."""
     random, whole = np.random.default_rng(0), path.read_bytes()
     for _ in range(150):
         data = bytearray(whole)

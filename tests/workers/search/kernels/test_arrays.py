@@ -13,7 +13,7 @@ from workers.search.kernels.arrays import (
 )
 
 
-def test_bit_sets() -> None:
+def test_bit_sets_round_trip_masks() -> None:
     for count in (0, 1, 31, 32, 33, 100):
         mask = np.random.default_rng(count).random(count) < 0.5
         assert unpack_bits(pack_bits(mask), count).tolist() == mask.tolist()
@@ -24,8 +24,8 @@ def test_bit_sets() -> None:
             assert first_bits(pack_bits(mask), first).tolist() == pack_bits(mask[:first]).tolist()
 
 
-def test_a_matrix_grows_in_its_own_memory_where_there_is_room() -> None:
-    """What shares it keeps its rows."""
+def test_grow_extends_matrix_in_place_where_memory_allows() -> None:
+    """Arrays that share its memory keep their rows."""
     first = aligned(10, 32, np.uint8)
     first[:] = 1
     second = grow(first, 13)

@@ -87,27 +87,25 @@ NOT_HALF = ("huge", "huge and tiny", "one is huge")  # float16 does not hold the
 @pytest.mark.parametrize("storage", Storage)
 @pytest.mark.parametrize("metric", Metric)
 @pytest.mark.parametrize("scene", _scenes())
-def test_a_code_is_beyond_the_limit_of_farther_rows_only(
-    scene: str, metric: Metric, storage: Storage
-) -> None:
+def test_code_limit_admits_all_nearer_rows(scene: str, metric: Metric, storage: Storage) -> None:
     """Whatever the worst of a list is, every row that is nearer is within its limit."""
-    given, asked = _scenes()[scene]
+    points, query_points = _scenes()[scene]
     if storage is Storage.FLOAT16 and metric is not Metric.COSINE and scene in NOT_HALF:
         with pytest.raises(InvalidVector, match="store float32 instead"):
-            inputs.prepare(given, 140, metric, storage)
+            inputs.prepare(points, 140, metric, storage)
         return
-    vectors = inputs.prepare(given, 140, metric, storage)
-    known = codes.encode_rows(vectors, metric.number)
-    assert known is not None
-    far, coded_far = np.empty(len(given), np.float32), np.empty(len(given), np.int64)
+    vectors = inputs.prepare(points, 140, metric, storage)
+    row_codes = codes.encode_rows(vectors, metric.number)
+    assert row_codes is not None
+    far, coded_far = np.empty(len(points), np.float32), np.empty(len(points), np.int64)
     coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(144, np.float32)
-    passing = np.zeros(len(given), bool)
-    if known.outliers is not None:
-        passing = unpack_bits(known.outliers, len(given))
+    passing = np.zeros(len(points), bool)
+    if row_codes.outliers is not None:
+        passing = unpack_bits(row_codes.outliers, len(points))
         assert passing.mean() <= 0.02 and metric is not Metric.SQEUCLIDEAN
-    for query in inputs.prepare(asked, 140, metric):
-        _encode(query, known.quantizer, metric.number, coded, room)
-        _of_codes(known.codes, coded, metric.number, coded_far)
+    for query in inputs.prepare(query_points, 140, metric):
+        _encode(query, row_codes.quantizer, metric.number, coded, room)
+        _of_codes(row_codes.codes, coded, metric.number, coded_far)
         _of_vectors(stored_bits(vectors), query, metric.number, storage.number, far)
         for worst in np.sort(far)[:: len(far) // 20]:
             limit = _limit(query, coded, worst, metric.number)
@@ -115,55 +113,58 @@ def test_a_code_is_beyond_the_limit_of_farther_rows_only(
 
 
 @pytest.mark.parametrize("metric", Metric)
-def test_one_wild_row_does_not_make_codes_coarse(metric: Metric) -> None:
-    """A row a hundred times as long made the steps of all codes a hundred times as coarse, so that
-    they left nothing out."""
+def test_outlier_row_does_not_coarsen_codes(metric: Metric) -> None:
+    """One row of a hundred times the length made all steps coarse: codes left nothing out."""
     usual = gaussian(3_000, 64, seed=1)
     wild = usual.copy()
     wild[1_500] *= 100
     errors = []
-    for given in (usual, wild):
-        known = codes.encode_rows(inputs.prepare(given, 64, metric), metric.number)
-        assert known is not None
-        errors.append(known.error)
-        is_wild = given is wild and metric is Metric.INNER_PRODUCT
-        found = np.zeros(1) if known.outliers is None else unpack_bits(known.outliers, len(given))
-        assert np.flatnonzero(found).tolist() == ([1_500] if is_wild else [])
+    for points in (usual, wild):
+        row_codes = codes.encode_rows(inputs.prepare(points, 64, metric), metric.number)
+        assert row_codes is not None
+        errors.append(row_codes.error)
+        is_wild = points is wild and metric is Metric.INNER_PRODUCT
+        is_outlier = (
+            np.zeros(1)
+            if row_codes.outliers is None
+            else unpack_bits(row_codes.outliers, len(points))
+        )
+        assert np.flatnonzero(is_outlier).tolist() == ([1_500] if is_wild else [])
     assert errors[1] < 1.3 * errors[0]
 
 
-def test_wild_rows_of_codes_that_grow_are_those_of_each_version() -> None:
-    """Versions share the words of their bit sets; a version that is never used leaves no trace."""
+def test_growing_codes_keep_outliers_of_each_version() -> None:
+    """Versions share the words of their bit sets; an unused version leaves no trace."""
     vectors = inputs.prepare(gaussian(2_200, 64, seed=1), 64, Metric.INNER_PRODUCT)
     vectors[[1_500, 2_031, 2_035, 2_190]] *= 100
     kernel = Metric.INNER_PRODUCT.number
-    known, versions = codes.encode_rows(vectors[:2_000], kernel), []
+    row_codes, versions = codes.encode_rows(vectors[:2_000], kernel), []
     for count in (2_030, 2_033, 2_080, 2_200):
-        codes.extend(known, vectors[: min(2_200, count + 6)], kernel)
-        known = codes.extend(known, vectors[:count], kernel)
-        assert known is not None and known.outliers is not None
-        versions.append((known.outliers, count))
+        codes.extend(row_codes, vectors[: min(2_200, count + 6)], kernel)
+        row_codes = codes.extend(row_codes, vectors[:count], kernel)
+        assert row_codes is not None and row_codes.outliers is not None
+        versions.append((row_codes.outliers, count))
     for bits, count in versions:
         expected = [row for row in (1_500, 2_031, 2_035, 2_190) if row < count]
         assert set(expected) <= set(np.flatnonzero(unpack_bits(bits, count)).tolist())
         assert unpack_bits(bits, count).mean() < 0.1
 
 
-def test_codes_leave_most_rows_out() -> None:
+def test_codes_exclude_most_rows() -> None:
     vectors, queries = overlapping(2_000, 1, dim=128)
-    known = codes.encode_rows(inputs.prepare(vectors, 128, Metric.SQEUCLIDEAN), 0)
-    assert known is not None
+    row_codes = codes.encode_rows(inputs.prepare(vectors, 128, Metric.SQEUCLIDEAN), 0)
+    assert row_codes is not None
     coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(128, np.float32)
     coded_far, far = np.empty(2_000, np.int64), ((vectors - queries) ** 2).sum(1)
-    _encode(queries[0], known.quantizer, 0, coded, room)
-    _of_codes(known.codes, coded, 0, coded_far)
+    _encode(queries[0], row_codes.quantizer, 0, coded, room)
+    _of_codes(row_codes.codes, coded, 0, coded_far)
     limit = _limit(queries[0], coded, np.sort(far)[100], 0)
     assert 101 <= (coded_far <= limit).sum() < 300
 
 
-def _found(view: IndexView, queries: Array, effort: Effort) -> list[bytes]:
-    found = bulk.search_all(effort, queries, view, threads=1)
-    return [found.rows.tobytes(), found.distances.tobytes()]
+def _hit_bytes(view: IndexView, queries: Array, effort: Effort) -> list[bytes]:
+    hits = bulk.search_all(effort, queries, view, threads=1)
+    return [hits.rows.tobytes(), hits.distances.tobytes()]
 
 
 def _without(view: IndexView) -> IndexView:
@@ -174,8 +175,8 @@ def _without(view: IndexView) -> IndexView:
 
 @pytest.mark.parametrize("storage", Storage)
 @pytest.mark.parametrize("metric", Metric)
-def test_searches_are_the_same_without_codes(metric: Metric, storage: Storage) -> None:
-    """Linked, with rows that have no edges yet, with deleted ones, and linked again."""
+def test_search_is_same_without_codes(metric: Metric, storage: Storage) -> None:
+    """Views are linked, with loose rows, with deleted ones, linked again and compacted."""
     vectors, queries = overlapping(2_600, 40, dim=128)
     metadata = [{"part": i % 4} for i in range(len(vectors))]
     index = Index.build(vectors[:2_000], metadata=metadata[:2_000], metric=metric, storage=storage)
@@ -197,83 +198,87 @@ def test_searches_are_the_same_without_codes(metric: Metric, storage: Storage) -
             Effort(k=5, top_m=64, width=3, patience=2),
             Effort(k=20, top_m=24, where=~EqualFilter("part", 0)),
         ):
-            assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
+            assert _hit_bytes(view, prepared, effort) == _hit_bytes(
+                _without(view), prepared, effort
+            )
 
 
 @pytest.mark.parametrize("metric", Metric)
 @pytest.mark.parametrize("scene", _scenes())
-def test_searches_of_hard_vectors_are_the_same_without_codes(scene: str, metric: Metric) -> None:
-    given, asked = _scenes()[scene]
-    view = Index.build(given, metric=metric, degree=8).view()
+def test_search_of_hard_vectors_is_same_without_codes(scene: str, metric: Metric) -> None:
+    points, query_points = _scenes()[scene]
+    view = Index.build(points, metric=metric, degree=8).view()
     assert view.codes is not None
-    prepared = inputs.prepare(asked, 140, metric)
+    prepared = inputs.prepare(query_points, 140, metric)
     for effort in (Effort(k=10, top_m=12), Effort(k=3, top_m=8, width=2, patience=2)):
-        assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
+        assert _hit_bytes(view, prepared, effort) == _hit_bytes(_without(view), prepared, effort)
 
 
-def test_warm_searches_are_the_same_without_codes() -> None:
+def test_warm_search_is_same_without_codes() -> None:
     vectors, queries = overlapping(2_000, 2, dim=96)
     view = Index.build(vectors).view()
     prepared = inputs.prepare(queries, 96, Metric.SQEUCLIDEAN)
-    found = []
-    for each in (view, _without(view)):
+    results = []
+    for view_or_plain in (view, _without(view)):
         search = plans.search_of(
-            Effort(k=10, top_m=32), prepared[:1], each, seeds=np.arange(0, 2_000, 50)
+            Effort(k=10, top_m=32), prepared[:1], view_or_plain, seeds=np.arange(0, 2_000, 50)
         )
         rows, far = np.empty((1, 10), np.int64), np.empty((1, 10), np.float32)
         bulk.run_feed(search, bulk.feed(prepared[1:], rows, far, 0, 1), 1)
-        found.append((rows.tobytes(), far.tobytes()))
-    assert found[0] == found[1]
+        results.append((rows.tobytes(), far.tobytes()))
+    assert results[0] == results[1]
 
 
-def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
+def test_codes_are_rebuilt_for_rows_beyond_quantizer() -> None:
     vectors = gaussian(600, 128, seed=1)
-    known = codes.encode_rows(vectors[:300], 0)
-    assert known is not None
-    more = codes.extend(known, np.concatenate([vectors[:300], 0.5 * vectors[:300]]), 0)
-    assert more is not None
-    assert (more.codes[:300] == known.codes).all()
+    row_codes = codes.encode_rows(vectors[:300], 0)
+    assert row_codes is not None
+    longer_codes = codes.extend(row_codes, np.concatenate([vectors[:300], 0.5 * vectors[:300]]), 0)
+    assert longer_codes is not None
+    assert (longer_codes.codes[:300] == row_codes.codes).all()
     wide = vectors.copy()
     wide[300:] *= 10
-    again = codes.extend(known, wide, 0)
-    assert again is not None
-    assert again.error < 20 * known.error
+    wide_codes = codes.extend(row_codes, wide, 0)
+    assert wide_codes is not None
+    assert wide_codes.error < 20 * row_codes.error
     wide[300:] *= 2e13  # lengths beyond 1e15, values not: no bound may be cut short
-    far = codes.extend(known, wide, Metric.INNER_PRODUCT.number)
+    far = codes.extend(row_codes, wide, Metric.INNER_PRODUCT.number)
     assert far is not None
     size = float(np.linalg.norm(wide.astype(np.float64), axis=1).max())
     assert float(far.quantizer[len(far.quantizer) - SIMD_FLOATS + 2]) >= 0.99 * size
     wide[0, 0] = 1e20
     assert codes.encode_rows(wide, 0) is None
-    assert codes.extend(known, wide[:300], 0) is not None
+    assert codes.extend(row_codes, wide[:300], 0) is not None
 
 
-@pytest.mark.parametrize(("dim", "coded"), [(16, False), (64, True), (4_096, True), (4_097, False)])
-def test_which_vectors_have_codes(dim: int, coded: bool) -> None:
+@pytest.mark.parametrize(
+    ("dim", "has_codes"), [(16, False), (64, True), (4_096, True), (4_097, False)]
+)
+def test_codes_exist_for_supported_dimensions_only(dim: int, has_codes: bool) -> None:
     vectors = inputs.prepare(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
-    assert (codes.encode_rows(vectors, 0) is not None) is coded
+    assert (codes.encode_rows(vectors, 0) is not None) is has_codes
 
 
-def test_a_snapshot_has_codes(tmp_path: Any) -> None:
+def test_snapshot_stores_codes(tmp_path: Any) -> None:
     index = Index.build(gaussian(1_500, 80, seed=1))
     snapshot.save(index, tmp_path / "index")
-    loaded, known = snapshot.load(tmp_path / "index").view().codes, index.view().codes
+    loaded, row_codes = snapshot.load(tmp_path / "index").view().codes, index.view().codes
     assert loaded is not None
-    assert known is not None
-    assert (loaded.codes == known.codes).all()
-    assert (loaded.quantizer == known.quantizer).all()
+    assert row_codes is not None
+    assert (loaded.codes == row_codes.codes).all()
+    assert (loaded.quantizer == row_codes.quantizer).all()
 
 
 @pytest.mark.parametrize("storage", Storage)
 @pytest.mark.parametrize("metric", Metric)
-def test_neighbours_are_the_same_without_codes(
+def test_neighbours_are_same_without_codes(
     metric: Metric, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 0)
-    given, _ = overlapping(3_000, 0, dim=136)
-    vectors = inputs.prepare(given, 136, metric, storage)
+    points, _ = overlapping(3_000, 0, dim=136)
+    vectors = inputs.prepare(points, 136, metric, storage)
     assert codes.encode_rows(vectors, metric.number) is not None
     kernels = (metric.number, storage.number)
-    found = knn.neighbours(vectors, 40, *kernels, threads=3)
+    lists = knn.neighbours(vectors, 40, *kernels, threads=3)
     monkeypatch.setattr(codes, "encode_rows", lambda *_, **__: None)
-    assert (knn.neighbours(vectors, 40, *kernels, threads=1) == found).all()
+    assert (knn.neighbours(vectors, 40, *kernels, threads=1) == lists).all()

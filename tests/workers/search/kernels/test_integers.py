@@ -11,7 +11,7 @@ from workers.search.kernels.memory import address
 Array = np.ndarray[Any, Any]
 
 
-def test_sums_are_those_of_plain_integers() -> None:
+def test_integer_sums_equal_plain_sums() -> None:
     random = np.random.default_rng(0)
     rows = random.integers(0, 256, 4_096).astype(np.uint8)
     query = random.integers(-255, 511, 4_096).astype(np.int16)
@@ -21,9 +21,11 @@ def test_sums_are_those_of_plain_integers() -> None:
 
             @kernel
             def run(rows: Array, query: Array, total: Any = total) -> int:
-                found: int = total(address(rows), address(query), len(rows))
-                return found
+                result: int = total(address(rows), address(query), len(rows))
+                return result
 
-            wide, other = rows.astype(np.int64), query.astype(np.int64)
-            expected = ((wide - other) ** 2 if of_differences else wide * other).sum()
+            wide_rows, wide_query = rows.astype(np.int64), query.astype(np.int64)
+            expected = (
+                (wide_rows - wide_query) ** 2 if of_differences else wide_rows * wide_query
+            ).sum()
             assert run(rows, query) == expected

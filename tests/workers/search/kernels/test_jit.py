@@ -15,7 +15,7 @@ KEPT = ("workers.search.kernels", "workers.search.walk")
 
 
 @pytest.mark.parametrize("name", ["kernels/distances.py", "walk/steps.py", "limits.py"])
-def test_a_change_of_what_kernels_are_made_of_is_noticed(tmp_path: Path, name: str) -> None:
+def test_sources_digest_changes_with_kernel_sources(tmp_path: Path, name: str) -> None:
     for room in ("kernels", "walk"):
         shutil.copytree(
             SEARCH / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__")
@@ -31,21 +31,24 @@ def test_a_change_of_what_kernels_are_made_of_is_noticed(tmp_path: Path, name: s
 def kernels_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            if {ast.unparse(each) for each in node.decorator_list} & {"kernel", "inlined"}:
+            if {ast.unparse(decorator) for decorator in node.decorator_list} & {
+                "kernel",
+                "inlined",
+            }:
                 yield node
 
 
-def test_kernels_use_their_own_file_and_what_is_looked_at() -> None:
-    """Else a change elsewhere would leave compiled code of before in use."""
-    found = []
+def test_kernels_use_only_digested_modules() -> None:
+    """Otherwise a change elsewhere would leave old compiled code in use."""
+    foreign_names = []
     for path in SEARCH.rglob("*.py"):
         tree, homes = ast.parse(path.read_text()), dict[str, str]()
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workers."):
-                for each in node.names:
-                    homes[each.asname or each.name] = f"{node.module}.{each.name}"
+                for alias in node.names:
+                    homes[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         for function in kernels_of(tree):
-            names = {each.id for each in ast.walk(function) if isinstance(each, ast.Name)}
+            names = {child.id for child in ast.walk(function) if isinstance(child, ast.Name)}
             used = {homes[name] for name in names if name in homes}
-            found += [(path.name, each) for each in used if not each.startswith(KEPT)]
-    assert found == []
+            foreign_names += [(path.name, home) for home in used if not home.startswith(KEPT)]
+    assert foreign_names == []

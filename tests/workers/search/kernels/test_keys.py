@@ -24,7 +24,7 @@ EDGES = np.array(
 
 
 @kernel
-def made(distances: Any, rows: Any, keys: Any) -> None:
+def make_keys(distances: Any, rows: Any, keys: Any) -> None:
     for i in range(len(rows)):
         keys[i] = key_of(distances[i], rows[i])
 
@@ -43,11 +43,11 @@ def inserted(keys: Any, count: int, key: Any) -> int:
 
 def keys_of(distances: Any, rows: Any) -> Any:
     keys = np.empty(len(rows), np.uint64)
-    made(np.asarray(distances, np.float32), np.asarray(rows, np.int64), keys)
+    make_keys(np.asarray(distances, np.float32), np.asarray(rows, np.int64), keys)
     return keys
 
 
-def test_keys_are_ordered_by_distance_and_then_by_row() -> None:
+def test_keys_order_by_distance_then_row() -> None:
     pairs = [(far, row) for far in EDGES.tolist() for row in (0, 1, 2**31 - 2)]
     keys = keys_of([far for far, _ in pairs], [row for _, row in pairs])
     order = sorted(range(len(pairs)), key=lambda i: (pairs[i][0], pairs[i][1]))
@@ -55,34 +55,34 @@ def test_keys_are_ordered_by_distance_and_then_by_row() -> None:
     assert (keys < LIMIT).all() and not (keys & FLAG).any()
 
 
-def test_kernels_and_numpy_read_what_was_put_in() -> None:
+def test_kernels_and_numpy_read_same_keys() -> None:
     rows = np.arange(len(EDGES)) * 200_000_000
     keys = keys_of(EDGES, rows)
-    found, far = np.empty(len(keys), np.int64), np.empty(len(keys), np.float32)
-    read(keys, found, far)
-    again, far_again = rows_and_distances(keys)
-    assert found.tolist() == again.tolist() == rows.tolist()
-    assert far.tobytes() == far_again.tobytes() == (EDGES + np.float32(0)).tobytes()
+    kernel_rows, kernel_far = np.empty(len(keys), np.int64), np.empty(len(keys), np.float32)
+    read(keys, kernel_rows, kernel_far)
+    numpy_rows, numpy_far = rows_and_distances(keys)
+    assert kernel_rows.tolist() == numpy_rows.tolist() == rows.tolist()
+    assert kernel_far.tobytes() == numpy_far.tobytes() == (EDGES + np.float32(0)).tobytes()
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 24])
-def test_a_list_keeps_the_nearest_once_each(count: int) -> None:
+def test_list_keeps_nearest_keys_once(count: int) -> None:
     random = np.random.default_rng(count)
-    given = keys_of(random.integers(0, 6, 200), random.integers(0, 9, 200))
+    keys = keys_of(random.integers(0, 6, 200), random.integers(0, 9, 200))
     room = np.full(count + 2, EMPTY, np.uint64)  # what lies behind a list stays as it is
-    for key in given:
+    for key in keys:
         before = room[:count].copy()
         place = inserted(room, count, key)
         assert (place >= 0) == (not np.array_equal(before, room[:count]))
         assert place < 0 or room[place] == key
-    wanted = np.full(count, EMPTY, np.uint64)
-    nearest = np.unique(given)[:count]
-    wanted[: len(nearest)] = nearest
-    assert room[:count].tolist() == wanted.tolist()
+    expected = np.full(count, EMPTY, np.uint64)
+    nearest = np.unique(keys)[:count]
+    expected[: len(nearest)] = nearest
+    assert room[:count].tolist() == expected.tolist()
     assert (room[count:] == EMPTY).all()
 
 
-def test_a_flag_does_not_make_a_row_another() -> None:
+def test_insert_treats_flagged_key_as_same_row() -> None:
     keys = keys_of([1, 2, 3], [4, 5, 6])
     keys[1] |= FLAG
     assert inserted(keys, 3, keys[1] & ~FLAG) == -1

@@ -29,7 +29,7 @@ def is_address(parent: ast.AST) -> bool:
 
 def made_in(function: ast.FunctionDef) -> dict[str, Loops]:
     """Arrays that a function makes, and in which loops."""
-    found: dict[str, Loops] = {}
+    arrays: dict[str, Loops] = {}
     for node, loops, _ in visited(function):
         if not isinstance(node, ast.Assign):
             continue
@@ -39,13 +39,13 @@ def made_in(function: ast.FunctionDef) -> dict[str, Loops]:
             for name, value in zip(names, values, strict=False):
                 maker = value.func if isinstance(value, ast.Call) else None
                 if isinstance(maker, ast.Attribute) and maker.attr in MAKERS:
-                    found[ast.unparse(name)] = loops
-    return found
+                    arrays[ast.unparse(name)] = loops
+    return arrays
 
 
 def freed_early(text: str) -> list[str]:
     """Arrays of kernels whose last use is that their address is taken, in no loop of its own."""
-    found = []
+    early_frees = []
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
             continue
@@ -53,14 +53,18 @@ def freed_early(text: str) -> list[str]:
         for node, loops, parent in visited(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 here = (node.lineno, node.col_offset, loops, parent)
-                last[node.id] = max(last.get(node.id, here), here, key=lambda each: each[:2])
-        for name, made in made_in(function).items():
-            if name in last and is_address(last[name][3]) and len(last[name][2]) <= len(made):
-                found.append(f"{function.name}: {name}")
-    return found
+                last[node.id] = max(last.get(node.id, here), here, key=lambda use: use[:2])
+        for name, maker_loops in made_in(function).items():
+            if (
+                name in last
+                and is_address(last[name][3])
+                and len(last[name][2]) <= len(maker_loops)
+            ):
+                early_frees.append(f"{function.name}: {name}")
+    return early_frees
 
 
-def test_the_check_sees_what_was_wrong() -> None:
+def test_lifetime_check_finds_early_free() -> None:
     wrong = "@kernel\ndef f(n):\n    room = np.empty(9)\n    out = address(room)\n"
     assert freed_early(wrong + "    for i in range(n):\n        put(out, i)\n") == ["f: room"]
     right = "@kernel\ndef f(n):\n    room = np.empty(9)\n    for i in range(n):\n"
@@ -70,10 +74,10 @@ def test_the_check_sees_what_was_wrong() -> None:
     ]
 
 
-def test_arrays_of_kernels_live_as_long_as_their_addresses_are_used() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}: {each}"
+def test_kernel_arrays_outlive_their_addresses() -> None:
+    problems = [
+        f"{path.relative_to(ROOT)}: {early_free}"
         for path in sorted(ROOT.rglob("*.py"))
-        for each in freed_early(path.read_text())
+        for early_free in freed_early(path.read_text())
     ]
-    assert not found, found
+    assert not problems, problems

@@ -18,20 +18,20 @@ def _insert(keys: Array, first: int, count: int, key: int) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 16, 48, 63, 64, 65, 100, 512])
-def test_inserting_is_inserting_into_a_list(count: int) -> None:
-    """Beside the list nothing is written; flags go with their keys."""
+def test_insert_equals_insertion_into_list(count: int) -> None:
+    """Nothing is written beside the list; flags stay with their keys."""
     random = np.random.default_rng(count)
     for turn in range(40):
         keys = random.integers(0, 2**60, count + 20).astype(np.uint64)
-        held = np.unique(2 * random.permutation(8 * count + 40)[:count])
-        keys[5 : 5 + count] = EMPTY if turn == 0 else held | random.integers(0, 2, count)
+        list_keys = np.unique(2 * random.permutation(8 * count + 40)[:count])
+        keys[5 : 5 + count] = EMPTY if turn == 0 else list_keys | random.integers(0, 2, count)
         key = 2 * int(random.integers(0, 8 * count + 44))
         listed = keys[5 : 5 + count].tolist()
-        places = [each & ~int(FLAG) for each in listed]
+        places = [listed_key & ~int(FLAG) for listed_key in listed]
         expected = keys.copy()
         place = -1
         if key < places[-1] and key not in places:
-            place = sum(each < key for each in places)
+            place = sum(listed_key < key for listed_key in places)
             expected[5 : 5 + count] = [*listed[:place], key, *listed[place:-1]]
         assert _insert(keys, 5, count, key) == place
         assert (keys == expected).all()

@@ -30,9 +30,16 @@ FAR = [-np.inf, -2.5, -1.0, -0.0, 0.0, 1e-9, 1.0, 3.5, np.inf]
 
 
 @kernel
-def _measured(made: Array, query: Array, metric: int) -> Array:
-    out = np.empty((made.shape[0], PANEL_ROWS), np.float32)
-    measure(address(made), len(made), address(query), made.shape[1], metric, address(out))
+def _measured(panel_array: Array, query: Array, metric: int) -> Array:
+    out = np.empty((panel_array.shape[0], PANEL_ROWS), np.float32)
+    measure(
+        address(panel_array),
+        len(panel_array),
+        address(query),
+        panel_array.shape[1],
+        metric,
+        address(out),
+    )
     return out
 
 
@@ -67,22 +74,22 @@ def stored(rows: int, dim: int, seed: int) -> Array:
 
 @pytest.mark.parametrize("metric", [SQUARED_L2, INNER_PRODUCT])
 @pytest.mark.parametrize("dim", [1, 7, 8, 9, 16, 17, 24, 25, 31, 40, 48, 49, 56, 57, 63, 64])
-def test_distances_are_those_of_single_rows(dim: int, metric: int) -> None:
+def test_panel_distances_equal_single_row_distances(dim: int, metric: int) -> None:
     vectors, queries = stored(37, dim, 1), stored(3, dim, 2)
     vectors[5] = queries[0]
     vectors[6] = 0
-    made = panels(vectors, dim)
-    assert made.shape[2] == PANEL_ROWS and dim <= made.shape[1] <= PANEL_DIM_MAX
+    panel_array = panels(vectors, dim)
+    assert panel_array.shape[2] == PANEL_ROWS and dim <= panel_array.shape[1] <= PANEL_DIM_MAX
     for query in queries:
-        found = _measured(made, query, metric).ravel()[:37]
-        assert found.tobytes() == _one_by_one(vectors, query, metric).tobytes()
+        distances = _measured(panel_array, query, metric).ravel()[:37]
+        assert distances.tobytes() == _one_by_one(vectors, query, metric).tobytes()
 
 
 @given(
     st.lists(st.sampled_from(FAR), max_size=70),
     st.integers(1, NEAREST_MAX), st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_the_nearest_are_chosen_by_distance_then_row(
+def test_choose_takes_nearest_by_distance_then_row(
     values: list[float], room: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -93,12 +100,12 @@ def test_the_nearest_are_chosen_by_distance_then_row(
     half = len(values) // (2 * PANEL_ROWS) * PANEL_ROWS  # what is chosen in two steps
     _chosen(far[:half], rows[:half], keys)
     _chosen(far[half:], rows[half:], keys)
-    wanted = np.sort(_keys(far, rows))[:room]
-    assert keys[: len(wanted)].tolist() == wanted.tolist()
-    assert (keys[len(wanted) :] == EMPTY).all()
+    expected = np.sort(_keys(far, rows))[:room]
+    assert keys[: len(expected)].tolist() == expected.tolist()
+    assert (keys[len(expected) :] == EMPTY).all()
 
 
-def test_rows_have_memory_for_a_whole_panel_behind_them() -> None:
+def test_pad_to_panel_reserves_memory_for_whole_panel() -> None:
     for count in (1, 16, 17):
         rows = pad_to_panel(np.arange(count) + 3)
         assert rows.tolist() == list(range(3, 3 + count))

@@ -32,13 +32,13 @@ BOOKS: list[dict[str, str | bool | int | float]] = [
         ({"$and": [{"year": {"$gte": 1990}}, {"language": "en"}]}, [1]),
     ],
 )
-def test_a_filter_as_json_allows_what_it_says(expression: Any, expected: list[int]) -> None:
+def test_json_filter_allows_matching_rows(expression: Any, expected: list[int]) -> None:
     index = Index.build([[i, 0] for i in range(4)], metadata=BOOKS)
     rows, _ = index.search([[0, 0]], Effort(k=4, where=parse(json.dumps(expression))))
     assert [row for row in rows[0].tolist() if row >= 0] == expected
 
 
-def test_a_filter_may_have_as_many_parts_as_there_is_room_for() -> None:
+def test_json_filter_accepts_many_parts() -> None:
     index = Index.build([[i, 0] for i in range(4)], metadata=BOOKS)
     text = json.dumps({"$or": [{"year": year} for year in [*range(1_100), 1999]]})
     rows, _ = index.search([[0, 0]], Effort(k=4, where=parse(text.replace(" ", ""))))
@@ -46,7 +46,7 @@ def test_a_filter_may_have_as_many_parts_as_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "expected a JSON object"),
         ("[" * 10_000, "expected a JSON object"),
@@ -66,6 +66,6 @@ def test_a_filter_may_have_as_many_parts_as_there_is_room_for() -> None:
         (json.dumps({"a": "x" * 20_000}), "at most 16384 characters"),
     ],
 )
-def test_a_wrong_filter_is_refused_with_the_reason(text: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_parse_rejects_wrong_filter_with_reason(text: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse(text)

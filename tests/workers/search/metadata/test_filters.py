@@ -29,10 +29,10 @@ ROWS: list[Metadata] = [
 
 
 def columns() -> ColumnStore:
-    made = ColumnStore()
-    made.check(ROWS)
-    made.append(0, ROWS, 8)
-    return made
+    store = ColumnStore()
+    store.check(ROWS)
+    store.append(0, ROWS, 8)
+    return store
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def columns() -> ColumnStore:
         (EqualFilter("language", "en") | EqualFilter("open", True), [0, 1]),
     ],
 )
-def test_a_filter_holds_for_these_rows(where: Filter, rows: list[int]) -> None:
+def test_filter_matches_expected_rows(where: Filter, rows: list[int]) -> None:
     assert np.flatnonzero(where.mask(columns(), 0, 4)).tolist() == rows
     dead = pack_bits(np.array([False, True, True, True]))
     allowed = CompiledFilters(columns()).allowed(where, dead, 4)
@@ -65,50 +65,54 @@ def test_a_filter_holds_for_these_rows(where: Filter, rows: list[int]) -> None:
      EqualFilter("year", True),
      RangeFilter("language", low=1), EqualFilter("language", "it") & EqualFilter("colour", "red")],
 )  # fmt: skip
-def test_a_field_that_cannot_be_meant_is_named(where: Filter) -> None:
+def test_filter_error_names_unknown_field(where: Filter) -> None:
     with pytest.raises(UnknownFilterField, match="field"):
         where.mask(columns(), 0, 4)
 
 
-def test_filters_are_values_and_know_how_much_they_compare() -> None:
-    one = EqualFilter("language", "it") & (
+def test_filters_compare_by_value_and_count_values() -> None:
+    conjunction = EqualFilter("language", "it") & (
         RangeFilter("year", low=1) | ~OneOfFilter("open", [True, False])
     )
-    same = EqualFilter("language", "it") & (
+    equal_conjunction = EqualFilter("language", "it") & (
         RangeFilter("year", low=1) | ~OneOfFilter("open", [True, False])
     )
-    other = EqualFilter("language", "it") | (
+    disjunction = EqualFilter("language", "it") | (
         RangeFilter("year", low=1) | ~OneOfFilter("open", [True, False])
     )
-    assert one == same and repr(one) == repr(same) and repr(one) != repr(other)
-    assert one.values_count == 4
+    assert (
+        conjunction == equal_conjunction
+        and repr(conjunction) == repr(equal_conjunction)
+        and repr(conjunction) != repr(disjunction)
+    )
+    assert conjunction.values_count == 4
 
 
-def test_rows_that_were_taken_keep_their_values_and_their_order() -> None:
-    taken = columns().take(np.array([2, 0, 3]))
-    assert np.flatnonzero(EqualFilter("language", "it").mask(taken, 0, 3)).tolist() == [0, 1]
-    assert np.flatnonzero(RangeFilter("year").mask(taken, 0, 3)).tolist() == [1]
+def test_column_take_keeps_values_and_order() -> None:
+    subset = columns().take(np.array([2, 0, 3]))
+    assert np.flatnonzero(EqualFilter("language", "it").mask(subset, 0, 3)).tolist() == [0, 1]
+    assert np.flatnonzero(RangeFilter("year").mask(subset, 0, 3)).tolist() == [1]
 
 
-def test_labels_and_fields_that_no_row_has_any_more_are_forgotten() -> None:
-    """Documents that are replaced bring new ones all the time."""
-    taken = columns().take(np.array([1, 3]))
-    assert taken.labels == {"language": {"en": 0}}
-    assert set(taken.label_codes) == {"language"} and set(taken.numbers) == {"year"}
-    taken.append(2, [{"language": "it"}, {"language": "en"}], 4)
-    assert np.flatnonzero(EqualFilter("language", "en").mask(taken, 0, 4)).tolist() == [0, 3]
-    assert np.flatnonzero(EqualFilter("language", "it").mask(taken, 0, 4)).tolist() == [2]
+def test_column_take_drops_unused_labels_and_fields() -> None:
+    """Documents that replace others bring new labels all the time."""
+    subset = columns().take(np.array([1, 3]))
+    assert subset.labels == {"language": {"en": 0}}
+    assert set(subset.label_codes) == {"language"} and set(subset.numbers) == {"year"}
+    subset.append(2, [{"language": "it"}, {"language": "en"}], 4)
+    assert np.flatnonzero(EqualFilter("language", "en").mask(subset, 0, 4)).tolist() == [0, 3]
+    assert np.flatnonzero(EqualFilter("language", "it").mask(subset, 0, 4)).tolist() == [2]
 
 
-def test_lists_keep_all_of_their_values_where_rows_are_taken_and_labels_forgotten() -> None:
-    held = ColumnStore()
+def test_column_take_keeps_all_list_values() -> None:
+    store = ColumnStore()
     rows: list[Metadata] = [
         {"tag": "gone"}, {"tag": ["a", "2024-05-31", "b"], "n": [1, 9]}, {}, {"tag": ["b", "c"]},
     ]  # fmt: skip
-    held.check(rows)
-    held.append(0, rows, 4)
-    taken = held.take(np.array([3, 1]))
-    assert set(taken.labels["tag"]) == {"a", "2024-05-31", "b", "c"}
+    store.check(rows)
+    store.append(0, rows, 4)
+    subset = store.take(np.array([3, 1]))
+    assert set(subset.labels["tag"]) == {"a", "2024-05-31", "b", "c"}
     for where, expected in (
         (EqualFilter("tag", "c"), [0]),
         (EqualFilter("tag", "b"), [0, 1]),
@@ -117,13 +121,13 @@ def test_lists_keep_all_of_their_values_where_rows_are_taken_and_labels_forgotte
         (RangeFilter("n", low=5), [1]),
         (~ExistsFilter("n"), [0]),
     ):
-        assert np.flatnonzero(where.mask(taken, 0, 2)).tolist() == expected, where
-    assert taken.take(np.array([0])).extras["tag"].arrays[0].tolist() == [0]
-    assert "n" not in taken.take(np.array([0])).numbers
+        assert np.flatnonzero(where.mask(subset, 0, 2)).tolist() == expected, where
+    assert subset.take(np.array([0])).extras["tag"].arrays[0].tolist() == [0]
+    assert "n" not in subset.take(np.array([0])).numbers
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"n": [1, "a"]}, "a number in field 'n', as others have it, found 'a'"),
         ({"tag": [["a"]]}, "a list of these in field 'tag', found a list"),
@@ -131,25 +135,25 @@ def test_lists_keep_all_of_their_values_where_rows_are_taken_and_labels_forgotte
         ({"tag": ["a"] * 1_025}, "at most 1024 values in field 'tag', found 1025"),
     ],
 )
-def test_lists_that_no_column_can_hold_are_refused(row: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_columns_reject_unstorable_lists(row: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         ColumnStore().check([row])
 
 
-def test_a_range_of_the_other_kind_is_refused_and_existence_never() -> None:
-    held = columns()
+def test_range_filter_rejects_field_of_other_type() -> None:
+    store = columns()
     with pytest.raises(UnknownFilterField, match="holds numbers; the range is of dates"):
-        DateRangeFilter("year", low=0).mask(held, 0, 4)
+        DateRangeFilter("year", low=0).mask(store, 0, 4)
     with pytest.raises(UnknownFilterField, match="a range needs numbers, or dates as its bounds"):
-        RangeFilter("language", low=0).mask(held, 0, 4)
+        RangeFilter("language", low=0).mask(store, 0, 4)
     with pytest.raises(UnknownFilterField, match="no row has a field 'colour'"):
-        DateRangeFilter("colour", low=0).mask(held, 0, 4)
-    assert not DateRangeFilter("language", low=0).mask(held, 0, 4).any()
-    assert not ExistsFilter("colour").mask(held, 0, 4).any()
+        DateRangeFilter("colour", low=0).mask(store, 0, 4)
+    assert not DateRangeFilter("language", low=0).mask(store, 0, 4).any()
+    assert not ExistsFilter("colour").mask(store, 0, 4).any()
 
 
 @dataclass(frozen=True)
-class Seen(EqualFilter):
+class RecordingFilter(EqualFilter):
     """A filter that tells which rows it was compared with."""
 
     spans: list[tuple[int, int]] = field(default_factory=list, compare=False, repr=False)
@@ -159,19 +163,21 @@ class Seen(EqualFilter):
         return columns.equal(self.field, [self.value], first, last)
 
 
-def test_only_rows_that_are_new_are_compared_with_a_filter_that_is_known() -> None:
-    """Whatever was deleted since, and for views of earlier moments."""
-    held = ColumnStore()
+def test_compiled_filter_compares_only_new_rows() -> None:
+    """Rows are deleted meanwhile, and views of earlier moments ask again."""
+    store = ColumnStore()
     rows: list[Metadata] = [{"n": row % 3} for row in range(200)]
-    held.append(0, rows, 200)
-    filters, where = CompiledFilters(held), Seen("n", 1)
+    store.append(0, rows, 200)
+    filters, where = CompiledFilters(store), RecordingFilter("n", 1)
     right = np.arange(200) % 3 == 1
     alive = np.arange(224) % 5 > 0
-    for count, given in (
+    for count, view_alive in (
         (70, None), (70, alive), (200, None), (200, alive), (33, alive), (64, None)
     ):  # fmt: skip
-        expected = right[:count] if given is None else right[:count] & alive[:count]
-        allowed = filters.allowed(where, None if given is None else pack_bits(given), count)
+        expected = right[:count] if view_alive is None else right[:count] & alive[:count]
+        allowed = filters.allowed(
+            where, None if view_alive is None else pack_bits(view_alive), count
+        )
         assert unpack_bits(allowed.bits, count).tolist() == expected.tolist()
         assert allowed.rows.tolist() == np.flatnonzero(expected).tolist()
         assert (allowed.count, len(allowed.bits)) == (len(allowed.rows), -(-count // 32))
@@ -179,11 +185,11 @@ def test_only_rows_that_are_new_are_compared_with_a_filter_that_is_known() -> No
     assert filters.comparisons(where, 200) == 0 and filters.comparisons(where, 230) == 30
 
 
-def test_further_values_of_lists_count_among_comparisons() -> None:
-    """Where they are many, a filter is compiled beside the loop, too."""
-    held = ColumnStore()
-    held.append(0, [{"tag": ["a"] * 9, "year": [1, 2]}] * 100, 100)
-    filters = CompiledFilters(held)
+def test_list_values_count_as_comparisons() -> None:
+    """A filter with many comparisons is compiled beside the event loop."""
+    store = ColumnStore()
+    store.append(0, [{"tag": ["a"] * 9, "year": [1, 2]}] * 100, 100)
+    filters = CompiledFilters(store)
     assert filters.comparisons(EqualFilter("tag", "a"), 100) == 900
 
 
@@ -192,6 +198,6 @@ def test_further_values_of_lists_count_among_comparisons() -> None:
     [{"year": "1999"}, {"language": 5}, {"year": 2**53 + 2}, {"year": float("nan")},
      {f"f{i}": i for i in range(FIELDS_MAX)}],
 )  # fmt: skip
-def test_metadata_that_no_column_can_hold_is_refused(row: Metadata) -> None:
+def test_columns_reject_unstorable_metadata(row: Metadata) -> None:
     with pytest.raises(InvalidRequest, match="field"):
         columns().check([row])

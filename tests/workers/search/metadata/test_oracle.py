@@ -39,33 +39,33 @@ COMPARE: dict[str, Any] = {
 }
 
 
-def drawn_metadata(chance: random.Random) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def random_metadata(chance: random.Random) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
     for field, pool in POOLS.items():
         match chance.randrange(4):
             case 0:
-                found[field] = chance.choice(pool)
+                metadata[field] = chance.choice(pool)
             case 1:
-                found[field] = [chance.choice(pool) for _ in range(chance.randrange(5))]
-    return found
+                metadata[field] = [chance.choice(pool) for _ in range(chance.randrange(5))]
+    return metadata
 
 
-def drawn_filter(chance: random.Random, depth: int = 2) -> dict[str, Any]:
+def random_filter(chance: random.Random, depth: int = 2) -> dict[str, Any]:
     if depth and chance.random() < 0.4:
-        parts = [drawn_filter(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+        parts = [random_filter(chance, depth - 1) for _ in range(chance.randint(1, 3))]
         name = chance.choice(["$and", "$or", "$not"])
         return {name: parts[0] if name == "$not" else parts}
     field = chance.choice(list(POOLS))
-    one, some = chance.choice(POOLS[field]), chance.sample(POOLS[field], chance.randint(1, 3))
+    choice, choices = chance.choice(POOLS[field]), chance.sample(POOLS[field], chance.randint(1, 3))
     match chance.randrange(7):
         case 0:
-            return {field: chance.choice([one, None])}
+            return {field: chance.choice([choice, None])}
         case 1:
-            return {field: {chance.choice(["$eq", "$ne", "$contains"]): one}}
+            return {field: {chance.choice(["$eq", "$ne", "$contains"]): choice}}
         case 2:
-            return {field: {chance.choice(["$in", "$nin", "$contains_any"]): some}}
+            return {field: {chance.choice(["$in", "$nin", "$contains_any"]): choices}}
         case 3:
-            return {field: {"$contains_all": some}}
+            return {field: {"$contains_all": choices}}
         case 4:
             return {field: {"$exists": chance.random() < 0.5}}
         case 5:
@@ -81,59 +81,65 @@ def ranges(chance: random.Random) -> list[str]:
 
 def moment(text: Any) -> float | None:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except (ValueError, TypeError):
         return None
-    return (found if found.tzinfo else datetime.fromisoformat(f"{found}+00:00")).timestamp()
+    return (time if time.tzinfo else datetime.fromisoformat(f"{time}+00:00")).timestamp()
 
 
 def holds(node: Any, metadata: dict[str, Any]) -> bool:
     """The meaning of a filter, written as plainly as can be."""
     for name, value in node.items():
         if name == "$and":
-            found = all(holds(each, metadata) for each in value)
+            is_met = all(holds(part, metadata) for part in value)
         elif name == "$or":
-            found = any(holds(each, metadata) for each in value)
+            is_met = any(holds(part, metadata) for part in value)
         elif name == "$not":
-            found = not holds(value, metadata)
+            is_met = not holds(value, metadata)
         else:
-            given = metadata.get(name)
-            values = given if isinstance(given, list) else [] if given is None else [given]
+            field_value = metadata.get(name)
+            values = (
+                field_value
+                if isinstance(field_value, list)
+                else []
+                if field_value is None
+                else [field_value]
+            )
             conditions = value if isinstance(value, dict) else {"$eq": value}
-            found = all(fits(op, wanted, values) for op, wanted in conditions.items())
-        if not found:
+            is_met = all(fits(op, operand, values) for op, operand in conditions.items())
+        if not is_met:
             return False
     return True
 
 
-def fits(op: str, wanted: Any, values: list[Any]) -> bool:
-    def has(one: Any) -> bool:
-        return any(type(one) is type(v) and one == v for v in map(plain, values))
+def fits(op: str, operand: Any, values: list[Any]) -> bool:
+    def has(candidate: Any) -> bool:
+        return any(type(candidate) is type(v) and candidate == v for v in map(plain, values))
 
     match op:
         case "$exists":
-            return bool(values) is wanted
+            return bool(values) is operand
         case "$eq" | "$contains":
-            return not values if wanted is None else has(plain(wanted))
+            return not values if operand is None else has(plain(operand))
         case "$ne":
-            return not has(plain(wanted))
+            return not has(plain(operand))
         case "$in" | "$contains_any":
-            return any(has(plain(each)) for each in wanted)
+            return any(has(plain(candidate)) for candidate in operand)
         case "$nin":
-            return not any(has(plain(each)) for each in wanted)
+            return not any(has(plain(candidate)) for candidate in operand)
         case "$contains_all":
-            return all(has(plain(each)) for each in wanted)
-    read = moment if isinstance(wanted, str) else float
-    edge = read(wanted)
-    known = [found for value in values if (found := read(value)) is not None]
-    return any(COMPARE[op](found, edge) for found in known)
+            return all(has(plain(candidate)) for candidate in operand)
+    read = moment if isinstance(operand, str) else float
+    edge = read(operand)
+    numbers = [number for value in values if (number := read(value)) is not None]
+    return any(COMPARE[op](number, edge) for number in numbers)
 
 
 def plain(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-class Shelf:
+class CheckedIndex:
     """An index, and the same documents in a dictionary."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -142,22 +148,22 @@ class Shelf:
         self.index = Index(DIM, degree=8, threads=1)
         self._put(["every"], [EVERY])
 
-    def _put(self, names: list[str], given: list[dict[str, Any]]) -> None:
+    def _put(self, names: list[str], metadata: list[dict[str, Any]]) -> None:
         vectors = gaussian(len(names), DIM, seed=self.chance.randrange(1 << 30))
-        self.index.upsert(names, vectors, given)
-        self.documents |= dict(zip(names, given, strict=True))
+        self.index.upsert(names, vectors, metadata)
+        self.documents |= dict(zip(names, metadata, strict=True))
 
     def step(self) -> None:
         match self.chance.randrange(6):
             case 0 | 1 | 2:
                 count = self.chance.randint(1, 60)
                 names = [f"d{n}" for n in self.chance.sample(range(200), count)]
-                self._put(names, [drawn_metadata(self.chance) for _ in names])
+                self._put(names, [random_metadata(self.chance) for _ in names])
             case 3:
-                gone = [name for name in self.documents if self.chance.random() < 0.3]
-                gone = [name for name in gone if name != "every"]
-                self.index.delete(gone)
-                for name in gone:
+                deleted_names = [name for name in self.documents if self.chance.random() < 0.3]
+                deleted_names = [name for name in deleted_names if name != "every"]
+                self.index.delete(deleted_names)
+                for name in deleted_names:
                     del self.documents[name]
             case 4:
                 self.index.compact()
@@ -166,22 +172,26 @@ class Shelf:
                 self.index = snapshot.load(self.file, threads=1)
 
     def check(self, node: dict[str, Any]) -> None:
-        expected = sorted(name for name, each in self.documents.items() if holds(node, each))
+        expected = sorted(
+            name for name, metadata in self.documents.items() if holds(node, metadata)
+        )
         view = self.index.view()
         allowed = view.allowed(parse(json.dumps(node)))
         assert sorted(str(view.ids[row]) for row in allowed.rows) == expected, node
         rows, _ = self.index.search(
             np.zeros((1, DIM)), Effort(k=300, where=parse(json.dumps(node)))
         )
-        found = self.index.ids_of(rows[0][rows[0] >= 0])
-        assert sorted(map(str, found)) == expected, node
+        ids = self.index.ids_of(rows[0][rows[0] >= 0])
+        assert sorted(map(str, ids)) == expected, node
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_filter_allows_what_a_look_at_each_document_allows(seed: int, tmp_path: Path) -> None:
-    shelf = Shelf(seed, tmp_path)
-    kept = [drawn_filter(shelf.chance) for _ in range(FILTERS // 2)]  # compiled once, then extended
+def test_filter_allows_same_rows_as_plain_check(seed: int, tmp_path: Path) -> None:
+    checked_index = CheckedIndex(seed, tmp_path)
+    filters = [
+        random_filter(checked_index.chance) for _ in range(FILTERS // 2)
+    ]  # compiled once, then extended
     for _ in range(STEPS):
-        shelf.step()
-        for node in (*kept, *(drawn_filter(shelf.chance) for _ in range(FILTERS // 2))):
-            shelf.check(node)
+        checked_index.step()
+        for node in (*filters, *(random_filter(checked_index.chance) for _ in range(FILTERS // 2))):
+            checked_index.check(node)

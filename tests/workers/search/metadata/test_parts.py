@@ -13,7 +13,7 @@ KEYS = st.one_of(st.integers(0, 20), st.booleans(), st.text(max_size=1), st.bina
 
 
 @given(st.lists(st.tuples(KEYS, st.booleans())), st.booleans())
-def test_a_table_is_a_dictionary(changes: list[tuple[object, bool]], is_large: bool) -> None:
+def test_sharded_dict_behaves_like_dict(changes: list[tuple[object, bool]], is_large: bool) -> None:
     table, expected = ShardedDict[object](), dict[object, int]()
     if is_large:
         for number in range(5_000):
@@ -31,19 +31,19 @@ def test_a_table_is_a_dictionary(changes: list[tuple[object, bool]], is_large: b
     assert not table and list(table.items()) == []
 
 
-def test_items_are_taken_by_their_places() -> None:
+def test_take_selects_items_by_position() -> None:
     items = [str(number) for number in range(9_000)]
     rows = np.random.default_rng(0).permutation(9_000)
     assert parts.take(items, rows) == [items[row] for row in rows]
 
 
-def test_lists_are_let_go_where_nobody_else_has_them() -> None:
+def test_release_gradually_spares_shared_lists() -> None:
     watched = list(range(5_000))
-    table, held = ShardedDict[int](), ShardedDict[int]()
-    table[1] = held[1] = 2
+    table, shared_table = ShardedDict[int](), ShardedDict[int]()
+    table[1] = shared_table[1] = 2
     clears: list[int] = []
     table.clear = lambda: clears.append(1)  # type: ignore[method-assign]
-    holder: list[Any] = [list(range(5_000)), watched, table, held]
+    holder: list[Any] = [list(range(5_000)), watched, table, shared_table]
     del table
     parts.release_gradually(holder)
-    assert holder == [] and clears == [1] and len(watched) == 5_000 and len(held) == 1
+    assert holder == [] and clears == [1] and len(watched) == 5_000 and len(shared_table) == 1

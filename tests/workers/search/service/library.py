@@ -118,7 +118,9 @@ async def ready(books: Library, shards: int) -> None:
     await until(all_there)
 
 
-async def held(running: RetrievalWorker, documents: int, collection: str = "books") -> None:
+async def wait_for_documents(
+    running: RetrievalWorker, documents: int, collection: str = "books"
+) -> None:
     """Wait until a worker holds so many documents of a collection."""
 
     def there() -> bool:
@@ -128,7 +130,7 @@ async def held(running: RetrievalWorker, documents: int, collection: str = "book
     await until(there)
 
 
-async def buried(log: LogSettings, topic: str) -> list[str]:
+async def dead_letter_reasons(log: LogSettings, topic: str) -> list[str]:
     """The reasons on a topic of dead letters."""
     reader = AssignedReader(log, topic + ".dlq", [0], client_id="audit")
     await reader.start("earliest")

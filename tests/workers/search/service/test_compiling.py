@@ -10,9 +10,14 @@ from workers.search.service import compiling
 SEARCH = Path(kernels.__file__).parents[1]
 
 
-async def test_set_up_leaves_compiled_code_beside_the_source() -> None:
+async def test_setup_writes_compiled_code_beside_source() -> None:
     await compiling.search_once()
-    kept = {path.name.partition("-")[0] for path in SEARCH.rglob("*.nbi")}
-    assert {"lane_loop.serve", "steps.advance", "codes.encode_query", "results._read_all"} <= kept
+    cached_kernels = {path.name.partition("-")[0] for path in SEARCH.rglob("*.nbi")}
+    assert {
+        "lane_loop.serve",
+        "steps.advance",
+        "codes.encode_query",
+        "results._read_all",
+    } <= cached_kernels
     called: Any = (lane_loop.start, lane_loop.tell)
     assert all(kernel.signatures for kernel in called)

@@ -5,7 +5,7 @@ import pytest
 from workers.search.service.intake import TimeWeightedMean
 
 
-def test_a_mean_over_time_begins_anew_when_it_is_taken() -> None:
+def test_time_weighted_mean_restarts_when_taken() -> None:
     now_s = 0.0
     mean = TimeWeightedMean(lambda: now_s)
     assert mean.take_mean() == 0

@@ -59,7 +59,7 @@ def request(vector: Any = BOOKS[0], **fields: Any) -> RetrievalRequest:
     )  # fmt: skip
 
 
-async def test_collections_of_several_dimensions_and_metrics_are_served_at_once(
+async def test_responder_serves_collections_of_several_dimensions_and_metrics(
     responder: Responder,
 ) -> None:
     books = await responder.hits(request(BOOKS[7]), SearchKind.PREFILL)
@@ -73,30 +73,30 @@ async def test_collections_of_several_dimensions_and_metrics_are_served_at_once(
     np.testing.assert_allclose(unpack_vector(films.distances), -(FILMS @ FILMS[3])[best], rtol=1e-5)
 
 
-async def test_a_tenant_sees_its_own_documents_only(responder: Responder) -> None:
+async def test_tenant_filter_returns_only_documents_of_tenant(responder: Responder) -> None:
     for tenant in range(3):
-        own = np.arange(len(BOOKS)) % 3 == tenant
-        asked = request(BOOKS[1], filter=json.dumps({"tenant": f"t{tenant}"}))
-        found = await responder.hits(asked, SearchKind.DECODE)
-        truth = nearest(BOOKS, BOOKS[1:2], 5, own)[0]
-        assert list(found.document_ids) == [f"b{i}" for i in truth]
-    nobody = await responder.hits(request(filter='{"tenant": "t9"}'), SearchKind.DECODE)
-    assert nobody.error is None and nobody.document_ids == () and nobody.exact
+        is_own = np.arange(len(BOOKS)) % 3 == tenant
+        tenant_request = request(BOOKS[1], filter=json.dumps({"tenant": f"t{tenant}"}))
+        hits = await responder.hits(tenant_request, SearchKind.DECODE)
+        truth = nearest(BOOKS, BOOKS[1:2], 5, is_own)[0]
+        assert list(hits.document_ids) == [f"b{i}" for i in truth]
+    empty_hits = await responder.hits(request(filter='{"tenant": "t9"}'), SearchKind.DECODE)
+    assert empty_hits.error is None and empty_hits.document_ids == () and empty_hits.exact
 
 
-async def test_a_filter_brings_all_that_it_allows_where_that_is_less_than_k(
+async def test_filter_returns_all_allowed_rows_when_fewer_than_k(
     responder: Responder,
 ) -> None:
     index = responder._collections.get("books")
     index.delete([f"b{i}" for i in range(1_000)])
-    asked = request(k=300, filter='{"tenant": {"$in": ["t0", "t1"]}}')
-    found = await responder.hits(asked, SearchKind.DECODE)
-    left = [i for i in range(1_000, 1_400) if i % 3 < 2]
-    assert len(found.document_ids) == len(left)
-    assert {int(name[1:]) for name in found.document_ids} == set(left)
+    filtered_request = request(k=300, filter='{"tenant": {"$in": ["t0", "t1"]}}')
+    hits = await responder.hits(filtered_request, SearchKind.DECODE)
+    expected = [i for i in range(1_000, 1_400) if i % 3 < 2]
+    assert len(hits.document_ids) == len(expected)
+    assert {int(name[1:]) for name in hits.document_ids} == set(expected)
 
 
-async def test_the_seeds_of_a_probe_begin_the_next(responder: Responder) -> None:
+async def test_seeds_of_probe_start_next_probe(responder: Responder) -> None:
     first = await responder.hits(request(wants_seeds=True), SearchKind.DECODE)
     assert set(first.document_ids) < set(first.seeds) and len(first.seeds) == SETTINGS.top_m
     seeds = (*first.seeds, "gone", "b")
@@ -122,22 +122,22 @@ BAD: list[tuple[dict[str, Any], type[errors.TriviumError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "error", "said"), BAD)
-async def test_what_cannot_be_answered_says_why(
-    responder: Responder, fields: dict[str, Any], error: type[errors.TriviumError], said: str
+@pytest.mark.parametrize(("fields", "error", "message"), BAD)
+async def test_responder_reports_error_of_wrong_request(
+    responder: Responder, fields: dict[str, Any], error: type[errors.TriviumError], message: str
 ) -> None:
-    found = await responder.hits(request(**{"vector": BOOKS[0], **fields}), SearchKind.DECODE)
-    assert found.error is not None and found.document_ids == ()
-    assert found.error.code == error.code
-    with pytest.raises(errors.TriviumError, match=said):
-        raise error(found.error.message)
+    hits = await responder.hits(request(**{"vector": BOOKS[0], **fields}), SearchKind.DECODE)
+    assert hits.error is not None and hits.document_ids == ()
+    assert hits.error.code == error.code
+    with pytest.raises(errors.TriviumError, match=message):
+        raise error(hits.error.message)
     assert responder.tallies.searches == 1
     assert responder.tallies.misses == (error is errors.DeadlineExceeded)
-    again = await responder.hits(request(), SearchKind.DECODE)
-    assert again.error is None and again.document_ids[0] == "b0"
+    next_hits = await responder.hits(request(), SearchKind.DECODE)
+    assert next_hits.error is None and next_hits.document_ids[0] == "b0"
 
 
-async def test_what_became_of_retrievals_is_counted_by_class(responder: Responder) -> None:
+async def test_tallies_count_retrieval_outcomes_by_class(responder: Responder) -> None:
     for k in (1, 2, 0):
         await responder.hits(request(k=k), SearchKind.PREFILL)
     await responder.hits(request(deadline_ms=1), SearchKind.DECODE)
@@ -151,40 +151,39 @@ async def test_what_became_of_retrievals_is_counted_by_class(responder: Responde
     assert (responder.tallies.searches, responder.tallies.misses) == (4, 1)
 
 
-async def test_a_defect_in_a_search_is_hits_with_an_error_too(
+async def test_responder_reports_engine_defect_as_error(
     responder: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any) -> Hits:
         raise ZeroDivisionError
 
     monkeypatch.setattr(responder._engine, "search", broken)
-    found = await responder.hits(request(), SearchKind.DECODE)
-    assert found.error is not None and found.error.code == errors.EngineFailed.code
-    assert "the log of w says why" in found.error.message
+    hits = await responder.hits(request(), SearchKind.DECODE)
+    assert hits.error is not None and hits.error.code == errors.EngineFailed.code
+    assert "the log of w says why" in hits.error.message
 
 
-async def test_more_hits_than_documents_are_all_documents(responder: Responder) -> None:
-    asked = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
-    found = await responder.hits(asked, SearchKind.DECODE)
-    assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
+async def test_k_beyond_collection_returns_all_documents(responder: Responder) -> None:
+    film_request = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
+    hits = await responder.hits(film_request, SearchKind.DECODE)
+    assert sorted(hits.document_ids) == sorted(f"f{i}" for i in range(30))
 
 
-async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> None:
-    """JSON may have half a character; an error that names it must still reach the asker."""
+async def test_responder_reports_error_for_invalid_utf8_field(responder: Responder) -> None:
+    """JSON may hold half a character; an error that names it must still reach the asker."""
     odd = Document(
         document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
         metadata='{"\\ud800": "\\udfff"}',
     )  # fmt: skip
     ((_, refused),) = responder._collections.apply([DocumentChange("books", "odd", odd)])
     assert "half of a pair" in refused.message and refused.message.isascii()
-    found = await responder.hits(request(filter='{"\\ud800": 1}'), SearchKind.DECODE)
-    assert found.error is not None and "\\ud800" in found.error.message
-    assert Codec().decode(Codec().encode(found)) == found
+    hits = await responder.hits(request(filter='{"\\ud800": 1}'), SearchKind.DECODE)
+    assert hits.error is not None and "\\ud800" in hits.error.message
+    assert Codec().decode(Codec().encode(hits)) == hits
 
 
-async def test_patience_of_a_retrieval_ends_its_search_early(responder: Responder) -> None:
-    """The routing list unchanged for so many extends is the end; without, the worker's setting
-    counts."""
+async def test_patience_of_request_ends_search_early(responder: Responder) -> None:
+    """An unchanged routing list ends the search; the worker's setting is the default."""
     patient = await responder.hits(request(top_m=256), SearchKind.DECODE)
     hasty = await responder.hits(request(top_m=256, patience=1), SearchKind.DECODE)
     assert hasty.error is None

@@ -19,7 +19,7 @@ from workers.search.service import worker
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 
-def test_settings_are_checked() -> None:
+def test_retrieval_settings_reject_wrong_values() -> None:
     settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, park_after_ms=7)
     assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
     assert Metric(settings.metric_of("b")) is Metric.COSINE
@@ -45,12 +45,12 @@ def test_settings_are_checked() -> None:
         ({"share": 2.0}, "share: expected at most 1"),
         ({"flush_ms": 21.0}, "flush_ms: expected at most global_flush_ms .20., .* found 21"),
     ]
-    for wrong, said in cases:
-        with pytest.raises(ConfigError, match=said):
+    for wrong, message in cases:
+        with pytest.raises(ConfigError, match=message):
             RetrievalSettings(**wrong)
 
 
-def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
+def test_shard_place_parses_number_and_count() -> None:
     assert ShardPlace.parse("1/3") == ShardPlace(1, 3)
     assert str(ShardPlace(1, 3)) == "1/3"
     for text in ("", "1", "3/3", "-1/2", "a/b", "1/0", "0/1025"):
@@ -58,10 +58,10 @@ def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
             ShardPlace.parse(text)
 
 
-def test_every_knob_of_the_scheduler_is_a_setting() -> None:
-    """With the same default; only what is measured is none."""
-    names = {each.name for each in fields(RetrievalSettings)}
-    of_scheduler = {each.name for each in fields(SchedulerSettings)} - {"ms_per_extend"}
+def test_retrieval_settings_cover_scheduler_settings() -> None:
+    """Defaults are equal; only the measured extend time is no setting."""
+    names = {field.name for field in fields(RetrievalSettings)}
+    of_scheduler = {field.name for field in fields(SchedulerSettings)} - {"ms_per_extend"}
     assert of_scheduler | {"places", "slots", "patience"} <= names
     assert RetrievalSettings().scheduler() == SchedulerSettings()
     changed: dict[str, Any] = {
@@ -71,24 +71,24 @@ def test_every_knob_of_the_scheduler_is_a_setting() -> None:
         "drops_late": True,
     }
     settings = RetrievalSettings(**changed)
-    found = asdict(settings.scheduler()) | asdict(settings)
-    assert {name: found[name] for name in changed} == changed
+    values = asdict(settings.scheduler()) | asdict(settings)
+    assert {name: values[name] for name in changed} == changed
     for wrong in ({"places": 40}, {"slots": 33}, {"gather_min": 0}, {"share_min": 0.95}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             RetrievalSettings(**wrong)
 
 
-def test_a_collection_may_aim_at_a_recall() -> None:
+def test_settings_give_target_recall_of_collection() -> None:
     settings = RetrievalSettings(recalls=("books=0.95", "news=0.9"))
     assert [settings.recall_of(name) for name in ("books", "news", "other")] == [0.95, 0.9, 0]
 
 
-def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places, slots and the scheduler's settings; lanes and devices."""
-    found: list[EngineSettings] = []
+def test_retrieval_settings_reach_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places, slots, lanes, devices and the scheduler's settings arrive there."""
+    calls: list[EngineSettings] = []
 
     def engine(settings: EngineSettings) -> None:
-        found.append(settings)
+        calls.append(settings)
         raise ConfigError("it was told")
 
     monkeypatch.setattr(worker, "SearchEngine", engine)
@@ -98,15 +98,19 @@ def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None
     )  # fmt: skip
     with pytest.raises(ConfigError, match="it was told"):
         worker.RetrievalWorker(LogSettings(), settings, ShardPlace(0, 1), "r", Codec())
-    (told,) = found
-    assert (told.places, told.slots) == (5, 64)
-    assert (told.scheduler.gather_min, told.scheduler.share) == (3, 0.25)
-    assert (told.lanes, told.ahead, told.cuda_device) == (3, 7, 1)
-    assert (told.cuda.slots, told.cuda.sizes, told.cuda.dim_max) == (300, (64, 100), 512)
+    (engine_settings,) = calls
+    assert (engine_settings.places, engine_settings.slots) == (5, 64)
+    assert (engine_settings.scheduler.gather_min, engine_settings.scheduler.share) == (3, 0.25)
+    assert (engine_settings.lanes, engine_settings.ahead, engine_settings.cuda_device) == (3, 7, 1)
+    assert (
+        engine_settings.cuda.slots,
+        engine_settings.cuda.sizes,
+        engine_settings.cuda.dim_max,
+    ) == (300, (64, 100), 512)
 
 
-def test_what_is_not_set_is_what_an_engine_has_anyway() -> None:
-    """So benchmarks measure what workers run."""
+def test_retrieval_defaults_equal_engine_defaults() -> None:
+    """Equal defaults let benchmarks measure what workers run."""
     settings, engine = RetrievalSettings(), EngineSettings()
     assert (settings.lanes, settings.places, settings.slots, settings.ahead) == (
         engine.lanes, engine.places, engine.slots, engine.ahead
@@ -116,9 +120,8 @@ def test_what_is_not_set_is_what_an_engine_has_anyway() -> None:
     assert sizes_up_to(64) == (64,) and sizes_up_to(3_000) == (64, 256, 3_000)
 
 
-def test_the_global_flush_ends_gathering() -> None:
-    """With `gather_min`, a search waits for others to be admitted with, and at most
-    `global_flush_ms`."""
+def test_global_flush_ends_gathering() -> None:
+    """With `gather_min`, a search waits for others, but at most `global_flush_ms`."""
     settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
     queues = SearchScheduler(settings.scheduler())
     queues.arrive(

@@ -15,11 +15,11 @@ def wrote(folder: SnapshotFolder) -> None:
 
 
 def names(path: Path) -> list[str]:
-    return sorted(each.name.partition(".")[2] for each in path.iterdir())
+    return sorted(entry.name.partition(".")[2] for entry in path.iterdir())
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
-    """Each kill left files of the index's size."""
+def test_snapshot_folder_removes_partials_of_killed_process(tmp_path: Path) -> None:
+    """Each kill would leave files of the index's size."""
     folder = SnapshotFolder(tmp_path, "mine", 2)
     for writer in ("mine", "also.mine", "gone"):
         (tmp_path / f"1-0.{writer}.partial").mkdir()
@@ -34,8 +34,8 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
     assert names(tmp_path) == ["also.mine.partial", "mine.snapshot"], "one file of it was touched"
 
 
-def test_files_of_former_releases_go(tmp_path: Path) -> None:
-    """They had no folders."""
+def test_snapshot_folder_removes_files_of_former_releases(tmp_path: Path) -> None:
+    """Former releases wrote files without folders."""
     for name in ("0123.index", "0123.index.17.partial"):
         (tmp_path / name).write_bytes(b"whole")
     folder = SnapshotFolder(tmp_path, "mine", 1)

@@ -23,11 +23,11 @@ from workers.search.words.passage_store import PassageStore
 PLACE = ShardPlace(0, 1)
 
 
-def held(**rows: int) -> Collections:
+def collections_with(**rows: int) -> Collections:
     """Collections with so many rows."""
-    found = Collections(RetrievalSettings())
-    found.indexes.update({name: built(count) for name, count in rows.items()})
-    return found
+    collections = Collections(RetrievalSettings())
+    collections.indexes.update({name: built(count) for name, count in rows.items()})
+    return collections
 
 
 def built(rows: int) -> Index:
@@ -62,20 +62,20 @@ class Replicas:
 
     def write(self, offset: int, name: str = "a", **rows: int) -> Path:
         """One more snapshot."""
-        self.snapshots(name, held(**rows), lambda: at(offset)).save()
+        self.snapshots(name, collections_with(**rows), lambda: at(offset)).save()
         return self.whole()[-1]
 
     def read(self, name: str = "b") -> tuple[Any, dict[str, int]]:
         """Where to read on, and rows by collection."""
-        found = Collections(self.settings)
-        offsets = self.snapshots(name, found).load()
-        return offsets, {name: len(index) for name, index in found.indexes.items()}
+        collections = Collections(self.settings)
+        offsets = self.snapshots(name, collections).load()
+        return offsets, {name: len(index) for name, index in collections.indexes.items()}
 
     def whole(self) -> list[Path]:
         return sorted(self.folder.glob("*.snapshot"))
 
     def names(self) -> list[str]:
-        return sorted(each.suffix for each in self.folder.iterdir())
+        return sorted(path.suffix for path in self.folder.iterdir())
 
 
 @pytest.fixture
@@ -83,60 +83,68 @@ def replicas(tmp_path: Path) -> Replicas:
     return Replicas(tmp_path)
 
 
-def test_vectors_are_kept_as_a_setting_says_and_other_files_are_not_used(tmp_path: Path) -> None:
+def test_snapshot_keeps_storage_setting_and_ignores_foreign_files(tmp_path: Path) -> None:
     private = Replicas(tmp_path, shares_snapshots=False, storages=("c=float16",))
-    mine = Collections(private.settings)
+    collections = Collections(private.settings)
     document = Document(
         document_id="a", collection="c", vector=pack_vector([1.0, 1.0 / 3]), at_ms=0
     )
-    mine.apply(
+    collections.apply(
         [
             DocumentChange("c", "a", document),
             DocumentChange("d", "a", replace(document, collection="d")),
         ]
     )
-    assert [mine.get(name).rows.vectors.dtype for name in ("c", "d")] == [np.float16, np.float32]
-    private.snapshots("r", mine).save()
-    again = Collections(private.settings)
-    assert private.snapshots("r", again).load() is not None
-    assert again.get("c").rows.vectors.dtype == np.float16
-    assert again.get("c").threads == mine.get("c").threads == 1, "builds keep to the lanes, too"
+    assert [collections.get(name).rows.vectors.dtype for name in ("c", "d")] == [
+        np.float16,
+        np.float32,
+    ]
+    private.snapshots("r", collections).save()
+    loaded_collections = Collections(private.settings)
+    assert private.snapshots("r", loaded_collections).load() is not None
+    assert loaded_collections.get("c").rows.vectors.dtype == np.float16
+    assert loaded_collections.get("c").threads == collections.get("c").threads == 1, (
+        "builds keep to the lanes, too"
+    )
     assert private.read("other") == (None, {}), "of another worker"
     private.settings = replace(private.settings, storages=())
     assert private.read("r") == (None, {})
     assert len(list(tmp_path.glob("r/*.snapshot"))) == 1, "it is not damaged"
 
 
-async def test_the_first_replica_writes_and_the_others_read(replicas: Replicas) -> None:
-    await replicas.snapshots("b", held(c=9), is_first=False).save_if_wanted()
+async def test_first_replica_writes_snapshot_and_others_read(replicas: Replicas) -> None:
+    await replicas.snapshots("b", collections_with(c=9), is_first=False).save_if_wanted()
     assert not replicas.folder.exists()
-    await replicas.snapshots("a", held(c=10, d=3), lambda: at(7)).save_if_wanted()
+    await replicas.snapshots("a", collections_with(c=10, d=3), lambda: at(7)).save_if_wanted()
     (replicas.folder / "1-0.b.partial").mkdir()
-    found = Collections(replicas.settings)
-    assert replicas.snapshots("b", found).load() == at(7)
+    loaded_collections = Collections(replicas.settings)
+    assert replicas.snapshots("b", loaded_collections).load() == at(7)
     assert replicas.names() == [".snapshot"], "what its former process left is gone"
-    assert {name: len(index) for name, index in found.indexes.items()} == {"c": 10, "d": 3}
-    assert found.has("documents", "d", 0, 6) and not found.has("documents", "d", 0, 7)
-    base = found.get("c").rows.vectors.base
+    assert {name: len(index) for name, index in loaded_collections.indexes.items()} == {
+        "c": 10,
+        "d": 3,
+    }
+    assert loaded_collections.has("documents", "d", 0, 6) and not loaded_collections.has(
+        "documents", "d", 0, 7
+    )
+    base = loaded_collections.get("c").rows.vectors.base
     assert base is None or not isinstance(base, np.memmap), "of a file that another may remove"
 
 
-def test_replicas_of_shard_and_prefix_have_a_folder(replicas: Replicas) -> None:
-    """Who finds another shard's files there leaves them alone."""
+def test_snapshot_of_other_shard_is_ignored_and_kept(replicas: Replicas) -> None:
+    """A replica that finds another shard's files in its folder leaves them alone."""
     replicas.write(1, c=10)
-    found = Collections(replicas.settings)
-    other = Snapshots(
-        replicas.settings, found, ShardPlace(1, 2), lambda: at(0),
+    collections = Collections(replicas.settings)
+    other_snapshots = Snapshots(
+        replicas.settings, collections, ShardPlace(1, 2), lambda: at(0),
         worker_id="x", shard_name=replicas.folder.name, is_first=lambda: True,
     )  # fmt: skip
-    assert other.load() is None and not found.indexes
+    assert other_snapshots.load() is None and not collections.indexes
     assert replicas.read() == (at(1), {"c": 10})
 
 
-def test_a_snapshot_that_is_half_written_is_no_snapshot(
-    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new collection's documents were lost where its file was not written yet."""
+def test_partial_snapshot_is_ignored(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new collection would lose its documents where its file was not written yet."""
     replicas.write(1, c=10)
     save = snapshot.save
 
@@ -153,7 +161,7 @@ def test_a_snapshot_that_is_half_written_is_no_snapshot(
     assert replicas.read() == (at(1), {"c": 10})
 
 
-def test_a_reader_whose_snapshot_is_removed_takes_the_next(
+def test_reader_of_removed_snapshot_takes_next(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicas.write(1, c=10, d=5)
@@ -170,23 +178,23 @@ def test_a_reader_whose_snapshot_is_removed_takes_the_next(
     assert replicas.names() == [".snapshot", ".snapshot"], "the one before stays for its readers"
 
 
-def test_two_writers_at_once_do_no_harm(
+def test_concurrent_writers_leave_whole_snapshots(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, others = snapshot.save, [13, 12, 11]
+    save, competing_offsets = snapshot.save, [13, 12, 11]
 
     def interrupted(index: Index, path: Path, notes: Any) -> None:
         save(index, path, notes)
-        if others:
-            replicas.write(others[0], "b", c=others.pop(), d=5)
+        if competing_offsets:
+            replicas.write(competing_offsets[0], "b", c=competing_offsets.pop(), d=5)
 
     monkeypatch.setattr(snapshot, "save", interrupted)
     replicas.write(10, c=10, d=4)
     assert replicas.names() == [".snapshot", ".snapshot"]
-    assert not others and replicas.read()[1] in ({"c": 10, "d": 4}, {"c": 13, "d": 5})
+    assert not competing_offsets and replicas.read()[1] in ({"c": 10, "d": 4}, {"c": 13, "d": 5})
 
 
-def test_what_a_writer_whose_clock_is_behind_writes_is_the_newest(
+def test_snapshot_of_writer_with_slow_clock_is_newest(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2):
@@ -196,7 +204,7 @@ def test_what_a_writer_whose_clock_is_behind_writes_is_the_newest(
     assert replicas.read() == (at(3), {"c": 11})
 
 
-def test_a_damaged_snapshot_is_put_aside_and_the_one_before_it_taken(
+def test_damaged_snapshot_is_set_aside_for_previous_one(
     replicas: Replicas, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damage(path: Path) -> None:
@@ -219,7 +227,7 @@ def test_a_damaged_snapshot_is_put_aside_and_the_one_before_it_taken(
     assert replicas.names() == [".snapshot", ".unreadable"], "the last one is kept to be looked at"
 
 
-def test_a_snapshot_of_another_release_is_left_alone(
+def test_snapshot_of_other_release_is_kept_unread(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
@@ -229,11 +237,11 @@ def test_a_snapshot_of_another_release_is_left_alone(
     assert replicas.names() == [".snapshot"]
 
 
-def test_what_changes_while_a_snapshot_is_begun_is_in_it_or_read_again(
+def test_snapshot_misses_no_concurrent_changes(
     replicas: Replicas,
 ) -> None:
-    """Texts without passages and declarations of that moment were lost."""
-    collections = held(c=10)
+    """Texts without passages and declarations of that moment would be lost."""
+    collections = collections_with(c=10)
 
     def offsets() -> Any:
         collections.stores.setdefault("c", PassageStore()).add_document("late")
@@ -242,8 +250,8 @@ def test_what_changes_while_a_snapshot_is_begun_is_in_it_or_read_again(
         return at(5)
 
     replicas.snapshots("a", collections, offsets).save()
-    found = Collections(replicas.settings)
-    assert replicas.snapshots("b", found).load() == at(5)
-    assert found.stores["c"].waiting() == ["late"]
-    assert not found.declared.allows("c", "other")
-    assert set(found.indexes) == {"c", "d"}
+    loaded_collections = Collections(replicas.settings)
+    assert replicas.snapshots("b", loaded_collections).load() == at(5)
+    assert loaded_collections.stores["c"].waiting() == ["late"]
+    assert not loaded_collections.declared.allows("c", "other")
+    assert set(loaded_collections.indexes) == {"c", "d"}

@@ -26,13 +26,13 @@ from schemas.rules.ranks import depth_of
 from tests.workers.search.words.shelves import (
     collections,
     declared,
+    deletion,
     document,
-    gone,
     passages,
     text,
     vector_of,
 )
-from tests.workers.search.words.test_index import drawn
+from tests.workers.search.words.test_index import random_passages
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import SearchKind
 from workers.search.index.query import SearchAnswer
@@ -44,7 +44,7 @@ from workers.search.service.snapshots import store_of
 from workers.search.words.terms import query_terms, terms_of
 from workers.search.words.texts import passages_of
 
-TEXTS = {name.decode(): each for name, each in drawn(400).items()}
+TEXTS = {name.decode(): words for name, words in random_passages(400).items()}
 
 
 class Pool:
@@ -52,37 +52,45 @@ class Pool:
 
     def __init__(self, shards: int) -> None:
         self.engine = SearchEngine(EngineSettings(lanes=1))
-        self.held = [collections() for _ in range(shards)]
+        self.collections = [collections() for _ in range(shards)]
         self.shards = [
             Responder(
-                self.engine, held, RetrievalSettings(), worker_id="w",
+                self.engine, shard_collections, RetrievalSettings(), worker_id="w",
                 place=ShardPlace(at, shards),
             )
-            for at, held in enumerate(self.held)
+            for at, shard_collections in enumerate(self.collections)
         ]  # fmt: skip
 
     def of(self, name: str) -> Collections:
-        return self.held[shard_of(name, len(self.held))]
+        return self.collections[shard_of(name, len(self.collections))]
 
     def put(self, name: str, *texts: str, offset: int = 1, **fields: Any) -> None:
-        held = self.of(name)
-        assert held.apply([text(name, offset)]) == []
-        assert held.apply_passages([passages(name, *texts, offset=offset, **fields)]) == []
+        shard_collections = self.of(name)
+        assert shard_collections.apply([text(name, offset)]) == []
+        assert (
+            shard_collections.apply_passages([passages(name, *texts, offset=offset, **fields)])
+            == []
+        )
 
     async def hits(self, query: str, **fields: Any) -> list[Hits]:
-        known = {
+        request_fields = {
             "collection": "c", "k": 5, "mode": "hybrid", "wants_passages": True,
             "vector": pack_vector(vector_of(query)), "text": query,
             "deadline_ms": wall_ms() + 60_000, **fields,
         }  # fmt: skip
         request = RetrievalRequest(
-            retrieval_id="q", request_id="r", asker_id="a", reply_partition=0, asked_ms=0, **known
+            retrieval_id="q",
+            request_id="r",
+            asker_id="a",
+            reply_partition=0,
+            asked_ms=0,
+            **request_fields,
         )
-        every = [each.hits(request, SearchKind.PREFILL) for each in self.shards]
-        found = list(await asyncio.gather(*every))
-        for each in found:
-            check_hits(each)
-        return found
+        every = [responder.hits(request, SearchKind.PREFILL) for responder in self.shards]
+        shard_hits = list(await asyncio.gather(*every))
+        for hits in shard_hits:
+            check_hits(hits)
+        return shard_hits
 
     async def find(self, query: str, **fields: Any) -> RetrievalResult:
         answers = dict(enumerate(await self.hits(query, **fields)))
@@ -99,49 +107,49 @@ async def pool_of(shards: int) -> AsyncIterator[Pool]:
     try:
         yield pool
     finally:
-        for each in pool.shards:
-            each.texts.close()
+        for responder in pool.shards:
+            responder.texts.close()
         await pool.engine.close()
 
 
 @pytest.fixture
 async def pool() -> AsyncIterator[Pool]:
-    async with pool_of(1) as found:
-        yield found
+    async with pool_of(1) as one_shard_pool:
+        yield one_shard_pool
 
 
 def by_cosine(texts: Mapping[str, str], query: str) -> list[str]:
-    wanted = vector_of(query)
+    query_vector = vector_of(query)
 
-    def cosine(each: str) -> float:
-        vector = vector_of(texts[each])
-        return float(vector @ wanted / np.linalg.norm(vector) / np.linalg.norm(wanted))
+    def cosine(name: str) -> float:
+        vector = vector_of(texts[name])
+        return float(vector @ query_vector / np.linalg.norm(vector) / np.linalg.norm(query_vector))
 
-    return sorted(texts, key=lambda each: (-round(cosine(each), 6), each))
+    return sorted(texts, key=lambda name: (-round(cosine(name), 6), name))
 
 
 def by_bm25(texts: Mapping[str, str], query: str) -> list[str]:
-    counts = {each: Counter(terms_of(words)) for each, words in texts.items()}
+    counts = {name: Counter(terms_of(words)) for name, words in texts.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
     scores: dict[str, float] = {}
     for term in query_terms(query):
-        having = [each for each, count in counts.items() if term in count]
+        having = [name for name, count in counts.items() if term in count]
         idf = math.log(1 + (len(counts) - len(having) + 0.5) / (len(having) + 0.5))
-        for each in having:
-            length, tf = 0.25 + 0.75 * counts[each].total() / mean, counts[each][term]
-            scores[each] = scores.get(each, 0) + idf * tf * 2.2 / (tf + 1.2 * length)
-    return sorted(scores, key=lambda each: (-round(scores[each], 4), each))
+        for name in having:
+            length, tf = 0.25 + 0.75 * counts[name].total() / mean, counts[name][term]
+            scores[name] = scores.get(name, 0) + idf * tf * 2.2 / (tf + 1.2 * length)
+    return sorted(scores, key=lambda name: (-round(scores[name], 4), name))
 
 
 def by_ranks(lists: Sequence[Sequence[str]], k: int) -> list[str]:
     scores: dict[str, float] = {}
     for names in lists:
-        for rank, each in enumerate(names[: depth_of(k)], 1):
-            scores[each] = scores.get(each, 0) + 1 / (60 + rank)
-    return sorted(scores, key=lambda each: -scores[each])[:k]
+        for rank, name in enumerate(names[: depth_of(k)], 1):
+            scores[name] = scores.get(name, 0) + 1 / (60 + rank)
+    return sorted(scores, key=lambda name: -scores[name])[:k]
 
 
-async def test_vector_words_and_both_find_what_exact_computation_finds(pool: Pool) -> None:
+async def test_text_search_modes_match_exact_computation(pool: Pool) -> None:
     for name, words in TEXTS.items():
         pool.put(name.removesuffix("#0"), words)
     queries = [f"w{at} w{3 * at % 50} w{7 * at % 60}" for at in range(1, 30)]
@@ -149,35 +157,37 @@ async def test_vector_words_and_both_find_what_exact_computation_finds(pool: Poo
     for query in queries:
         nearest, best = by_cosine(TEXTS, query), by_bm25(TEXTS, query)
         exact = {"vector": nearest[:5], "words": best[:5], "hybrid": by_ranks((nearest, best), 5)}
-        for mode, wanted in exact.items():
-            right[mode] += len({*await pool.names(query, mode=mode)} & {*wanted})
-    recalls = {mode: found / len(queries) / 5 for mode, found in right.items()}
+        for mode, expected in exact.items():
+            right[mode] += len({*await pool.names(query, mode=mode)} & {*expected})
+    recalls = {mode: count / len(queries) / 5 for mode, count in right.items()}
     assert min(recalls.values()) >= 0.99, recalls
 
 
-async def test_shards_together_find_what_one_finds_by_vector() -> None:
+async def test_three_shards_find_same_vectors_as_one() -> None:
     """Words differ a little: each shard has statistics of its own."""
-    async with pool_of(1) as one, pool_of(3) as three:
+    async with pool_of(1) as one_shard, pool_of(3) as three_shards:
         for name, words in TEXTS.items():
-            for pool in (one, three):
+            for pool in (one_shard, three_shards):
                 pool.put(name.removesuffix("#0"), words)
         shared = 0
         for at in range(20):
             query = f"w{at} w{at + 20}"
-            alone = await one.names(query, mode="vector")
-            assert await three.names(query, mode="vector") == alone
-            shared += len({*await one.names(query)} & {*await three.names(query)})
-            found = await three.find(query)
-            assert [each.passage_id for each in found.passages] == await three.names(query)
-            assert all(TEXTS[each.passage_id] == each.text for each in found.passages)
+            alone = await one_shard.names(query, mode="vector")
+            assert await three_shards.names(query, mode="vector") == alone
+            shared += len({*await one_shard.names(query)} & {*await three_shards.names(query)})
+            result = await three_shards.find(query)
+            assert [passage.passage_id for passage in result.passages] == await three_shards.names(
+                query
+            )
+            assert all(TEXTS[passage.passage_id] == passage.text for passage in result.passages)
         assert shared >= 75
 
 
-async def test_a_passage_is_told_with_all_that_a_citation_needs(pool: Pool) -> None:
+async def test_result_passage_carries_citation_fields(pool: Pool) -> None:
     metadata = json.dumps({"title": "Ferries", "path": "docs/ferries.md", "year": 2020})
     pool.put("a", "The Ondry ferry leaves.", "It is pier 7.", metadata=metadata)
-    found = (await pool.find("which pier", filter='{"year": 2020}')).passages
-    pier = next(each for each in found if "pier" in each.text)
+    passages_found = (await pool.find("which pier", filter='{"year": 2020}')).passages
+    pier = next(passage for passage in passages_found if "pier" in passage.text)
     assert (pier.passage_id, pier.document_id, pier.start) == ("a#1", "a", 10)
     assert (pier.title, pier.source) == ("Ferries", "docs/ferries.md")
     assert np.frombuffer(pier.tokens, "<i4").tolist() == list(range(len(pier.text)))
@@ -196,32 +206,34 @@ async def test_a_passage_is_told_with_all_that_a_citation_needs(pool: Pool) -> N
         ("船は港を出る", "港"),
     ],
 )
-async def test_many_scripts(pool: Pool, words: str, query: str) -> None:
+async def test_word_search_finds_many_scripts(pool: Pool, words: str, query: str) -> None:
     pool.put("a", words)
     pool.put("b", "nothing of that 无关 kein غير 🚢")
     assert await pool.names(query, mode="words") == ["a#0"]
     assert (await pool.find(query, mode="words")).passages[0].text == words
 
 
-async def test_tenants_cannot_see_each_other_whatever_they_ask(pool: Pool) -> None:
+async def test_tenant_sees_no_documents_of_other_tenants(pool: Pool) -> None:
     for tenant in ("", "t1", "t2"):
         pool.put(f"doc{tenant}", f"ferry of {tenant or 'all'}", tenant=tenant)
-        own = document(f"vec{tenant}", 1, vector=vector_of("ferry"), tenant=tenant)
-        assert pool.of("vec").apply([own]) == []
+        vector_document = document(f"vec{tenant}", 1, vector=vector_of("ferry"), tenant=tenant)
+        assert pool.of("vec").apply([vector_document]) == []
     everything = {"doc#0", "doct1#0", "doct2#0", "vec", "vect1", "vect2"}
-    mine = {"doc#0", "doct1#0", "vec", "vect1"}
+    visible_ids = {"doc#0", "doct1#0", "vec", "vect1"}
     filters = ("", '{"$not": {"x": 1}}', '{"$or": [{"x": {"$nin": [1]}}, {"x": 1}]}')
-    theirs = document("x", 1, vector=vector_of("x"), tenant="t2", metadata='{"x": 2}')
-    pool.of("doc").apply([theirs])
-    for asked in filters:
+    foreign_document = document("x", 1, vector=vector_of("x"), tenant="t2", metadata='{"x": 2}')
+    pool.of("doc").apply([foreign_document])
+    for filter_json in filters:
         for mode in ("hybrid", "vector", "words"):
-            fields = {"k": 20, "mode": mode, "filter": asked, "wants_seeds": True}
+            fields = {"k": 20, "mode": mode, "filter": filter_json, "wants_seeds": True}
             (hits,) = await pool.hits("ferry", tenant="t1", **fields)
-            seen = {*hits.document_ids, *hits.word_ids, *hits.seeds}
-            seen |= {each.passage_id for each in hits.passages}
-            assert seen and seen <= mine, (asked, mode)
-        (plain,) = await pool.hits("", k=20, tenant="t1", mode="", filter=asked, wants_seeds=True)
-        assert {*plain.document_ids, *plain.seeds} <= mine
+            returned_ids = {*hits.document_ids, *hits.word_ids, *hits.seeds}
+            returned_ids |= {passage.passage_id for passage in hits.passages}
+            assert returned_ids and returned_ids <= visible_ids, (filter_json, mode)
+        (plain,) = await pool.hits(
+            "", k=20, tenant="t1", mode="", filter=filter_json, wants_seeds=True
+        )
+        assert {*plain.document_ids, *plain.seeds} <= visible_ids
     assert {*await pool.names("ferry", k=20, tenant="")} >= everything
     assert await pool.names("ferry", k=20, tenant="t3", mode="words") == ["doc#0"]
     (refused,) = await pool.hits("x", tenant="t1", filter='{"$tenant": "t2"}')
@@ -230,42 +242,42 @@ async def test_tenants_cannot_see_each_other_whatever_they_ask(pool: Pool) -> No
     assert unknown.error is not None and "$tenant" not in unknown.error.message
 
 
-async def test_a_declared_collection_is_not_there_for_others(pool: Pool) -> None:
+async def test_declared_collection_is_hidden_from_other_tenants(pool: Pool) -> None:
     pool.put("a", "ferry")
-    pool.held[0].declare("c", declared(tenants=["t1"]))
+    pool.collections[0].declare("c", declared(tenants=["t1"]))
     assert await pool.names("ferry", tenant="t1") == await pool.names("ferry") == ["a#0"]
     for mode in ("hybrid", "words", "vector"):
         with pytest.raises(errors.UnknownCollection):
             await pool.find("ferry", tenant="t2", mode=mode)
 
 
-async def test_what_is_less_similar_is_not_found(pool: Pool) -> None:
+async def test_min_score_excludes_less_similar_hits(pool: Pool) -> None:
     for name, words in list(TEXTS.items())[:60]:
         pool.put(name.removesuffix("#0"), words)
     query = "w1 w2"
     every = {hit.document_id: hit for hit in (await pool.find(query, k=60)).hits}
-    scores = sorted(each.score for each in every.values())
-    least = scores[len(scores) // 2] - 1e-6  # of float32
-    found = (await pool.find(query, k=60, min_score=least)).hits
-    assert {hit.document_id for hit in found} == {
-        each for each, hit in every.items() if hit.score >= least
+    scores = sorted(hit.score for hit in every.values())
+    min_score = scores[len(scores) // 2] - 1e-6  # of float32
+    hits = (await pool.find(query, k=60, min_score=min_score)).hits
+    assert {hit.document_id for hit in hits} == {
+        name for name, hit in every.items() if hit.score >= min_score
     }
-    ranks = [hit.fused for hit in found]
+    ranks = [hit.fused for hit in hits]
     assert ranks == sorted(ranks, reverse=True) and ranks[0] > 1 / 61
 
 
-async def test_filters_hold_for_words_and_deleted_means_gone(pool: Pool) -> None:
+async def test_word_search_obeys_filters_and_deletions(pool: Pool) -> None:
     for at in range(40):
         pool.put(f"d{at}", "the same ferry", metadata=json.dumps({"n": at}))
     few = {"filter": '{"n": {"$gte": 37}}', "mode": "words"}
     assert await pool.names("ferry", **few) == ["d37#0", "d38#0", "d39#0"]
-    pool.of("d38").apply([gone("d38", 9)])
+    pool.of("d38").apply([deletion("d38", 9)])
     assert await pool.names("ferry", **few) == ["d37#0", "d39#0"]
     pool.put("d39", "no such boat", offset=11, metadata='{"n": 39}')
     assert await pool.names("ferry", **few) == ["d37#0"]
 
 
-async def test_a_text_without_a_vector_is_searched_by_its_words(pool: Pool) -> None:
+async def test_text_without_vector_is_searched_by_words(pool: Pool) -> None:
     pool.put("a", "ferry at noon")
     for mode in ("hybrid", "vector", "words"):
         (hits,) = await pool.hits("noon", vector=b"", mode=mode, embedded_ms=3.0)
@@ -276,7 +288,7 @@ async def test_a_text_without_a_vector_is_searched_by_its_words(pool: Pool) -> N
     assert (await pool.hits("...", mode="words"))[0].word_ids == ()
 
 
-async def test_what_cannot_be_searched_is_refused(
+async def test_text_search_rejects_wrong_requests(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.put("a", "ferry")
@@ -299,62 +311,69 @@ async def test_what_cannot_be_searched_is_refused(
     assert (await pool.find("ferry")).passages == (), "what does not fit is left out"
 
 
-def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
-    """A walk comes by rows of others; its routing list is not for tenants."""
+def test_tenant_gets_no_seeds_of_other_documents() -> None:
+    """A walk passes rows of other tenants; its routing list is not for tenants."""
     keys = (np.uint64(1 << 31) << np.uint64(32)) | (np.arange(2, dtype=np.uint64) << np.uint64(1))
     answer = SearchAnswer(
         rows=np.array([0]), distances=np.zeros(1, np.float32), extends=1, computed=2, exact=False,
         top_keys=keys, names=[b"mine#0", "theirs"],
     )  # fmt: skip
     for tenant, seeds in (("", ("mine#0", "theirs")), ("t", ("mine#0",))):
-        asked = RetrievalRequest(
+        request = RetrievalRequest(
             retrieval_id="q", request_id="", asker_id="a", reply_partition=0, collection="c",
             vector=b"", k=1, asked_ms=0, deadline_ms=0, tenant=tenant, wants_seeds=True,
         )  # fmt: skip
-        assert text_search.vector_fields(asked, answer)["seeds"] == seeds
+        assert text_search.vector_fields(request, answer)["seeds"] == seeds
 
 
-async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_where_it_fails() -> (
-    None
-):
+async def test_quotes_are_checked_with_search_alone_and_after_errors() -> None:
     quoted = tuple(Quoted(document_id=name, content="1") for name in ("a", "b", "x"))
     async with pool_of(2) as pool:
         pool.put("a", "one", content_hash="1")
         pool.put("b", "two", content_hash="2")
-        found = await pool.find("one", quoted=quoted)
-        assert found.passages[0].content == "1"
+        result = await pool.find("one", quoted=quoted)
+        assert result.passages[0].content == "1"
 
-        async def told(**fields: Any) -> set[str]:
-            found = await pool.hits("one", quoted=quoted, **fields)
-            return {name for each in found for name in each.changed}
+        async def changed_names(**fields: Any) -> set[str]:
+            shard_hits = await pool.hits("one", quoted=quoted, **fields)
+            return {name for hits in shard_hits for name in hits.changed}
 
-        assert found.changed == await told() == {"b", "x"}
+        assert result.changed == await changed_names() == {"b", "x"}
         check: dict[str, Any] = {"mode": "check", "text": "", "vector": b""}
-        assert await told(**check) == {"b", "x"}
-        assert [each.error for each in await pool.hits("one", quoted=quoted, **check)] == [None] * 2
-        assert await told(filter='{"field": 1}') == {"b", "x"}, "told beside the error, too"
-        assert await told(collection="other", **check) == {"a", "b", "x"}
-        for held in pool.held:
-            held.declare("c", declared(tenants=("t",)))
-        assert await told(tenant="u", **check) == {"a", "b", "x"}
-        assert await told(tenant="t", **check) == {"b", "x"}
-        for each in await pool.hits("one", quoted=quoted * 1_000, **check):
-            assert each.error is not None and each.error.code == errors.InvalidRequest.code
+        assert await changed_names(**check) == {"b", "x"}
+        assert [hits.error for hits in await pool.hits("one", quoted=quoted, **check)] == [None] * 2
+        assert await changed_names(filter='{"field": 1}') == {"b", "x"}, (
+            "told beside the error, too"
+        )
+        assert await changed_names(collection="other", **check) == {"a", "b", "x"}
+        for shard_collections in pool.collections:
+            shard_collections.declare("c", declared(tenants=("t",)))
+        assert await changed_names(tenant="u", **check) == {"a", "b", "x"}
+        assert await changed_names(tenant="t", **check) == {"b", "x"}
+        for hits in await pool.hits("one", quoted=quoted * 1_000, **check):
+            assert hits.error is not None and hits.error.code == errors.InvalidRequest.code
 
 
-async def test_a_text_that_comes_with_its_vector_is_found_by_that_alone(pool: Pool) -> None:
-    """As answers are, which stand under the vectors of their questions."""
-    held = pool.of("a")
-    own = document("a", 1, vector=vector_of("asked"), text="said", metadata='{"until": 9}')
-    assert held.apply([own, document("b", 2, vector=vector_of("other"))]) == []
+async def test_text_with_own_vector_is_found_by_vector_only(pool: Pool) -> None:
+    """Answers of the response cache stand under the vectors of their questions like this."""
+    shard_collections = pool.of("a")
+    answer_document = document(
+        "a", 1, vector=vector_of("asked"), text="said", metadata='{"until": 9}'
+    )
+    assert (
+        shard_collections.apply([answer_document, document("b", 2, vector=vector_of("other"))])
+        == []
+    )
     pool.put("c", "said", offset=3)
-    found = await pool.find("asked", mode="vector", k=1, filter='{"until": {"$gt": 8}}')
-    ((hit,), passage) = found.hits, found.passages[0]
+    result = await pool.find("asked", mode="vector", k=1, filter='{"until": {"$gt": 8}}')
+    ((hit,), passage) = result.hits, result.passages[0]
     assert (hit.document_id, passage.passage_id, passage.document_id) == ("a", "a", "a")
     assert (passage.text, passage.content) == ("said", "")
     assert hit.cosine == pytest.approx(1)
     assert await pool.names("asked", mode="vector", filter='{"until": {"$gt": 9}}') == []
     assert await pool.names("said", mode="words") == ["c#0"]
-    held.words("c").compact({each.row_id: each.text for each in passages_of(held.indexes["c"])})
+    shard_collections.words("c").compact(
+        {passage.row_id: passage.text for passage in passages_of(shard_collections.indexes["c"])}
+    )
     assert await pool.names("said", mode="words") == ["c#0"]
-    assert store_of(held.indexes["c"]).documents == 1
+    assert store_of(shard_collections.indexes["c"]).documents == 1

@@ -25,36 +25,36 @@ def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Docu
     return DocumentChange(collection, name, document)
 
 
-async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -> None:
+async def test_upkeep_links_new_rows_and_compacts_deleted_ones() -> None:
     settings = RetrievalSettings(upkeep_interval_ms=1)
-    held = Collections(settings)
+    collections = Collections(settings)
     rows = gaussian(1_500, 4)
-    held.apply([change(str(i), row) for i, row in enumerate(rows)])
+    collections.apply([change(str(i), row) for i, row in enumerate(rows)])
     engine = SearchEngine(EngineSettings(lanes=1))
-    upkeep = Upkeep(settings, held, engine.neighbours)
+    upkeep = Upkeep(settings, collections, engine.neighbours)
     await upkeep.finish()
-    index = held.get("c")
+    index = collections.get("c")
     assert index.loose == 0
-    held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(50, 4, seed=1))])
+    collections.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(50, 4, seed=1))])
     assert index.loose == 50
     running = asyncio.create_task(upkeep.run())
     await until(lambda: index.loose == 0)
     assert engine.load().searches_total >= 50 / 8, "the engine searched for their neighbours"
-    held.apply([DocumentChange("c", str(i), None) for i in range(600)])
+    collections.apply([DocumentChange("c", str(i), None) for i in range(600)])
     await until(lambda: index.rows.count == len(index) == 950)
     running.cancel()
     await engine.close()
 
 
-async def test_rows_that_searches_lose_are_found_again_without_a_compaction() -> None:
-    """What an audit told stayed as it was until the index grew."""
+async def test_upkeep_relinks_lost_rows_without_compaction() -> None:
+    """Otherwise the audit's findings would stand until the index grew."""
     settings = RetrievalSettings(upkeep_interval_ms=1)
-    held = Collections(settings)
-    held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 64))])
+    collections = Collections(settings)
+    collections.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 64))])
     engine = SearchEngine(EngineSettings(lanes=1))
-    upkeep = Upkeep(settings, held, engine.neighbours)
+    upkeep = Upkeep(settings, collections, engine.neighbours)
     await upkeep.finish()
-    index = held.get("c")
+    index = collections.get("c")
     lose(index, share=0.05)
     graph = index.graph
     running = asyncio.create_task(upkeep.run())
@@ -65,57 +65,57 @@ async def test_rows_that_searches_lose_are_found_again_without_a_compaction() ->
     assert engine.load().searches_total >= 1_500 / 8, "the engine searched for them"
 
 
-async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
+async def test_upkeep_retries_link_after_full_engine() -> None:
     settings = RetrievalSettings(upkeep_interval_ms=1)
-    held, refused = Collections(settings), 0
-    held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 4))])
+    collections, refused = Collections(settings), 0
+    collections.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 4))])
 
     async def full(*_: Any) -> Any:
         nonlocal refused
         refused += 1
         raise QueueFull("expected fewer than 1 waiting searches")
 
-    upkeep = Upkeep(settings, held, full)
+    upkeep = Upkeep(settings, collections, full)
     await upkeep.finish()
-    held.apply([change("new", [1, 2, 3, 4])])
+    collections.apply([change("new", [1, 2, 3, 4])])
     running = asyncio.create_task(upkeep.run())
     await until(lambda: refused >= 2)
-    assert held.get("c").loose == 1 and not running.done()
+    assert collections.get("c").loose == 1 and not running.done()
     running.cancel()
 
 
-async def test_rows_that_wait_are_linked_without_the_engine_and_the_feed_waits_for_that() -> None:
-    """Where all places are taken links would starve, and every search scan more rows."""
+async def test_upkeep_links_without_engine_while_feed_waits() -> None:
+    """With all places taken, links would starve and every search scan more rows."""
     settings = RetrievalSettings(upkeep_interval_ms=1, loose_max=1_024)
-    held, asked, over = Collections(settings), 0, asyncio.Event()
-    held.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])
-    await held.wait_for_room()  # at the start all rows are read, then linked
-    assert held.held_back_ms == 0
+    collections, link_calls, over = Collections(settings), 0, asyncio.Event()
+    collections.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])
+    await collections.wait_for_room()  # at the start all rows are read, then linked
+    assert collections.held_back_ms == 0
 
     async def starving(*_: Any) -> Any:
-        nonlocal asked
-        asked += 1
+        nonlocal link_calls
+        link_calls += 1
         await over.wait()
         raise QueueFull("expected fewer than 1 waiting searches")
 
-    upkeep = Upkeep(settings, held, starving)
+    upkeep = Upkeep(settings, collections, starving)
     await upkeep.finish()
-    held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(1_030, 4, seed=1))])
-    held.linked = asyncio.Event()
-    feed = asyncio.create_task(held.wait_for_room())
+    collections.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(1_030, 4, seed=1))])
+    collections.linked = asyncio.Event()
+    feed = asyncio.create_task(collections.wait_for_room())
     await asyncio.sleep(0)
-    held.linked.set()  # somebody linked, not enough
+    collections.linked.set()  # somebody linked, not enough
     for _ in range(3):
         await asyncio.sleep(0)
-    assert held.are_behind() and not feed.done()
+    assert collections.are_behind() and not feed.done()
     running = asyncio.create_task(upkeep.run())
     await feed
-    assert held.held_back_ms > 0
-    index = held.get("c")
-    await until(lambda: asked == 1)
+    assert collections.held_back_ms > 0
+    index = collections.get("c")
+    await until(lambda: link_calls == 1)
     assert LOOSE_MIN <= index.loose <= 512, "half of what the feed waits for"
-    held.apply([change(f"last{i}", row) for i, row in enumerate(gaussian(600, 4, seed=2))])
-    await until(lambda: asked == 2)
+    collections.apply([change(f"last{i}", row) for i, row in enumerate(gaussian(600, 4, seed=2))])
+    await until(lambda: link_calls == 2)
     assert LOOSE_MIN <= index.loose <= 512
     over.set()
     running.cancel()

@@ -32,11 +32,11 @@ from tests.workers.search.service.library import (
     CODEC,
     SETTINGS,
     Library,
-    buried,
     calm,
-    held,
+    dead_letter_reasons,
     library,
     ready,
+    wait_for_documents,
     worker,
 )
 from workers.search.index.index import Index
@@ -55,7 +55,7 @@ async def calm_members() -> AsyncIterator[None]:
         yield
 
 
-async def test_documents_are_found_as_they_come_and_go(
+async def test_worker_follows_documents_and_reads_shared_snapshot(
     kafka: LogSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another replica reads the snapshot of one that left."""
@@ -68,33 +68,33 @@ async def test_documents_are_found_as_they_come_and_go(
             with pytest.raises(UnknownCollection, match="no collection 'books'.* none yet"):
                 await books.search(axes["d0"])
             await books.put(axes, metadata=json.dumps({"kind": "axis"}))
-            await held(running, DIM)
-            found = await books.search(axes["d2"], wants_seeds=True)
-            assert found.hits[0] == Hit("d2", 0.0) and found.exact and found.is_complete
-            assert found.seeds[0] == "d2" and set(found.seeds) <= set(axes)
+            await wait_for_documents(running, DIM)
+            result = await books.search(axes["d2"], wants_seeds=True)
+            assert result.hits[0] == Hit("d2", 0.0) and result.exact and result.is_complete
+            assert result.seeds[0] == "d2" and set(result.seeds) <= set(axes)
             await books.put({"e": axes["d2"] * 2}, metadata=json.dumps({"kind": "own"}))
-            await held(running, DIM + 1)
+            await wait_for_documents(running, DIM + 1)
             assert await books.ids(axes["d2"] * 2, k=2) == ["e", "d2"]
             assert await books.ids(axes["d2"], filter='{"kind": "own"}') == ["e"]
             await books.drop("d2")
             await books.put({"d3": []}, deleted=True)
-            await held(running, DIM - 1)
+            await wait_for_documents(running, DIM - 1)
             assert await books.ids(axes["d2"], k=99) == ["e", "d0", "d1", "d4", "d5", "d6", "d7"]
             await books.put({"bad": axes["d2"][:3]})
             await books.put({"worse": [np.nan] * DIM})
             await books.put({"odd": axes["d2"]}, metadata="[]")
             await books.raw("documents", b"rubbish", b"books/x")
             await books.put({"last": axes["d0"]})
-            await held(running, DIM)
+            await wait_for_documents(running, DIM)
 
             async def are_buried() -> bool:  # of either partition, which may be read later
-                return len(await buried(kafka, "documents")) == 4
+                return len(await dead_letter_reasons(kafka, "documents")) == 4
 
             await until(are_buried)
-        reasons = await buried(kafka, "documents")
+        reasons = await dead_letter_reasons(kafka, "documents")
         assert len(reasons) == 4
-        for said in ("expected vectors of 8 values", "finite values", "a JSON object", "marker"):
-            assert any(said in reason for reason in reasons), reasons
+        for message in ("expected vectors of 8 values", "finite values", "a JSON object", "marker"):
+            assert any(message in reason for reason in reasons), reasons
         await books.put({"after": axes["d2"]})  # into the tail, behind the snapshot
         await books.drop("d4")
         (file,) = tmp_path.glob("*retrieval-0of1/*.snapshot/*.index")
@@ -132,7 +132,7 @@ BAD: list[tuple[dict[str, Any], type[TriviumError], str]] = [
 ]
 
 
-async def test_bad_input_is_answered_with_its_error_and_the_pool_goes_on(
+async def test_worker_answers_bad_requests_with_errors_and_continues(
     kafka: LogSettings,
 ) -> None:
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
@@ -140,12 +140,12 @@ async def test_bad_input_is_answered_with_its_error_and_the_pool_goes_on(
         await ready(books, 1)
         await books.put(vectors)
         await books.put({"x": [1, 2]}, "empty")
-        await held(running, 1, "empty")
+        await wait_for_documents(running, 1, "empty")
         await books.drop("x", "empty")
-        await held(running, 20)
-        await held(running, 0, "empty")
-        for fields, error, said in BAD:
-            with pytest.raises(error, match=said):
+        await wait_for_documents(running, 20)
+        await wait_for_documents(running, 0, "empty")
+        for fields, error, message in BAD:
+            with pytest.raises(error, match=message):
                 await books.search(**{"vector": vectors["d0"], **fields})
         with pytest.raises(DeadlineExceeded, match="the deadline passed"):
             await books.search(vectors["d0"], within_ms=-5)
@@ -178,44 +178,44 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
     await books.raw("retrieval.prefill", None, b"q")
 
     async def all_buried() -> bool:  # what a rebalance has the worker read again is buried again
-        reasons = {topic: await buried(books.log, topic) for topic in TOPICS}
+        reasons = {topic: await dead_letter_reasons(books.log, topic) for topic in TOPICS}
         return [len(set(reasons[topic])) for topic in TOPICS] == [1, 3]
 
     await until(all_buried)
     await until(lambda: running.responder.tallies.misses > misses)
 
 
-async def test_a_worker_that_lost_its_lease_keeps_its_documents(
+async def test_worker_keeps_documents_after_lost_lease(
     kafka: LogSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It joins again in a higher epoch, and reads on where it stood."""
+    """It joins again in a higher epoch, and continues where it stood."""
     caplog.set_level("INFO", "trivium.retrieval")
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
     async with library(kafka) as books, worker(kafka, "r") as running:
         await ready(books, 1)
         await books.put(vectors)
-        await held(running, 20)
+        await wait_for_documents(running, 20)
         with_dimension = len(vectors) + 1  # which the worker itself writes beside the documents
         await until(lambda: sum(running._documents.offsets.values()) == with_dimension)
         index, former = running.collections.get("books"), running.membership
-        running._life.tasks.spawn("cut", _lost())
+        running._life.tasks.spawn("cut", _lose_lease())
         await until(lambda: running.membership is not former)
         await until(lambda: running.membership.state is MemberState.READY)
         assert running.membership.epoch > former.epoch
         assert running.collections.get("books") is index
-        said = [r.getMessage() for r in caplog.records if r.msg.startswith("read ")]
-        assert "read 0 records of documents" in said[-2]
+        messages = [r.getMessage() for r in caplog.records if r.msg.startswith("read ")]
+        assert "read 0 records of documents" in messages[-2]
         await books.put({"late": vectors["d0"]})
-        await held(running, 21)
+        await wait_for_documents(running, 21)
         await ready(books, 1)
         assert set(await books.ids(vectors["d0"], k=2)) == {"d0", "late"}
 
 
-async def _lost() -> None:
+async def _lose_lease() -> None:
     raise LeaseError("silent for too long")
 
 
-async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(
+async def test_worker_stopped_during_load_leaves_fleet(
     kafka: LogSettings,
 ) -> None:
     stop = asyncio.Event()
@@ -227,24 +227,24 @@ async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(
         await running.engine.search(Index.build([[0.0]]), Query(vector=[0.0], k=1))
 
 
-async def test_documents_that_cannot_be_used_are_buried_once_whoever_reads_them(
+async def test_unusable_documents_become_dead_letters_once(
     kafka: LogSettings,
 ) -> None:
     async def are_buried(count: int) -> bool:
-        return len(await buried(kafka, "documents")) == count
+        return len(await dead_letter_reasons(kafka, "documents")) == count
 
     async with library(kafka) as books:
         await books.put({"bad": [np.nan] * DIM, "good": np.ones(DIM)})
         await books.raw("documents", b"rubbish", b"books/x")
         async with worker(kafka, "first") as first, worker(kafka, "second") as second:
-            await held(second, 1)
+            await wait_for_documents(second, 1)
             await until(lambda: are_buried(2))
             # On the partition of `good`, so that no reader meets the wrong length first.
             await books.put({"short": np.ones(DIM - 1), "better": np.ones(DIM)})
-            await held(second, 2)
+            await wait_for_documents(second, 2)
             await until(lambda: are_buried(3))
-            refusals = [each._documents.refusals for each in (first, second)]
-            await until(lambda: not any(each._waiting for each in refusals))
+            refusals = [replica._documents.refusals for replica in (first, second)]
+            await until(lambda: not any(shard_refusals._waiting for shard_refusals in refusals))
         async with worker(kafka, "second"):
             pass
         assert await are_buried(3)

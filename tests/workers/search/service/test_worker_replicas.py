@@ -19,10 +19,10 @@ from tests.workers.search.data import gaussian, nearest
 from tests.workers.search.service.library import (
     Library,
     calm,
-    held,
     library,
     process,
     ready,
+    wait_for_documents,
     worker,
 )
 from workers.search.service.intake import group_id
@@ -39,7 +39,7 @@ async def calm_members() -> AsyncIterator[None]:
         yield
 
 
-async def test_every_retrieval_is_answered_while_a_replica_dies(
+async def test_retrieval_is_answered_while_replica_dies(
     kafka_with: Callable[..., Awaitable[LogSettings]],
 ) -> None:
     """Half of a shard's partitions are silent until its group notices, ten seconds later."""
@@ -51,7 +51,7 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
     with process(kafka, "victim", "0/2") as victim:
         async with (
             library(kafka) as books,
-            worker(kafka, "left", "0/2") as left,
+            worker(kafka, "left", "0/2") as left_worker,
             worker(kafka, "right-a", "1/2") as right_a,
             worker(kafka, "right-b", "1/2") as right_b,
         ):
@@ -63,20 +63,20 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
 
             def holds(name: str) -> int:
                 load = view.members[name].search
-                return sum(each.documents for each in load.collections) if load else 0
+                return sum(collection.documents for collection in load.collections) if load else 0
 
             names = ("victim", "left", "right-a", "right-b")
             await until(lambda: sum(map(holds, names)) == 2 * len(vectors))
-            ended: list[RetrievalResult | TriviumError] = []
+            outcomes: list[RetrievalResult | TriviumError] = []
 
             async def ask(number: int) -> None:
                 try:
-                    ended.append(await books.search(queries[number], within_ms=within_ms))
+                    outcomes.append(await books.search(queries[number], within_ms=within_ms))
                 except TriviumError as error:
-                    ended.append(error)
+                    outcomes.append(error)
                     return
-                hits = [hit.document_id for hit in ended[-1].hits]  # type: ignore[union-attr]
-                if ended[-1].is_complete:  # type: ignore[union-attr]
+                hits = [hit.document_id for hit in outcomes[-1].hits]  # type: ignore[union-attr]
+                if outcomes[-1].is_complete:  # type: ignore[union-attr]
                     assert hits == [f"d{row}" for row in truth[number]]
 
             async with asyncio.TaskGroup() as asking_all:
@@ -85,15 +85,15 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
                     await pause(0.02)
                     if number == count // 4:
                         victim.kill()
-            assert len(ended) == count
+            assert len(outcomes) == count
             wrong = [
-                each
-                for each in ended
-                if not (isinstance(each, RetrievalResult) and each.is_complete)
+                outcome
+                for outcome in outcomes
+                if not (isinstance(outcome, RetrievalResult) and outcome.is_complete)
             ]
             assert not wrong, "the others stand in for the dead one"
-            for each in (left, right_a, right_b):
-                assert each.responder.tallies.searches > 0
+            for replica in (left_worker, right_a, right_b):
+                assert replica.responder.tallies.searches > 0
 
 
 class Reader:
@@ -107,8 +107,8 @@ class Reader:
     async def _read(self) -> None:
         while True:
             for name, vector in self._vectors.items():
-                found = await self._books.search(vector, k=1)
-                assert [hit.document_id for hit in found.hits] == [name] and found.is_complete
+                result = await self._books.search(vector, k=1)
+                assert [hit.document_id for hit in result.hits] == [name] and result.is_complete
                 self.answered += 1
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -116,7 +116,7 @@ class Reader:
         await until(lambda: condition() or self._reading.done())
         assert not self._reading.done(), self._reading.exception()
 
-    async def more(self, count: int) -> None:
+    async def wait_for_answers(self, count: int) -> None:
         """Wait for so many more answers."""
         before = self.answered
         await self.until(lambda: self.answered >= before + count)
@@ -126,41 +126,51 @@ class Reader:
         await asyncio.wait([self._reading])
 
 
-async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
+async def test_replicas_join_leave_and_are_replaced_during_retrievals(
     kafka: LogSettings,
 ) -> None:
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
     async with library(kafka) as books, AsyncExitStack() as first:
-        one = await first.enter_async_context(worker(kafka, "one"))
-        reader = await served_by(one, books, vectors)
-        async with worker(kafka, "two") as two:
-            await reader.until(lambda: two.responder.tallies.searches > 20)
-            owned = [each._intake.group for each in (one, two)]
-            await reader.until(lambda: [len(each.owned) for each in owned] == [2, 2])  # two topics
+        first_worker = await first.enter_async_context(worker(kafka, "one"))
+        reader = await served_by(first_worker, books, vectors)
+        async with worker(kafka, "two") as second_worker:
+            await reader.until(lambda: second_worker.responder.tallies.searches > 20)
+            owned = [replica._intake.group for replica in (first_worker, second_worker)]
+            await reader.until(
+                lambda: [len(group.owned) for group in owned] == [2, 2]
+            )  # two topics
             await first.aclose()
-            assert one.membership.state is MemberState.GONE
+            assert first_worker.membership.state is MemberState.GONE
             assert await members(kafka) == ["two"], "the group need not wait for one that left"
-            async with worker(kafka, "three") as three:
-                await reader.until(lambda: three.responder.tallies.searches > 20)
-                await reader.more(100)
-                await told(books, three)
+            async with worker(kafka, "three") as third_worker:
+                await reader.until(lambda: third_worker.responder.tallies.searches > 20)
+                await reader.wait_for_answers(100)
+                await wait_for_load_report(books, third_worker)
                 await reader.stop()
 
 
-async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSettings) -> None:
+async def test_shard_count_changes_during_retrievals(kafka: LogSettings) -> None:
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
     async with library(kafka) as books, AsyncExitStack() as before:
         whole = await before.enter_async_context(worker(kafka, "whole"))
         reader = await served_by(whole, books, vectors)
-        async with worker(kafka, "half-0", "0/2") as one, worker(kafka, "half-1", "1/2") as two:
+        async with (
+            worker(kafka, "half-0", "0/2") as first_half,
+            worker(kafka, "half-1", "1/2") as second_half,
+        ):
             await ready(books, 2)
-            await reader.more(2)  # what was asked of the whole is answered: nobody else would
+            await reader.wait_for_answers(
+                2
+            )  # what was asked of the whole is answered: nobody else would
             await before.aclose()
-            served = [each.responder.tallies.searches for each in (one, two)]
-            await reader.more(100)
-            assert one.responder.tallies.searches >= served[0] + 99
-            assert two.responder.tallies.searches >= served[1] + 99
-            held_by = [sum(s.documents for s in each.collections.states()) for each in (one, two)]
+            served = [replica.responder.tallies.searches for replica in (first_half, second_half)]
+            await reader.wait_for_answers(100)
+            assert first_half.responder.tallies.searches >= served[0] + 99
+            assert second_half.responder.tallies.searches >= served[1] + 99
+            held_by = [
+                sum(s.documents for s in replica.collections.states())
+                for replica in (first_half, second_half)
+            ]
             assert 0 < held_by[0] < 50 and sum(held_by) == 50
             await reader.stop()
 
@@ -169,9 +179,9 @@ async def served_by(only: RetrievalWorker, books: Library, vectors: dict[str, An
     """A reader with its first answers, once the only worker holds all documents."""
     await ready(books, 1)
     await books.put(vectors)
-    await held(only, len(vectors))
+    await wait_for_documents(only, len(vectors))
     reader = Reader(books, vectors)
-    await reader.more(20)
+    await reader.wait_for_answers(20)
     return reader
 
 
@@ -184,15 +194,15 @@ async def members(log: LogSettings, place: str = "0/1") -> list[str]:
         (described,) = await admin.describe_consumer_groups([group])
     finally:
         await admin.close()
-    ((_, _, _, _, _, found, *_),) = described.groups
-    return sorted(client_id for _, client_id, *_ in found)
+    ((_, _, _, _, _, group_members, *_),) = described.groups
+    return sorted(client_id for _, client_id, *_ in group_members)
 
 
-async def told(books: Library, running: RetrievalWorker) -> None:
+async def wait_for_load_report(books: Library, running: RetrievalWorker) -> None:
     """Wait until the fleet has heard how a worker does."""
     members = books.asker.membership.view.members
 
-    def has_told() -> bool:
+    def is_reported() -> bool:
         load = members[running.membership.member_id].search
         return (
             load is not None
@@ -201,26 +211,26 @@ async def told(books: Library, running: RetrievalWorker) -> None:
             and load.decode_wait_ms_p95 >= load.decode_wait_ms_p50 >= 0
             and 0 <= load.occupancy <= 1
             and (load.waiting_prefill, load.parked) == (0, 0)
-            and [each.documents for each in load.collections] == [50]
+            and [collection.documents for collection in load.collections] == [50]
         )
 
-    await until(has_told)
+    await until(is_reported)
 
 
-async def test_searches_go_to_the_copy_in_the_place_of_who_asks(
+async def test_search_prefers_replica_in_place_of_client(
     kafka_with: Callable[..., Awaitable[LogSettings]],
 ) -> None:
-    """And to another while there is none."""
+    """A replica elsewhere answers while there is none."""
     kafka = await kafka_with(retrieval_partitions=4)
     here, there = (replace(kafka, place=place) for place in ("here", "there"))
     vectors = gaussian(40, DIM)
     async with library(here) as books, worker(there, "far") as far:
         await ready(books, 1)
         await books.put({f"d{i}": row for i, row in enumerate(vectors)})
-        await held(far, len(vectors))
+        await wait_for_documents(far, len(vectors))
         view = books.asker.membership.view
         async with worker(here, "near") as near:
-            await held(near, len(vectors))
+            await wait_for_documents(near, len(vectors))
             await until(lambda: len(partitions_at(view, "here", wall_ms())) == 2)
             before = far.responder.tallies.searches
             for vector in vectors[:6]:

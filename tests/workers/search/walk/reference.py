@@ -38,7 +38,7 @@ class Reference:
         self.view, self.row, self.query = search.view, search.row, search.query[0]
         self.search, self.extends = search, 0
         self.top: list[int] = []  # keys, ascending; their rows' flags are in `expanded`
-        self.found: list[int] = []
+        self.hit_keys: list[int] = []
         self.expanded: set[int] = set()
         self.met: set[int] = set()
 
@@ -62,8 +62,8 @@ class Reference:
             self._walk()
         needed, m = int(row[fields.NEEDED]), int(row[fields.TOP_M])
         if needed and len(self.top) >= m:
-            if len(self.found) < needed or self.found[needed - 1] > self.top[m - 1]:
-                self.found = []
+            if len(self.hit_keys) < needed or self.hit_keys[needed - 1] > self.top[m - 1]:
+                self.hit_keys = []
         return self._hits()
 
     def _walk(self) -> None:
@@ -86,12 +86,12 @@ class Reference:
         keys = _keys(
             stored_bits(view.vectors), rows, self.query, view.metric.number, view.storage.number
         )
-        measured = [each for key in keys.tolist() for each in self._copies(key, room)]
+        measured = [copy_key for key in keys.tolist() for copy_key in self._copies(key, room)]
         returned = [key for key in measured if self._may_return(_row(key))]
-        self.found = sorted({*self.found, *returned})[:k]
+        self.hit_keys = sorted({*self.hit_keys, *returned})[:k]
         if room:
-            kept = self.top[room:]
-            self.top = sorted({*self.top[:room], *keys.tolist()})[:room] + kept
+            tail = self.top[room:]
+            self.top = sorted({*self.top[:room], *keys.tolist()})[:room] + tail
 
     def _copies(self, key: int, room: int) -> list[int]:
         """Keys of a row and of those that are equal to it, if it is walked to."""
@@ -106,9 +106,9 @@ class Reference:
         return all(bits is None or bool(unpack_bits(bits, view.count)[row]) for bits in sets)
 
     def _hits(self) -> tuple[Array, Array]:
-        hits = self.found if self.row[fields.SCREENED] else self.top
+        hits = self.hit_keys if self.row[fields.SCREENED] else self.top
         if self.row[fields.CHAIN] and not self.row[fields.SCREENED]:
-            hits = sorted(each for key in self.top for each in self._copies(key, 1))
+            hits = sorted(copy_key for key in self.top for copy_key in self._copies(key, 1))
         keys = np.full(int(self.row[fields.K]), EMPTY, np.uint64)
         hits = hits[: len(keys)]
         keys[: len(hits)] = hits

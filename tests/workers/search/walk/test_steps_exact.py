@@ -17,24 +17,24 @@ SIZES = [1, 2, 3, 5, 31, 33, 127, 1_000]
 
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("dim", [3, 17])
-def test_small_indexes_are_searched_exactly(rows: int, dim: int) -> None:
+def test_small_index_search_is_exact(rows: int, dim: int) -> None:
     vectors, queries = gaussian(rows, dim), gaussian(9, dim, seed=1)
-    found, distances = Index.build(vectors).search(queries, Effort(k=10))
-    kept = min(rows, 10)
+    hits, distances = Index.build(vectors).search(queries, Effort(k=10))
+    hits_count = min(rows, 10)
     truth = nearest(vectors, queries, 10)
-    assert found[:, :kept].tolist() == truth.tolist()
+    assert hits[:, :hits_count].tolist() == truth.tolist()
     expected = ((vectors[truth] - queries[:, None]) ** 2).sum(2)
-    np.testing.assert_allclose(distances[:, :kept], expected, rtol=1e-4)
-    assert (found[:, kept:] == -1).all()
-    assert np.isinf(distances[:, kept:]).all()
+    np.testing.assert_allclose(distances[:, :hits_count], expected, rtol=1e-4)
+    assert (hits[:, hits_count:] == -1).all()
+    assert np.isinf(distances[:, hits_count:]).all()
 
 
 @pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("metric", list(Metric))
-def test_metrics_and_storage(metric: Metric, storage: Storage) -> None:
+def test_distances_match_metric_and_storage(metric: Metric, storage: Storage) -> None:
     vectors, queries = gaussian(200, 10), gaussian(5, 10, seed=1)
     index = Index.build(vectors, metric=metric, storage=storage)
-    found, distances = index.search(queries, Effort(k=200))
+    rows, distances = index.search(queries, Effort(k=200))
     products = queries @ vectors.T
     lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(vectors, axis=1)
     expected = {
@@ -44,33 +44,33 @@ def test_metrics_and_storage(metric: Metric, storage: Storage) -> None:
     }[metric]
     precision = 2e-2 if storage is Storage.FLOAT16 else 1e-4
     np.testing.assert_allclose(
-        distances, np.take_along_axis(expected, found, 1), rtol=precision, atol=precision
+        distances, np.take_along_axis(expected, rows, 1), rtol=precision, atol=precision
     )
     assert (np.diff(distances, axis=1) >= 0).all()
 
 
-def test_equal_distances_are_ordered_by_row() -> None:
+def test_search_orders_equal_distances_by_row() -> None:
     vectors = np.repeat(gaussian(4, 6), 300, axis=0)
-    found, _ = Index.build(vectors).search(vectors[[0, 600]], Effort(k=20, top_m=64))
-    assert found.tolist() == [list(range(20)), list(range(600, 620))]
+    rows, _ = Index.build(vectors).search(vectors[[0, 600]], Effort(k=20, top_m=64))
+    assert rows.tolist() == [list(range(20)), list(range(600, 620))]
 
 
-def test_many_duplicates_do_not_shorten_a_walk() -> None:
+def test_duplicates_do_not_shorten_walk() -> None:
     vectors = np.repeat(gaussian(300, 6), 5, axis=0)  # components of less than k rows
     index = Index.build(vectors, degree=4)
-    found, _ = index.search(vectors[:50], Effort(k=40, top_m=64))
-    assert (found >= 0).all()
+    rows, _ = index.search(vectors[:50], Effort(k=40, top_m=64))
+    assert (rows >= 0).all()
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_zero_vectors(metric: Metric) -> None:
+def test_search_handles_zero_vectors(metric: Metric) -> None:
     vectors = np.zeros((7, 5), np.float32)
-    found, distances = Index.build(vectors, metric=metric).search(vectors[:1], Effort(k=7))
-    assert found.tolist() == [list(range(7))]
+    rows, distances = Index.build(vectors, metric=metric).search(vectors[:1], Effort(k=7))
+    assert rows.tolist() == [list(range(7))]
     assert (distances == (1 if metric is Metric.COSINE else 0)).all()
 
 
-def test_bad_input_is_refused() -> None:
+def test_index_rejects_bad_input() -> None:
     index = Index.build(gaussian(5, 6))
     with pytest.raises(WrongDimension, match=r"expected vectors of 6 values, found shape \(5,\)"):
         index.search(np.zeros(5))
@@ -82,8 +82,8 @@ def test_bad_input_is_refused() -> None:
     assert len(index) == 5
     with pytest.raises(InvalidVector, match="float32 instead"):
         Index.build([[1e6, 0.0]], storage=Storage.FLOAT16)
-    for shape, said in ((np.zeros(4), "in rows"), (np.zeros((2, 0)), "dim >= 1")):
-        with pytest.raises((InvalidRequest, WrongDimension), match=said):
+    for shape, message in ((np.zeros(4), "in rows"), (np.zeros((2, 0)), "dim >= 1")):
+        with pytest.raises((InvalidRequest, WrongDimension), match=message):
             Index.build(shape)
     for words in ([["a", "b"]], [[1.0, 2.0], [3.0]]):
         with pytest.raises(InvalidVector, match="expected numbers in rows of one length"):
@@ -98,8 +98,8 @@ def test_bad_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("metric", list(Metric))
-def test_every_distance_is_finite(metric: Metric) -> None:
-    """Or a search would end with infinities, and with NaN where they cancel out."""
+def test_distances_are_always_finite(metric: Metric) -> None:
+    """Otherwise a search would end with infinities, and with NaN where they cancel out."""
     largest = np.float32(9.2e18)  # its square is a quarter of the largest float32
     index = Index.build([[largest, 0.0], [-largest, 0.0], [1.0, 1.0]], metric=metric)
     assert np.isfinite(index.search([[-largest, 0.0], [1.0, 0.0]], Effort(k=3))[1]).all()
@@ -136,25 +136,25 @@ def index() -> Index:
     ids=repr,
 )
 @pytest.mark.parametrize("scanned_max", [0, 10_000])
-def test_the_kernel_equals_the_reference(index: Index, effort: Effort, scanned_max: int) -> None:
+def test_kernel_equals_reference(index: Index, effort: Effort, scanned_max: int) -> None:
     view = index.view()
     queries = inputs.prepare(gaussian(6, 20, seed=2), 20, index.metric)
-    found = bulk.search_all(effort, queries, view, threads=1, scanned_rows_max=scanned_max)
+    hits = bulk.search_all(effort, queries, view, threads=1, scanned_rows_max=scanned_max)
     for i, query in enumerate(queries):
         admitted = plans.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
         rows, distances = Reference(admitted).run()
         if rows[min(effort.k, admitted.plan.allowed) - 1] >= 0:
-            assert rows.tolist() == found.rows[i].tolist()
-            assert distances.tobytes() == found.distances[i].tobytes()
-        assert (found.rows[i] >= 0).sum() == min(effort.k, admitted.plan.allowed)
+            assert rows.tolist() == hits.rows[i].tolist()
+            assert distances.tobytes() == hits.distances[i].tobytes()
+        assert (hits.rows[i] >= 0).sum() == min(effort.k, admitted.plan.allowed)
 
 
-def test_rescans_are_exact(index: Index) -> None:
+def test_rescan_after_failed_walk_is_exact(index: Index) -> None:
     """A walk that cannot return enough rows ends as a scan of all."""
     index = clustered_index(2_000)
     index.delete([i for i in range(2_000) if i % 100])
     queries = gaussian(4, 20, seed=3)
-    found, _ = index.search(queries, Effort(k=20, top_m=20))
+    rows, _ = index.search(queries, Effort(k=20, top_m=20))
     live = np.arange(2_000) % 100 == 0
     vectors = index.rows.vectors[:2_000, :20]
-    assert found.tolist() == nearest(vectors, queries, 20, live).tolist()
+    assert rows.tolist() == nearest(vectors, queries, 20, live).tolist()

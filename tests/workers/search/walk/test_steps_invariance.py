@@ -41,23 +41,23 @@ EFFORTS = st.builds(
 @cache
 def views() -> tuple[IndexView, ...]:
     """Snapshots as an index changes: linked, with loose rows, with deleted ones, mended."""
-    seen = []
+    snapshots = []
     for dim in DIMS:
         index = clustered_index(1_700, dim)
-        seen.append(index.view())
+        snapshots.append(index.view())
         index.upsert(range(2_000, 2_100), gaussian(100, dim, seed=9), [{"part": 3}] * 100)
-        seen.append(index.view())
+        snapshots.append(index.view())
         index.delete(range(0, 1_500, 5))
-        seen.append(index.view())
+        snapshots.append(index.view())
         index.link()
         index.compact()
-        seen.append(index.view())
-        assert (seen[-1].codes is not None) is (dim == 72)
-    return tuple(seen)
+        snapshots.append(index.view())
+        assert (snapshots[-1].codes is not None) is (dim == 72)
+    return tuple(snapshots)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchCase:
     """What makes a search; equal ones are the same."""
 
     effort: Effort
@@ -84,44 +84,44 @@ class Batch:
 
     def __init__(self, count: int) -> None:
         self.slots = CpuSlots(count, top_m_max=TOP_M_MAX, k_max=K_MAX)
-        self.held: dict[int, tuple[Wanted, plans.PreparedSearch]] = {}
+        self.searches_by_slot: dict[int, tuple[SearchCase, plans.PreparedSearch]] = {}
 
-    def admit(self, wanted: Wanted) -> None:
-        slot = min(set(range(self.slots.count)) - set(self.held))
-        search = wanted.admitted()
+    def admit(self, case: SearchCase) -> None:
+        slot = min(set(range(self.slots.count)) - set(self.searches_by_slot))
+        search = case.admitted()
         self.slots.fields[slot] = search.row
-        self.held[slot] = (wanted, search)
+        self.searches_by_slot[slot] = (case, search)
 
-    def advance(self, active: list[int], extends: int) -> list[tuple[Wanted, bytes]]:
+    def advance(self, active: list[int], extends: int) -> list[tuple[SearchCase, bytes]]:
         """The searches that ended, and all that they left behind."""
         slots, finished = self.slots, np.empty(self.slots.count, np.int64)
-        ended, _ = steps.advance(
+        ended_count, _ = steps.advance(
             slots.fields, slots.top, slots.hit_keys, slots.visited, np.array(active), len(active),
             slots.tasks, finished, extends, slots.attention,
         )  # fmt: skip
         out = []
-        for slot in finished[:ended].tolist():
-            wanted, search = self.held[slot]
+        for slot in finished[:ended_count].tolist():
+            case, search = self.searches_by_slot[slot]
             if plans.restart_as_scan(search, slots, slot):
                 continue
-            del self.held[slot]
+            del self.searches_by_slot[slot]
             row = slots.fields[slot]
-            left = [
+            arrays = [
                 plans.keys_of(slots, slot), slots.top[slot, : row[fields.TOP_M]],
                 row[[fields.EXTENDS, fields.DISTANCES]],
             ]  # fmt: skip
-            out.append((wanted, b"".join(each.tobytes() for each in left)))
+            out.append((case, b"".join(array.tobytes() for array in arrays)))
         return out
 
 
 @cache
-def alone(wanted: Wanted) -> bytes:
+def alone(case: SearchCase) -> bytes:
     """What the search leaves behind where nothing runs beside it."""
     batch = Batch(1)
-    batch.admit(wanted)
+    batch.admit(case)
     while True:
-        for _, left in batch.advance([0], 1_000_000):
-            return left
+        for _, outcome in batch.advance([0], 1_000_000):
+            return outcome
 
 
 class BatchMates(RuleBasedStateMachine):
@@ -139,45 +139,50 @@ class BatchMates(RuleBasedStateMachine):
         scanned_rows_max=st.sampled_from([0, 0, 0, 10_000]),
         copies=st.integers(1, 5),
     )
-    def arrive(self, copies: int, **wanted: Any) -> None:
+    def arrive(self, copies: int, **case_fields: Any) -> None:
         for i in range(copies):
-            if len(self.batch.held) < self.batch.slots.count:
-                query = (wanted["query"] + i) % QUERY_COUNT
-                self.batch.admit(Wanted(**{**wanted, "query": query}))
+            if len(self.batch.searches_by_slot) < self.batch.slots.count:
+                query = (case_fields["query"] + i) % QUERY_COUNT
+                self.batch.admit(SearchCase(**{**case_fields, "query": query}))
 
     @rule(data=st.data(), extends=st.sampled_from([1, 2, 7, 50]))
     def advance(self, data: st.DataObject, extends: int) -> None:
-        if self.batch.held:
-            held = sorted(self.batch.held)
-            active = data.draw(st.lists(st.sampled_from(held), min_size=1, unique=True))
+        if self.batch.searches_by_slot:
+            slots = sorted(self.batch.searches_by_slot)
+            active = data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True))
             self.check(self.batch.advance(active, extends))
 
     @invariant()
-    def all_slots_are_held_or_not(self) -> None:
+    def searches_fit_in_slots(self) -> None:
         if hasattr(self, "batch"):
-            assert len(self.batch.held) <= self.batch.slots.count
+            assert len(self.batch.searches_by_slot) <= self.batch.slots.count
 
     def teardown(self) -> None:
-        while hasattr(self, "batch") and self.batch.held:
-            self.check(self.batch.advance(sorted(self.batch.held), 13))
+        while hasattr(self, "batch") and self.batch.searches_by_slot:
+            self.check(self.batch.advance(sorted(self.batch.searches_by_slot), 13))
 
-    def check(self, ended: list[tuple[Wanted, bytes]]) -> None:
-        for wanted, left in ended:
-            assert left == alone(wanted), wanted
+    def check(self, outcomes: list[tuple[SearchCase, bytes]]) -> None:
+        for case, outcome in outcomes:
+            assert outcome == alone(case), case
 
 
 TestBatchMates = BatchMates.TestCase
 TestBatchMates.settings = settings(max_examples=40, stateful_step_count=25)
 
 
-def test_bulk_searches_do_not_depend_on_slots_or_threads() -> None:
+def test_bulk_search_does_not_depend_on_slots_or_threads() -> None:
     for view in views():
         queries = np.repeat(QUERIES[view.dim], 20, axis=0)
         queries += np.arange(240, dtype=np.float32)[:, None] / 1_000
         effort = Effort(k=7, top_m=32)
-        one = bulk.search_all(effort, queries, view, threads=1, slots_per_thread=1)
+        single_slot = bulk.search_all(effort, queries, view, threads=1, slots_per_thread=1)
         for threads, count in ((1, 7), (2, 8), (3, 64)):
-            many = bulk.search_all(effort, queries, view, threads=threads, slots_per_thread=count)
-            assert many.rows.tobytes() == one.rows.tobytes()
-            assert many.distances.tobytes() == one.distances.tobytes()
-            assert (many.extends, many.computed) == (one.extends, one.computed)
+            several_slots = bulk.search_all(
+                effort, queries, view, threads=threads, slots_per_thread=count
+            )
+            assert several_slots.rows.tobytes() == single_slot.rows.tobytes()
+            assert several_slots.distances.tobytes() == single_slot.distances.tobytes()
+            assert (several_slots.extends, several_slots.computed) == (
+                single_slot.extends,
+                single_slot.computed,
+            )

@@ -15,46 +15,46 @@ EMBEDDER = "hash@1"
 
 def vector_of(text: str, dim: int = 8) -> Any:
     """Not a model: equal texts have equal vectors."""
-    drawn = np.random.default_rng(list(text.encode()) or [0])
-    return drawn.standard_normal(dim).astype(np.float32)
+    generator = np.random.default_rng(list(text.encode()) or [0])
+    return generator.standard_normal(dim).astype(np.float32)
 
 
 def document(name: str, offset: int = 0, *, vector: Any = None, **fields: Any) -> DocumentChange:
     fields = {"collection": "c", "at_ms": 0, **fields}
     data = b"" if vector is None else pack_vector(vector)
-    found = Document(document_id=name, vector=data, **fields)
-    return DocumentChange(fields["collection"], name, found, offset)
+    document_record = Document(document_id=name, vector=data, **fields)
+    return DocumentChange(fields["collection"], name, document_record, offset)
 
 
 def text(name: str, offset: int = 0, **fields: Any) -> DocumentChange:
     return document(name, offset, text="some text", **fields)
 
 
-def gone(name: str, offset: int = 0, collection: str = "c") -> DocumentChange:
+def deletion(name: str, offset: int = 0, collection: str = "c") -> DocumentChange:
     return DocumentChange(collection, name, None, offset)
 
 
 def chunks(*texts: str, dim: int = 8) -> tuple[Chunk, ...]:
     return tuple(
-        Chunk(text=each, start=10 * at, vector=pack_vector(vector_of(each, dim)),
-              tokens=np.arange(len(each), dtype="<i4").tobytes())
-        for at, each in enumerate(texts)
+        Chunk(text=content, start=10 * at, vector=pack_vector(vector_of(content, dim)),
+              tokens=np.arange(len(content), dtype="<i4").tobytes())
+        for at, content in enumerate(texts)
     )  # fmt: skip
 
 
 def record(name: str, *texts: str, offset: int = 0, **fields: Any) -> DocumentPassages:
-    known = {
+    defaults = {
         "collection": "c", "content_hash": "", "embedder": EMBEDDER, "chunks": chunks(*texts),
         "documents_offset": offset, "document_ms": 0, "at_ms": 0,
     }  # fmt: skip
-    return DocumentPassages(document_id=name, **{**known, **fields})
+    return DocumentPassages(document_id=name, **{**defaults, **fields})
 
 
 def passages(
     name: str, *texts: str, offset: int = 0, read_to: int = 0, **fields: Any
 ) -> PassagesChange:
-    found = record(name, *texts, offset=offset, **fields)
-    return PassagesChange(found.collection, name, found, read_to)
+    passages_record = record(name, *texts, offset=offset, **fields)
+    return PassagesChange(passages_record.collection, name, passages_record, read_to)
 
 
 def no_passages(name: str, read_to: int = 0, collection: str = "c") -> PassagesChange:
@@ -69,10 +69,13 @@ def collections(**settings: Any) -> Collections:
     return Collections(RetrievalSettings(**settings))
 
 
-def rows(held: Collections, collection: str = "c") -> set[str]:
+def rows(shard_collections: Collections, collection: str = "c") -> set[str]:
     """Ids of all rows, as the log has them; the words must agree."""
-    index, shelf = held.indexes.get(collection), held.stores.get(collection)
-    found = set(index.rows.row_of) if index is not None else set()
+    index, shelf = (
+        shard_collections.indexes.get(collection),
+        shard_collections.stores.get(collection),
+    )
+    row_ids = set(index.rows.row_of) if index is not None else set()
     by_words = set(shelf.words._state.number_of) if shelf is not None else set()
-    assert {each for each in found if isinstance(each, bytes)} == by_words
-    return {each.decode() if isinstance(each, bytes) else str(each) for each in found}
+    assert {row_id for row_id in row_ids if isinstance(row_id, bytes)} == by_words
+    return {row_id.decode() if isinstance(row_id, bytes) else str(row_id) for row_id in row_ids}

@@ -11,10 +11,10 @@ from workers.search.words import index as module
 from workers.search.words.index import AllowedPassages, WordIndex, listed_or_none
 from workers.search.words.terms import query_terms, terms_of
 
-WORDS = [f"w{each}" for each in range(60)] + ["渡轮码头", "Straße", "كتاب", "⛴"]
+WORDS = [f"w{number}" for number in range(60)] + ["渡轮码头", "Straße", "كتاب", "⛴"]
 
 
-def drawn(count: int, seed: int = 7) -> dict[bytes, str]:
+def random_passages(count: int, seed: int = 7) -> dict[bytes, str]:
     """Passages of words that are as frequent as in a language."""
     random_ = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(len(WORDS))]
@@ -30,57 +30,66 @@ def kept_length(terms: int) -> int:
     lengths = list(range(41))
     while lengths[-1] < terms:
         lengths.append(lengths[-1] + (2 << (len(lengths) - 41) // 8))
-    return max(each for each in lengths if each <= terms)
+    return max(length for length in lengths if length <= terms)
 
 
 def scores(texts: Mapping[bytes, str], query: str) -> dict[bytes, float]:
     """BM25 of every passage."""
-    counts = {each: Counter(terms_of(text)) for each, text in texts.items()}
+    counts = {passage_id: Counter(terms_of(text)) for passage_id, text in texts.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
-    found: dict[bytes, float] = {}
+    scores_by_id: dict[bytes, float] = {}
     for term in query_terms(query):
-        having = [each for each, count in counts.items() if term in count]
+        having = [passage_id for passage_id, count in counts.items() if term in count]
         idf = math.log(1 + (len(counts) - len(having) + 0.5) / (len(having) + 0.5))
-        for each in having:
-            length = 0.25 + 0.75 * kept_length(counts[each].total()) / mean
-            tf = counts[each][term]
-            found[each] = found.get(each, 0) + idf * tf * 2.2 / (tf + 1.2 * length)
-    return found
+        for passage_id in having:
+            length = 0.25 + 0.75 * kept_length(counts[passage_id].total()) / mean
+            tf = counts[passage_id][term]
+            scores_by_id[passage_id] = scores_by_id.get(passage_id, 0) + idf * tf * 2.2 / (
+                tf + 1.2 * length
+            )
+    return scores_by_id
 
 
 def checked(index: WordIndex, texts: Mapping[bytes, str], query: str, depth: int) -> None:
     exact = scores(texts, query)
     best = sorted(exact.values(), reverse=True)[:depth]
-    found = index.search(query, depth)
-    assert [score for _, score in found] == pytest.approx(best, abs=1e-3)
-    for each, score in found:
-        assert score == pytest.approx(exact[each], abs=1e-3)
+    hits = index.search(query, depth)
+    assert [score for _, score in hits] == pytest.approx(best, abs=1e-3)
+    for passage_id, score in hits:
+        assert score == pytest.approx(exact[passage_id], abs=1e-3)
 
 
-def test_scores_are_bm25_and_equal_ones_go_by_id() -> None:
-    texts, index = drawn(300), WordIndex()
+def test_word_index_scores_by_bm25_and_orders_ties_by_id() -> None:
+    texts, index = random_passages(300), WordIndex()
     index.change((), texts)
     for query in ("w3 w9 w40", "w0", "渡轮 w5", "strasse", "كِتاب", "⛴ w1"):
         checked(index, texts, query, 20)
-    alike = {f"{at}#0".encode(): "the same words" for at in reversed(range(200))}
-    other = WordIndex()
-    other.change((), alike)
-    assert [each for each, _ in other.search("words", 5)] == sorted(alike)[:5]
-    assert other.search("unknown", 5) == other.search("!", 5) == WordIndex().search("w1", 5) == []
+    tied_texts = {f"{at}#0".encode(): "the same words" for at in reversed(range(200))}
+    tied_index = WordIndex()
+    tied_index.change((), tied_texts)
+    assert [passage_id for passage_id, _ in tied_index.search("words", 5)] == sorted(tied_texts)[:5]
+    assert (
+        tied_index.search("unknown", 5)
+        == tied_index.search("!", 5)
+        == WordIndex().search("w1", 5)
+        == []
+    )
 
 
-def test_what_is_changed_is_found_at_once_and_compacted_to_the_same() -> None:
-    texts, index = drawn(200), WordIndex()
+def test_word_index_shows_changes_at_once_and_after_compaction() -> None:
+    texts, index = random_passages(200), WordIndex()
     for at in range(0, 200, 50):
         index.change((), dict(list(texts.items())[at : at + 50]))
-    gone = list(texts)[::3]
-    later = drawn(120, seed=8)
-    index.change(gone, later)
-    now = {each: text for each, text in texts.items() if each not in gone} | later
+    deleted_ids = list(texts)[::3]
+    later = random_passages(120, seed=8)
+    index.change(deleted_ids, later)
+    now = {
+        passage_id: text for passage_id, text in texts.items() if passage_id not in deleted_ids
+    } | later
     assert WordIndex().dead_share == 0, "upkeep looked through all ids all the time"
     assert len(index) == len(now) and index.dead_share > 0.2
-    found = {each for each, _ in index.search("w0 w1 w2", 500)}
-    assert found == scores(now, "w0 w1 w2").keys(), "nothing that is gone, all that is there"
+    ids = {passage_id for passage_id, _ in index.search("w0 w1 w2", 500)}
+    assert ids == scores(now, "w0 w1 w2").keys(), "nothing that is gone, all that is there"
     index.compact(now)
     assert index.dead_share == 0.0
     fresh = WordIndex()
@@ -92,27 +101,27 @@ def test_what_is_changed_is_found_at_once_and_compacted_to_the_same() -> None:
     assert len(index) == 0 and index.search("w0", 5) == []
 
 
-def test_a_filter_is_filled_up_however_few_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, index = drawn(2_000), WordIndex()
+def test_word_search_fills_results_under_any_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, index = random_passages(2_000), WordIndex()
     index.change((), texts)
-    ranked = [each for each, _ in index.search("w0 w1", 2_000)]
+    ranked = [passage_id for passage_id, _ in index.search("w0 w1", 2_000)]
     tests: list[Callable[[bytes], bool]] = [
-        lambda each: hash(each) % 2 == 0,
-        lambda each: each in ranked[-7:],
-        lambda each: False,
+        lambda passage_id: hash(passage_id) % 2 == 0,
+        lambda passage_id: passage_id in ranked[-7:],
+        lambda passage_id: False,
     ]
     for holds in tests:
-        wanted = [each for each in ranked if holds(each)][:10]
-        allowed = [each for each in texts if holds(each)]
-        for most in (0, 2_000):
-            monkeypatch.setattr(module, "_LISTED_MAX", most)
+        expected = [passage_id for passage_id in ranked if holds(passage_id)][:10]
+        allowed = [passage_id for passage_id in texts if holds(passage_id)]
+        for listed_max in (0, 2_000):
+            monkeypatch.setattr(module, "_LISTED_MAX", listed_max)
             listed = listed_or_none(len(allowed), lambda: allowed)  # noqa: B023  # called at once
-            found = index.search("w0 w1", 10, AllowedPassages(holds, listed))
-            assert [each for each, _ in found] == wanted
+            hits = index.search("w0 w1", 10, AllowedPassages(holds, listed))
+            assert [passage_id for passage_id, _ in hits] == expected
 
 
-def test_long_searches_keep_their_rarest_terms() -> None:
-    texts, index = drawn(300), WordIndex()
+def test_long_query_keeps_rarest_terms() -> None:
+    texts, index = random_passages(300), WordIndex()
     index.change((), {**texts, b"rare#0": "zebra"})
-    query = " ".join([f"w{each}" for each in range(60)] + [f"x{each}" for each in range(9)])
-    assert b"rare#0" in {each for each, _ in index.search(query + " zebra", 400)}
+    query = " ".join([f"w{number}" for number in range(60)] + [f"x{number}" for number in range(9)])
+    assert b"rare#0" in {passage_id for passage_id, _ in index.search(query + " zebra", 400)}

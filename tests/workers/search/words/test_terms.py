@@ -5,7 +5,7 @@ import pytest
 from workers.search.words.terms import TERM_CHARS_MAX, query_terms, terms_of
 
 
-def test_words_are_folded_and_cut_at_what_is_no_letter() -> None:
+def test_terms_fold_words_and_split_at_non_letters() -> None:
     assert terms_of("The pier-7 ferry, PIER_7!") == ["the", "pier", "7", "ferry", "pier", "7"]
     assert terms_of("Die Straße STRASSE, Öl und ŒUVRE") == [
         "die", "strasse", "strasse", "öl", "und", "œuvre"
@@ -14,14 +14,14 @@ def test_words_are_folded_and_cut_at_what_is_no_letter() -> None:
     assert terms_of("") == terms_of(" .,;\n—") == []
 
 
-def test_marks_stay_with_their_letters_and_unwritten_vowels_go() -> None:
+def test_terms_keep_marks_and_drop_optional_vowels() -> None:
     assert terms_of("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
     assert terms_of("كِتَابٌ") == terms_of("كتاب") == terms_of("كتـــاب") == ["كتاب"]
     assert terms_of("cafe\u0301 CAFÉ") == ["café", "café"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "written"),
+    ("query", "written"),
     [
         ("Donaudampfschifffahrt", "Donau\xaddampf\xadschiff\xadfahrt"),
         ("istanbul", "İstanbul"),
@@ -47,12 +47,12 @@ def test_marks_stay_with_their_letters_and_unwritten_vowels_go() -> None:
         ("5kg", "5㎏"),
     ],
 )
-def test_what_some_write_and_others_do_not_makes_no_other_term(asked: str, written: str) -> None:
-    """As Lucene's analysers of these languages have it."""
-    assert terms_of(asked) == terms_of(written)
+def test_optional_spellings_give_same_term(query: str, written: str) -> None:
+    """Lucene's analysers of these languages fold them alike."""
+    assert terms_of(query) == terms_of(written)
 
 
-def test_scripts_without_spaces_become_pairs() -> None:
+def test_unspaced_scripts_become_character_pairs() -> None:
     assert terms_of("渡轮码头") == ["渡轮", "轮码", "码头", "渡", "轮", "码", "头"]
     assert query_terms("渡轮码头") == ["渡轮", "轮码", "码头"]
     assert query_terms("猫") == ["猫"] and "猫" in terms_of("黒い猫です")
@@ -60,12 +60,12 @@ def test_scripts_without_spaces_become_pairs() -> None:
     assert set(query_terms("ท่าเรือ")) <= set(terms_of("ไปท่าเรือ"))
 
 
-def test_an_emoji_is_a_term() -> None:
+def test_terms_keep_emoji() -> None:
     assert terms_of("ferry⛴️ 👍🏽!") == ["ferry", "⛴", "👍"]
     assert query_terms("⛴") == ["⛴"]
 
 
-def test_what_is_long_is_cut_off_and_asked_for_once() -> None:
+def test_terms_cut_long_words_and_queries_drop_repeats() -> None:
     assert terms_of("é" + "a" * 99) == ["é" + "a" * (TERM_CHARS_MAX - 1)]
     assert terms_of("a" * 99) == ["a" * TERM_CHARS_MAX]
     assert query_terms("b a b A") == ["b", "a"]

@@ -83,10 +83,10 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(single_searches, "_WARM_UP", 1)
 
 
-def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    told = json.loads(capsys.readouterr().out)
-    assert told == json.loads((tmp_path / "search_gpu.json").read_text())
-    figures = told["figures"]
+def read_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "search_gpu.json").read_text())
+    figures = report["figures"]
     assert figures["ids"] == {"queries": 12, "equal": 12}
     assert figures["speed"]["curves"][OURS][-1]["recall"] > 0.9
     assert set(figures["speed"]["at_recall"]) == {"0.93", "0.98"}
@@ -95,11 +95,11 @@ def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     assert set(kernels["by_kernel"]) == {"turn_begin", "walk", "turn_end"}
     assert sum(row["share"] for row in kernels["by_kernel"].values()) == pytest.approx(1)
     assert kernels["read_of_copy"] == kernels["read_gb_per_s"] / kernels["copy_gb_per_s"]
-    return told
+    return report
 
 
 @pytest.mark.skipif(COMPILER is None, reason="the emulator of CUDA kernels needs a C++ compiler")
-def test_every_part_runs_and_is_reported(
+def test_benchmark_runs_and_reports_all_parts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toy(monkeypatch, tmp_path)
@@ -108,35 +108,35 @@ def test_every_part_runs_and_is_reported(
     monkeypatch.setattr(backend, "cuda_device", lambda *_: Emulated())
     monkeypatch.setattr(search_gpu, "Cagra", Brute)
     replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
-    told = shown(tmp_path, capsys)
-    curves = told["figures"]["speed"]["curves"]
+    report = read_report(tmp_path, capsys)
+    curves = report["figures"]["speed"]["curves"]
     assert list(curves) == [
         OURS, search_gpu.OURS_ON_CUVS, "cuvs, 1 samplings", "cuvs, graph of trivium, 1 samplings",
         "cuvs, 8 samplings", "cuvs, graph of trivium, 8 samplings",
     ]  # fmt: skip
     assert curves[search_gpu.OURS_ON_CUVS][-1]["recall"] > 0.9
-    assert list(told["figures"]["speed"]["graph_s"]) == [OURS, "cuvs"]
+    assert list(report["figures"]["speed"]["graph_s"]) == [OURS, "cuvs"]
     assert curves["cuvs, 8 samplings"][0]["recall"] == 1
-    kernels = told["figures"]["kernels"]
+    kernels = report["figures"]["kernels"]
     walks = kernels["by_kernel"]["walk"]["launches"]
     assert walks == kernels["by_kernel"]["turn_end"]["launches"]
     assert kernels["read_gb_per_s"] == pytest.approx(kernels["distances"] * 64 / walks / 1e6)
     assert kernels["copy_gb_per_s"] == pytest.approx(2 * (1 << 20) / 1e6)
-    assert [bar["met"] for bar in told["bars"]][0]
+    assert [bar["met"] for bar in report["bars"]][0]
 
 
 @pytest.mark.gpu
-def test_it_runs_on_a_device(
+def test_benchmark_runs_on_cuda_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if (why := reason_against()) is not None:
         pytest.skip(why)
     toy(monkeypatch, tmp_path)
     replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
-    shown(tmp_path, capsys)
+    read_report(tmp_path, capsys)
 
 
-def test_without_a_device_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_without_device_reports_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_gpu, "reason_against", lambda: "CuPy is missing")
     with pytest.raises(ConfigError, match="expected a CUDA device, found none: CuPy is missing"):
         search_gpu.BENCHMARK.main([])

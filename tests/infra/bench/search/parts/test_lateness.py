@@ -17,34 +17,34 @@ from tests.waiting import until
 from tests.workers.processes import stands_still
 
 
-def test_what_a_core_lost_is_summed_within_a_span_and_the_worst_core_counts() -> None:
-    found = StealTime()
-    assert found.within(0.0, 9.0) == 0.0
-    found.gaps = [[(1.0, 2.0), (3.0, 5.0)], [(1.5, 1.75)]]
-    assert found.within(0.0, 9.0) == 3.0
-    assert found.within(1.5, 3.5) == 1.0
-    assert found.within(2.0, 3.0) == 0.0
+def test_steal_time_sums_gaps_of_worst_core_within_span() -> None:
+    steal = StealTime()
+    assert steal.within(0.0, 9.0) == 0.0
+    steal.gaps = [[(1.0, 2.0), (3.0, 5.0)], [(1.5, 1.75)]]
+    assert steal.within(0.0, 9.0) == 3.0
+    assert steal.within(1.5, 3.5) == 1.0
+    assert steal.within(2.0, 3.0) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("waited", "stolen_s", "used", "held"),
+    ("waited", "stolen_s", "used", "held_s"),
     [(0.0, 0.0, 9.0, 8.0), (5.0, 0.0, 9.0, 3.0), (0.0, 7.0, 9.0, 1.0), (5.0, 6.0, 9.0, 2.0),
      (0.0, 0.0, 4.0, 4.0), (9.0, 0.0, 9.0, 0.0)],
 )  # fmt: skip
-def test_a_loop_was_held_up_by_what_nothing_else_explains(
-    waited: float, stolen_s: float, used: float, held: float
+def test_lateness_excludes_machine_waits_from_held_time(
+    waited: float, stolen_s: float, used: float, held_s: float
 ) -> None:
     late_s, found_s = _Look(1.0, 9.0 + TICK_S, waited, used).late_and_held(stolen_s)
-    assert (late_s, found_s) == pytest.approx((8.0, held))
+    assert (late_s, found_s) == pytest.approx((8.0, held_s))
 
 
-async def test_cores_are_looked_at_until_the_block_ends() -> None:
-    async with watch_steal() as found:
-        assert len(found.gaps) == len(os.sched_getaffinity(0))
+async def test_steal_watch_covers_all_cores() -> None:
+    async with watch_steal() as steal:
+        assert len(steal.gaps) == len(os.sched_getaffinity(0))
 
 
-async def test_a_core_that_stands_still_is_told() -> None:
-    """As good as: who looks at it is stopped, and the system counts no wait in its queue."""
+async def test_steal_time_reports_stopped_core() -> None:
+    """The observer is stopped in place of its core, so no queue wait is counted."""
     script: Any = steal_time.__file__
     core = str(min(os.sched_getaffinity(0)))
     looker = await asyncio.create_subprocess_exec(sys.executable, script, core, stdout=PIPE)
@@ -66,12 +66,12 @@ async def test_a_core_that_stands_still_is_told() -> None:
         await looker.wait()
 
 
-async def test_a_loop_that_computes_is_late_and_held_up() -> None:
-    async with watch_lateness() as found:
+async def test_lateness_counts_computing_loop_as_late() -> None:
+    async with watch_lateness() as lateness:
         await asyncio.sleep(0)
         ended_s = time.process_time() + 0.2
         while time.process_time() < ended_s:
             pass
-    figures = found.figures()
+    figures = lateness.figures()
     assert figures["late_ms"] >= 190
     assert figures["held_ms"] <= figures["late_ms"]

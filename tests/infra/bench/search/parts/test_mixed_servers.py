@@ -9,21 +9,23 @@ from workers.search.index.kinds import SearchKind
 QUERIES = gaussian(6 * BATCH, 20, seed=6)
 
 
-async def test_static_batches_find_what_the_engine_finds_batch_by_batch() -> None:
+async def test_static_batches_return_same_hits_as_engine() -> None:
     index = clustered_index(2_000)
     kinds = [SearchKind.PREFILL if i % 5 == 0 else SearchKind.DECODE for i in range(len(QUERIES))]
-    found, orders = [], list[int]()
+    results, orders = [], list[int]()
     engine, static = EngineServer(index), StaticBatches(index)
     for server in (engine, static):
 
-        async def one(number: int, server: EngineServer | StaticBatches = server) -> list[int]:
+        async def search_one(
+            number: int, server: EngineServer | StaticBatches = server
+        ) -> list[int]:
             rows = await server.search(QUERIES[number], kinds[number], None)
             if server is static:
                 orders.append(number)
             return [int(row) for row in rows]
 
-        found.append(await asyncio.gather(*map(one, range(len(QUERIES)))))
-    assert found[0] == found[1]
+        results.append(await asyncio.gather(*map(search_one, range(len(QUERIES)))))
+    assert results[0] == results[1]
 
     batches = [sorted(orders[at : at + BATCH]) for at in range(0, len(QUERIES), BATCH)]
     assert sorted(batches) == [list(range(at, at + BATCH)) for at in range(0, len(QUERIES), BATCH)]

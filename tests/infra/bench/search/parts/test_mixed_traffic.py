@@ -17,7 +17,7 @@ def server(capacity_per_s: float, p99s: dict[str, float], misses: int = 0) -> di
     return {"capacity_per_s": capacity_per_s, "loads": loads}
 
 
-def test_tails_are_compared_at_equal_load_and_capacity_must_cost_nothing() -> None:
+def test_bars_compare_tails_at_equal_load_and_capacity() -> None:
     ours = server(1_000, {"0.4": 1.0, "0.6": 2.9, "0.8": 4.0, "1.0": 90.0})
     static = server(1_010, {"0.4": 3.0, "0.6": 5.0, "0.8": 8.0, "1.0": 90.0}, misses=3)
     p99, tail, missed, capacity = _bars({"servers": {OURS: ours, "static batches": static}})
@@ -28,7 +28,7 @@ def test_tails_are_compared_at_equal_load_and_capacity_must_cost_nothing() -> No
     assert ours["kept_up_to_per_s"] == 600 and static["kept_up_to_per_s"] == 0
 
 
-def test_where_static_batches_cannot_follow_the_highest_common_load_counts() -> None:
+def test_bars_use_highest_common_load() -> None:
     ours = server(1_000, {"0.4": 1.0, "0.6": 3.5, "0.8": 4.0})
     static = server(400, {"0.4": 3.0})
     p99, tail, _missed, _capacity = _bars({"servers": {OURS: ours, "static batches": static}})

@@ -34,68 +34,70 @@ def control_names(tokenizer: Tokenizer, *messages: dict[str, Any]) -> list[str |
     return [tokenizer.token_text(token) for token in ids if token in tokenizer.control.ids]
 
 
-def said(role: str, content: str) -> dict[str, Any]:
+def message_from(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_an_answer_keeps_what_the_template_looks_for_in_it(tmp_path: Path) -> None:
-    """Cut, `</think>` was not found, and what a model had thought stayed in the prompt."""
-    one = loaded(tmp_path, THINKING)
-    answer = said("assistant", "hm</think>yes")
-    assert "".join(one.pieces(Chat(messages=[answer]))) == "<|user|>yes</s>"
+def test_chat_marks_keep_strings_that_template_searches(tmp_path: Path) -> None:
+    """Without `</think>` intact, the reasoning of a model would stay in the prompt."""
+    model_tokenizer = loaded(tmp_path, THINKING)
+    answer = message_from("assistant", "hm</think>yes")
+    assert "".join(model_tokenizer.pieces(Chat(messages=[answer]))) == "<|user|>yes</s>"
     spelled = "</think><tool_call><b></s>"
     for role in ("user", "tool", "assistant"):
-        assert control_names(one, said(role, spelled)) == ["<|user|>", "</s>"]
+        assert control_names(model_tokenizer, message_from(role, spelled)) == ["<|user|>", "</s>"]
 
 
-def test_what_the_template_only_writes_is_text_in_an_answer(tmp_path: Path) -> None:
+def test_chat_marks_make_strings_written_by_template_plain_text(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ ('<tool_call>' + m.content) | trim }}{% endfor %}"
-    one = loaded(tmp_path, template)
-    assert control_names(one, said("assistant", "<tool_call>")) == ["<tool_call>"]
+    model_tokenizer = loaded(tmp_path, template)
+    assert control_names(model_tokenizer, message_from("assistant", "<tool_call>")) == [
+        "<tool_call>"
+    ]
 
 
-def test_what_no_template_writes_is_as_the_tokenizer_has_it(tmp_path: Path) -> None:
-    """Gemma's `<b>` is a token of web pages; a word is a word, though a template writes it."""
-    one = loaded(tmp_path, THINKING)
+def test_chat_marks_leave_other_tokens_to_tokenizer(tmp_path: Path) -> None:
+    """`<b>` is a token of some models; a word stays one, though a template writes it."""
+    model_tokenizer = loaded(tmp_path, THINKING)
     text = "a <b> c user |"
-    pieces = one.pieces(Chat(messages=[said("user", text)]))
+    pieces = model_tokenizer.pieces(Chat(messages=[message_from("user", text)]))
     assert pieces == [f"<|user|>{text}</s>"]
 
 
 COMPOSING = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def test_a_role_is_a_token_where_the_template_makes_it_one_but_none_that_ends(
+def test_chat_marks_allow_role_tokens_but_no_end_token(
     tmp_path: Path,
 ) -> None:
-    one = loaded(tmp_path, COMPOSING)
-    assert control_names(one, said("s", "s")) == ["<s>", "</s>"]
-    assert control_names(one, said("/s", "/s")) == ["</s>"]
-    assert control_names(one, said("</s>", "x")) == ["</s>"]
+    model_tokenizer = loaded(tmp_path, COMPOSING)
+    assert control_names(model_tokenizer, message_from("s", "s")) == ["<s>", "</s>"]
+    assert control_names(model_tokenizer, message_from("/s", "/s")) == ["</s>"]
+    assert control_names(model_tokenizer, message_from("</s>", "x")) == ["</s>"]
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
-    assert control_names(Tokenizer(tmp_path), said("s", "x")) == ["</s>"]
+    assert control_names(Tokenizer(tmp_path), message_from("s", "x")) == ["</s>"]
 
 
-def test_what_the_template_compares_with_stays_whole(tmp_path: Path) -> None:
-    """Though a name ends with a letter of it."""
+def test_chat_marks_keep_strings_that_template_compares(tmp_path: Path) -> None:
+    """A token's name ends with the string's first letter."""
     template = "{% for m in messages %}{{ 'yes' if m.role == 'user' else m.role }}{% endfor %}"
     raw = RawTokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
     raw.add_special_tokens(["zho_Hu", "user_"])
     raw.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(template)
-    assert Tokenizer(tmp_path).pieces(Chat(messages=[said("user", "")])) == ["yes"]
+    assert Tokenizer(tmp_path).pieces(Chat(messages=[message_from("user", "")])) == ["yes"]
 
 
-def test_marks_leave_no_trace_in_what_a_filter_makes(tmp_path: Path) -> None:
-    """They were no ASCII, so a filter wrote them as escapes, which nothing took away."""
+def test_chat_marks_survive_template_filters(tmp_path: Path) -> None:
+    """ASCII escapes of `tojson` must not keep the marks from removal."""
     template = "{{ messages[0] | tojson(ensure_ascii=true) | upper }}"
-    message = said("user", "a </s> <tool_call> <|us")
+    message = message_from("user", "a </s> <tool_call> <|us")
     pieces = loaded(tmp_path, template).pieces(Chat(messages=[message]))
     assert "".join(pieces) == json.dumps(message).upper()
 
 
-def test_a_template_that_refuses_shows_no_marks(tmp_path: Path) -> None:
-    one = loaded(tmp_path, "{{ raise_exception('no ' + messages[0].content) }}")
+def test_template_error_shows_no_marks(tmp_path: Path) -> None:
+    model_tokenizer = loaded(tmp_path, "{{ raise_exception('no ' + messages[0].content) }}")
     with pytest.raises(InvalidRequest, match="refuses them: no <s></s>") as refused:
-        one.pieces(Chat(messages=[said("user", "<s></s>")]))
+        model_tokenizer.pieces(Chat(messages=[message_from("user", "<s></s>")]))
     assert MARK not in refused.value.message

@@ -71,7 +71,7 @@ def texts(seed: int, count: int) -> list[str]:
     """Words of a page, characters of one kind, and what models mark turns with."""
     rng = random.Random(seed)
     page = (TEXTS / "ARCHITECTURE.md").read_text()
-    found = []
+    samples = []
     for _ in range(count):
         parts = []
         for _ in range(rng.randrange(1, 6)):
@@ -81,74 +81,85 @@ def texts(seed: int, count: int) -> list[str]:
                 "".join(rng.choices(rng.choice(ALPHABETS), k=rng.randrange(30))),
                 rng.choice(("", "", "<|im_start|>", "<|im", " <b>", "tool_call", "</s>", "<s")),
             ]
-        found.append("".join(parts))
-    return found
+        samples.append("".join(parts))
+    return samples
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_give_the_same_tokens(tmp_path: Path, kind: str) -> None:
-    one = Encoder(model(tmp_path, kind))
-    assert one._fast is not None
+def test_fast_encoder_equals_plain_encoder(tmp_path: Path, kind: str) -> None:
+    text_encoder = Encoder(model(tmp_path, kind))
+    assert text_encoder._fast is not None
     for special in (False, True):
         for text in texts(1, 400):
-            assert one.ids([text], add_special_tokens=special) == one._plain([text], special), text
+            assert text_encoder.ids([text], add_special_tokens=special) == text_encoder._plain(
+                [text], special
+            ), text
     pieces = texts(2, 50)
-    assert one.ids(pieces) == one._plain(pieces, False)
-    assert list(one.ids([])) == list(one.ids([""])) == []
+    assert text_encoder.ids(pieces) == text_encoder._plain(pieces, False)
+    assert list(text_encoder.ids([])) == list(text_encoder.ids([""])) == []
 
 
-def test_a_model_that_only_one_reads_is_encoded_by_that(tmp_path: Path) -> None:
+def test_encoder_falls_back_for_model_without_fast_support(tmp_path: Path) -> None:
     raw = Tokenizer(models.WordPiece({"[UNK]": 0, "hello": 1, "##s": 2}, unk_token="[UNK]"))
     raw.normalizer = normalizers.BertNormalizer()
     raw.pre_tokenizer = pre.BertPreTokenizer()
     raw.save(str(file := tmp_path / "tokenizer.json"))
-    one = Encoder(file)
-    assert one._fast is None
-    assert list(one.ids(["Hellos", "no"])) == [1, 2, 0]
-    assert one.thread_chars_max < Encoder(model(tmp_path, "GPT-2")).thread_chars_max
+    text_encoder = Encoder(file)
+    assert text_encoder._fast is None
+    assert list(text_encoder.ids(["Hellos", "no"])) == [1, 2, 0]
+    assert text_encoder.thread_chars_max < Encoder(model(tmp_path, "GPT-2")).thread_chars_max
 
 
-def test_a_text_that_only_one_takes_is_encoded_by_that(tmp_path: Path) -> None:
+def test_encoder_falls_back_for_text_with_unknown_bytes(tmp_path: Path) -> None:
     """A vocabulary may lack bytes, which `tokenizers` leaves out."""
-    one = Encoder(model(tmp_path, "GPT-2", whole=False))
-    assert one._fast is not None
+    text_encoder = Encoder(model(tmp_path, "GPT-2", whole=False))
+    assert text_encoder._fast is not None
     with pytest.raises(ValueError, match="no token in vocabulary"):
-        one._fast.encode_batch_flat(["a log\u4f60"])
-    assert one.ids(["a log\u4f60"]) == one.ids(["a log"]) != one.ids(["a"])
+        text_encoder._fast.encode_batch_flat(["a log\u4f60"])
+    assert (
+        text_encoder.ids(["a log\u4f60"]) == text_encoder.ids(["a log"]) != text_encoder.ids(["a"])
+    )
 
 
-def test_a_thread_takes_no_long_text_that_only_the_slow_one_takes(
+def test_encoder_thread_rejects_long_text_of_slow_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Encoder(model(tmp_path, "GPT-2", whole=False))
+    text_encoder = Encoder(model(tmp_path, "GPT-2", whole=False))
     monkeypatch.setattr(encoder, "_PLAIN_CHARS_MAX", 4)
     with pytest.raises(encoder.TooLong):
-        one.ids(["a log\u4f60"], in_thread=True)
-    assert one.ids(["\u4f60"], in_thread=True) == one.ids(["\u4f60"])
-    assert one.ids(["a log\u4f60"]) == one.ids(["a log"], in_thread=True)
+        text_encoder.ids(["a log\u4f60"], in_thread=True)
+    assert text_encoder.ids(["\u4f60"], in_thread=True) == text_encoder.ids(["\u4f60"])
+    assert text_encoder.ids(["a log\u4f60"]) == text_encoder.ids(["a log"], in_thread=True)
 
 
-async def test_texts_that_wait_for_the_thread_are_bounded(
+async def test_encoder_bounds_texts_waiting_for_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text of any length may wait alone."""
-    one, begun, go_on = Encoder(model(tmp_path, "GPT-2")), threading.Event(), threading.Event()
+    text_encoder, has_started, go_on = (
+        Encoder(model(tmp_path, "GPT-2")),
+        threading.Event(),
+        threading.Event(),
+    )
     monkeypatch.setattr(encoder, "_WAITING_CHARS_MAX", 10)
 
     def first() -> bool:
-        begun.set()
+        has_started.set()
         return go_on.wait(PATIENCE_S)
 
-    waits = asyncio.create_task(one.offload(first, 11))
-    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    waits = asyncio.create_task(text_encoder.offload(first, 11))
+    await asyncio.to_thread(has_started.wait, PATIENCE_S)
     with pytest.raises(TooManyRequests):
-        await one.offload(first, 1)
+        await text_encoder.offload(first, 1)
     go_on.set()
     assert await waits
-    assert await asyncio.gather(*(one.offload(partial(int, n), 5) for n in (3, 4))) == [3, 4]
+    assert await asyncio.gather(*(text_encoder.offload(partial(int, n), 5) for n in (3, 4))) == [
+        3,
+        4,
+    ]
 
 
-def test_one_that_encodes_otherwise_is_not_asked(
+def test_encoder_drops_fast_library_that_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = model(tmp_path, "GPT-2")

@@ -65,38 +65,40 @@ def schema(value: Any) -> Structured:
     return Structured(kind=StructuredKind.JSON_SCHEMA, value=json.dumps(value))
 
 
-@pytest.mark.parametrize("each", SCHEMAS, ids=lambda each: json.dumps(each)[:60])
-def test_values_are_valid(each: Any) -> None:
-    validator = Draft202012Validator(each)
-    texts = [draw_text(schema(each), seed) for seed in range(200)]
+@pytest.mark.parametrize(
+    "json_schema", SCHEMAS, ids=lambda json_schema: json.dumps(json_schema)[:60]
+)
+def test_form_text_satisfies_schema_and_repeats_by_seed(json_schema: Any) -> None:
+    validator = Draft202012Validator(json_schema)
+    texts = [draw_text(schema(json_schema), seed) for seed in range(200)]
     assert [
         error.message for text in texts for error in validator.iter_errors(json.loads(text))
     ] == []
-    assert texts == [draw_text(schema(each), seed) for seed in range(200)]
+    assert texts == [draw_text(schema(json_schema), seed) for seed in range(200)]
 
 
-def test_seeds_differ() -> None:
+def test_form_text_varies_by_seed() -> None:
     assert len({draw_text(schema(ORDER), seed) for seed in range(100)}) > 95
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_texts_match(pattern: str) -> None:
+def test_form_text_matches_pattern(pattern: str) -> None:
     form = Structured(kind=StructuredKind.REGEX, value=pattern)
     for seed in range(200):
         assert re.fullmatch(pattern, draw_text(form, seed))
 
 
 @pytest.mark.parametrize("name", ["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid"])
-def test_formats_are_kept(name: str) -> None:
-    kept = Draft202012Validator(
+def test_form_text_matches_string_format(name: str) -> None:
+    validator = Draft202012Validator(
         {"format": name}, format_checker=Draft202012Validator.FORMAT_CHECKER
     )
     for seed in range(50):
         text = draw_text(schema({"type": "string", "format": name}), seed)
-        assert kept.is_valid(json.loads(text)), text
+        assert validator.is_valid(json.loads(text)), text
 
 
-def test_choices_and_objects() -> None:
+def test_form_text_covers_choices_and_json_objects() -> None:
     choice = Structured(kind=StructuredKind.CHOICE, value='["red", "grün"]')
     assert {draw_text(choice, seed) for seed in range(50)} == {"red", "grün"}
     some = Structured(kind=StructuredKind.JSON_OBJECT, value="")
@@ -110,7 +112,7 @@ EVIL = {"a": {"oneOf": [{"$ref": "#/$defs/b"}] * 9}, "b": {"oneOf": [{"$ref": "#
 
 
 @pytest.mark.parametrize(
-    "each",
+    "json_schema",
     [
         {"type": "integer", "minimum": 3, "maximum": 2},
         {"$ref": "https://elsewhere.example/schema"},
@@ -124,21 +126,21 @@ EVIL = {"a": {"oneOf": [{"$ref": "#/$defs/b"}] * 9}, "b": {"oneOf": [{"$ref": "#
         {"$defs": EVIL, "$ref": "#/$defs/a"},
         {"type": "string", "pattern": "(?=x)y"},
     ],
-    ids=lambda each: json.dumps(each)[:60],
+    ids=lambda json_schema: json.dumps(json_schema)[:60],
 )
-def test_schemas_without_a_value_are_refused(each: Any) -> None:
+def test_form_rejects_unsupported_schema(json_schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="simulated engine"):
-        draw_text(schema(each), 1)
+        draw_text(schema(json_schema), 1)
 
 
 @pytest.mark.parametrize(
     "pattern", ["(", r"\p{L}+", r"a\bb", "(?!a)b", "a^b", "a$b", "(a{1000}){1000}", r"[^\w\W]"]
 )
-def test_patterns_that_are_not_known_are_refused(pattern: str) -> None:
+def test_form_rejects_unsupported_pattern(pattern: str) -> None:
     with pytest.raises(InvalidRequest, match="simulated engine"):
         draw_text(Structured(kind=StructuredKind.REGEX, value=pattern), 1)
 
 
-def test_grammars_are_refused() -> None:
+def test_form_rejects_grammar() -> None:
     with pytest.raises(InvalidRequest, match="--engine vllm"):
         draw_text(Structured(kind=StructuredKind.GRAMMAR, value="root ::= 'a'"), 1)

@@ -60,9 +60,9 @@ class Broker:
     async def getmany(self, *places: TopicPartition, **_: Any) -> dict[TopicPartition, Any]:
         place = self._chance.choice(places)
         begin = self._at[place.partition]
-        found = self._log[place.partition][begin : begin + self._chance.randint(1, 3)]
-        self._at[place.partition] += len(found)
-        return {place: found} if found else {}
+        records = self._log[place.partition][begin : begin + self._chance.randint(1, 3)]
+        self._at[place.partition] += len(records)
+        return {place: records} if records else {}
 
 
 def document_of(name: str, vector: Any, at_ms: int = 1) -> Document:
@@ -101,13 +101,13 @@ async def read(
         len(records) - (offsets or {}).get(partition, 0) for partition, records in log.items()
     )
     assert feed.offsets == {partition: len(records) for partition, records in log.items()}
-    held = {state.name: (state.dim, state.documents) for state in collections.states()}
+    dims_and_counts = {state.name: (state.dim, state.documents) for state in collections.states()}
     refused = [record.key.decode() for record, _ in feed.refusals._waiting.values()]
-    return held, sorted(refused)
+    return dims_and_counts, sorted(refused)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5_000])
-async def test_the_oldest_document_fixes_the_dimension_whatever_comes_first(
+async def test_oldest_document_fixes_dimension_in_any_read_order(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DocumentFollower, "history_batch", batch)
@@ -118,18 +118,18 @@ async def test_the_oldest_document_fixes_the_dimension_whatever_comes_first(
         (1, 10, "was", BAD), (1, 15, "was", None), (0, 20, "new", GOOD), (2, 21, "late", BAD)
     )
     for seed in range(20):
-        held = [Collections(RetrievalSettings()) for _ in range(3)]
-        assert await read(log, seed, monkeypatch, held[0]) == ({"c": (4, 5)}, ["c/bad"])
-        assert await read(tied, seed, monkeypatch, held[1]) == ({"c": (4, 1)}, ["c/bad"])
-        assert await read(emptied, seed, monkeypatch, held[2]) == ({"c": (4, 1)}, ["c/late"])
+        collections = [Collections(RetrievalSettings()) for _ in range(3)]
+        assert await read(log, seed, monkeypatch, collections[0]) == ({"c": (4, 5)}, ["c/bad"])
+        assert await read(tied, seed, monkeypatch, collections[1]) == ({"c": (4, 1)}, ["c/bad"])
+        assert await read(emptied, seed, monkeypatch, collections[2]) == ({"c": (4, 1)}, ["c/late"])
 
 
-async def test_a_fault_of_ours_in_one_record_ends_no_worker(
+async def test_document_feed_survives_fault_in_one_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would end again at every start."""
-    held = Collections(RetrievalSettings())
-    upserted, decoded = held._add, Codec.decode
+    """Otherwise the worker would end again at every start."""
+    collections = Collections(RetrievalSettings())
+    upserted, decoded = collections._add, Codec.decode
 
     def add(name: str, group: Any) -> None:
         if any(change.document_id == "wrong" for change in group):
@@ -141,38 +141,40 @@ async def test_a_fault_of_ours_in_one_record_ends_no_worker(
             raise ArithmeticError("another")
         return record
 
-    monkeypatch.setattr(held, "_add", add)
+    monkeypatch.setattr(collections, "_add", add)
     monkeypatch.setattr(Codec, "decode", decode)
     names = ("a", "wrong", "b", "odd", "c")
     log = log_of(*((0, at, name, GOOD) for at, name in enumerate(names, 10)))
-    assert await read(log, 0, monkeypatch, held) == ({"c": (4, 3)}, ["c/odd", "c/wrong"])
+    assert await read(log, 0, monkeypatch, collections) == ({"c": (4, 3)}, ["c/odd", "c/wrong"])
 
 
-async def test_the_dimension_of_a_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_dimension_overrides_older_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = log_of((0, 10, "held", GOOD), (1, 5, "older", BAD), (1, 6, "good", GOOD))
     for seed in range(20):
-        held = Collections(RetrievalSettings())
+        collections = Collections(RetrievalSettings())
         before = {p: records[: int(p == 0)] for p, records in log.items()}
-        await read(before, seed, monkeypatch, held)
+        await read(before, seed, monkeypatch, collections)
         offsets = {p: len(records) for p, records in before.items()}
-        found = await read(log, seed, monkeypatch, held, offsets)
-        assert found == ({"c": (4, 2)}, ["c/older"])
+        result = await read(log, seed, monkeypatch, collections, offsets)
+        assert result == ({"c": (4, 2)}, ["c/older"])
 
 
-async def test_documents_wait_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_document_feed_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that come faster than they are linked would slow every search."""
-    held, documents = Collections(RetrievalSettings()), list[int]()
+    collections, documents = Collections(RetrievalSettings()), list[int]()
 
     async def room() -> None:
-        documents.append(sum(len(index) for index in held.indexes.values()))
+        documents.append(sum(len(index) for index in collections.indexes.values()))
 
-    monkeypatch.setattr(held, "wait_for_room", room)
+    monkeypatch.setattr(collections, "wait_for_room", room)
     monkeypatch.setattr(DocumentFollower, "history_batch", 2)
-    await read(log_of(*((0, at, f"a{at}", GOOD) for at in range(4))), 0, monkeypatch, held)
+    await read(log_of(*((0, at, f"a{at}", GOOD) for at in range(4))), 0, monkeypatch, collections)
     assert documents[:3] == [0, 2, 4], "asked before each batch"
 
 
-async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_by_time_buffers_few_newer_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """One partition is far ahead of the other in time."""
     old = [(0, at, f"o{at}", GOOD) for at in range(50)]
     log = log_of(*old, *((1, at, f"n{at}", GOOD) for at in range(100, 200)))
@@ -181,47 +183,46 @@ async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(clients, "_HELD_MAX", 10)
     reader = AssignedReader(SETTINGS, "documents", range(3), client_id="r")
     await reader.start("earliest")
-    seen: list[int] = []
+    timestamps: list[int] = []
     async for record in reader.by_time(await reader.end_offsets()):
-        seen.append(record.timestamp)
+        timestamps.append(record.timestamp)
         if record.partition == 0:
             assert broker._at[1] <= 12, "those held, and the last that came"
-    assert seen == [*range(50), *range(100, 200)]
+    assert timestamps == [*range(50), *range(100, 200)]
 
 
 @pytest.mark.parametrize("batch", [1, 5_000])
-async def test_a_dimension_outlives_the_documents_that_fixed_it(
+async def test_recorded_dimension_outlives_its_documents(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
-    has written the dimension down."""
+    """Compaction leaves a refused document as the oldest, but the shard has a record."""
     monkeypatch.setattr(DocumentFollower, "history_batch", batch)
-    held = Collections(RetrievalSettings())
-    await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
-    assert held.unpublished_dims() == {"c": 4}
+    collections = Collections(RetrievalSettings())
+    await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, collections)
+    assert collections.unpublished_dims() == {"c": 4}
     log = log_of((2, 20, "bad", BAD), (0, 30, "a", GOOD), (1, 31, "b", GOOD))
-    made = CollectionMade(collection="c", dim=4, shard=0, shards=1, at_ms=40)
+    dimension_record = CollectionMade(collection="c", dim=4, shard=0, shards=1, at_ms=40)
     key = collection_key("c", 0, 1).encode()
     log[0].append(
         SimpleNamespace(
             topic="documents", partition=0, offset=len(log[0]), timestamp=40, key=key,
-            value=CODEC.encode(made),
+            value=CODEC.encode(dimension_record),
         )
     )  # fmt: skip
     for seed in range(20):
-        again = Collections(RetrievalSettings())
-        assert await read(log, seed, monkeypatch, again) == ({"c": (4, 2)}, ["c/bad"])
-        assert again.unpublished_dims() == {}
-        again.apply([DocumentChange("c", name, None) for name in ("a", "b")])
-        again.apply([DocumentChange("c", "new", document_of("new", BAD))])
-        assert again.unpublished_dims() == {"c": 3}, (
+        reread_collections = Collections(RetrievalSettings())
+        assert await read(log, seed, monkeypatch, reread_collections) == ({"c": (4, 2)}, ["c/bad"])
+        assert reread_collections.unpublished_dims() == {}
+        reread_collections.apply([DocumentChange("c", name, None) for name in ("a", "b")])
+        reread_collections.apply([DocumentChange("c", "new", document_of("new", BAD))])
+        assert reread_collections.unpublished_dims() == {"c": 3}, (
             "without documents it takes the dimension of the next"
         )
 
 
-async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, in partition 0; a broker that does not take it is asked again."""
-    sent: list[tuple[Any, str, int]] = []
+async def test_first_replica_writes_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes each once, in partition 0, and tries again after the broker has failed."""
+    writes: list[tuple[Any, str, int]] = []
 
     class Producer:
         broken = True
@@ -229,14 +230,14 @@ async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.Monk
         async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
             if self.broken:
                 raise BrokerUnavailable("away")
-            sent.append((record, key, partition))
-            taken = asyncio.get_running_loop().create_future()
-            taken.set_result(None)
-            return taken
+            writes.append((record, key, partition))
+            ack = asyncio.get_running_loop().create_future()
+            ack.set_result(None)
+            return ack
 
-    held = Collections(RetrievalSettings())
-    change = feed_of(held, producer := Producer())
-    held.apply([DocumentChange("c", "a", document_of("a", GOOD))])
+    collections = Collections(RetrievalSettings())
+    change = feed_of(collections, producer := Producer())
+    collections.apply([DocumentChange("c", "a", document_of("a", GOOD))])
     first = False
     monkeypatch.setattr(change, "_is_first", lambda: first)
 
@@ -249,6 +250,6 @@ async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.Monk
         for _ in range(9):
             await asyncio.sleep(0)
         running.cancel()
-        assert bool(sent) == (first and not producer.broken)
-    ((made, key, partition),) = sent
-    assert (made.collection, made.dim, key, partition) == ("c", 4, "/0/1/c", 0)
+        assert bool(writes) == (first and not producer.broken)
+    ((record, key, partition),) = writes
+    assert (record.collection, record.dim, key, partition) == ("c", 4, "/0/1/c", 0)

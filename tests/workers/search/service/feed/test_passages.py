@@ -22,8 +22,8 @@ from tests.workers.embed.bookshelf import worker as embedder
 from tests.workers.search.service.library import (
     SETTINGS,
     Library,
-    buried,
     calm,
+    dead_letter_reasons,
     library,
     ready,
     worker,
@@ -40,8 +40,8 @@ async def _calm() -> AsyncIterator[None]:
 
 
 async def ask(books: Library, text: str, **fields: Any) -> RetrievalResult:
-    known = {"collection": "books", "deadline_ms": wall_ms() + 60_000, **fields}
-    return await books.asker.search_text(text, **known)
+    defaults = {"collection": "books", "deadline_ms": wall_ms() + 60_000, **fields}
+    return await books.asker.search_text(text, **defaults)
 
 
 async def finds(books: Library, query: str, *texts: str, **fields: Any) -> None:
@@ -49,10 +49,10 @@ async def finds(books: Library, query: str, *texts: str, **fields: Any) -> None:
 
     async def it_does() -> bool:
         try:
-            found = await ask(books, query, **fields)
+            result = await ask(books, query, **fields)
         except UnknownCollection:
             return not texts
-        return [each.text for each in found.passages] == list(texts)
+        return [passage.text for passage in result.passages] == list(texts)
 
     await until(it_does)
 
@@ -67,10 +67,10 @@ def contents(running: RetrievalWorker) -> tuple[dict[bytes | int | str, bytes], 
     """
     rows = running.collections.indexes["books"].rows
     words = running.collections.stores["books"].words
-    return {each: rows.payloads[row][8:] for each, row in rows.row_of.items()}, len(words)
+    return {row_id: rows.payloads[row][8:] for row_id, row in rows.row_of.items()}, len(words)
 
 
-async def test_a_text_is_found_by_vector_and_words_changed_and_gone(kafka: LogSettings) -> None:
+async def test_text_search_follows_document_from_upsert_to_deletion(kafka: LogSettings) -> None:
     async with (
         bookshelf(kafka) as shelf,
         library(kafka) as books,
@@ -86,14 +86,16 @@ async def test_a_text_is_found_by_vector_and_words_changed_and_gone(kafka: LogSe
         await finds(books, "桟橋", "猫は桟橋で眠る。", mode="words")
         await finds(books, "ferry", "The Ondry ferry leaves from pier 7.", mode="words")
         await finds(books, "secret pier", "Pier 9 is secret.", mode="words", k=1, tenant="t1")
-        found = await ask(books, "The Ondry ferry leaves from pier 7.", tenant="t2")
-        assert found.mode == "hybrid" and found.degraded == "" and found.is_complete
-        assert found.hits[0].document_id == "ferry#0" and found.hits[0].score > 0.99
-        assert found.passages[0].title == "F" and found.embedded_ms >= 0
-        assert "hidden#0" not in {hit.document_id for hit in found.hits}
+        result = await ask(books, "The Ondry ferry leaves from pier 7.", tenant="t2")
+        assert result.mode == "hybrid" and result.degraded == "" and result.is_complete
+        assert result.hits[0].document_id == "ferry#0" and result.hits[0].score > 0.99
+        assert result.passages[0].title == "F" and result.embedded_ms >= 0
+        assert "hidden#0" not in {hit.document_id for hit in result.hits}
         await shelf.put("ferry", "It leaves from pier 8 now.")
         await finds(books, "pier 8", "It leaves from pier 8 now.", mode="words", k=1)
-        assert all("pier 7" not in each.text for each in (await ask(books, "pier 7")).passages)
+        assert all(
+            "pier 7" not in passage.text for passage in (await ask(books, "pier 7")).passages
+        )
         await shelf.drop("ferry")
         await finds(books, "leaves", mode="words")
         await books.put({"cat": [1.0, 2.0]}, collection="vectors")
@@ -116,27 +118,25 @@ async def declare(shelf: Bookshelf, declared: CollectionDeclared) -> None:
     await shelf.send("documents", declared, declaration_key(declared.collection), 0)
 
 
-async def test_edits_with_restarts_between_give_what_a_fresh_build_gives(
-    kafka: LogSettings, tmp_path: Path
-) -> None:
-    """Texts, vectors, deletions and metadata; each restart is a snapshot plus the tail."""
+async def test_edits_across_restarts_equal_fresh_build(kafka: LogSettings, tmp_path: Path) -> None:
+    """Edits change texts, vectors and metadata; each restart reads a snapshot and the tail."""
     saving = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path))
-    drawn = random.Random(5)
+    generator = random.Random(5)
     words = "pier ferry noon harbour gull rope tide lamp".split()
     async with bookshelf(kafka) as shelf, library(kafka) as books, embedder(kafka, "e"):
         await declare(shelf, CollectionDeclared(collection="books", tenants=["t"], at_ms=wall_ms()))
 
         async def edit() -> None:
             for _ in range(25):
-                name = f"d{drawn.randrange(12)}"
-                kind = drawn.randrange(5)
+                name = f"d{generator.randrange(12)}"
+                kind = generator.randrange(5)
                 if kind == 0:
                     await shelf.drop(name)
                 elif kind == 1:
-                    await books.put({name: [drawn.random() for _ in range(DIM)]})
+                    await books.put({name: [generator.random() for _ in range(DIM)]})
                 else:
-                    count = drawn.randrange(1, 4)
-                    text = ". ".join(" ".join(drawn.choices(words, k=6)) for _ in range(count))
+                    count = generator.randrange(1, 4)
+                    text = ". ".join(" ".join(generator.choices(words, k=6)) for _ in range(count))
                     await shelf.put(name, text, metadata=f'{{"n": {kind}}}')
 
         async def same_as(fresh: RetrievalWorker, running: RetrievalWorker) -> None:
@@ -164,43 +164,43 @@ async def test_edits_with_restarts_between_give_what_a_fresh_build_gives(
             await same_as(fresh, running)
             await ready(books, 1)
             assert not running.collections.declared.allows("books", "other")
-            found = await ask(books, "ferry noon", mode="words", k=30)
-            assert found.passages and all(hit.words for hit in found.hits)
+            result = await ask(books, "ferry noon", mode="words", k=30)
+            assert result.passages and all(hit.words for hit in result.hits)
 
 
 async def _ends(shelf: Bookshelf) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+    ends_by_topic: dict[str, dict[int, int]] = {}
     for topic in ("documents", "passages"):
         records = await shelf.records(topic)
         ends = dict.fromkeys(range(shelf.log.document_partitions), 0)
-        found[topic] = ends | {each.partition: each.offset + 1 for each in records}
-    return found
+        ends_by_topic[topic] = ends | {entry.partition: entry.offset + 1 for entry in records}
+    return ends_by_topic
 
 
 async def _embedded(shelf: Bookshelf) -> None:
     """Wait until the passages are those of the documents."""
 
     async def all_is() -> bool:
-        wanted, found = {}, await shelf.passages()
-        for each in await shelf.records("documents"):
-            key = each.key.decode()
+        documents, passages_by_key = {}, await shelf.passages()
+        for entry in await shelf.records("documents"):
+            key = entry.key.decode()
             if not key.startswith("/"):
-                wanted[key] = each
-        texts = {key for key, each in wanted.items() if each.value and _is_text(each)}
-        offsets = {key: each.offset for key, each in wanted.items()}
-        return texts == found.keys() and all(
-            found[key].documents_offset == offsets[key] for key in texts
+                documents[key] = entry
+        texts = {key for key, entry in documents.items() if entry.value and _is_text(entry)}
+        offsets = {key: entry.offset for key, entry in documents.items()}
+        return texts == passages_by_key.keys() and all(
+            passages_by_key[key].documents_offset == offsets[key] for key in texts
         )
 
     await until(all_is)
 
 
-def _is_text(found: ConsumerRecord) -> bool:
-    document: Any = CODEC.decode(found.value)
+def _is_text(entry: ConsumerRecord) -> bool:
+    document: Any = CODEC.decode(entry.value)
     return bool(document.text) and not document.vector
 
 
-async def test_what_no_embedding_worker_can_mean_is_buried_once(kafka: LogSettings) -> None:
+async def test_unusable_passages_become_dead_letters_once(kafka: LogSettings) -> None:
     async with (
         bookshelf(kafka) as shelf,
         library(kafka) as books,
@@ -221,22 +221,22 @@ async def test_what_no_embedding_worker_can_mean_is_buried_once(kafka: LogSettin
             "d": record("d", chunks=(Chunk(text="x", start=0, vector=b"", tokens=b""),)),
             "many": record("many", chunks=(Chunk(text="", start=0, vector=bytes(4)),) * 5_000),
         }
-        for name, each in wrong.items():
-            await shelf.send("passages", each, document_key("c", name))
+        for name, passages_record in wrong.items():
+            await shelf.send("passages", passages_record, document_key("c", name))
         await shelf.send("passages", wrong["a"], "c/another")
         await shelf.raw(b"no record", "c/x", "passages")
         await shelf.raw(None, "no slash", "passages")
 
-        async def all_are_buried() -> bool:
-            return len(await buried(kafka, "passages")) >= 8
+        async def are_all_dead_letters() -> bool:
+            return len(await dead_letter_reasons(kafka, "passages")) >= 8
 
-        await until(all_are_buried)
-        reasons = await buried(kafka, "passages")
+        await until(are_all_dead_letters)
+        reasons = await dead_letter_reasons(kafka, "passages")
         assert len(reasons) == len({*reasons}) == 8
         await finds(books, "good", "It is good.", mode="words", collection="c")
 
 
-async def test_the_index_keeps_pace_and_says_how_far_behind_it_is(kafka: LogSettings) -> None:
+async def test_index_keeps_pace_and_reports_backlog(kafka: LogSettings) -> None:
     async with bookshelf(kafka) as shelf, worker(kafka, "r") as running:
         await asyncio.gather(*[shelf.put(f"d{at}", "text", collection="c") for at in range(200)])
         for at in range(200):

@@ -12,7 +12,7 @@ from workers.search.service.feed.refusals import is_first
 from workers.search.service.settings import ShardPlace
 
 
-def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
+def test_first_live_replica_writes_dead_letters_of_shard() -> None:
     view = FleetView()
     for name, shard, heard_ms in (("a", 0, 0), ("b", 0, 5_000), ("c", 0, 5_000), ("d", 1, 5_000)):
         capability = SearchCapability(shard=shard, shards=2, backend="cpu", slots=1)
