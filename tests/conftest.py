@@ -31,7 +31,7 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.gateway.indexing.reading import FILE_PROCESS, INDEX_PROCESS
 from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
-from tests.dealing import WholeFiles
+from tests.xdist_scheduler import WholeFiles
 
 pytest_plugins = ("tests.runs.after_failures", "tests.runs.near_limits", "tests.runs.parsing")
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests import tidy_names, tidy_pages
 from tests.import_graph import circles, entries_of, folders_of, longest_chain, modules_of
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -57,7 +57,7 @@ FILE_LINES_MAX, TEST_LINES_MAX = 400, 500
 LONGER_SHARE_MAX = 0.15  # of files above the usual length
 DOCSTRING_LINES_MAX = 12
 THEORY = "Theory of operation"  # the few modules that carry one may say more
-POLLING_FILES = {"tests/waiting.py"}  # where tests wait for a condition
+POLLING_FILES = {"tests/waits.py"}  # where tests wait for a condition
 # Clients of real processes that pause between two calls; nothing is judged by how long.
 PAUSING_FILES = {
     "tests/e2e/test_pools.py",
@@ -321,7 +321,7 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
             for bound in [*bounds, *node.args] if is_mark else bounds:
                 value = bound.value if isinstance(bound, ast.Constant) else None
                 if isinstance(value, int | float) and value < least_s:
-                    yield f"{name}:{node.lineno}: {value} s; see `tests/waiting.py`"
+                    yield f"{name}:{node.lineno}: {value} s; see `tests/waits.py`"
 
 
 def no_test_judges_by_the_clock() -> Found:

@@ -16,7 +16,7 @@ from infra.stack.launcher import Stack
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import sim_settings, stack
 from tests.streams.gateway.in_process import http_client
-from tests.waiting import until
+from tests.waits import until
 from workers.models.sim import make_sim_model
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,8 @@ from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.audits import know_workers
 from tests.long_leases import LONG_LEASE_MS, long_leases, process_leases
-from tests.replays import replayed
-from tests.waiting import PATIENCE_S, START_S, until
+from tests.replay_check import replayed
+from tests.waits import PATIENCE_S, START_S, until
 from workers.config import WorkerSettings
 from workers.kv.network import variables
 

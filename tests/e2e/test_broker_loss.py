@@ -16,7 +16,7 @@ from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, met, sim_settings
-from tests.waiting import START_S, until
+from tests.waits import START_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -19,7 +19,7 @@ from tests.conftest import _fresh_topics
 from tests.e2e.audits import decoder, overlooked
 from tests.e2e.harness import Answer, Client, client_of, met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -17,7 +17,7 @@ from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -23,7 +23,7 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.long_leases import LONG_LEASES
 from tests.page_blocks import TRIVIUM, Block, blocks
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

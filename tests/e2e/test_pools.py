@@ -23,7 +23,7 @@ from streams.core.fleet.workers import Life
 from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from tests.waiting import START_S, pause, until
+from tests.waits import START_S, pause, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

@@ -22,7 +22,7 @@ from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -21,7 +21,7 @@ from schemas.log.admin import create_topics
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(1_800)]
 SETTINGS = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200, stop_timeout_s=1)

@@ -18,7 +18,7 @@ from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, PatientStack, sim_settings
 from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
-from tests.waiting import START_S, until
+from tests.waits import START_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

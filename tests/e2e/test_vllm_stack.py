@@ -30,7 +30,7 @@ from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, client_of, stack
-from tests.waiting import PATIENCE_S, START_S, until
+from tests.waits import PATIENCE_S, START_S, until
 from tests.workers.processes import family, lives, niceness, parent
 from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings

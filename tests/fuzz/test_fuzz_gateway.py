@@ -18,9 +18,9 @@ from schemas.settings import LogSettings
 from streams.gateway.log.frames import decode_frame
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.request.conversation import Conversations
-from tests.fuzz.drawn import CODEC, examples, record_bytes
+from tests.fuzz.strategies import CODEC, examples, record_bytes
+from tests.loop_stalls import unstalled
 from tests.schemas.examples import instances
-from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat, events_of, frame, stream_end
 

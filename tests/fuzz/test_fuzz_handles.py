@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InvalidRequest, KvUnavailable, PromptTooLong, StaleEpoch, TriviumError
 from schemas.records import KvHandle, Sampling
-from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
+from tests.fuzz.strategies import JSON, changed_bytes, examples, text_of
 from tests.schemas.examples import instances
 from tests.workers.llm.engines import PREFILL, answered, job, prompt, start_sim
 from tests.workers.llm.vllm.handles import MARK, PARAMS, PROMPT, gate, handle

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from streams.gateway.request.responses_body import ResponsesBody
-from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
-from tests.stalls import unstalled
+from tests.fuzz.strategies import JSON, changed_bytes, examples, text_of
+from tests.loop_stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion
 

@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
 
 from streams.gateway.endpoints.openapi import describe
 from streams.gateway.objects.openapi_shapes import CONTENT, SHAPES
-from tests.fuzz.drawn import examples, text_of
+from tests.fuzz.strategies import examples, text_of
 from tests.fuzz.test_fuzz_http import PATHS
-from tests.stalls import unstalled
+from tests.loop_stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway
 
 CHECKS = [

@@ -21,8 +21,8 @@ from streams.bridge.prompts import FIELDS, PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.template import Template
 from streams.bridge.records.writer_schemas import WriterSchemas, decode_body, readable
-from tests.fuzz.drawn import CODEC, JSON, changed_bytes, examples, record_bytes, text_of
-from tests.stalls import unstalled
+from tests.fuzz.strategies import CODEC, JSON, changed_bytes, examples, record_bytes, text_of
+from tests.loop_stalls import unstalled
 from tests.streams.bridge.samples import body_of, pair
 from tests.streams.gateway.samples import MODEL
 

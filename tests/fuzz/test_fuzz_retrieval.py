@@ -26,9 +26,9 @@ from schemas.rules.metadata import METADATA_CHARS_MAX
 from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
-from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of
+from tests.fuzz.strategies import CODEC, JSON, examples, record_bytes, text_of
+from tests.loop_stalls import unstalled
 from tests.schemas.examples import example
-from tests.stalls import unstalled
 from tests.streams.agents.fakes import FakeEvent, FakeProducer
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.records import AssignRoles, CancelWork, Role, Work
 from schemas.rules.sizes import check_size
-from tests.fuzz.drawn import CODEC, examples, record_bytes
+from tests.fuzz.strategies import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
 from tests.workers.llm.worker_in_memory import NOW_MS, WorkerInMemory

@@ -35,7 +35,7 @@ from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import check_size
 from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
-from tests.waiting import until
+from tests.waits import until
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.serving import LogClients

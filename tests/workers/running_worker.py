@@ -12,7 +12,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings, ModelSettings
 from tests.schemas.examples import TRACEPARENT
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.fakes import (
     MODEL,
     WORKER,

@@ -9,8 +9,8 @@ from aiokafka.errors import KafkaTimeoutError
 from schemas import prefix
 from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
 from tests.workers.running_worker import RunningWorker, running_worker
 from workers.config import WorkerSettings

@@ -19,8 +19,8 @@ from schemas.records import (
     WorkPhase,
 )
 from tests.schemas.examples import TRACEPARENT
-from tests.virtual import virtual
-from tests.waiting import until
+from tests.virtual_time import virtual
+from tests.waits import until
 from tests.workers.fakes import (
     cancel_work,
     handle,

@@ -10,7 +10,7 @@ from schemas.errors import RecordTooLarge
 from schemas.records import Outcome, OutcomeKind, Phase, PhaseKind
 from schemas.rules.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
 from tests.schemas.examples import example
-from tests.virtual import virtual
+from tests.virtual_time import virtual
 from tests.workers.fakes import FakeLog, FakeProducer, handle
 from workers.outbox import GATHER_S, ReportOutbox
 

@@ -5,7 +5,7 @@ from typing import cast
 from schemas.records import (
     Role,
 )
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.fakes import (
     FakeKvEngine,
     work,

@@ -16,8 +16,8 @@ from schemas.records import (
 )
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.tokens import pack_tokens
-from tests.virtual import virtual
-from tests.waiting import until
+from tests.virtual_time import virtual
+from tests.waits import until
 from tests.workers.fakes import EPOCH, MODEL, WORKER, out, work
 from tests.workers.llm.probing.probes import LEAD, TRAIL, passage, probes
 from tests.workers.running_worker import RunningWorker, running_worker

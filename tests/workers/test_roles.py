@@ -20,8 +20,8 @@ from schemas.records import (
     Role,
     WorkPhase,
 )
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
 from tests.workers.running_worker import RunningWorker
 from workers.llm.stream import WorkerIdentity

@@ -14,8 +14,8 @@ from schemas.records import (
     Outcome,
     TokenFrame,
 )
-from tests.virtual import virtual
-from tests.waiting import until
+from tests.virtual_time import virtual
+from tests.waits import until
 from tests.workers.fakes import (
     FakeKvEngine,
     out,

@@ -18,8 +18,8 @@ from schemas.records import (
     PhaseKind,
     WorkPhase,
 )
-from tests.virtual import virtual
-from tests.waiting import until
+from tests.virtual_time import virtual
+from tests.waits import until
 from tests.workers.fakes import (
     handle,
     out,

@@ -13,7 +13,7 @@ from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from streams.gateway.batches.lines import ENDPOINTS
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import PATIENCE_S, START_S, until
+from tests.waits import PATIENCE_S, START_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CHAT: Any = ENDPOINTS[0]

@@ -23,7 +23,7 @@ from streams.bridge.config import BridgeSettings, TopicPair
 from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
 from tests.e2e.harness import met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
-from tests.waiting import START_S
+from tests.waits import START_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -24,7 +24,7 @@ from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from tests.e2e.harness import Client, lasting_stack, met, sim_settings
 from tests.long_leases import BRIEF_LEASE_MS, process_leases
-from tests.waiting import START_S, until
+from tests.waits import START_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

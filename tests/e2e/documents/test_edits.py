@@ -16,7 +16,7 @@ from schemas.records import Quoted, Work
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -14,7 +14,7 @@ from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS, LONG_LEASES
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 from tests.workers.llm.probing import own_triggers
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]

@@ -13,7 +13,7 @@ from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, DocumentSource
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 TOWN = "town"

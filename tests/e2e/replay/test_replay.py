@@ -34,8 +34,8 @@ from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import LONG_LEASE_MS, long_leases
-from tests.replays import replayed
-from tests.waiting import until
+from tests.replay_check import replayed
+from tests.waits import until
 
 SHADOW = "shadow-0"
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]

@@ -9,8 +9,8 @@ import pytest
 from infra.scaling.settings import ScalingSettings
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.e2e.scaling.scaled import Askers, metric, pools, scaled
-from tests.waiting import START_S, until
+from tests.e2e.scaling.autoscaled_stack import Askers, metric, pools, scaled
+from tests.waits import START_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 SCALING = ScalingSettings(

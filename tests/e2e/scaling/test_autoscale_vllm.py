@@ -11,8 +11,8 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.harness import GATEWAY, Client, stack
-from tests.e2e.scaling.scaled import Askers, pools, scaled
-from tests.waiting import START_S, until
+from tests.e2e.scaling.autoscaled_stack import Askers, pools, scaled
+from tests.waits import START_S, until
 from workers.config import WorkerSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]

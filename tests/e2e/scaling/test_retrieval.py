@@ -12,10 +12,10 @@ from infra.stack.launcher import Stack
 from schemas.records import SearchLoad
 from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
-from tests.e2e.scaling.scaled import metric, scaled, serves
-from tests.waiting import START_S, pause, until
+from tests.e2e.scaling.autoscaled_stack import metric, scaled, serves
+from tests.waits import START_S, pause, until
 from tests.workers.search.data import gaussian
-from tests.workers.search.service.library import Library, library, ready
+from tests.workers.search.service.retrieval_workers import Library, library, ready
 from workers.search.service.settings import RetrievalSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]

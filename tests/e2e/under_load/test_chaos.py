@@ -17,7 +17,7 @@ from infra.bench.tenants.hostile import MISDEEDS
 from schemas.errors import ConfigError
 from tests.e2e.harness import PatientStack
 from tests.long_leases import long_leases
-from tests.waiting import START_S
+from tests.waits import START_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

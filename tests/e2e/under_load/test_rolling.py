@@ -15,7 +15,7 @@ from infra.bench.faults.target_stack import HOST, adjacent_ports
 from infra.stack.rolling import restart
 from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
-from tests.waiting import START_S
+from tests.waits import START_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

@@ -9,7 +9,7 @@ from schemas.log.admin import create_topics
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.docker
 

@@ -6,8 +6,8 @@ import pytest
 
 from infra.broker.keeper import BrokerKeeper
 from schemas.errors import BrokerUnavailable
-from tests.virtual import virtual
-from tests.waiting import until
+from tests.virtual_time import virtual
+from tests.waits import until
 
 
 class StubbornBroker:

@@ -18,7 +18,7 @@ from infra.processes.identity import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.log.admin import create_topics, describe_topics
 from schemas.settings import LogSettings
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
 SILENCE_S = 0.1  # of who never answers

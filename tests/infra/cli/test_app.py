@@ -12,7 +12,7 @@ from aiokafka.errors import TopicAuthorizationFailedError
 from infra.cli import app
 from infra.stack.statefile import StackFiles, StackState, read_state
 from schemas.errors import ConfigError
-from tests.infra.cli.running import trivium, trivium_here
+from tests.infra.cli.trivium_runner import trivium, trivium_here
 
 COMMANDS = (
     "up down restart status chat pool demo bench broker topics tail explain asyncapi worker router "

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from tests.infra.cli.running import Ran, trivium_here
+from tests.infra.cli.trivium_runner import Ran, trivium_here
 from tests.streams.gateway.in_process import InProcessGateway, serving
 
 

@@ -12,7 +12,7 @@ from infra.cli.app import app
 from infra.cli.commands import LINES, load_command
 from infra.cli.measure.bench import PASS_ON
 from infra.cli.measure.simulate import EXAMPLES
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 ALL = {name: line for lines in LINES.values() for name, line in lines.items()}
 

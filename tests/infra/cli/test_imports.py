@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.infra.cli.running import PLAIN
+from tests.infra.cli.trivium_runner import PLAIN
 
 HEAVY = {
     *("aiohttp", "aiokafka", "click", "croniter", "dateutil", "fastapi", "fastavro", "faust"),

@@ -4,7 +4,7 @@ from infra.demo.reference_engine import parts_of
 from infra.story.story import Story
 from schemas.records import Retrieved, Sampling, WorkPhase
 from schemas.rules.tokens import pack_tokens, unpack_tokens
-from tests.infra.story.told_requests import work
+from tests.infra.story.story_records import work
 from tests.streams.builders import request
 
 

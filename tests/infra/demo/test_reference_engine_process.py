@@ -18,7 +18,7 @@ from schemas.errors import EngineFailed
 from schemas.records import Sampling
 from schemas.settings import ModelSettings
 from tests.streams.builders import request
-from tests.waiting import until
+from tests.waits import until
 from workers.config import WorkerSettings
 from workers.models.folder import resolve_model
 

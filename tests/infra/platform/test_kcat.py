@@ -8,7 +8,7 @@ import pytest
 
 from schemas.settings import LogSettings
 from tests.infra.platform.topics_filled import ANSWER, KEY, fill
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 pytestmark = [
     pytest.mark.kafka,

@@ -10,7 +10,7 @@ from infra.platform.postgres import Postgres, binaries
 from infra.platform.tables import DemoTables, quote_sql
 from infra.processes.identity import identify
 from schemas.errors import ConfigError
-from tests.waiting import run
+from tests.waits import run
 
 
 def has(root: Path, *folders: str) -> Path:

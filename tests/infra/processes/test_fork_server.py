@@ -19,7 +19,7 @@ from infra.processes.fork_server import ForkServer
 from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from streams.gateway.http.listener import listen
 from tests.infra.processes import forked_family
-from tests.waiting import START_S, until
+from tests.waits import START_S, until
 from tests.workers.processes import lives, parent
 
 FAMILY, PROGRAM = forked_family.__name__, "tests.infra.processes.forked_program"

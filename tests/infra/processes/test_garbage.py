@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from infra.processes import garbage
-from tests.virtual import virtual
+from tests.virtual_time import virtual
 
 
 @pytest.fixture(autouse=True)

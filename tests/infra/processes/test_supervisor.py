@@ -12,7 +12,7 @@ import pytest
 from infra.processes import supervisor, tether
 from infra.processes.identity import identify
 from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 IDLE = "import signal, sys; print('up', flush=True); signal.pause()"
 POLITE = (

@@ -17,8 +17,8 @@ from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router
 from streams.journal.snapshot import pack_router, unpack_router
-from tests.infra.replay.played import CODEC, PlayedRouter, answered
-from tests.infra.replay.simulated import Recorder
+from tests.infra.replay.played_router import CODEC, PlayedRouter, answered
+from tests.infra.replay.simulator_recorder import Recorder
 from tests.infra.replay.test_replaying import altered
 from tests.infra.simulator.storms import weathered
 from tests.streams import builders

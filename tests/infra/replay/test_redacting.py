@@ -15,8 +15,8 @@ from schemas.prefix import chain
 from schemas.records import Request, Sampling
 from schemas.rules.tokens import token_array
 from streams.core.placement.prefixes import PrefixIndex
-from tests.infra.replay.played import PlayedRouter, answered
-from tests.infra.replay.simulated import Recorder
+from tests.infra.replay.played_router import PlayedRouter, answered
+from tests.infra.replay.simulator_recorder import Recorder
 from tests.infra.simulator.storms import SETUP, weathered
 from tests.streams import builders
 

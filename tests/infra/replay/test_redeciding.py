@@ -14,7 +14,7 @@ from streams.core.effects import Decide, Effect
 from streams.core.events import Event
 from streams.core.router import Router
 from streams.journal.snapshot import pack_router, unpack_router
-from tests.infra.replay.played import PlayedRouter, answered
+from tests.infra.replay.played_router import PlayedRouter, answered
 from tests.infra.simulator.storms import weathered
 
 

@@ -14,7 +14,7 @@ from streams.core.events import RequestArrived
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.requests.live import LiveRequest
 from streams.journal.inputs import STOPPED, TICK
-from tests.infra.replay.played import CODEC, PlayedRouter, answered
+from tests.infra.replay.played_router import CODEC, PlayedRouter, answered
 from tests.streams import builders
 
 NAMES = [f"r{number}" for number in range(6)]

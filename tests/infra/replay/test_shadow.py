@@ -11,7 +11,7 @@ from streams.config import RouterSettings
 from streams.core.effects import Decide, Dispatch, End, RecordUsage, SaveSession
 from streams.journal.inputs import TICK
 from streams.journal.journal import JournalEntry
-from tests.infra.replay.played import PlayedRouter
+from tests.infra.replay.played_router import PlayedRouter
 from tests.streams import builders
 from tests.streams.builders import T0
 

@@ -17,7 +17,7 @@ from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Load, Role, WantedPool
 from tests.streams.builders import T0, beat, registration
-from tests.waiting import until
+from tests.waits import until
 
 PREFILL, DECODE, RETRIEVAL = Role.PREFILL, Role.DECODE, Role.RETRIEVAL
 AT_ONCE = ScalingSettings(up_after_ms=0, down_after_ms=0)

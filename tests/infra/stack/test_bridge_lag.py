@@ -19,8 +19,8 @@ from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings
 from streams.bridge.progress import CommitNote, encode
-from tests.infra.cli.running import trivium_here
-from tests.schemas.log.settled import settle
+from tests.infra.cli.trivium_runner import trivium_here
+from tests.schemas.log.transaction_wait import settle
 
 pytestmark = pytest.mark.kafka
 AGE_MS = 60_000

@@ -22,8 +22,8 @@ from schemas.fleet import LEASE_MS
 from schemas.records import Role
 from schemas.settings import ModelSettings
 from tests.streams.builders import T0, beat, registration
-from tests.virtual import virtual
-from tests.waiting import PATIENCE_S, until
+from tests.virtual_time import virtual
+from tests.waits import PATIENCE_S, until
 
 
 def test_launcher_distinguishes_broker_outage_from_start(

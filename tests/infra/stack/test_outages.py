@@ -21,8 +21,8 @@ from infra.stack.plan import StackPlan
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState, read_state
 from schemas.errors import BrokerUnavailable
 from schemas.log import retry
-from tests.infra.cli.running import trivium
-from tests.virtual import virtual
+from tests.infra.cli.trivium_runner import trivium
+from tests.virtual_time import virtual
 
 
 def test_backoff_doubles_to_maximum_and_resets_after_stable_run() -> None:

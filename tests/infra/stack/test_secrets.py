@@ -14,7 +14,7 @@ from infra.stack.statefile import StackFiles
 from schemas.errors import ConfigError
 from schemas.state_folder import private_folder
 from tests.infra.broker.test_node import QUICK
-from tests.waiting import until
+from tests.waits import until
 
 SECRETS = ("hunter2", "key-one", "key-two", "registry-pass")
 FILE = """

@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 from schemas.topic import DAY_MS
 from schemas.topics import partition_of
 from streams.gateway.ids import arrival_of, derive_ids, new_request_id
-from tests.infra.story.told_requests import DECODE, ENDED, FRAMES, PLACED, PREFILL, RECEIVED, frame
+from tests.infra.story.story_records import DECODE, ENDED, FRAMES, PLACED, PREFILL, RECEIVED, frame
 from tests.streams.builders import T0, request
 
 LOG = LogSettings(session_partitions=4, worker_partitions=2)

@@ -6,7 +6,7 @@ import pytest
 
 from infra.story.screen import as_json_value
 from infra.terminal.output import print_json
-from tests.infra.story.told_requests import remote, render_story
+from tests.infra.story.story_records import remote, render_story
 
 
 def test_screen_shows_story_in_one_page() -> None:

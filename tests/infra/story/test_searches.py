@@ -10,7 +10,7 @@ from infra.story.story import Story, build_stories
 from schemas.errors import DeadlineExceeded
 from schemas.records import Insert, Probes, Quoted, Retrieved, WarmPrefix, WorkPhase
 from schemas.rules.tokens import pack_tokens
-from tests.infra.story.told_requests import work
+from tests.infra.story.story_records import work
 from tests.streams.builders import (
     T0,
     outcome,

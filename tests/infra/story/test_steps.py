@@ -19,7 +19,7 @@ from schemas.records import (
     Role,
     WireError,
 )
-from tests.infra.story.told_requests import (
+from tests.infra.story.story_records import (
     DECODE,
     ENDED,
     KV,

@@ -2,7 +2,7 @@
 
 from infra.story.steps import steps_of
 from infra.story.story import build_stories
-from tests.infra.story.told_requests import frame
+from tests.infra.story.story_records import frame
 from tests.streams.builders import T0, request
 
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.infra.cli.running import PLAIN
+from tests.infra.cli.trivium_runner import PLAIN
 
 _HELP = """
 import sys

@@ -12,8 +12,8 @@ import pytest
 
 from infra.traces.sender import Pace, SentRequest, TraceSender
 from infra.traces.trace import After, Arrival, Trace
-from tests.virtual import virtual
-from tests.waiting import pass_time
+from tests.virtual_time import virtual
+from tests.waits import pass_time
 
 ANSWER_S = 1.0
 

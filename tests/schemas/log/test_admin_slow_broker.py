@@ -17,8 +17,8 @@ from schemas.errors import BrokerUnavailable, TopicError
 from schemas.log.admin import create_topics, describe_topics, expected_topics
 from schemas.log.retry import retry_until
 from schemas.settings import LogSettings
-from tests.virtual import virtual
-from tests.waiting import pass_time
+from tests.virtual_time import virtual
+from tests.waits import pass_time
 
 SETTINGS = LogSettings(request_timeout_ms=5_000)
 _TIMED_OUT, _COPIES, _DENIED = 7, 38, 29  # Kafka's codes

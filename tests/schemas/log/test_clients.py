@@ -22,7 +22,7 @@ from schemas.records import Cancellation, CancelReason, Session
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 pytestmark = pytest.mark.kafka
 

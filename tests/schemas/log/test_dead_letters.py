@@ -20,7 +20,7 @@ from schemas.log.dead_letters import (
 )
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
-from tests.schemas.log.settled import settle
+from tests.schemas.log.transaction_wait import settle
 
 pytestmark = pytest.mark.kafka
 PARTITIONS = (2, 1)  # of `prompts` in tests, and of its dead letters

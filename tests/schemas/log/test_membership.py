@@ -33,7 +33,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from tests.long_leases import long_leases
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 pytestmark = pytest.mark.kafka
 CAPABILITY = Capability(

@@ -24,7 +24,7 @@ from schemas.log.retry import run_with_reconnect
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import MemberKind
 from schemas.settings import LogSettings
-from tests.virtual import virtual
+from tests.virtual_time import virtual
 
 
 class Away:

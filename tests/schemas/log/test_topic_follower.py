@@ -14,7 +14,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.topic_follower import TopicFollower
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
-from tests.waiting import meanwhile, until
+from tests.waits import meanwhile, until
 
 pytestmark = pytest.mark.kafka
 

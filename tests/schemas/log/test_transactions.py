@@ -23,8 +23,8 @@ from schemas.log.transactions import (
     committed_offsets,
 )
 from schemas.settings import LogSettings
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 pytestmark = pytest.mark.kafka
 

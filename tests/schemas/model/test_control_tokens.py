@@ -11,7 +11,7 @@ from schemas.model.control_tokens import MARK, ControlTokens
 from schemas.model.files import control_tokens_of
 from schemas.settings import ModelSettings
 from streams.gateway.request.model.encoder import Encoder
-from tests.schemas.model.steered import KINDS, steered
+from tests.schemas.model.steered_models import KINDS, steered
 from workers.embed.embedders.served_tokens import ServedTokens
 
 SIGNS = ("<", "|", ">", "/", "[", "]", " ", "\n", "s", "im", "_end", "a", "x1", "\u00e9", "\0", "")

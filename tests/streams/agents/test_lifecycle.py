@@ -9,7 +9,7 @@ from streams.agents import lifecycle
 from streams.agents.partitions import OwnedPartitions
 from tests.streams.agents.fakes import FakeProducer, router_with_partition
 from tests.streams.core.router_setups import replicas
-from tests.virtual import virtual
+from tests.virtual_time import virtual
 
 
 @virtual

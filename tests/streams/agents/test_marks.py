@@ -26,7 +26,7 @@ from tests.streams import builders
 from tests.streams.agents.fakes import FakeEvent, router_with_partition
 from tests.streams.core.router_harness import PARTITION
 from tests.streams.core.router_setups import replicas
-from tests.waiting import run
+from tests.waits import run
 
 MINUTE_MS = 60_000
 

@@ -49,7 +49,7 @@ from tests.streams.agents.fakes import (
 from tests.streams.builders import T0
 from tests.streams.core.router_harness import PARTITION
 from tests.streams.core.router_setups import replicas
-from tests.waiting import run, until
+from tests.waits import run, until
 
 PLACE = ("requests", 0)
 searches: list[StartRetrieval] = []

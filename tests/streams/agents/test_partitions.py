@@ -26,7 +26,7 @@ from tests.streams.agents.fakes import (
     router_with_partition,
 )
 from tests.streams.core.router_setups import replicas
-from tests.waiting import run, until
+from tests.waits import run, until
 
 
 def test_gate_passes_open_partitions_and_rejects_lost_ones() -> None:

@@ -11,7 +11,7 @@ from streams.agents.prefixes import Prefixes
 from tests.streams import builders
 from tests.streams.agents.fakes import LOG, FakeEvent, router_with_partition
 from tests.streams.builders import T0
-from tests.waiting import run
+from tests.waits import run
 
 KV_EVENTS = KvEvents(worker_id="d0", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True)
 

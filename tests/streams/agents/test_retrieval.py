@@ -21,8 +21,8 @@ from streams.core.requests.context import SessionHistories
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
 from tests.streams.builders import passage
-from tests.virtual import run_virtual
-from tests.waiting import run, until
+from tests.virtual_time import run_virtual
+from tests.waits import run, until
 
 QUOTED = (Quoted(document_id="d8", content="x"), Quoted(document_id="d9", content="y"))
 HISTORY = (

@@ -27,7 +27,7 @@ from schemas.settings import LogSettings
 from streams.core.requests.context import with_context
 from tests.streams.agents.stage import Stage, fresh, of, router, stage, worker
 from tests.streams.builders import passage, retrieval
-from tests.waiting import run
+from tests.waits import run
 
 pytestmark = pytest.mark.kafka
 FOUND = (passage(1), passage(2))

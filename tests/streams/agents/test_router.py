@@ -29,8 +29,8 @@ from tests.streams.agents.fakes import (
     router_with_partition,
 )
 from tests.streams.builders import T0
-from tests.virtual import virtual
-from tests.waiting import pass_time, run
+from tests.virtual_time import virtual
+from tests.waits import pass_time, run
 
 
 def test_process_ends_on_core_bug_without_acknowledging() -> None:

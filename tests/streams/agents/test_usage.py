@@ -30,7 +30,7 @@ from tests.schemas.log.reading.odd_batches import batch, produce_batch
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing
 from tests.streams.core.router_setups import replicas
-from tests.waiting import until
+from tests.waits import until
 
 PLACE = ("requests", 0)
 

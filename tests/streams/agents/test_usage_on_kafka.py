@@ -16,7 +16,7 @@ from streams.core.requests.usage import usage_of
 from tests.streams import builders
 from tests.streams.agents.stage import Stage, applied, fresh, of, router, stage, worker
 from tests.streams.core.router_setups import replicas
-from tests.waiting import run, until
+from tests.waits import run, until
 
 pytestmark = pytest.mark.kafka
 

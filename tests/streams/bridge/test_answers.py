@@ -13,8 +13,8 @@ from schemas.records import Answer, AnswerPart, StreamRetrieved
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
 from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
+from tests.loop_stalls import unstalled
 from tests.schemas.examples import example
-from tests.stalls import unstalled
 from tests.streams.bridge.samples import CODEC, KEY, limits, pair, question_of, record, stream
 from tests.streams.gateway.samples import MODEL
 

@@ -4,9 +4,9 @@ import pytest
 
 from schemas.errors import BrokerUnavailable
 from streams.bridge.partition_processor import PartitionProcessor
-from tests.streams.bridge.lives import Bridge, MemoryLog, at, memory_log, take
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.streams.bridge.memory_log import Bridge, MemoryLog, at, memory_log, take
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
 STALL_S = 3.0

@@ -20,10 +20,10 @@ from schemas.errors import (
 )
 from streams.bridge import partition_processor, progress
 from streams.bridge.progress import WINDOW
-from tests.streams.bridge.lives import TOKENS, Bridge, MemoryLog, at, memory_log, take
+from tests.streams.bridge.memory_log import TOKENS, Bridge, MemoryLog, at, memory_log, take
 from tests.streams.bridge.samples import pair
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
 

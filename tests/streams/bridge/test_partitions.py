@@ -24,11 +24,11 @@ from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.partitions import WAITING_MAX, BridgePartitions
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.stream.hub import AnswerProgress
-from tests.streams.bridge.lives import PLACE, Bridge, MemoryLog, memory_log
+from tests.streams.bridge.memory_log import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import frame, stream_end
-from tests.virtual import virtual
-from tests.waiting import meanwhile, pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import meanwhile, pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
 ANSWER = ["a", "b", "c", "d"]

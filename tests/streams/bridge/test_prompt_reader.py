@@ -11,9 +11,9 @@ from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.prompt_reader import STARTS_MAX
 from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
-from tests.streams.bridge.lives import Bridge, MemoryLog, memory_log
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.streams.bridge.memory_log import Bridge, MemoryLog, memory_log
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 __all__ = ["memory_log"]  # a fixture
 

@@ -27,8 +27,8 @@ from streams.bridge.submitter import VECTORS_AT_ONCE
 from streams.gateway.request.check_process import CHECK_PROCESS
 from tests.streams.bridge.samples import CODEC, AskingBridge, answer_of, limits, pair, record
 from tests.streams.gateway.samples import MODEL, frame
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 TRACE = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 

@@ -13,8 +13,8 @@ from streams.gateway.stream.event_id import StreamKey
 from tests.streams import builders
 from tests.streams.bridge.samples import AskingBridge, answer_of, pair, record
 from tests.streams.gateway.samples import MODEL, frame, stream_end
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 
 @virtual

@@ -45,7 +45,7 @@ from streams.gateway.stream.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 STARTED_MS = 1_700_000_000_000
 EVENT_KEY = "of-all-gateways-in-these-tests-01"

@@ -10,7 +10,7 @@ import orjson
 from schemas.records import Request
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import frame, stream_end
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 WITH_IDS = {"X-Trivium-Event-Ids": "true"}  # for clients that resume
 TEXTS = ["Hé", "llo", " ", "wör", "ld"]

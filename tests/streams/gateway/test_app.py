@@ -30,7 +30,7 @@ from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 from tests.streams.gateway.streamed_call import WITH_IDS
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 from tests.workers.processes import stands_still
 
 pytestmark = pytest.mark.kafka

@@ -14,7 +14,7 @@ from schemas.records import OutcomeKind
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.streamed_call import WITH_IDS
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.streams.gateway.endpoints.test_vector_stores import file_of, hit, new_store, send
 from tests.streams.gateway.in_process import InProcessGateway, found_hits, serving
 from tests.streams.gateway.samples import MODEL
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 WHY = "needs LlamaIndex: `make build/stamps/llamaindex`"
 llm = pytest.importorskip("llama_index.llms.openai_like", reason=WHY)

@@ -15,7 +15,7 @@ from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
 )
-from tests.waiting import until
+from tests.waits import until
 
 
 async def test_cancellation_record_names_tenant() -> None:

@@ -14,7 +14,7 @@ from streams.journal import snapshot_fork
 from streams.journal.snapshot import unpack_router
 from streams.journal.snapshot_fork import snapshot_in_fork
 from tests.streams.builders import T0
-from tests.waiting import run
+from tests.waits import run
 
 # From Python 3.12 on it warns of forks beside threads; this one only writes and ends.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -16,8 +16,8 @@ from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.long_leases import LONG_LEASES
-from tests.seen import is_seen_ready
-from tests.waiting import until
+from tests.member_readiness import is_seen_ready
+from tests.waits import until
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.embedders.protocol import Embedder
 from workers.embed.settings import EmbeddingSettings

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import EngineFailed
 from schemas.retrieval import Vector
-from tests.waiting import PATIENCE_S, meanwhile, until
+from tests.waits import PATIENCE_S, meanwhile, until
 from workers.embed.batcher import Batcher
 from workers.embed.embedders.hashed import HashEmbedder
 from workers.embed.embedders.protocol import Text

@@ -5,7 +5,7 @@ import pytest
 from schemas.records import MemberState
 from schemas.settings import LogSettings
 from tests.long_leases import long_leases
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, bookshelf, process, worker
 
 pytestmark = pytest.mark.kafka

@@ -21,7 +21,7 @@ from schemas.rules.sizes import DOCUMENT_CHARS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key
 from tests.long_leases import long_leases
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf, worker
 from workers.embed.embedders.hashed import HashEmbedder
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.waiting import PATIENCE_S, run, until
+from tests.waits import PATIENCE_S, run, until
 from tests.workers.kv.sockets import listening_sockets
 from workers.kv.layout import Card, card_of, spans
 from workers.kv.network import ucx_variables, variables

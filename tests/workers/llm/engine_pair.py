@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 from tests.workers.llm.engines import Answer, answered, job, start_vllm
 from tests.workers.llm.engines import prompt as make_prompt
 

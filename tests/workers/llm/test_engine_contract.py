@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import EngineDead
 from schemas.records import Orchestration
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import (
     DECODE,

@@ -2,8 +2,8 @@
 
 from schemas.errors import WorkerRefused
 from schemas.log.clock import wall_ms
-from tests.virtual import run_virtual
-from tests.waiting import until
+from tests.virtual_time import run_virtual
+from tests.waits import until
 from tests.workers.fakes import cancel_work, out, work
 from tests.workers.llm.engines import job, prompt, start_sim
 from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory

@@ -23,7 +23,7 @@ from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
 from tests.long_leases import long_leases
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.fakes import work
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine

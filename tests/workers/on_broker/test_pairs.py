@@ -25,7 +25,7 @@ from schemas.records import (
 )
 from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.fakes import cancel_work
 from tests.workers.on_broker.router import Router, chat, router_of, worker_of
 

@@ -20,7 +20,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.settings import LogSettings
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 from tests.workers.on_broker.router import Router, chat, router_of, worker_of
 
 pytestmark = pytest.mark.kafka

@@ -19,7 +19,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.fakes import cancel_work
 from tests.workers.on_broker.router import chat, router_of, worker_of
 

@@ -8,8 +8,8 @@ import pytest
 from infra.bench.faults import conversation_load
 from infra.bench.faults.conversation_load import FOLLOW_UPS, ConversationLoad, openings
 from infra.bench.faults.http_clients import HUNG_UP, WHOLE, ChatQuestion, ClientAnswer
-from tests.virtual import virtual
-from tests.waiting import pass_time
+from tests.virtual_time import virtual
+from tests.waits import pass_time
 
 
 class Answering:

@@ -7,7 +7,7 @@ import pytest
 from infra.bench.faults import log_audit
 from schemas.records import Phase, PhaseKind, WorkPhase
 from schemas.settings import LogSettings
-from tests.infra.story.told_requests import work
+from tests.infra.story.story_records import work
 from tests.streams.builders import continued, passage, phase, request, retrieved
 
 

@@ -12,7 +12,7 @@ from schemas.codec import AVRO_DIR, Codec
 from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.records import Answer
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = pytest.mark.kafka
 

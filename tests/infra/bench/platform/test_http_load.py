@@ -14,7 +14,7 @@ from infra.bench.platform.http_load import HttpLoad, TtftProbes
 from infra.bench.platform.questions import draw_questions
 from infra.bench.serving.sim_server import listening
 from infra.broker.probe import free_ports
-from tests.waiting import until
+from tests.waits import until
 
 HOST = "127.0.0.1"
 

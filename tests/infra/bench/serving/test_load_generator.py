@@ -11,7 +11,7 @@ import pytest
 
 from infra.bench.serving.load_generator import CellFigures, OfferedLoad, measure
 from infra.bench.serving.sse_client import StreamedAnswer, parse_answer, whole_text
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 WORDS = [b" one", b" two", b" three", b" four"]
 TEXT = b"".join(WORDS)

@@ -7,7 +7,7 @@ from infra.bench.serving.cells import TOKENS, make_bodies
 from infra.bench.serving.contenders import DIRECT, SIM, _baselines
 from infra.bench.serving.load_generator import OfferedLoad, measure
 from infra.bench.serving.proxies import prefill_body
-from tests.waiting import START_S
+from tests.waits import START_S
 from workers.models.sim import make_sim_model
 
 

@@ -4,7 +4,7 @@ import json
 
 from schemas.codec import full_schema
 from schemas.log.registry import Registry, subjects
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.schemas.log.registry_stub import running_registry
 
 

@@ -5,7 +5,7 @@ import json
 from schemas.generate.topics_table import about_topics
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 
 def test_topics_command_lists_topics_without_broker() -> None:

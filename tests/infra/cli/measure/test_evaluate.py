@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.evaluate.trinity import study
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 
 def test_evaluate_trinity_prints_placements_or_json(

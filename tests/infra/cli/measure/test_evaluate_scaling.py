@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.bench import results
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 
 def test_evaluate_scaling_reports_worker_hours_and_draws_plot(

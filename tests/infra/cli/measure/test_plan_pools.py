@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 GIVEN = ("--rps", "60", "--prompt", "1000", "--answer", "256")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infra.simulator.faults.kinds import KINDS
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 

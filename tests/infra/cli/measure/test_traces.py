@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.infra.traces.samples import AZURE, MOONCAKE, request_end, written
 
 

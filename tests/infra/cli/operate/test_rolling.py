@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.stack import rolling
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 
 
 async def restarted(

@@ -22,7 +22,7 @@ from tests.infra.scaling.samples import TARGETS, backlog, measured
 from tests.infra.watched_fleet import fleet
 from tests.long_leases import long_leases
 from tests.streams.builders import beat, registration
-from tests.waiting import until
+from tests.waits import until
 
 LOOK = measured(waiting=3, oldest_ms=1_500, slack_ms=60_000)
 

@@ -13,9 +13,9 @@ from infra.stack.plan import StackPlan
 from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings, ModelSettings
-from tests.infra.cli.running import trivium, trivium_here
+from tests.infra.cli.trivium_runner import trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
-from tests.waiting import START_S
+from tests.waits import START_S
 from workers.config import WorkerSettings
 
 SIM = {"prefill_base_ms": 1.0, "decode_step_ms": 1.0, "end_every_tokens": 0}

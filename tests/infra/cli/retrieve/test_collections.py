@@ -25,10 +25,10 @@ from schemas.records import (
 )
 from schemas.retrieval import embedding_workers
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import bookshelf
 from tests.workers.embed.bookshelf import worker as embedder
-from tests.workers.search.service.library import calm, library, ready, worker
+from tests.workers.search.service.retrieval_workers import calm, library, ready, worker
 
 
 async def command_output(

@@ -19,9 +19,9 @@ from schemas.log.clients import AssignedReader
 from schemas.records import RetrievalRequest, WireError
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.settings import LogSettings
-from tests.infra.cli.running import Ran, trivium, trivium_here
+from tests.infra.cli.trivium_runner import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
-from tests.waiting import until
+from tests.waits import until
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.worker import RetrievalWorker
 

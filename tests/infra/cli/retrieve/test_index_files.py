@@ -13,10 +13,10 @@ from schemas.log.clock import wall_ms
 from schemas.records import RetrievalRequest
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
-from tests.infra.cli.running import trivium_here
-from tests.waiting import until
+from tests.infra.cli.trivium_runner import trivium_here
+from tests.waits import until
 from tests.workers.search.data import gaussian
-from tests.workers.search.service.library import (
+from tests.workers.search.service.retrieval_workers import (
     SETTINGS,
     calm,
     dead_letter_reasons,

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from schemas.settings import LogSettings
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.long_leases import long_leases
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import Bookshelf, bookshelf, worker
-from tests.workers.search.service.library import calm
-from tests.workers.search.service.library import worker as searcher
+from tests.workers.search.service.retrieval_workers import calm
+from tests.workers.search.service.retrieval_workers import worker as searcher
 
 pytestmark = pytest.mark.kafka
 

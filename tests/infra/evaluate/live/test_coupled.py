@@ -12,7 +12,7 @@ from rich.console import Console
 
 from infra.bench.retrieval.latency import IDLE, SATURATED
 from infra.evaluate.live import coupled
-from tests.infra.cli.running import trivium
+from tests.infra.cli.trivium_runner import trivium
 from tests.long_leases import LONG_LEASES
 
 SPREAD = {"p50": 10.0, "p99": 20.0, "count": 5}

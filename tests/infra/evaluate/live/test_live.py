@@ -15,9 +15,9 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.core.placement.ppd_table import AXES, PpdTable
 from tests.e2e.harness import lasting_stack, sim_settings, stack
-from tests.infra.cli.running import trivium
+from tests.infra.cli.trivium_runner import trivium
 from tests.long_leases import long_leases
-from tests.waiting import START_S
+from tests.waits import START_S
 
 WORKLOAD = "large, mid paste"
 

@@ -20,7 +20,7 @@ from schemas.records import JournalSnapshot, Orchestration, Role
 from streams.config import RouterSettings
 from streams.core.router import Router
 from streams.journal.snapshot import pack_router
-from tests.infra.replay.simulated import Recorder
+from tests.infra.replay.simulator_recorder import Recorder
 from tests.infra.simulator.storms import weathered
 from tests.streams import builders
 

@@ -19,7 +19,7 @@ from schemas.settings import LogSettings
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
 from streams.bridge.records.record import PromptRecord
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = [pytest.mark.platform, pytest.mark.kafka]
 CODEC = Codec()

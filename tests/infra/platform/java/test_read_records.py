@@ -11,7 +11,7 @@ import pytest
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.infra.platform.topics_filled import fill
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[4]
 LIBS = ROOT / "build" / "java" / "libs"

@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from infra.processes.supervisor import ProcessSpec, SupervisedProcess
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 
 ROOT = Path(__file__).parents[4]
 LIBS = ROOT / "build" / "java" / "libs"

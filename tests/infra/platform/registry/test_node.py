@@ -19,7 +19,7 @@ from schemas.errors import ConfigError
 from schemas.log.registry import NotRegistered, Registry, make_codec, register_all, subjects
 from schemas.records import Prompt
 from schemas.settings import LogSettings
-from tests.infra.cli.running import trivium_here
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.schemas.examples import example
 
 PATIENT: Any = {"timeout_ms": 60_000}

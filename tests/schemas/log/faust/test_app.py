@@ -27,7 +27,7 @@ from schemas.log.faust.receipts import Place
 from schemas.log.reading.fetching import LOOK_MS
 from schemas.settings import LogSettings
 from tests.schemas.log.reading.odd_batches import CODECS, batch, produce_batch, with_header_name
-from tests.waiting import until
+from tests.waits import until
 
 LOG = LogSettings(topic_prefix="test.")
 TOPICS = ("requests", "phases")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from schemas.log.faust.group import Group
-from tests.waiting import until
+from tests.waits import until
 
 PLACE = ("requests", 0)
 

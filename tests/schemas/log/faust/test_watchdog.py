@@ -11,8 +11,8 @@ from schemas.log.faust import watchdog
 from schemas.log.faust.group import Group
 from schemas.log.faust.watchdog import ReadProgress
 from schemas.settings import LogSettings
-from tests.virtual import virtual
-from tests.waiting import pass_time
+from tests.virtual_time import virtual
+from tests.waits import pass_time
 
 PLACE = ("requests", 0)
 STALL_MS = 1_000

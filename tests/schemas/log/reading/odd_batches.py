@@ -13,7 +13,7 @@ from aiokafka.record.util import calc_crc32c
 
 from schemas.log.reading.batches import UNPACKED_BYTES_MAX
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NUMBERS = {name: number for number, name in enumerate(CODECS)}

@@ -18,7 +18,7 @@ from schemas.log.reading.faults import FAULTS, ProcessFaults
 from schemas.records import Faults, Heartbeat, Load, MemberKind, MemberState, Registration
 from schemas.settings import LogSettings
 from tests.schemas.log.reading.odd_batches import batch, produce_batch, segment_of
-from tests.waiting import until
+from tests.waits import until
 
 
 def test_faults_report_failure_until_recovery_or_expiry(

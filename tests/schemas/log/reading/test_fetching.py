@@ -24,7 +24,7 @@ from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
 from tests.schemas.log.reading.odd_batches import batch
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 _LONG_MS = int(3_000 * PATIENCE_S)
 BOTH = frozenset({("a", 0, 5), ("b", 0, 7)})

@@ -15,9 +15,9 @@ from schemas.errors import (
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval import exchange as module
 from schemas.records import RetrievalRequest
-from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
-from tests.virtual import virtual
-from tests.waiting import pass_time, until
+from tests.schemas.log.retrieval.pool_stub import Pool, ask, asking, hits
+from tests.virtual_time import virtual
+from tests.waits import pass_time, until
 
 
 @virtual

@@ -20,9 +20,9 @@ from schemas.log.retrieval.client import RetrievalClient
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import pack_vector
-from tests.schemas.log.retrieval.asked_pool import Pool, asking
-from tests.virtual import virtual
-from tests.waiting import pass_time
+from tests.schemas.log.retrieval.pool_stub import Pool, asking
+from tests.virtual_time import virtual
+from tests.waits import pass_time
 
 
 def embedded(request: EmbedRequest, **fields: Any) -> Embedded:

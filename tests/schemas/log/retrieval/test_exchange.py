@@ -9,8 +9,8 @@ from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, Passage, Quoted, RetrievalRequest
 from schemas.retrieval import pack_vector
-from tests.schemas.log.retrieval.asked_pool import Pool, ask, ask_text, asking, hits
-from tests.virtual import virtual
+from tests.schemas.log.retrieval.pool_stub import Pool, ask, ask_text, asking, hits
+from tests.virtual_time import virtual
 
 
 def both(request: RetrievalRequest, shard: int = 0, shards: int = 1, **fields: Any) -> Hits:

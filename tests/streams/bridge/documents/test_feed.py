@@ -21,7 +21,7 @@ from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from streams.bridge.config import DocumentSource
 from streams.bridge.documents.feed import _Feed, feed_documents, feed_group
-from tests.waiting import until
+from tests.waits import until
 
 pytestmark = pytest.mark.kafka
 CODEC = Codec()

@@ -15,7 +15,7 @@ from schemas.log.clients import AssignedReader
 from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
-from tests.waiting import meanwhile
+from tests.waits import meanwhile
 
 CODEC = Codec()
 Reply = Callable[[dict[str, Any]], dict[str, Any] | None]  # None: it is never answered

@@ -22,8 +22,8 @@ from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.batches.samples import file_of, line
 from tests.streams.gateway.batches.stand_in import CODEC, answered, standing_in
-from tests.streams.gateway.indexing.running import KEYS, gateway
-from tests.waiting import until
+from tests.streams.gateway.indexing.kafka_gateway import KEYS, gateway
+from tests.waits import until
 
 pytestmark = pytest.mark.kafka
 CHAT: Any = "/v1/chat/completions"

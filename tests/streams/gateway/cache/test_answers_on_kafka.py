@@ -15,9 +15,9 @@ from streams.gateway.cache.query import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed import bookshelf
-from tests.workers.search.service import library
+from tests.workers.search.service import retrieval_workers
 
 WISH = CacheQuery(key="ab" * 16, question="Where is the ferry?", threshold=0.8, ttl_s=600)
 SETTINGS = GatewaySettings(cache_wait_ms=20_000)
@@ -25,7 +25,7 @@ SETTINGS = GatewaySettings(cache_wait_ms=20_000)
 
 @asynccontextmanager
 async def cache(log: LogSettings, name: str) -> AsyncIterator[AnswerCache]:
-    pool = LogPool(log, library.CODEC, name, 20_000)
+    pool = LogPool(log, retrieval_workers.CODEC, name, 20_000)
     try:
         yield AnswerCache(SETTINGS, pool, Metrics())
     finally:
@@ -45,9 +45,9 @@ async def test_gateways_share_cached_answer_until_document_changes(
     kafka: LogSettings,
 ) -> None:
     async with (
-        library.calm(),
+        retrieval_workers.calm(),
         bookshelf.worker(kafka, "embeds"),
-        library.worker(kafka, "holds"),
+        retrieval_workers.worker(kafka, "holds"),
         bookshelf.bookshelf(kafka) as shelf,
         cache(kafka, "one") as first,
         cache(kafka, "other") as second,

@@ -22,7 +22,7 @@ from tests.streams.gateway.samples import (
     stream_end,
     text_of,
 )
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 Json = dict[str, Any]
 FERRY = "When does the ferry head for a bad dock?"

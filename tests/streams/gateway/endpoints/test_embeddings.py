@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from schemas.errors import NotReady
 from streams.gateway.request.embed_body import TEXT_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
 

@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import BrokerUnavailable
 from streams.gateway.endpoints import files as files_module
 from tests.streams.gateway.in_process import InProcessGateway, serving
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 FILES = "/v1/files"
 KEYS = ("one", "two")

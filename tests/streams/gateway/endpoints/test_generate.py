@@ -21,7 +21,7 @@ from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
 )
-from tests.waiting import until
+from tests.waits import until
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.streams.gateway.streamed_call import (
     streamed_call,
     whole_stream,
 )
-from tests.waiting import until
+from tests.waits import until
 
 Resume = Callable[[InProcessGateway, str, str], Awaitable[str]]
 

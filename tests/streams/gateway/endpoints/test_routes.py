@@ -22,7 +22,7 @@ from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
 )
-from tests.waiting import until
+from tests.waits import until
 
 
 async def test_routes_list_models_tokenize_and_report_unknown_paths() -> None:

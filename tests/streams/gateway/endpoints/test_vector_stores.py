@@ -15,7 +15,7 @@ from streams.gateway.endpoints.vector_stores import reweight
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.endpoints.test_files import keeping, upload
 from tests.streams.gateway.in_process import InProcessGateway, found_hits
-from tests.waiting import until
+from tests.waits import until
 
 STORES = "/v1/vector_stores"
 

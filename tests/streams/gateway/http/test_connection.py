@@ -19,7 +19,7 @@ from tests.streams.gateway.raw_connection import (
     raw_connection,
 )
 from tests.streams.gateway.samples import chat, events_of, frame, stream_end, text_of
-from tests.waiting import until
+from tests.waits import until
 
 NOT_STREAMED = json.dumps(chat()).encode()
 ONE = HEAD + b"content-length: %d\r\n\r\n" % len(NOT_STREAMED) + NOT_STREAMED

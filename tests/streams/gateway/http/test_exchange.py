@@ -13,7 +13,7 @@ import uvloop
 
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import chat
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 JSON = {"content-type": "application/json"}
 CHATS = "/v1/chat/completions"

@@ -10,7 +10,7 @@ from streams.gateway.http.slow_clients import PatientProtocol
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
 from tests.streams.gateway.raw_connection import HEAD, WHOLE, raw_connection
 from tests.streams.gateway.samples import frame
-from tests.waiting import until
+from tests.waits import until
 
 
 async def answer_of(gateway: InProcessGateway, payload: bytes) -> bytes:

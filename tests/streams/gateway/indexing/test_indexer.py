@@ -15,10 +15,10 @@ from schemas.settings import LogSettings
 from streams.gateway.endpoints import vector_stores
 from streams.gateway.indexing import expiry
 from streams.gateway.objects.table import DAY_MS
-from tests.streams.gateway.indexing.running import gateway, pools
+from tests.streams.gateway.indexing.kafka_gateway import gateway, pools
 from tests.streams.parsing.pdfs import pdf_bytes
-from tests.waiting import until
-from tests.workers.search.service.library import calm
+from tests.waits import until
+from tests.workers.search.service.retrieval_workers import calm
 
 pytestmark = pytest.mark.kafka
 FERRY = b"# Ferries\n\nThe Ondry ferry leaves from pier 7 every 12 minutes."

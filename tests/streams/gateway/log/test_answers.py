@@ -13,7 +13,7 @@ from streams.gateway.log.answers import ProgressReporter
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import AnswerProgress, Call, Hub
 from tests.streams.gateway.samples import frame, stream_end
-from tests.waiting import until
+from tests.waits import until
 
 
 class Producer:

@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.quota import Quota
 from streams.gateway.objects.table import STORED
-from tests.waiting import meanwhile, until
+from tests.waits import meanwhile, until
 
 CODEC = Codec()
 

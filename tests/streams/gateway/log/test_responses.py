@@ -12,7 +12,7 @@ from schemas.records import StoredResponse
 from schemas.settings import LogSettings
 from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.stream.response_id import RecordPosition
-from tests.waiting import meanwhile
+from tests.waits import meanwhile
 
 CODEC = Codec()
 

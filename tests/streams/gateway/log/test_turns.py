@@ -13,7 +13,7 @@ from streams.gateway.log.turns import TurnTopic
 from streams.gateway.request.conversation import ConversationTurn
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat
-from tests.waiting import until
+from tests.waits import until
 
 CHATS = "/v1/chat/completions"
 

@@ -13,10 +13,10 @@ import pytest
 
 from schemas.errors import InvalidRequest, TooManyRequests
 from streams.gateway.request.check_process import CheckProcess
-from tests.stalls import unstalled
+from tests.loop_stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
-from tests.waiting import until
+from tests.waits import until
 
 CHECKS = "streams.gateway.request.checks"
 MEGABYTE = 1 << 20

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.streams.gateway.in_process import InProcessGateway, serving
 from tests.streams.gateway.responses.answering import TEXTS, answer, answering, beside
 from tests.streams.gateway.samples import MODEL
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 TOOL: Any = {"type": "file_search", "vector_store_ids": ["handbook"]}
 TEXT = "".join(TEXTS)

@@ -21,7 +21,7 @@ from tests.streams.gateway.responses.answering import (
 from tests.streams.gateway.samples import MODEL, frame
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.streams.gateway.streamed_call import streamed_call
-from tests.waiting import until
+from tests.waits import until
 
 PATH = "/v1/responses"
 

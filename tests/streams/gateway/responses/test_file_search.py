@@ -19,7 +19,7 @@ from tests.streams.gateway.responses.answering import (
     spelled,
 )
 from tests.streams.gateway.samples import MODEL, frame, stream_end
-from tests.waiting import until
+from tests.waits import until
 
 PATH = "/v1/responses"
 TOOL = {"type": "file_search", "vector_store_ids": ["handbook"]}

@@ -7,7 +7,7 @@ from schemas.records import Mode, Orchestration, Request, StreamStart
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat, frame, stream_end
 from tests.streams.gateway.streamed_call import StreamedCall, streamed_call
-from tests.waiting import until
+from tests.waits import until
 
 WHERE = ("mode", "orchestration", "prefill-worker", "decode-worker")
 

@@ -16,7 +16,7 @@ from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion, events_of, frame, stream_end
 from tests.streams.gateway.streamed_call import streamed_call
-from tests.waiting import until
+from tests.waits import until
 
 
 async def test_whole_chat_answer_has_openai_shape() -> None:

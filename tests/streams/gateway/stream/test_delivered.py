@@ -14,7 +14,7 @@ from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.stream.test_stream import ANSWER, Piece, deliveries, push_text
 from tests.streams.gateway.streamed_call import accepted_requests, streamed_call, whole_stream
-from tests.waiting import until
+from tests.waits import until
 
 TEXTS = ["The", " answer", " is", " 41"]
 

@@ -10,7 +10,7 @@ from tests.streams.gateway.streamed_call import (
     accepted_requests,
     streamed_call,
 )
-from tests.waiting import until
+from tests.waits import until
 
 
 async def test_stream_writes_once_per_batch_of_frames() -> None:

@@ -20,7 +20,7 @@ from streams.gateway.stream.event_key import FILE_NAME, event_key
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
 from tests.streams.gateway.streamed_call import WITH_IDS
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 
 KEY = StreamKey(
     parent_id="r" + "0" * 26,

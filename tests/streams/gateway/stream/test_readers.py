@@ -12,7 +12,7 @@ from schemas.records import OutcomeKind, Request
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
 from tests.streams.gateway.samples import chat, completion, frame, stream_end
 from tests.streams.gateway.streamed_call import WITH_IDS, accepted_requests, streamed_call
-from tests.waiting import until
+from tests.waits import until
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # What `str.splitlines` ends a line at stands in it, as documents of Windows and of the web have it.

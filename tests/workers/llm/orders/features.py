@@ -14,7 +14,7 @@ import pytest
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
 from schemas.rules.tokens import pack_tokens
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.llm.engine_pair import EnginePair
 from tests.workers.llm.engines import (
     PREFILL,
@@ -25,7 +25,7 @@ from tests.workers.llm.engines import (
     paired_jobs,
     prompt,
 )
-from tests.workers.llm.probing.on_engine import Searched, searched
+from tests.workers.llm.probing.engine_probing import Searched, searched
 from tests.workers.llm.probing.probes import passage, probes
 from workers.llm.engine import Engine, Job, Output
 

@@ -6,11 +6,11 @@ import pytest
 
 from schemas.records import Insert
 from schemas.rules.tokens import pack_tokens, unpack_tokens
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import PREFILL, answered, job
 from tests.workers.llm.engines import prompt as make_prompt
-from tests.workers.llm.probing.on_engine import Searched, searched
+from tests.workers.llm.probing.engine_probing import Searched, searched
 from tests.workers.llm.probing.probes import passage, probes
 from workers.llm.engine import Output
 

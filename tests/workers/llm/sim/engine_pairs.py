@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.records import KvHandle, Orchestration
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.llm.engines import (
     Answer,
     allocated,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.records import KvHandle
-from tests.virtual import run_virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import run_virtual
+from tests.waits import pass_time, until
 from tests.workers.llm.engines import (
     PREFILL,
     answered,

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.records import KvHandle, Orchestration
-from tests.virtual import run_virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import run_virtual
+from tests.waits import pass_time, until
 from tests.workers.llm.engines import (
     PREFILL,
     collected,

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
-from tests.waiting import run, until
+from tests.waits import run, until
 from tests.workers.llm.engines import (
     PATIENT,
     PREFILL,

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.prefix import chain
 from schemas.records import Orchestration
-from tests.virtual import run_virtual
-from tests.waiting import run, until
+from tests.virtual_time import run_virtual
+from tests.waits import run, until
 from tests.workers.llm.engines import (
     PREFILL,
     answered,

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
 
 from schemas.records import Structured, StructuredKind
-from tests.virtual import run_virtual
+from tests.virtual_time import run_virtual
 from tests.workers.llm.engines import (
     Answer,
     answered,

@@ -3,8 +3,8 @@
 import pytest
 
 from schemas.records import KvHandle, WireError
-from tests.virtual import run_virtual
-from tests.waiting import until
+from tests.virtual_time import run_virtual
+from tests.waits import until
 from tests.workers.llm.engines import answered, job, prompt, start_sim, transfer_of
 from tests.workers.llm.sim.engine_pairs import closed
 from workers.llm.sim.notices import Notice, NoticeKind

@@ -18,7 +18,7 @@ from schemas.errors import EngineDead
 from schemas.log.clock import wall_ms
 from schemas.prefix import chain
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.llm.engine_pair import EnginePair, VllmPair
 from tests.workers.llm.engines import (
     PREFILL,

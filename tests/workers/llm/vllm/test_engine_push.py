@@ -21,7 +21,7 @@ from zmq.constants import SocketType
 
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.kv.sockets import listening_sockets
 from tests.workers.llm.engine_pair import EnginePair, VllmPair
 from tests.workers.llm.engines import (

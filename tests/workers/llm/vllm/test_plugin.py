@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 from workers.llm.vllm.plugin import (
     NICE_VARIABLE,
     OWNER_VARIABLE,

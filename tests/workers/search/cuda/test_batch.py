@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.workers.search.cuda.batch_searches import (
+    EFFORTS,
+    SIZES,
+    assign,
+    run,
+    searches,
+    slot_result,
+)
 from tests.workers.search.cuda.emulator import EmulatedDevice
-from tests.workers.search.cuda.running import EFFORTS, SIZES, assign, run, searches, slot_result
 from tests.workers.search.data import clustered_index, gaussian, nearest
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import feeds

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.workers.search.cuda.running import EFFORTS, SIZES, run, searches
+from tests.workers.search.cuda.batch_searches import EFFORTS, SIZES, run, searches
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda.batch import DeviceBatch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.search.cuda.running import SIZES, assign, searches, slot_result
+from tests.workers.search.cuda.batch_searches import SIZES, assign, searches, slot_result
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.walk.reference import Reference
 from workers.search.cuda import deltas, layout

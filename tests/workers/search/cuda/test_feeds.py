@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.workers.search.cuda.running import SIZES
+from tests.workers.search.cuda.batch_searches import SIZES
 from tests.workers.search.data import gaussian, nearest, overlapping
 from workers.search.cuda import feeds
 from workers.search.cuda.batch import DeviceBatch

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.waiting import START_S, until
+from tests.waits import START_S, until
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine import lane_loop
 from workers.search.engine.core_lanes import CoreLanes

@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest
 from schemas.records import Document
 from schemas.retrieval import pack_vector
-from tests.workers.search.cuda.running import SIZES
+from tests.workers.search.cuda.batch_searches import SIZES
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
 from tests.workers.search.engine.test_engine_links import through

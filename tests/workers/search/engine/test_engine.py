@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.search.data import clustered_index, gaussian, nearest, recall
 from workers.deadlines import NEVER_MS
 from workers.search.engine.core_lanes import CoreLanes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError, EngineDead, InvalidRequest
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.search.data import overlapping
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.audit import Neighbours

@@ -23,7 +23,7 @@ from schemas.retrieval import (
     unpack_vector,
 )
 from schemas.rules.ranks import depth_of
-from tests.workers.search.words.shelves import (
+from tests.workers.search.words.passage_fixtures import (
     collections,
     declared,
     deletion,

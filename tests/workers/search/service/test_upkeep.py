@@ -8,7 +8,7 @@ from schemas.records import (
     Document,
 )
 from schemas.retrieval import pack_vector
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.search.data import gaussian, lose
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.audit import MANY

@@ -26,9 +26,9 @@ from schemas.log.clock import wall_ms
 from schemas.records import MemberState, RetrievalRequest
 from schemas.retrieval import Hit
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.search.data import gaussian
-from tests.workers.search.service.library import (
+from tests.workers.search.service.retrieval_workers import (
     CODEC,
     SETTINGS,
     Library,

@@ -14,9 +14,9 @@ from schemas.log.clock import wall_ms
 from schemas.records import MemberState
 from schemas.retrieval import RetrievalResult, partitions_at
 from schemas.settings import LogSettings
-from tests.waiting import PATIENCE_S, pause, until
+from tests.waits import PATIENCE_S, pause, until
 from tests.workers.search.data import gaussian, nearest
-from tests.workers.search.service.library import (
+from tests.workers.search.service.retrieval_workers import (
     Library,
     calm,
     library,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InvalidRequest, InvalidVector, WrongDimension
 from schemas.records import Chunk
-from tests.workers.search.words.shelves import (
+from tests.workers.search.words.passage_fixtures import (
     collections,
     declared,
     deletion,

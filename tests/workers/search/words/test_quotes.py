@@ -2,7 +2,7 @@
 
 from schemas.records import Quoted
 from schemas.retrieval import shard_of
-from tests.workers.search.words.shelves import (
+from tests.workers.search.words.passage_fixtures import (
     collections,
     deletion,
     document,

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from tests.workers.search.words.shelves import record
+from tests.workers.search.words.passage_fixtures import record
 from workers.search.words.changes import texts_of
 from workers.search.words.texts import PassageText, unpack
 

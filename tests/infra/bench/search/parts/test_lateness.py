@@ -13,7 +13,7 @@ import pytest
 from infra.bench.search.parts import steal_time
 from infra.bench.search.parts.lateness import TICK_S, _Look, watch_lateness
 from infra.bench.search.parts.steal_time import StealTime, watch_steal
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.processes import stands_still
 
 

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers as pre
 from schemas.errors import TooManyRequests
 from streams.gateway.request.model import encoder
 from streams.gateway.request.model.encoder import Encoder
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 TEXTS = Path(__file__).parents[5]
 WORDS = r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

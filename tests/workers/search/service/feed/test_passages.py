@@ -16,10 +16,10 @@ from schemas.records import Chunk, CollectionDeclared
 from schemas.retrieval import RetrievalResult, embedding_workers
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key, document_key
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf
 from tests.workers.embed.bookshelf import worker as embedder
-from tests.workers.search.service.library import (
+from tests.workers.search.service.retrieval_workers import (
     SETTINGS,
     Library,
     calm,
@@ -28,7 +28,7 @@ from tests.workers.search.service.library import (
     ready,
     worker,
 )
-from tests.workers.search.words.shelves import record
+from tests.workers.search.words.passage_fixtures import record
 from workers.embed.embedders.hashed import DIM
 from workers.search.service.worker import RetrievalWorker
 

@@ -20,8 +20,8 @@ from schemas.log.membership import Membership
 from schemas.log.retry import run_with_reconnect
 from schemas.records import Heartbeat, MemberKind, Registration
 from schemas.settings import LogSettings
-from tests.virtual import run_virtual, virtual
-from tests.waiting import pass_time, until
+from tests.virtual_time import run_virtual, virtual
+from tests.waits import pass_time, until
 
 CODEC, EPOCH = Codec(), 5
 

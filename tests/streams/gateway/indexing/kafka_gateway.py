@@ -15,9 +15,9 @@ from streams.gateway.http.listener import listen
 from tests.long_leases import long_leases
 from tests.streams.gateway.samples import MODEL
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
-from tests.waiting import PATIENCE_S, until
+from tests.waits import PATIENCE_S, until
 from tests.workers.embed.bookshelf import worker as embedder
-from tests.workers.search.service.library import worker as searcher
+from tests.workers.search.service.retrieval_workers import worker as searcher
 from workers.embed.settings import EmbeddingSettings
 
 KEYS = ("one", "two")

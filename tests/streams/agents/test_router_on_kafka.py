@@ -24,7 +24,7 @@ from schemas.settings import LogSettings
 from streams.agents.app import TOPICS
 from tests.streams import builders
 from tests.streams.agents.stage import applied, fresh, of, router, stage, worker
-from tests.waiting import run
+from tests.waits import run
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ from schemas.fleet import Member
 from schemas.log.clock import wall_ms
 from schemas.records import MemberState, Role
 from tests.e2e.harness import Answer, Client
-from tests.waiting import PATIENCE_S
+from tests.waits import PATIENCE_S
 
 
 class Askers:

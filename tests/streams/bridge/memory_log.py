@@ -33,7 +33,7 @@ from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Call, Hub
 from tests.streams.bridge.samples import KEY, pair, record
 from tests.streams.gateway.samples import MODEL
-from tests.waiting import pass_time
+from tests.waits import pass_time
 
 CODEC = Codec()
 PLACE: FullPlace = ("rows", 1)

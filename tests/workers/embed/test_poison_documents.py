@@ -11,7 +11,7 @@ from schemas.errors import LeaseError
 from schemas.log import retry
 from schemas.log.faust.crash_notes import CRASHES_MAX
 from schemas.settings import LogSettings
-from tests.waiting import until
+from tests.waits import until
 from tests.workers.embed.bookshelf import bookshelf, worker
 from workers.embed.documents import DocumentWork
 

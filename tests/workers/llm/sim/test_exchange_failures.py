@@ -8,8 +8,8 @@ import pytest
 
 from schemas.log.clock import wall_ms
 from schemas.records import Orchestration
-from tests.virtual import run_virtual
-from tests.waiting import until
+from tests.virtual_time import run_virtual
+from tests.waits import until
 from tests.workers.llm.engines import (
     answered,
     collected,

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from tests.virtual import VirtualLoop
+from tests.virtual_time import VirtualLoop
 
 Result = TypeVar("Result")
 PATIENCE_S = 100.0  # for what takes moments; pytest ends most tests after 900 s

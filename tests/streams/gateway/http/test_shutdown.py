@@ -17,7 +17,7 @@ from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.raw_connection import WHOLE
 from tests.streams.gateway.samples import frame
 from tests.streams.gateway.streamed_call import accepted_requests
-from tests.waiting import until
+from tests.waits import until
 
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 

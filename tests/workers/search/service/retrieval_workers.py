@@ -19,8 +19,8 @@ from schemas.retrieval import RetrievalResult, layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.long_leases import LONG_LEASES, long_leases
-from tests.seen import is_seen_ready
-from tests.waiting import until
+from tests.member_readiness import is_seen_ready
+from tests.waits import until
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.worker import RetrievalWorker

@@ -18,7 +18,7 @@ from streams.gateway.indexing.indexer import (
 from streams.gateway.objects.table import FileKey, ObjectTable, key_of
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.objects.test_table import STORE, store_file
-from tests.waiting import until
+from tests.waits import until
 
 TENANTS = ("bob", "alice", "carol", "dave", "erin")
 

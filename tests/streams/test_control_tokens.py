@@ -21,7 +21,7 @@ from streams.gateway.batches.lines import CHAT, RESPONSES, call_of
 from streams.gateway.request.body import ChatBody
 from streams.gateway.request.intake import take_in, take_in_body
 from streams.gateway.request.tokenizer import Tokenizer
-from tests.schemas.model.steered import KINDS, Steered, steered
+from tests.schemas.model.steered_models import KINDS, Steered, steered
 from tests.streams.bridge.samples import CODEC, pair, question_of
 from tests.streams.builders import request, retrieved
 from tests.streams.gateway.batches.samples import file_of, line
