@@ -34,9 +34,9 @@ Findings = Iterator[str]
 
 
 @cache
-def modules() -> tuple[tuple[str, ast.Module], ...]:
-    """Name and tree of every module outside the tests."""
-    paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
+def modules(*folders: str) -> tuple[tuple[str, ast.Module], ...]:
+    """Name and tree of every module in these folders."""
+    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
     return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths)
 
 
@@ -55,7 +55,7 @@ def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def names_say_what_things_are() -> Findings:
-    for path, tree in modules():
+    for path, tree in modules(*FOLDERS, "tests"):
         bare = [(line, name) for line, name in bound_names(tree) if name.strip("_") in BARE]
         if len(bare) > KNOWN_OUTSIDE.get(path, 0):
             yield from (f"{path}:{line}: {name} does not say what it is" for line, name in bare)
@@ -63,7 +63,7 @@ def names_say_what_things_are() -> Findings:
 
 def bare_names_that_stay_are_counted() -> Findings:
     """A file with fewer of them than it may have gets a lower number."""
-    trees = dict(modules())
+    trees = dict(modules(*FOLDERS))
     for path, expected in KNOWN_OUTSIDE.items():
         count = sum(name.strip("_") in BARE for _, name in bound_names(trees[path]))
         if count < expected:
@@ -71,14 +71,14 @@ def bare_names_that_stay_are_counted() -> Findings:
 
 
 def modules_are_named_by_what_they_hold() -> Findings:
-    for path, _ in modules():
+    for path, _ in modules(*FOLDERS, "tests"):
         if Path(path).stem.strip("_") in BARE | GERUNDS:
             yield f"{path}: expected a noun"
 
 
 def one_class_name_has_one_place() -> Findings:
     places = defaultdict(list)
-    for path, tree in modules():
+    for path, tree in modules(*FOLDERS):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
@@ -88,7 +88,7 @@ def one_class_name_has_one_place() -> Findings:
 
 
 def docstrings_are_sentences() -> Findings:
-    for path, tree in modules():
+    for path, tree in modules(*FOLDERS):
         for node in ast.walk(tree):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 words = (ast.get_docstring(node) or "").split()

@@ -70,8 +70,8 @@ def test_long_sentence_is_cut_between_words_with_overlap() -> None:
     words = [f"w{number}" for number in range(50)]
     chunks = passages(" ".join(words), 12, 4)
     assert all(len(chunk.split()) <= 12 for chunk in chunks) and len(chunks) > 4
-    for left, right in zip(chunks, chunks[1:], strict=False):
-        assert left.split()[-4:] == right.split()[:4]
+    for before, after in zip(chunks, chunks[1:], strict=False):
+        assert before.split()[-4:] == after.split()[:4]
     assert list(dict.fromkeys(word for chunk in chunks for word in chunk.split())) == words
 
 

@@ -234,12 +234,8 @@ async def test_documents_command_loads_searchable_documents(
         for number, reason in (
             (1, "expected a vector of 6 values"), (2, "found an object"), (3, "store it as text")
         ):  # fmt: skip
-            (line,) = (
-                error_line
-                for error_line in short[2].split("\n")
-                if f"line {number}: " in error_line
-            )
-            assert reason in line
+            (message,) = [text for text in short[2].split("\n") if f"line {number}: " in text]
+            assert reason in message
         wrong = await run("search", "--vector=1,2", *patience, *common)
         assert wrong[:2] == (2, "")
         assert "expected vectors of 6 values, found shape (2,)" in wrong[2]
