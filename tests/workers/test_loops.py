@@ -18,6 +18,7 @@ from schemas.records import (
     TokenFrame,
     WorkPhase,
 )
+from tests.request_path import named_files, recorded_files
 from tests.schemas.examples import TRACEPARENT
 from tests.virtual_time import virtual
 from tests.waits import until
@@ -28,6 +29,12 @@ from tests.workers.fakes import (
     work,
 )
 from tests.workers.running_worker import running_worker
+
+# They run too, and hand nothing on: a check, and the rows of a frame.
+BESIDE = {"workers/llm/frames.py", "workers/llm/peers.py"}
+LOOPS = "workers/loops.py"  # also runs for what the worker does beside requests, as its neighbours
+JOB = "workers/llm/engine.py"  # a dataclass, and the protocol of engines: no code that runs
+ENGINE = "workers/llm/vllm/engine.py"  # replaced by the test's engine
 
 
 async def test_worker_sends_tokens_and_outcome() -> None:
@@ -290,3 +297,15 @@ async def test_worker_pauses_while_lease_is_doubtful() -> None:
         await until(lambda: worker.log.of(Outcome) != [])
         assert [t for frame in worker.log.of(TokenFrame) for t in frame.token_ids] == [5, 6]
         assert len(worker.memberships) == 1
+
+
+async def test_page_names_worker_files_in_call_order() -> None:
+    async with running_worker() as worker:
+        with recorded_files("workers/llm", until=lambda: worker.engine.jobs) as files:
+            await worker.submit(work())
+            await until(lambda: worker.engine.jobs != [])
+    first, *page_files, last = named_files("workers")
+    assert (first, last) == (LOOPS, ENGINE) and JOB in page_files
+    page_files.remove(JOB)
+    assert page_files == [name for name in files if name in page_files]
+    assert files.keys() - set(page_files) <= BESIDE

@@ -50,7 +50,7 @@ async def test_page_names_router_files_in_call_order() -> None:
         await partitions.take("requests", event)
         await until(lambda: works() != [])
     outbox.cancel()
-    *named, last = named_files("streams/(?:agents|core)")
+    *page_files, last = named_files("streams/(?:agents|core)")
     assert last == OUTBOX and OUTBOX in files
-    assert named == [name for name in files if name in named]
-    assert files.keys() - {*named, OUTBOX} <= BESIDE
+    assert page_files == [name for name in files if name in page_files]
+    assert files.keys() - {*page_files, OUTBOX} <= BESIDE

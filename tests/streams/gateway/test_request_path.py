@@ -24,6 +24,6 @@ async def test_page_names_gateway_files_in_call_order() -> None:
     with recorded_files("streams/gateway", until=lambda: gateway.log.requests) as files:
         async with streamed_call(gateway, chat(stream=True)):
             await accepted_requests(gateway)
-    named = [name for name in named_files("streams/gateway") if name != REPLACED]
-    assert named == [name for name in files if name in named]
-    assert files.keys() - set(named) <= BESIDE
+    page_files = [name for name in named_files("streams/gateway") if name != REPLACED]
+    assert page_files == [name for name in files if name in page_files]
+    assert files.keys() - set(page_files) <= BESIDE

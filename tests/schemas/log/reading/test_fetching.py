@@ -88,7 +88,7 @@ class Fetched(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """Nothing was started."""
 
 
-@pytest.mark.parametrize("most", [None, 5])
+@pytest.mark.parametrize("records_max", [None, 5])
 async def test_unreadable_partition_drops_no_records_of_others(
     records_max: int | None,
 ) -> None:

@@ -254,7 +254,7 @@ class Run:
         parts = [sorted_blocks[i : i + part] for i in range(0, len(sorted_blocks), part)] or [[]]
         for number, blocks in enumerate(parts):
             has_more = number < len(parts) - 1
-            self.send(worker, snapshot=True, more=has_more, stored=blocks)
+            self.send(worker, snapshot=True, has_more=has_more, stored=blocks)
         worker.is_synced = True
 
     def step(self, kind: str, number: int, prompt: int, count: int) -> None:

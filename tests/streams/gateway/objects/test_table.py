@@ -29,7 +29,7 @@ def file(name: str = "file-1", **fields: Any) -> StoredFile:
 
 
 def store_file(name: str = "file-1", **fields: Any) -> StoreFile:
-    defaults = {"store_id": "vs_1", "tenant": "t", "wanted": "present", "revision": 1}
+    defaults = {"store_id": "vs_1", "tenant": "t", "target_state": "present", "revision": 1}
     return StoreFile(file_id=name, **{**defaults, "created_ms": 1, **fields})
 
 
@@ -171,7 +171,7 @@ RECORDS = st.one_of(
     st.builds(
         store_file,
         NAMES,
-        wanted=STATES,
+        target_state=STATES,
         attributes=ATTRIBUTES,
         batch_id=st.sampled_from(["", "vsfb_1"]),
         revision=st.integers(1, 2),
