@@ -1,10 +1,10 @@
-"""Records to bytes and back: Avro bodies in single-object or Confluent framing.
+"""Encodes records to bytes and decodes them: Avro bodies in single-object or Confluent framing.
 
 `schemas/encoder.py` writes bodies, fastavro reads them. Every schema version that was ever
 committed can be read: `avro` holds the current ones, `history` the older ones, which are resolved
 to the current one.
-Schema registry calls happen once, at start (`schemas/log/registry.py`). A schema is parsed when a
-record of it comes first: most processes write and read few kinds. Threads may share a codec.
+Calls of a schema registry happen once, at start (`schemas/log/registry.py`). A schema is parsed at
+its first record: most processes write and read few kinds. Threads may share a codec.
 """
 
 import dataclasses
@@ -39,26 +39,26 @@ Schema = dict[str, Any]
 
 
 def record_names() -> list[str]:
-    """Names of all records, sorted."""
+    """Return the names of all records, sorted."""
     return sorted(path.name.split(".")[1] for path in AVRO_DIR.glob("trivium.*.avsc"))
 
 
 @cache
 def schema_of(name: str) -> Schema:
-    """The current schema of a record, with every type that it names."""
+    """Return the current schema of a record, with every type that it names."""
     return typing.cast(Schema, fastavro.parse_schema(full_schema(name)))
 
 
 @cache
 def full_schema(name: str) -> Schema:
-    """The same as plain JSON in which each named type is written out at its first use."""
+    """Return the schema as plain JSON in which each named type is written out at its first use."""
     return typing.cast(Schema, json.loads(_expanded(name)))
 
 
 @cache
 def _texts() -> Mapping[str, str]:
-    """All current schemas as they are when the first is wanted: files may be replaced under a
-    process that runs, and it goes on writing the version that it says."""
+    """Return all current schemas as of the first call: files may be replaced under a running
+    process, which must keep writing the version that it started with."""
     return {path.stem: path.read_text() for path in AVRO_DIR.glob("trivium.*.avsc")}
 
 
@@ -92,32 +92,32 @@ def _expanded(name: str) -> str:
 
 
 def schema_fingerprint(schema: Schema | str) -> bytes:
-    """CRC-64-AVRO of the parsing canonical form, little-endian as single-object encoding has it."""
+    """Return CRC-64-AVRO of the parsing canonical form, little-endian as in single-object form."""
     canonical = to_parsing_canonical_form(typing.cast(Any, schema))
     return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
 @cache
 def marks() -> Mapping[str, bytes]:
-    """Each record's fingerprint, from a file: to work them out takes longer than the rest of making
-    a codec."""
+    """Return each record's fingerprint, from a file: computing them takes longer than the rest of a
+    codec's start."""
     hex_marks = json.loads(MARKS_FILE.read_text())
     return {name: bytes.fromhex(mark) for name, mark in hex_marks.items()}
 
 
 def unreadable_value(why: str) -> bytes:
-    """The value of a record that stands for what nobody can read of the log."""
+    """Return the value of a record that stands for an unreadable part of the log."""
     return _UNREADABLE + why.encode()
 
 
 def why_unreadable(value: bytes | None) -> str:
-    """What such a value says; empty for any other."""
+    """Return the reason in a value of `unreadable_value`; empty for any other value."""
     if value is None or value[:2] != _UNREADABLE:
         return ""
     return value[2:].decode(errors="replace")
 
 
-# Converters between dataclasses and what fastavro takes. Built once per class.
+# Converters between dataclasses and the values of fastavro. Built once per class.
 
 Convert = Callable[[Any], Any]
 
@@ -201,13 +201,13 @@ def _from_dict(cls: Any) -> Convert:
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """A record as plain dictionaries and lists, for display and for JSON."""
+    """Return a record as plain dictionaries and lists, for display and for JSON."""
     return typing.cast(dict[str, Any], _to_dict(typing.cast(Hashable, type(record)))(record))
 
 
 class BoundedBytes:
-    """Bytes for fastavro to read, so many times at most: it reads each value once at least, and a
-    number once for each of its bytes.
+    """Bytes that fastavro may read at most `reads_max` times: it reads each value at least once,
+    and a number once for each of its bytes.
     """
 
     def __init__(self, value: bytes, start: int, reads_max: int) -> None:
@@ -215,7 +215,7 @@ class BoundedBytes:
         self._reads_max = reads_max
 
     def read(self, count: int) -> bytes:
-        """The next bytes; raises RecordError where it was read too often."""
+        """Return the next `count` bytes. Raise RecordError after too many reads."""
         self._reads_left -= 1
         if self._reads_left < 0:
             raise RecordError(
@@ -228,7 +228,7 @@ class BoundedBytes:
         return self._value[at : self._at]
 
     def tell(self) -> int:
-        """Up to where it is read."""
+        """Return the current position in bytes."""
         return self._at
 
 
@@ -237,7 +237,7 @@ Made = typing.TypeVar("Made")
 
 
 class _LazyDict(dict[Key, Made]):
-    """Makes what it is asked for, once; what cannot be made raises, and is not kept."""
+    """Creates each value at its first use; if that raises, it stores nothing."""
 
     def __init__(self, make: Callable[[Key], Made]) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Codec:
         self._older = {
             bytes.fromhex(path.suffixes[0][1:]): path.read_text() for path in history.glob("*.avsc")
         }
-        _texts()  # those of this start
+        _texts()  # read now, before files are replaced
         self._by_fingerprint = _LazyDict(self._version)
         self._by_id: dict[int, tuple[str, Schema]] = {}
         for name, schema_id in (registry_ids or {}).items():
@@ -276,13 +276,13 @@ class Codec:
             self._by_id[schema_id] = (name, self._parsed[name])
 
     def learn(self, schema_id: int, schema: Schema) -> None:
-        """Make an older version that the schema registry holds readable."""
+        """Add an older version from the schema registry, so that its records are readable."""
         self._by_id.setdefault(
             schema_id, (schema["name"], typing.cast(Schema, fastavro.parse_schema(schema)))
         )
 
     def encode(self, record: Any) -> bytes:
-        """Framing header and Avro body; raises RecordError for values that the schema refuses."""
+        """Return framing header and Avro body. Raise RecordError for values that do not fit."""
         name = type(record).__name__
         header = self._headers.get(name)
         if header is None:
@@ -293,10 +293,10 @@ class Codec:
             raise RecordError(f"{name}: a value does not fit its schema: {error}") from error
 
     def decode(self, value: bytes | None, *, reads_max: int = 0) -> Any:
-        """The record in `value`; raises RecordError saying what was expected and found.
+        """Return the record in `value`. Raise RecordError with what was expected and found.
 
-        `reads_max` bounds how often it is read (`BoundedBytes`), and so how long: for records of
-        strangers, which may be large.
+        `reads_max` bounds the reads (`BoundedBytes`), and so the time: for records of unknown
+        producers, which may be large.
         """
         if not value:
             raise RecordError("expected an Avro record, found an empty value")
@@ -334,7 +334,7 @@ class Codec:
         )
 
     def _version(self, mark: bytes) -> tuple[str, Schema]:
-        """The record and the schema that a fingerprint stands for; the current one comes first."""
+        """Return the record name and the schema of a fingerprint; current versions come first."""
         if (name := self._names.get(mark)) is not None:
             return name, self._parsed[name]
         if (text := self._older.get(mark)) is None:

@@ -1,8 +1,8 @@
-"""What a change of a schema must keep: readers of the new version read every record that is there.
+"""Checks that readers of a new schema version can read all records of older versions.
 
 That is a registry's BACKWARD_TRANSITIVE. `schemas/history/released.json` names the versions of the
-last release; each of them is current or in the history, and readable. Run by `make check`, and
-never on the path.
+last release; each of them is current or in the history, and readable. `make check` runs this; no
+serving process does.
 """
 
 import json
@@ -18,7 +18,7 @@ RELEASED_FILE = HISTORY_DIR / "released.json"
 
 
 def unreadable(reader: Schema, writer: Schema) -> str:
-    """Why readers of one schema cannot read what was written with another; empty if they can."""
+    """Return why `reader` cannot read records written with `writer`; empty if it can."""
     result = ReaderWriterCompatibilityChecker().get_compatibility(
         avro.schema.parse(json.dumps(reader)), avro.schema.parse(json.dumps(writer))
     )
@@ -30,7 +30,7 @@ def unreadable(reader: Schema, writer: Schema) -> str:
 
 
 def current_marks() -> dict[str, str]:
-    """Each record's current version, by its fingerprint in hexadecimal."""
+    """Return the fingerprint of each record's current version, in hexadecimal."""
     schemas = {name: full_schema(name) for name in record_names()}
     return {
         name: schema_fingerprint(schema).hex()
@@ -40,12 +40,12 @@ def current_marks() -> dict[str, str]:
 
 
 def released_marks(path: Path = RELEASED_FILE) -> dict[str, str]:
-    """The same of the last release."""
+    """Return the fingerprints of the last release."""
     return dict(json.loads(path.read_text())["records"])
 
 
 def older_versions(history: Path = HISTORY_DIR) -> dict[str, dict[str, Schema]]:
-    """Every version in the history, by record and fingerprint."""
+    """Return every version in the history, by record and fingerprint."""
     versions: dict[str, dict[str, Schema]] = {}
     for path in sorted(history.glob("*.avsc")):
         name, mark, _ = path.name.split(".")
@@ -54,7 +54,7 @@ def older_versions(history: Path = HISTORY_DIR) -> dict[str, dict[str, Schema]]:
 
 
 def incompatibilities(history: Path = HISTORY_DIR) -> Iterator[str]:
-    """Everything that would keep a record of a former version from being read."""
+    """Yield everything that would make records of a former version unreadable."""
     current, older = current_marks(), older_versions(history)
     for name, mark in released_marks(history / RELEASED_FILE.name).items():
         if mark != current.get(name) and mark not in older.get(name, {}):

@@ -1,7 +1,7 @@
 """Every error that Trivium raises on purpose, as one tree.
 
 TriviumError
-├── ClientError            the caller's fault; the same call will fail again
+├── ClientError            the caller's fault; a retry fails the same way
 │   ├── InvalidRequest         400 invalid_request
 │   ├── PromptTooLong          400 context_length_exceeded
 │   ├── Unauthorized           401 invalid_api_key
@@ -18,7 +18,7 @@ TriviumError
 │   ├── UnknownFilterField     400 unknown_filter_field
 │   ├── EmptyIndex             409 empty_index
 │   └── Cancelled              499 cancelled
-├── OverloadError          nobody's fault; try again later
+├── OverloadError          caused by load; try again later
 │   ├── TooManyRequests        429 too_many_requests
 │   ├── QueueFull              429 queue_full
 │   └── DeadlineExceeded       504 deadline_exceeded
@@ -55,11 +55,11 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from schemas.records import WireError
 
-MESSAGE_CHARS_MAX = 2_048  # of an error that travels
+MESSAGE_CHARS_MAX = 2_048  # of an error in a record
 
 
 class FaultSource(StrEnum):
-    """Whose fault an error is."""
+    """The party at fault for an error."""
 
     CLIENT = "client"
     OVERLOAD = "overload"
@@ -68,7 +68,7 @@ class FaultSource(StrEnum):
 
 
 def clip_message(message: str) -> str:
-    """A message that may travel: what is longer than the limit ends in an ellipsis."""
+    """Return the message for a record: above the limit it is cut and ends in an ellipsis."""
     if len(message) <= MESSAGE_CHARS_MAX:
         return message
     return message[: MESSAGE_CHARS_MAX - 3] + "..."
@@ -87,18 +87,18 @@ class TriviumError(Exception):
         self.message = message
 
     def to_wire(self) -> "WireError":
-        """The error as a record travels with it.
+        """Return the error for a record.
 
-        A message may quote what somebody sent; what is no UTF-8 of it is escaped.
+        Its message may quote a caller's input; what is not UTF-8 of that is escaped.
         """
-        from schemas.records import WireError  # 100 classes, which no command's help needs
+        from schemas.records import WireError  # 100 classes that no command's help needs
 
         message = self.message.encode(errors="backslashreplace").decode()
         return WireError(code=self.code, message=clip_message(message), retriable=self.retriable)
 
 
 class ClientError(TriviumError):
-    """The caller's fault; `param` names the field, if it is one's."""
+    """The caller's fault; `param` names the field at fault, if there is one."""
 
     code, http_status, fault = "client_error", 400, FaultSource.CLIENT
 
@@ -126,13 +126,13 @@ class Unauthorized(ClientError):
 
 
 class Forbidden(ClientError):
-    """A name that is not ours, or a web page that may not call."""
+    """The host name is not allowed, or the web page may not call the API."""
 
     code, http_status = "forbidden", 403
 
 
 class NotFound(ClientError):
-    """No such request or route."""
+    """No such request or route exists."""
 
     code, http_status = "not_found", 404
 
@@ -147,7 +147,7 @@ class UnknownModel(ClientError):
 
 
 class RequestTooSlow(ClientError):
-    """The request did not arrive in its time."""
+    """The request did not arrive in full within its time limit."""
 
     code, http_status = "request_timeout", 408
 
@@ -159,7 +159,7 @@ class BodyTooLarge(ClientError):
 
 
 class UnsupportedMedia(ClientError):
-    """A body that is not JSON by its own word."""
+    """The content type of the body is not JSON."""
 
     code, http_status = "unsupported_media_type", 415
 
@@ -171,7 +171,7 @@ class HeadersTooLarge(ClientError):
 
 
 class UnknownCollection(ClientError):
-    """No collection of that name is held here."""
+    """No collection of that name exists here."""
 
     code, http_status = "collection_not_found", 404
 
@@ -183,7 +183,7 @@ class WrongDimension(ClientError):
 
 
 class InvalidVector(ClientError):
-    """A vector holds NaN or infinity, or more than its storage can."""
+    """A vector has NaN or infinity, or a value beyond the range of its storage."""
 
     code = "invalid_vector"
 
@@ -195,19 +195,19 @@ class UnknownFilterField(ClientError):
 
 
 class EmptyIndex(ClientError):
-    """A search of a collection without rows."""
+    """The searched collection has no rows."""
 
     code, http_status = "empty_index", 409
 
 
 class Cancelled(ClientError):
-    """The client gave the request up."""
+    """The request was cancelled by its client."""
 
     code, http_status = "cancelled", 499
 
 
 class OverloadError(TriviumError):
-    """Too much work for now."""
+    """The deployment has too much work at the moment."""
 
     code, http_status, fault, retriable = "overloaded", 429, FaultSource.OVERLOAD, True
 
@@ -237,19 +237,19 @@ class WorkerError(TriviumError):
 
 
 class WorkerLost(WorkerError):
-    """A worker fell silent while it held the request."""
+    """A worker was lost while it had the request."""
 
     code = "worker_lost"
 
 
 class WorkerRefused(WorkerError):
-    """A worker had no room or was draining."""
+    """A worker was full or draining."""
 
     code, http_status = "worker_refused", 503
 
 
 class StaleEpoch(WorkerError):
-    """Work or KV of an earlier life of a worker."""
+    """Work or KV belongs to an earlier epoch of a worker."""
 
     code, http_status = "stale_epoch", 503
 
@@ -267,7 +267,7 @@ class EngineFailed(WorkerError):
 
 
 class EngineDead(WorkerError):
-    """The engine is gone; the worker must restart."""
+    """The engine has ended; the worker must restart."""
 
     code, http_status = "engine_dead", 503
 
@@ -279,19 +279,19 @@ class NoProgress(WorkerError):
 
 
 class AttemptsDiffer(WorkerError):
-    """A later attempt, or decode behind prefill, generated other tokens than were delivered."""
+    """A later attempt, or decode after prefill, generated other tokens than were delivered."""
 
     code = "attempts_differ"
 
 
 class InvalidAnswer(WorkerError):
-    """An answer is not of the form that was asked for."""
+    """An answer does not have the requested form."""
 
     code = "invalid_answer"
 
 
 class SystemFault(TriviumError):
-    """A fault of Trivium itself, or of what it runs on."""
+    """A fault of Trivium itself, or of its environment."""
 
     code = "system_fault"
 
@@ -315,13 +315,13 @@ class RecordError(SystemFault):
 
 
 class RecordTooLarge(RecordError):
-    """A record, or one that follows from it, would be more than the log takes."""
+    """A record, or one that follows from it, would exceed the log's limit."""
 
     code, http_status, fault = "record_too_large", 413, FaultSource.CLIENT
 
 
 class TopicError(SystemFault):
-    """A topic is missing or differs from the table in a way that cannot be mended in place."""
+    """A topic is missing or differs from the table in a way that cannot be changed in place."""
 
     code = "topic_mismatch"
 
@@ -339,19 +339,19 @@ class NameTaken(LeaseError):
 
 
 class Fenced(LeaseError):
-    """Another process writes now what this one wrote."""
+    """Another process has taken over the transactional id of this one."""
 
     code = "fenced"
 
 
 class SnapshotError(SystemFault):
-    """A file is no snapshot of an index, or a damaged one."""
+    """A file is not a snapshot of an index, or is damaged."""
 
     code = "bad_snapshot"
 
 
 class RouterFailed(SystemFault):
-    """Routers failed over this request, so often that it was given up."""
+    """Several routers failed over this request, so that it was ended."""
 
     code = "router_failed"
 
@@ -370,5 +370,5 @@ BY_CODE: dict[str, type[TriviumError]] = {cls.code: cls for cls in _tree(Trivium
 
 
 def from_wire(error: "WireError") -> TriviumError:
-    """The exception for a travelled error; an unknown code becomes a plain TriviumError."""
+    """Return the exception for a record's error; an unknown code becomes a TriviumError."""
     return BY_CODE.get(error.code, TriviumError)(error.message)

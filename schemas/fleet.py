@@ -1,13 +1,13 @@
-"""The fleet topic folded into a view: who lives, who holds which lease, with how many credits.
+"""Folds the fleet topic into a view: living members, holders of leases, and credits.
 
 Pure: time is an argument. Routers, gateways and workers fold the same records and so agree. A lease
-belongs to the first claim by offset among the members that live; it dies with its holder's
-heartbeat. Where the broker's own times are given, a life that was silent for longer is fenced for
-good, and the clocks of the members are measured.
+belongs to the first claim by offset among the living members; it ends when its holder's heartbeats
+stop. With the broker's timestamps, a member's epoch that was silent for a lease is fenced for good,
+and the members' clocks are measured.
 
-While nobody at all is heard no lease runs: nobody could write, because the topic's leader had gone
-and the next one was not found yet. Whoever lived when that began has a whole lease after it. The
-broker's times tell it, so all readers agree.
+While no member writes at all, no lease runs out: the topic's leader was lost and the next one was
+not found yet. Members that lived when that began have a whole lease after it. This follows from the
+broker's timestamps, so all readers agree.
 """
 
 from collections import deque
@@ -31,23 +31,23 @@ from schemas.records import (
 
 HEARTBEAT_MS = 500
 LEASE_MS = 2_500
-DEAF_MS = 2 * HEARTBEAT_MS  # no record from anyone for so long: it is the reader, or the topic
-SILENCE_MAX_MS = 30_000  # for longer no leader is missed: everybody had gone
-# Two workers whose clocks differ by more move no KV: when a handle ends is told across hosts.
+DEAF_MS = 2 * HEARTBEAT_MS  # without any record for this time, the reader or the topic fails
+SILENCE_MAX_MS = 30_000  # a longer silence means that all members had left
+# Two workers whose clocks differ by more move no KV: a handle's expiry crosses hosts.
 CLOCK_MARGIN_MS = 250
-SCALING_TARGET_MS = 5_000  # between two words of how many workers are wanted; after three it is old
-CLOCK_BEATS = 20  # of which the one that came fastest tells a member's clock
+SCALING_TARGET_MS = 5_000  # between two targets; a target is too old after three times this
+CLOCK_BEATS = 20  # the fastest of these heartbeats measures a member's clock
 
 _NEW_LOAD = Load()
 
 
 @dataclass(slots=True)
 class Member:
-    """A member as its records tell; `seen_ms` is when this process last heard of it."""
+    """A member's state from its records; `seen_ms` is when this process last read one."""
 
     registration: Registration
     seen_ms: int
-    claims: dict[Lease, int] = field(default_factory=dict)  # offset at which this life claimed it
+    claims: dict[Lease, int] = field(default_factory=dict)  # offsets of this epoch's claims
     state: MemberState = MemberState.STARTING
     credits: dict[tuple[str, Role], int] = field(default_factory=dict)
     load: Load = _NEW_LOAD
@@ -56,7 +56,7 @@ class Member:
     backlog: Backlog | None = None
     faults: Faults | None = None
     beat_seq: int = -1
-    ahead_ms: int = 0  # its clock over the broker's, measured
+    ahead_ms: int = 0  # its clock minus the broker's, measured
 
     @property
     def member_id(self) -> str:
@@ -68,17 +68,17 @@ class Member:
 
     @property
     def condition(self) -> str:
-        """Its state's name; `failing` where it is ready and yet cannot do what it is there for."""
+        """Return its state's name; `failing` if it is ready, but reports a fault."""
         fails = self.faults is not None and bool(self.faults.failing)
         return "failing" if fails and self.state is MemberState.READY else self.state.value
 
     def is_alive(self, now_ms: int) -> bool:
-        """Return whether it was heard of within its lease and is not gone."""
+        """Return whether it has reported within its lease and is not gone."""
         return self.state is not MemberState.GONE and now_ms - self.seen_ms <= LEASE_MS
 
 
 class _MemberClock:
-    """What the broker's clock tells of one life of a member."""
+    """The broker's timestamps of one epoch of a member."""
 
     def __init__(self) -> None:
         self.is_fenced = False
@@ -86,7 +86,7 @@ class _MemberClock:
         self._ahead_ms: deque[int] = deque(maxlen=CLOCK_BEATS)
 
     def note_logged(self, record: Registration | Heartbeat, logged_ms: int) -> None:
-        """A record of this life was appended. After a lease without heartbeats it is over."""
+        """Note an appended record of this epoch; fence it after a lease without heartbeats."""
         if self._beat_ms is not None and logged_ms - self._beat_ms > LEASE_MS:
             self.is_fenced = True
         if isinstance(record, Heartbeat):
@@ -94,28 +94,27 @@ class _MemberClock:
             self._ahead_ms.append(record.at_ms - logged_ms)
 
     def extend(self, from_ms: int, to_ms: int) -> None:
-        """The topic was silent meanwhile: a life that stood when that began has a whole lease
-        after it."""
+        """Give an epoch that was valid when the topic fell silent a whole lease after that."""
         if self._beat_ms is not None:
             self.is_fenced |= from_ms - self._beat_ms > LEASE_MS
             self._beat_ms = to_ms
 
     @property
     def ahead_ms(self) -> int:
-        """How far the member's clock is ahead of the broker's, less what the fastest of the last
-        heartbeats took to the log."""
+        """Return how far the member's clock is ahead of the broker's, less the shortest time that
+        one of the last heartbeats took to the log."""
         return max(self._ahead_ms, default=0)
 
 
 class FleetView:
-    """All members; fold records in offset order with `apply`."""
+    """The view of all members; fold records in offset order with `apply`."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self.scaling_target: Wanted | None = None  # the last word of whoever works it out
+        self.scaling_target: Wanted | None = None  # the last target of the autoscaler
         self._clocks: dict[tuple[str, int], _MemberClock] = {}
         self._logged_ms = 0  # when the last record was appended
-        self._heard_ms = 0  # and when it was heard here
+        self._heard_ms = 0  # when this process read it
 
     def apply(
         self,
@@ -124,10 +123,10 @@ class FleetView:
         now_ms: int,
         logged_ms: int | None = None,
     ) -> bool:
-        """Fold one record; those of an earlier epoch are ignored.
+        """Fold one record; ignore records of earlier epochs.
 
-        `logged_ms` is when the broker appended it. With that a life that was silent for a lease is
-        fenced: it can say nothing any more, whatever it is. Returns False for such a record.
+        `logged_ms` is when the broker appended it. With it, an epoch that was silent for a lease is
+        fenced: all its later records are ignored. Return False for such a record.
         """
         name = record.member_id, record.epoch
         life = self._clocks.get(name)
@@ -148,7 +147,7 @@ class FleetView:
         return True
 
     def _listen(self, logged_ms: int, now_ms: int) -> None:
-        """A record was appended then. If the topic was silent before, that ends nobody's lease."""
+        """Note when a record was appended. A silence of the whole topic before ends no lease."""
         if DEAF_MS < logged_ms - self._logged_ms <= SILENCE_MAX_MS:
             for life in self._clocks.values():
                 life.extend(self._logged_ms, logged_ms)
@@ -165,7 +164,7 @@ class FleetView:
         claims: dict[Lease, int] = {}
         if (
             old_member is not None and old_member.epoch == record.epoch
-        ):  # a role change keeps what is known
+        ):  # a change of roles keeps the state
             member.state, member.load, member.beat_seq = (
                 old_member.state,
                 old_member.load,
@@ -189,25 +188,25 @@ class FleetView:
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def scaling_target_at(self, now_ms: int) -> Wanted | None:
-        """Return the target counts of workers, unless the last word is too old."""
+        """Return the target counts of workers, unless the last target is too old."""
         target = self.scaling_target
         return None if target is None or now_ms - target.at_ms > 3 * SCALING_TARGET_MS else target
 
     def apart_ms(self, first: str, second: str) -> int:
-        """By how much the clocks of two members differ; 0 while one of them is unknown."""
+        """Return by how much the clocks of two members differ; 0 while one of them is unknown."""
         if first not in self.members or second not in self.members:
             return 0
         return abs(self.members[first].ahead_ms - self.members[second].ahead_ms)
 
     def living(self, kind: MemberKind, now_ms: int) -> Iterator[Member]:
-        """Members of one kind that live, in order of their ids."""
+        """Yield the living members of one kind, in order of their ids."""
         for member_id in sorted(self.members):
             member = self.members[member_id]
             if member.registration.kind is kind and member.is_alive(now_ms):
                 yield member
 
     def holder(self, topic: str, partition: int, now_ms: int) -> Member | None:
-        """Who holds the lease of a partition: the first claim among the living."""
+        """Return the holder of a partition's lease: the first claim among living members."""
         lease = Lease(topic=topic, partition=partition)
         claimants = [
             member
@@ -217,11 +216,11 @@ class FleetView:
         return min(claimants, key=lambda member: member.claims[lease], default=None)
 
     def free_partitions(self, topic: str, partition_count: int, now_ms: int) -> list[int]:
-        """Partitions that nobody living claims."""
+        """Return the partitions that no living member claims."""
         return [p for p in range(partition_count) if self.holder(topic, p, now_ms) is None]
 
     def forget(self, older_than_ms: int, now_ms: int) -> list[str]:
-        """Drop members silent for longer, so that the view stays bounded; returns their ids."""
+        """Drop members that were silent for longer, which bounds the view; return their ids."""
         stale = [m.member_id for m in self.members.values() if now_ms - m.seen_ms > older_than_ms]
         for member_id in stale:
             del self.members[member_id]
@@ -229,6 +228,6 @@ class FleetView:
         self._clocks = {
             life: life_clock
             for life, life_clock in self._clocks.items()
-            if life[1] >= epochs.get(life[0], 1 << 63)  # more than any epoch
+            if life[1] >= epochs.get(life[0], 1 << 63)  # the default is above all epochs
         }
         return stale

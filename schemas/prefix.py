@@ -1,22 +1,22 @@
-"""Names for prefixes of token sequences: one 64-bit hash per block, over all tokens up to its end.
+"""Hashes of prefixes of token sequences: one 64-bit hash per block, over all tokens up to its end.
 
-Two prompts have the same hash at a block exactly if they are equal up to the block's end, but for
-chance, so the hash names a KV block that both can use. Workers publish the hashes of what their
-prefix caches hold, routers compute them for prompts.
+Except for collisions, two prompts have the same hash at a block exactly if they are equal up to the
+block's end, so the hash names a KV block that both can use. Workers publish the hashes of the
+blocks in their prefix caches, routers compute them for prompts.
 
 Theory of operation. A hash is the sum of the prefix's terms modulo 2**64, and a token's term its id
 plus one, times a number that is drawn for its position: multilinear hashing (Carter and Wegman,
-JCSS 18, 1979; Lemire and Kaser, The Computer Journal 57, 2014). So hashes of all blocks come from
+JCSS 18, 1979; Lemire and Kaser, The Computer Journal 57, 2014). So the hashes of all blocks take
 one multiplication per token, and one block can be added later. Two prefixes collide with
 probability 2**(k - 64), where 2**k is the largest power of two that divides all differences between
-their tokens: in practice k is 0, and below 18 where ids are below 2**18. The numbers are
+their tokens: in practice k is 0, and below 18 if ids are below 2**18. The numbers are
 splitmix64's (Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014).
 
-Good for guessing where a prompt's KV lies, and for nothing else. It is linear and without a key:
-other tokens with the same hash are found in seconds, by a lattice's short vectors. Whoever wants a
-wrong guess can have one, and gains nothing where engines compare tokens by their own means: vLLM's
-prefix cache by SHA-256, kept KV by a keyed mark (`workers/llm/vllm/check.py`). The simulated engine
-finds blocks by this hash, for its KV is that very number.
+Use the hash only to guess where a prompt's KV is. It is linear and without a key: other tokens with
+the same hash are found in seconds, by a lattice's short vectors. An attacker can cause a wrong
+guess, and gains nothing if engines compare tokens by their own means: vLLM's prefix cache by
+SHA-256, kept KV by a keyed mark (`workers/llm/vllm/check.py`). The simulated engine finds blocks by
+this hash, because its KV is that number.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 _MASK = (1 << 64) - 1
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
-# Arrays without dimensions: numpy takes them as operands sooner than scalars.
+# Arrays without dimensions: as operands they are faster than scalars in NumPy.
 _ONE = np.array(1, np.uint64)
 _V1, _V2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
 _S30, _S27, _S31 = (np.array(shift, np.uint64) for shift in (30, 27, 31))
@@ -44,22 +44,22 @@ def mix(values: Words) -> Words:
 
 
 def _factors(first: int, end: int) -> Words:
-    """What the tokens at these positions, from 0, are multiplied by."""
+    """Return the factors of the tokens at these positions, from 0."""
     return mix(np.arange(first + 1, end + 1, dtype=np.uint64) * STRIDE)
 
 
-_FACTORS = _factors(0, 1 << 17)  # of longer prompts they take three times as long as the rest
+_FACTORS = _factors(0, 1 << 17)  # for longer prompts, factors take three times as long as the rest
 
 
 def terms(tokens: Tokens, first: int = 0) -> Words:
-    """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
+    """Return each token's term in its prefix's sum; `first` is the position of tokens[0]."""
     values, factors = _pairs(tokens, first)
     values *= factors
     return values
 
 
 def _pairs(tokens: Tokens, first: int) -> tuple[Words, Words]:
-    """The two factors of each token's term."""
+    """Return the two factors of each token's term."""
     values = np.asarray(tokens).astype(np.uint64)
     values += _ONE
     end = first + len(values)
@@ -67,10 +67,10 @@ def _pairs(tokens: Tokens, first: int) -> tuple[Words, Words]:
 
 
 def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: int = 0) -> Words:
-    """The hash of each full block, in order: shape (len(tokens) // block_size,).
+    """Return the hash of each full block, in order: shape (len(tokens) // block_size,).
 
-    Token ids are from 0; block_size is in tokens. For the blocks that follow the one with hash
-    `previous`, `first` is the position of tokens[0]. Before a scope's first block is its salt.
+    Token ids are from 0; block_size is in tokens. For blocks after the one with hash `previous`,
+    `first` is the position of tokens[0]. For a scope's first block, `previous` is its salt.
     """
     full = len(tokens) // block_size
     values, factors = _pairs(tokens[: full * block_size], first)
@@ -82,8 +82,9 @@ def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: i
 
 
 def salt_of(scope: str) -> int:
-    """What the hashes of a scope's prompts begin with, in place of a previous block: who shares no
-    KV has no hash in common. None for the scope of all who name none.
+    """Return the start value of a scope's hashes, in place of a previous block; 0 without a scope.
+
+    Prompts of different scopes share no KV, so they have no hash in common.
     """
     if not scope:
         return 0
@@ -91,7 +92,7 @@ def salt_of(scope: str) -> int:
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
-    """The hash of the block `tokens` that follows the block with hash `previous`.
+    """Return the hash of the block `tokens` that follows the block with hash `previous`.
 
     `first` is the position of tokens[0]; without a previous block it is 0.
     """
@@ -99,12 +100,12 @@ def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
 
 
 def pack(hashes: Sequence[int] | Words) -> bytes:
-    """Hashes as they cross the log: little-endian unsigned 64-bit."""
+    """Return hashes as bytes for the log: little-endian unsigned 64-bit."""
     return np.asarray(hashes, "<u8").tobytes()
 
 
 def unpack(data: bytes) -> list[int]:
-    """Inverse of `pack`; raises ValueError where the length is no multiple of 8."""
+    """Return the hashes of `pack`'s bytes. Raise ValueError unless a multiple of 8 bytes."""
     if len(data) % 8:
         raise ValueError(f"block hashes: expected a multiple of 8 bytes, found {len(data)}")
     hashes: list[int] = np.frombuffer(data, "<u8").tolist()

@@ -1,8 +1,8 @@
-"""What askers and retrieval workers agree on: vectors as bytes, shards, and how hits are merged.
+"""Rules that clients and retrieval workers share: vectors as bytes, shards, and merging of hits.
 
 Pure. A document belongs to one shard, whatever its collection, and its passages with it; every
-shard answers every retrieval with its nearest documents, and the asker keeps the nearest of all.
-Where a text was searched for, shards answer with the nearest and with the best by words; the asker
+shard answers every retrieval with its nearest documents, and the client keeps the nearest of all.
+For a text, shards answer with the nearest documents and with the best ones by words; the client
 merges both, and fuses them (`schemas/rules/ranks.py`).
 """
 
@@ -32,14 +32,14 @@ from schemas.rules.sizes import SHARDS_MAX
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 WORDS = "words"
-MODES = ("hybrid", "vector", WORDS)  # how a text is searched for
-CHECK = "check"  # nothing is searched for; only what changed of quoted documents is told
-# A shard that says so has nothing to find where another shard may have.
+MODES = ("hybrid", "vector", WORDS)  # of a search for a text
+CHECK = "check"  # no search; only report which quoted documents have changed
+# Errors of a shard that has nothing to search, while another shard may have.
 _HAS_NONE = {UnknownCollection.code, EmptyIndex.code, UnknownFilterField.code}
 
 
 def pack_vector(values: Any) -> bytes:
-    """Numbers as they cross the log: float32, little-endian."""
+    """Return numbers as bytes for the log: float32, little-endian. Raise InvalidVector."""
     try:
         return np.ascontiguousarray(values, "<f4").reshape(-1).tobytes()
     except (TypeError, ValueError) as error:
@@ -47,34 +47,36 @@ def pack_vector(values: Any) -> bytes:
 
 
 def unpack_vector(data: bytes) -> Vector:
-    """Inverse of `pack_vector`, shape (dim,); raises RecordError where bytes are left over."""
+    """Return the vector, shape (dim,), of `pack_vector`'s bytes. Raise RecordError for others."""
     if len(data) % 4:
         raise RecordError(f"vector: expected a multiple of 4 bytes, found {len(data)}")
     return np.frombuffer(data, "<f4")
 
 
 def shard_of(document_id: str, shards: int) -> int:
-    """The shard that holds a document; CRC-32 of the UTF-8 id, so that every process agrees."""
+    """Return the shard of a document: CRC-32 of the UTF-8 id, the same in every process."""
     return zlib.crc32(document_id.encode()) % shards
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """How many shards there are, and which of them a ready worker serves."""
+    """The number of shards, and those that a ready worker serves."""
 
     shards: int
     living: frozenset[int]
 
 
 def layout_of(view: FleetView, now_ms: int) -> ShardLayout:
-    """What the fleet serves. While shards are changed in number, the layout with fewer gaps counts,
-    of equal ones that with more shards.
+    """Return the layout that the fleet serves.
+
+    While the number of shards changes, the layout with fewer missing shards counts, on ties the one
+    with more shards.
     """
     by_count: dict[int, set[int]] = {}
     for member in view.living(MemberKind.WORKER, now_ms):
         search = member.registration.search
         if search is None or not 0 <= search.shard < search.shards <= SHARDS_MAX:
-            continue  # nobody can mean it, and whoever is asked of it would never be done
+            continue  # invalid, and its retrievals would never finish
         if member.state is MemberState.READY:
             by_count.setdefault(search.shards, set()).add(search.shard)
     if not by_count:
@@ -84,9 +86,9 @@ def layout_of(view: FleetView, now_ms: int) -> ShardLayout:
 
 
 def partitions_at(view: FleetView, place: str, now_ms: int) -> frozenset[int]:
-    """Partitions of retrievals that replicas in a place answer, for all shards that live.
+    """Return the partitions of `retrievals` that replicas in a place serve, for all living shards.
 
-    Placement (a) of Trinity: a copy of the index in the node of those who ask.
+    Placement (a) of Trinity: a replica of the index in the clients' own node.
     """
     layout = layout_of(view, now_ms)
     by_shard: dict[int, set[int]] = {shard: set() for shard in layout.living}
@@ -100,14 +102,14 @@ def partitions_at(view: FleetView, place: str, now_ms: int) -> frozenset[int]:
 
 
 def embedding_workers(view: FleetView, now_ms: int) -> list[Member]:
-    """Who turns texts into vectors now."""
+    """Return the workers that are ready to embed texts."""
     living = view.living(MemberKind.WORKER, now_ms)
     ready = (member for member in living if member.state is MemberState.READY)
     return [member for member in ready if member.registration.embedding is not None]
 
 
 def check_hits(hits: Hits) -> None:
-    """Raise RecordError for hits that no shard can mean."""
+    """Raise RecordError for hits that are invalid."""
     check_numbers(hits)
     if hits.shard >= hits.shards:
         raise RecordError(f"hits: expected a shard below {hits.shards}, found {hits.shard}")
@@ -129,22 +131,22 @@ def check_hits(hits: Hits) -> None:
 class Hit:
     """A document, or a passage of one, and its distance: smaller is nearer.
 
-    The rest is known of searches for texts alone. `score` is the cosine similarity to the text's
-    vector, or where there is none the fused score.
+    Only searches for texts set the other fields. `score` is the cosine similarity to the text's
+    vector, or the fused score if there is none.
     """
 
-    document_id: str  # of a passage DOCUMENT#NUMBER
-    distance: float  # infinite where it was found by its words alone
+    document_id: str  # for a passage, DOCUMENT#NUMBER
+    distance: float  # infinite if it was found by its words only
     score: float = 0.0
-    fused: float = 0.0  # of ranks; what hits are ordered by
+    fused: float = 0.0  # fused score of ranks, which orders hits
     cosine: float | None = None
-    words: float | None = None  # BM25, None where it was not found by its words
-    passage: Passage | None = None  # where passages were wanted
+    words: float | None = None  # BM25; None if it was not found by its words
+    passage: Passage | None = None  # if passages were requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalResult:
-    """A retrieval's answer; `missing` tells by shard why its documents were not searched."""
+    """A retrieval's result; `missing` has, by shard, why its documents were not searched."""
 
     retrieval_id: str
     hits: tuple[Hit, ...]
@@ -157,9 +159,9 @@ class RetrievalResult:
     took_ms: float  # at the slowest shard, with its wait for a slot
     wait_ms: float = 0.0  # of that, the longest wait for a slot
     embedded_ms: float = 0.0  # at the embedding pool
-    mode: str = ""  # how a text was searched for: vector, words or hybrid
-    degraded: str = ""  # why a text was searched for by its words alone, though not asked so
-    changed: frozenset[str] = frozenset()  # quoted documents that do not say that any more
+    mode: str = ""  # of a search for a text: vector, words or hybrid
+    degraded: str = ""  # why the search was by words only, although another mode was requested
+    changed: frozenset[str] = frozenset()  # quoted documents that must not be quoted any more
 
     @property
     def is_complete(self) -> bool:
@@ -167,7 +169,7 @@ class RetrievalResult:
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """Texts of the hits, the best first, with their scores."""
+        """Return the passages of the hits, the best first, with their scores."""
         return tuple(hit.passage for hit in self.hits if hit.passage is not None)
 
 
@@ -180,10 +182,9 @@ def merge_hits(
     by_text: bool = False,
     quoted: Sequence[Quoted] = (),
 ) -> RetrievalResult:
-    """The k nearest documents of all shards, equal distances in order of ids; of a text the k best.
+    """Return the k nearest documents of all shards, on ties in order of ids; for a text the k best.
 
-    Raises the error of the shards where none of them could search, and DeadlineExceeded where none
-    answered.
+    Raises the shards' error if none of them could search, and DeadlineExceeded if none answered.
     """
     good = {shard: hits for shard, hits in answers.items() if hits.error is None}
     if not good:
@@ -214,7 +215,7 @@ def merge_hits(
 def _changed_ids(
     quoted: Sequence[Quoted], answers: Mapping[int, Hits], shards: int
 ) -> frozenset[str]:
-    """What shards say of their documents; what nobody could look at is not trusted."""
+    """Return the quoted documents that have changed by their shards, or whose shard is missing."""
     changes: dict[int, Collection[str]] = {
         shard: hits.changed
         for shard, hits in answers.items()
@@ -238,7 +239,7 @@ def _hits(hits: Hits) -> list[Hit]:
 
 
 def _fuse_hits(answers: Collection[Hits], k: int) -> list[Hit]:
-    """Both lists are merged over all shards first: ranks are those of the whole collection."""
+    """Merge both lists over all shards, then fuse them: ranks are those of the whole collection."""
     distances: dict[str, float] = {}
     words: dict[str, float] = {}
     cosines: dict[str, float] = {}
@@ -273,7 +274,7 @@ def _fuse_hits(answers: Collection[Hits], k: int) -> list[Hit]:
 
 
 def _numbers(ids: Sequence[str], data: bytes) -> dict[str, float]:
-    """By id; none where there are none for these ids."""
+    """Return the numbers by id; empty if `data` has none for these ids."""
     return dict(zip(ids, unpack_vector(data).tolist(), strict=False))
 
 

@@ -1,11 +1,11 @@
-"""What a section of the settings is, and how it is filled: from a file, the environment and flags.
+"""Defines sections of the settings, and fills them from a file, the environment and flags.
 
-Later sources win; `TRIVIUM_<SECTION>_<FIELD>` overrides a field of the TOML file. Types and ranges
-stand with the fields and pydantic checks them; an unknown name or a wrong value stops the start
-with the name, what was expected and what was found. A secret can be in a file of its own, named by
-the field's name and `_file`; a list has one in each line. A list of tables (`[[section.field]]`) is
-JSON in the environment. Secrets are never shown, nor written.
-The sections themselves live beside the processes that they configure.
+Later sources win; `TRIVIUM_<SECTION>_<FIELD>` overrides a field of the TOML file. Fields have their
+types and ranges, which pydantic checks; an unknown name or a wrong value stops the start with the
+name, the expected and the found value. A secret can be in a file of its own, named by the field's
+name and `_file`; a list of secrets has one in each line. A list of tables (`[[section.field]]`) is
+JSON in the environment. Secrets are never shown or written. The sections themselves are beside the
+processes that they configure.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Port = Annotated[int, Field(ge=0, le=65_535)]  # 0: any free one
-Texts = Annotated[tuple[str, ...], Strict(False)]  # in a file it is a list
+Port = Annotated[int, Field(ge=0, le=65_535)]  # 0: any free port
+Texts = Annotated[tuple[str, ...], Strict(False)]  # a list in a file
 ENV_PREFIX = "TRIVIUM_"
 _CHECKS = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _SECRET = "secret"
 _FILE = "_file"
-_WORDS = {  # pydantic's, and ours
+_WORDS = {  # pydantic's words, and ours
     "Input should be": "expected",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -54,7 +54,7 @@ _WORDS = {  # pydantic's, and ours
 
 
 def one_of(*texts: str) -> AfterValidator:
-    """Of a field that has one of these texts: `Annotated[str, one_of("a", "b")]`."""
+    """Return a field's validator for one of these texts: `Annotated[str, one_of("a", "b")]`."""
 
     def check(text: str) -> str:
         if text not in texts:
@@ -67,7 +67,7 @@ def one_of(*texts: str) -> AfterValidator:
 
 
 def tables_of(kind: type[Any]) -> BeforeValidator:
-    """Of a field that holds tables of a file, each a section of its own:
+    """Return the validator of a field with tables of a file, each a section of its own:
     `Annotated[tuple[Pair, ...], tables_of(Pair)]`."""
 
     def convert(tables: Any) -> Any:
@@ -89,8 +89,8 @@ def _table(kind: type[Any], table: Any, number: int) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(name: str) -> Callable[[type[Section]], type[Section]]:
-    """Class decorator: a frozen dataclass that raises ConfigError for wrong values, whoever makes
-    it. What concerns several fields is checked in `__post_init__`."""
+    """Return a class decorator: it makes a frozen dataclass that raises ConfigError for wrong
+    values. `__post_init__` checks what concerns several fields."""
 
     def decorate(cls: type[Section]) -> type[Section]:
         kind: Any = dataclass(cls, frozen=True, slots=True, kw_only=True, config=_CHECKS)
@@ -102,7 +102,7 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
             except ValidationError as error:
                 raise ConfigError(describe_errors(f"{name}.", error, _secret_names(kind))) from None
 
-        kind.__init__ = __init__  # the same, with our errors
+        kind.__init__ = __init__  # raises our errors
         return cast(type[Section], kind)
 
     return decorate
@@ -111,7 +111,7 @@ def section(name: str) -> Callable[[type[Section]], type[Section]]:
 def describe_errors(
     prefix: str, error: ValidationError, secret_names: frozenset[str] = frozenset()
 ) -> str:
-    """All that is wrong: of each value its name, what was expected and what was found."""
+    """Return all errors in one text: each value's name, what was expected and what was found."""
     messages = []
     for detail in error.errors(include_url=False):
         expected = detail["msg"]
@@ -129,7 +129,7 @@ def _place(item: int | str) -> str:
 
 
 def secret(default: Any) -> Any:
-    """A field that no message, `repr` or file of ours shows."""
+    """Return a field that no message, `repr` or file of ours shows."""
     return dataclasses.field(default=default, repr=False, metadata={_SECRET: True})
 
 
@@ -138,18 +138,18 @@ def _secret_names(kind: Any) -> frozenset[str]:
 
 
 def secrets_of(section: Any) -> dict[str, Any]:
-    """The secrets of a section that are set, by field."""
+    """Return the secrets of a section that are set, by field."""
     values = {name: getattr(section, name) for name in sorted(_secret_names(section))}
     return {name: value for name, value in values.items() if value}
 
 
-# What a program needs to run at all; Java and Kafka have settings of their own.
+# Variables that programs need to run; Java and Kafka have settings of their own.
 _OF_PROGRAMS = ("PYTHON", "LC_", "LD_", "JAVA", "KAFKA_", "COVERAGE_", "OMP_", "TOKENIZERS_")
 _FOR_PROGRAMS = frozenset(("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV"))
 
 
 def environment_of_child() -> dict[str, str]:
-    """For a process that reads no settings: with no secret of ours, or of anybody."""
+    """Return the environment of a process that reads no settings, without any secrets."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -158,7 +158,7 @@ def environment_of_child() -> dict[str, str]:
 
 
 def read_toml(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Sections of the file; an absent path is an empty file."""
+    """Return the sections of the file; None is an empty file. Raise ConfigError."""
     if path is None:
         return {}
     try:
@@ -177,9 +177,9 @@ def build(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Section:
-    """One section: file values, then environment, then flags that are not None.
+    """Return one section: file values, then environment, then flags that are not None.
 
-    Raises ConfigError for unknown names and for values that the section does not take.
+    Raises ConfigError for unknown names and for values that the section does not accept.
     """
     values: dict[str, Any] = {}
     for name, value in file.items():
@@ -195,12 +195,12 @@ def build(
 
 @functools.cache
 def _types(kind: Any) -> dict[str, Any]:
-    """Of its fields; to find them out again for each value would be most of reading a file."""
+    """Return a section's field types; cached, because they cost more than the rest of a file."""
     return get_type_hints(kind)
 
 
 def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dict[str, Any]:
-    """The field that a name means, with its value; the environment has text for every type."""
+    """Return the field that a name means, with its value; the environment has only texts."""
     types, field_name = _types(kind), name.removesuffix(_FILE)
     if field_name != name and field_name in _secret_names(kind):
         return {
@@ -212,7 +212,7 @@ def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dic
         return {name: value}
     if types[name] == tuple[str, ...]:
         return {name: tuple(part.strip() for part in value.split(",") if part.strip())}
-    if get_origin(types[name]) is tuple:  # of tables
+    if get_origin(types[name]) is tuple:  # a list of tables
         return {name: _from_json(place, value)}
     try:
         adapter = TypeAdapter(get_type_hints(kind, include_extras=True)[name], config=_CHECKS)

@@ -1,7 +1,7 @@
 """The sections of the settings that every process shares.
 
-How a section is filled and checked is `schemas/sections.py`'s; the other sections live beside the
-processes that they configure.
+`schemas/sections.py` fills and checks the sections; the other ones are beside the processes that
+they configure.
 """
 
 from pathlib import Path
@@ -24,15 +24,15 @@ class LogSettings:
 
     bootstrap: str = "127.0.0.1:9092"
     topic_prefix: str = ""
-    session_partitions: Positive = 2  # routers at most; each costs every fetch of every router
-    worker_partitions: Positive = 16  # workers per topic at most
-    gateway_partitions: Positive = 8  # gateways at most
-    retrieval_partitions: Positive = 4  # replicas of a retrieval shard at most
-    asker_partitions: Positive = 16  # who asks, at most: routers, gateways, workers
+    session_partitions: Positive = 2  # most routers; each one makes all fetches of routers slower
+    worker_partitions: Positive = 16  # most workers per topic
+    gateway_partitions: Positive = 8  # most gateways
+    retrieval_partitions: Positive = 4  # most replicas of a retrieval shard
+    asker_partitions: Positive = 16  # most members that search: routers, gateways, workers
     document_partitions: Positive = 2
-    prompt_partitions: Positive = 4  # bridges of a topic of prompts at most
+    prompt_partitions: Positive = 4  # most bridges of a topic of prompts
     replication_factor: Positive = 1
-    min_insync_replicas: Natural = 0  # of an acknowledged record; 0: the majority
+    min_insync_replicas: Natural = 0  # replicas of an acknowledged record; 0: the majority
     schema_registry: str = secret("")  # URL, perhaps with a password; empty: single-object encoding
     security_protocol: str = "PLAINTEXT"
     sasl_mechanism: str = ""
@@ -40,8 +40,7 @@ class LogSettings:
     sasl_password: str = secret("")
     tls_ca_file: str = ""
     request_timeout_ms: Positive = 5_000
-    # where this process runs, a node or a rack; searches asked here go to a copy of the index here,
-    # if there is one
+    # node or rack of this process; its searches prefer replicas of the index in the same place
     place: str = ""
 
     def __post_init__(self) -> None:
@@ -57,11 +56,11 @@ class LogSettings:
 
     @property
     def copies_min(self) -> int:
-        """How many brokers have an acknowledged record: of three two, so one may be lost."""
+        """Return how many brokers have an acknowledged record: two of three, so one may fail."""
         return self.min_insync_replicas or self.replication_factor // 2 + 1
 
     def partitions(self, group: str) -> int:
-        """Partition count of a topic group of the table."""
+        """Return the partition count of a topic group of the table."""
         return {
             "session": self.session_partitions,
             "worker": self.worker_partitions,
@@ -76,7 +75,7 @@ class LogSettings:
 
 @section("model")
 class ModelSettings:
-    """Section [model]: what is served. One deployment serves one model."""
+    """Section [model]: the served model. One deployment serves one model."""
 
     path: str = ""  # a folder, a Hugging Face name, or one of workers/models; empty: the engine's
     revision: str = ""  # of a repository: the commit to download
@@ -85,7 +84,7 @@ class ModelSettings:
 
     @property
     def pinned(self) -> str:
-        """The revision of what has to be downloaded; raises ConfigError where none is named."""
+        """Return the revision to download. Raise ConfigError if none is set."""
         if not self.revision:
             raise ConfigError(
                 f"model.path: no folder {self.path!r} is here, and for a repository of that name "

@@ -1,10 +1,10 @@
-"""Packages that another package imports at its top and that we never use, put off until they are.
+"""Delays the import of packages that another package imports at its top and that we rarely use.
 
-While the other package is imported, modules that only promise their names stand in for them. What
-is made of such a class, or read from such a module later, is of the real one, imported then. Only
-for packages whose import costs a start more than this costs a reader, and of which nobody derives a
-class, catches an error or asks `isinstance`: a promise is not the class itself. No other thread may
-import them meanwhile.
+While the other package is imported, stand-in modules promise the names of these packages. A later
+call of a promised class, or access to such a module, imports the real one. Only for packages whose
+import costs more time at a start than this module costs its readers. The other package must not
+derive a class of theirs, catch their errors or call `isinstance`, because a promise is not the
+class itself. No other thread may import them in the meantime.
 """
 
 import sys
@@ -17,7 +17,8 @@ from typing import Any
 
 @contextmanager
 def stand_ins(*names: str) -> Iterator[None]:
-    """Modules that are imported already stay as they are. Classes and functions only."""
+    """Replace modules within the context, unless they are imported already. Only for modules whose
+    classes and functions are used, no other values."""
     promised = [_StandIn(name) for name in names if name not in sys.modules]
     sys.modules.update({module.__name__: module for module in promised})
     try:
@@ -34,7 +35,7 @@ class _StandIn(ModuleType):
     promises = True
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself looks for
+        if name.startswith("__"):  # Python itself looks for these
             raise AttributeError(name)
         if self.promises:
             return _promised(self.__name__, name)
@@ -42,7 +43,7 @@ class _StandIn(ModuleType):
 
 
 def _promised(module: str, name: str) -> type:
-    """A class whose call is a call of the real one."""
+    """Return a class whose call calls the real one."""
 
     def call(_: type, *args: Any, **kwargs: Any) -> Any:
         return getattr(import_module(module), name)(*args, **kwargs)

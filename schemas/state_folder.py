@@ -1,4 +1,4 @@
-"""The state folder: where what runs on this machine leaves data, logs and models."""
+"""The state folder, in which the processes of this machine store data, logs and models."""
 
 import os
 import stat
@@ -8,14 +8,14 @@ from schemas.errors import ConfigError
 
 
 def home() -> Path:
-    """The state folder: broker data, logs, process ids and models made here."""
+    """Return the state folder: broker data, logs, process ids and models made here."""
     return Path(os.environ.get("TRIVIUM_HOME", ".trivium")).absolute()
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can look into; one that is there is closed to others.
+    """Create a folder that only its owner can read; make an existing one private.
 
-    Raises ConfigError for a folder that others may write to, which is not ours to close.
+    Raises ConfigError for a folder that others may write to, because it may not be ours.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = path.stat().st_mode

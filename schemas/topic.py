@@ -1,11 +1,11 @@
-"""What the table of topics (`schemas/topics.py`) says of each."""
+"""The class of a row in the table of topics (`schemas/topics.py`)."""
 
 from dataclasses import dataclass, field
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 _LEASED = ("worker", "gateway", "asker")
-# What there can be as many of, at work at once, as a topic of the group has partitions.
+# Processes that work in parallel, at most one for each partition of the group.
 _SCALES = {
     "session": "routers",
     "worker": "workers of the role",
@@ -21,9 +21,9 @@ _SCALES = {
 class Topic:
     """One row of the table.
 
-    `key` names what the record key is; `group` the partition count that the topic shares
-    (`LogSettings.partitions` knows them), and so what chooses the partition. `written_by` and
-    `read_by` name kinds of processes; `anyone` is whoever likes to, `replay` only looks on.
+    `key` names the record key; `group` names the partition count that topics share
+    (`LogSettings.partitions`), and so what chooses the partition. `written_by` and `read_by` name
+    kinds of processes; `anyone` means any client, and `replay` only observes.
     """
 
     name: str
@@ -32,23 +32,24 @@ class Topic:
     group: str = "session"
     written_by: tuple[str, ...]
     read_by: tuple[str, ...]
-    scales_with: str = ""  # where it is not what the group says
+    scales_with: str = ""  # if it differs from the group's
     retention_ms: int = DAY_MS
     cleanup: str = "delete"
     config: dict[str, str] = field(default_factory=dict)
     doc: str
 
     def subject(self, record: str) -> str:
-        """Where a schema registry keeps the record's schemas.
+        """Return the subject of the record's schemas in a schema registry.
 
-        Kafka's default where the topic has one kind of record, so that other clients find it
-        without being told (TopicNameStrategy); else one subject each (TopicRecordNameStrategy).
+        If the topic has one kind of record, Kafka's default, which other clients find without
+        configuration (TopicNameStrategy); else one subject each (TopicRecordNameStrategy).
         """
         return f"{self.name}-value" if len(self.records) == 1 else f"{self.name}-trivium.{record}"
 
     @property
     def scales(self) -> str:
-        """What works on it in parallel, one for each partition; empty if it is read whole."""
+        """Return the kind of process that works on it in parallel, one for each partition; empty if
+        all readers read the whole topic."""
         return self.scales_with or _SCALES.get(self.group, "")
 
     @property
@@ -61,5 +62,5 @@ class Topic:
 
     @property
     def partition_by(self) -> str:
-        """What chooses the partition: its lease where members have one each, else the group."""
+        """Return what chooses the partition: `lease` if members lease one each, else the group."""
         return "lease" if self.group in _LEASED else self.group

@@ -1,7 +1,7 @@
-"""The topics, as one table. Creating and checking them is `schemas/log/admin.py`'s work.
+"""The table of all topics; `schemas/log/admin.py` creates and checks them.
 
-Records whose key is a request still lie on their session's partition where the table says so:
-whoever owns a partition owns all state of its sessions, and compaction keeps one record per key.
+Records whose key is a request are still on their session's partition if the table says so: the
+owner of a partition owns all state of its sessions, and compaction keeps one record per key.
 """
 
 import zlib
@@ -10,9 +10,9 @@ from schemas.errors import RecordError
 from schemas.records import Role
 from schemas.topic import DAY_MS, HOUR_MS, Topic
 
-# A live request is rebuilt from these, so they have to be there for longer than one may live.
+# Rebuilds of live requests read these, so they must keep records longer than a request may live.
 REBUILT_FROM = ("requests", "cancellations", "phases", "outcomes", "decisions")
-# Compacted in time for whoever reads a topic whole: what is replaced goes after ten minutes.
+# Compacted soon for readers of whole topics: replaced records are removed after ten minutes.
 _SOON = {
     "segment.ms": "600000",
     "delete.retention.ms": "600000",
@@ -310,42 +310,42 @@ TOPICS: dict[str, Topic] = {
     )
 }
 
-# Where workers of a role take their work; each leases a partition.
+# Topics of work by a worker's role; each worker leases a partition.
 WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
-DEAD_LETTER_SUFFIX = ".dlq"  # such a topic keeps its records as long as the topic that they were on
-DEAD_LETTER_HEADERS = "x-dlq-"  # what headers that say why and from where begin with
-RETRIED = "retried"  # the one of a mark: which offset of its partition was sent again
-SENT_AGAIN = "sent-again"  # of a record that was a dead letter: how often it was sent again
+DEAD_LETTER_SUFFIX = ".dlq"  # such a topic has the retention of the original topic
+DEAD_LETTER_HEADERS = "x-dlq-"  # prefix of headers with error and origin
+RETRIED = "retried"  # header of a mark: the offset of the retried letter on the same partition
+SENT_AGAIN = "sent-again"  # header of a retried record: its number of retries
 
 
 def live_ms_max() -> int:
-    """The longest that a request may live, and still be found by whoever takes its partition."""
+    """Return the longest life of a request, in ms, such that takeovers still find its records."""
     return min(TOPICS[name].retention_ms for name in REBUILT_FROM) - HOUR_MS
 
 
 def partition_of(key: str, partition_count: int) -> int:
-    """The partition of a session; CRC-32 of the UTF-8 key, so that every process agrees."""
+    """Return the partition of a session: CRC-32 of the UTF-8 key, the same in every process."""
     return zlib.crc32(key.encode()) % partition_count
 
 
 def document_key(collection: str, document_id: str) -> str:
-    """The record key of a document; a collection's name has no slash."""
+    """Return the record key of a document; a collection's name has no slash."""
     return f"{collection}/{document_id}"
 
 
 def collection_key(collection: str, shard: int, shards: int) -> str:
-    """The record key of what a collection is on a shard; no document's key begins with a slash."""
+    """Return the record key of a collection's shard; no document's key begins with a slash."""
     return f"/{shard}/{shards}/{collection}"
 
 
 def declaration_key(collection: str) -> str:
-    """The record key of what an operator says of a collection."""
+    """Return the record key of an operator's settings of a collection."""
     return f"//{collection}"
 
 
 def object_key(tenant: str, *names: str) -> str:
-    """The record key of what a caller keeps: its id, below that of what it belongs to."""
+    """Return the record key of a caller's stored object: its id, after its parents' ids."""
     return "/".join((tenant, *names))
 
 

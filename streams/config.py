@@ -1,4 +1,4 @@
-"""Section [router] of the settings file; the gateway's lives in streams/gateway/config.py."""
+"""Section [router] of the settings file; `streams/gateway/config.py` has the gateway's."""
 
 from math import isfinite
 from typing import Annotated
@@ -17,67 +17,67 @@ ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 
 @section("router")
 class RouterSettings:
-    """How a router admits, places, remembers and recovers; names every bound of the core."""
+    """Settings of admission, placement, stored state and recovery; with every bound of the core."""
 
     # or table, conditional, static, pairs, round_robin, replica
     policy: Annotated[str, one_of(*POLICIES)] = "learned"
     local_share: Share = 0.0  # static: share of later turns computed on their decode worker
-    max_local_prefill_tokens: Natural = 1_000  # conditional: up to here on the decode worker
-    # conditional: from here on too, in requests per worker
+    max_local_prefill_tokens: Natural = 1_000  # conditional: up to here, decode workers compute
+    # conditional: likewise from this prefill queue on, in requests per worker
     max_prefill_queue: NonNegative = 2.0
-    table: str = ""  # table: the file that `trivium plan ppd` wrote
+    table: str = ""  # table: the file that `trivium plan ppd` has written
     w_ttft: NonNegative = 0.5  # table and learned: weight of time to first token
     w_tpot: NonNegative = 0.5  # likewise of time per output token
     w_kv: NonNegative = 0.02  # learned: weight of moving KV, per thousand tokens
     weights_interactive: str = ""  # "w_ttft/w_tpot" of a class, as 0.8/0.2; empty: as above
     weights_standard: str = ""
     weights_batch: str = ""
-    explore_share: Share = 0.02  # learned: most requests that are placed to learn from them
-    explore_slack_ms: Natural = 10_000  # learned: requests with less slack are not
-    samples_min: Natural = 20  # learned: fewer observations of a part are too few
+    explore_share: Share = 0.02  # learned: largest share of requests placed to learn from them
+    explore_slack_ms: Natural = 10_000  # learned: least slack of such requests
+    samples_min: Natural = 20  # learned: least observations of a model before it is used
     # or prefill_first, decode_first, concurrent
     orchestration: Annotated[str, one_of(*ORCHESTRATIONS)] = "auto"
-    reuse_tokens_min: Positive = 256  # auto: so much more KV on the decode worker: decode_first
-    prefix_blocks_max: Positive = 1_000_000  # known KV blocks; the oldest go first
-    queue_requests_max: Positive = 10_000  # waiting for admission; above it the worst are shed
-    queue_tokens_max: Positive = 8_000_000  # prompt tokens waiting for admission; likewise
+    reuse_tokens_min: Positive = 256  # auto: decode_first with this much more KV on decode
+    prefix_blocks_max: Positive = 1_000_000  # indexed KV blocks; the oldest are evicted first
+    queue_requests_max: Positive = 10_000  # in the queue; above it the worst are shed
+    queue_tokens_max: Positive = 8_000_000  # prompt tokens in the queue; likewise
     ageing_ms: Positive = 5_000  # a waiting request rises one priority class per this time
-    attempts_max: Positive = 3  # placements of one request that workers fail before it fails
-    # workers that may be lost under one request, or have no room for it, before it fails
+    attempts_max: Positive = 3  # attempts at which workers fail, before the request fails
+    # attempts whose workers are lost or refuse them, before the request fails
     losses_max: Positive = 12
-    apply_tries_max: Positive = 3  # routers that may fail over one request before it fails
+    apply_tries_max: Positive = 3  # routers that raise over one request before it fails
     handover_ahead: Natural = 4  # prefills dispatched beyond the free decode credits
     handover_margin_ms: Positive = 1_000  # a KV handle that expires sooner is not used
-    # without a prefill worker for so long, decode workers compute prompts
+    # decode workers compute prompts after this time without a prefill worker
     local_after_ms: Positive = 3_000
-    # without a decode worker or replica for so long, a prefill worker decodes too; 0: never
+    # a prefill worker decodes too after this time without a decode worker or replica; 0: never
     lends_after_ms: Natural = 5_000
     # how long after its deadline a worker may still end a request
     deadline_grace_ms: Positive = 5_000
-    # so long after its gateway was lost, what nobody resumed ends
+    # how long after the loss of its gateway a request ends, unless its client resumes it
     gateway_grace_ms: Positive = 30_000
-    assumed_prefill_tokens_per_s: Positive = 10_000  # for slack, where nothing is measured
+    assumed_prefill_tokens_per_s: Positive = 10_000  # for slack, and before measurements
     assumed_step_ms: Annotated[float, Field(ge=1)] = 10.0  # likewise, per token of the answer
     candidates_max: Positive = 4  # workers named in a decision
-    sessions_max: Positive = 100_000  # remembered conversations; the least recently used go first
-    session_ttl_ms: Positive = 3_600_000  # without a turn for so long, a conversation is forgotten
-    retrievals_max: Positive = 1_000  # searches under way; above it requests go on without
-    retrieval_grace_ms: Natural = 100  # what an answer of the last moment takes to be read back
-    continues: bool = True  # what is placed again goes on where its answer stopped
-    continue_wait_ms: Positive = 1_000  # for word of how much there is of it; then it begins anew
-    # where a worker lacks so many tokens of what a prompt begins with, it computes them while the
-    # rest is searched for; 0: never
+    sessions_max: Positive = 100_000  # stored sessions; the least recently used are evicted first
+    session_ttl_ms: Positive = 3_600_000  # a session is dropped after this time without a turn
+    retrievals_max: Positive = 1_000  # active searches; above it requests continue without
+    retrieval_grace_ms: Natural = 100  # after a search's deadline, to read back a late result
+    continues: bool = True  # new attempts continue an answer where it stopped
+    continue_wait_ms: Positive = 1_000  # for its readers' progress; then the answer restarts
+    # a worker that lacks at least this many tokens of a prompt's beginning prefills them during
+    # the search; 0: never
     warm_tokens_min: Natural = 512
-    # sessions whose passages are put in again in later turns; 0: none
+    # sessions whose passages are inserted again in later turns; 0: none
     histories_max: Natural = 10_000
     histories_bytes_max: Positive = 64 << 20  # of these
-    ended_max: Positive = 200_000  # remembered ids of ended requests
+    ended_max: Positive = 200_000  # stored ids of ended requests
     early_cancels_max: Positive = 10_000  # cancellations read before their request
     tick_ms: Positive = 50
     journal_flush_ms: Positive = 200
-    snapshot_ms: Positive = 600_000  # so often the journal has all state, for replays to begin at
+    snapshot_ms: Positive = 600_000  # between snapshots in the journal, where replays can begin
     sends_pending_max: Positive = 10_000  # unacknowledged sends; above it the agents wait
-    stall_exit_ms: Positive = 15_000  # lag without progress for so long ends the process
+    stall_exit_ms: Positive = 15_000  # lag without progress for this time ends the process
 
     def __post_init__(self) -> None:
         for priority in Priority:
@@ -90,7 +90,7 @@ class RouterSettings:
             )
 
     def weights(self, priority: Priority) -> tuple[float, float]:
-        """(w_ttft, w_tpot) of a class. Raises ConfigError for text that is not two numbers."""
+        """Return (w_ttft, w_tpot) of a class. Raise ConfigError unless its text is two numbers."""
         text = getattr(self, f"weights_{priority.value}")
         if not text:
             return self.w_ttft, self.w_tpot

@@ -1,4 +1,4 @@
-"""One life of a worker whose records Faust agents take: served, drained and closed.
+"""One incarnation of a worker that reads its records with Faust agents: it serves and drains.
 
 Called by `workers/search/service/worker.py` and `workers/embed/worker.py`.
 """
@@ -22,38 +22,38 @@ log = logging.getLogger("trivium.worker")
 
 
 class AgentIntake(Protocol):
-    """What agents hand their events to."""
+    """The part of a worker that processes its agents' events."""
 
     group: Group
 
     async def drain(self) -> None:
-        """Take no more, and wait for what is under way."""
+        """Accept no more events, and wait for those under way."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AgentSession:
-    """`serve`, `drain` where it is to end well, and `close` in any case."""
+    """One incarnation. Call `serve`, then `drain` unless it failed, and `close` in any case."""
 
     settings: LogSettings
     membership: Membership
     producer: LogProducer
-    app: Any  # of Faust
+    app: Any  # the Faust app
     intake: AgentIntake
-    give_up: Callable[[], Awaitable[None]]  # what is under way
+    give_up: Callable[[], Awaitable[None]]  # cancels the events under way
     drain_timeout_ms: int
     close_timeout_ms: int
     tasks: Tasks = field(default_factory=Tasks)
     is_drained: bool = False
 
     def serve(self, stall_ms: int) -> None:
-        """Let the agents begin; lag without progress for so long ends this life."""
+        """Start the agents; lag without progress for `stall_ms` ends this incarnation."""
         group = self.intake.group
         self.tasks.spawn("watchdog", watch(self.settings, group, stall_ms))
         self.tasks.spawn("failure", group.wait_for_failure())
         self.tasks.spawn("agents", run_app(self.app))
 
     async def drain(self) -> None:
-        """Take no more, and finish what is under way."""
+        """Accept no more events, and finish those under way within `drain_timeout_ms`."""
         self.membership.set_state(MemberState.DRAINING)
         try:
             async with asyncio.timeout(self.drain_timeout_ms / 1000):
@@ -63,7 +63,8 @@ class AgentSession:
         self.is_drained = True
 
     async def close(self, **readers: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Commit and stop reading first, say goodbye last. A lost life writes nothing more."""
+        """Commit and stop reading, then leave the fleet. Unless it was drained, discard unwritten
+        records."""
         await self._close("agents", self.app.stop())
         await self.give_up()
         await self.tasks.cancel()

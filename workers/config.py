@@ -1,6 +1,6 @@
 """Section [worker] of the settings, and the table from engine names to their `start` functions.
 
-The settings of an engine itself are in its room: `llm/sim/settings.py`, `llm/vllm/settings.py`.
+An engine's own settings are in `workers/llm/sim/settings.py` and `workers/llm/vllm/settings.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,40 +16,40 @@ ENGINES = {
     "sim": "workers.llm.sim.engine:start",
     "vllm": "workers.llm.vllm.start:start",
 }
-KV_EVENTS_BLOCKS_LIMIT = 65_536  # of a batch, which is then 512 KiB and fits the log
+KV_EVENTS_BLOCKS_LIMIT = 65_536  # blocks in one record: 512 KiB, which fits the log's limit
 
 
 @section("worker")
 class WorkerSettings:
-    """Section [worker]: how much a worker takes, and how it stops."""
+    """Section [worker]: limits, intervals and timeouts of a worker."""
 
     engine: Annotated[str, one_of(*ENGINES)] = "vllm"
-    # prefill requests at once, of all routers; 0: the engine's running_max
+    # prefill requests of all routers at once; 0: the engine's running_max
     prefill_credits: Natural = 0
-    decode_credits: Natural = 0  # the same for decode and replica
-    # of these prompts, in the engine at once; 0: as it sees fit
+    decode_credits: Natural = 0  # decode or replica requests; 0: the engine's running_max
+    # prefill prompts in the engine at once; 0: the engine decides
     prefill_running_max: Natural = 0
-    # after SIGTERM, what is left then is placed elsewhere
+    # from SIGTERM; routers place the requests that are left then on other workers
     drain_timeout_ms: Natural = 30_000
     close_timeout_ms: Positive = 10_000  # for the engine to close
-    seen_max: Positive = 16_384  # requests remembered, so that repeated work is ignored
-    # phases and outcomes without acknowledgement; then no new work
+    seen_max: Positive = 16_384  # request ids that are remembered, to ignore repeated work
+    # unacknowledged phases and outcomes; at this number the worker reads no new work
     reports_pending_max: Positive = 1_024
     report_tries_max: Positive = 5  # sends of one phase or outcome before the worker gives up
-    # between frames to a gateway; grows with streams beyond 64
+    # between two frames for a gateway; grows with the number of streams above 64
     frame_interval_ms: Natural = 20
     frame_interval_ms_max: Natural = 32  # a reader still sees 30 updates a second
-    # tokens of so few streams leave at once; first tokens always do
+    # with this many streams or fewer, tokens leave at once; first tokens always do
     frame_at_once_max: Natural = 16
-    kv_events_interval_ms: Positive = 200  # between batches of what the prefix cache holds
+    kv_events_interval_ms: Positive = 200  # between two batches of prefix cache changes
     kv_events_blocks_max: Annotated[int, Field(ge=1, le=KV_EVENTS_BLOCKS_LIMIT)] = 4_096
-    kv_snapshot_interval_s: Positive = 60  # between tellings of everything that it holds
-    # work taken at once, so that reading never holds decode up for long
+    kv_snapshot_interval_s: Positive = 60  # between two snapshots of the prefix cache
+    # work records per read, so that reading never delays decode for long
     read_records_max: Positive = 64
 
 
 def engine_start(name: str) -> Callable[..., Awaitable[Engine]]:
-    """The `start` function of an engine; its module, and so torch, is imported only here."""
+    """Return an engine's `start` function; only this call imports its module, and so torch."""
     module, _, function = ENGINES[name].partition(":")
     start: Any = getattr(import_module(module), function)
     return start  # type: ignore[no-any-return]  # found by name

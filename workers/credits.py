@@ -1,7 +1,7 @@
-"""How a worker's capacity becomes credits: every living router gets an equal share. Pure.
+"""Divides a worker's capacity into credits: every living router gets an equal share. Pure.
 
-`workers/presence.py` computes it for every heartbeat. A router never has more work here than its
-share.
+`workers/presence.py` calls it for every heartbeat. A router never has more requests on the worker
+than its share.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from schemas.records import Grant, Role
 
 
 def divide(capacity: int, router_ids: Iterable[str]) -> dict[str, int]:
-    """Equal shares; the first routers by id take the remainder, and nobody gets less than one.
+    """Return equal shares; the first routers by id get the remainder, and each gets at least one.
 
-    With more routers than capacity the shares add up to more than it; the bound on held requests
-    catches that.
+    With more routers than capacity, the shares add up to more than the capacity. The worker's
+    limit of active requests bounds that case.
     """
     routers = sorted(set(router_ids))
     if not routers:
@@ -26,7 +26,7 @@ def divide(capacity: int, router_ids: Iterable[str]) -> dict[str, int]:
 
 
 def grants(capacities: Mapping[Role, int], router_ids: Iterable[str]) -> list[Grant]:
-    """A grant for each role and router."""
+    """Return a grant for each role and router."""
     routers = list(router_ids)
     return [
         Grant(router_id=router, role=role, credits=credits)

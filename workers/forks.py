@@ -1,11 +1,11 @@
-"""Asks a fork server for processes: it has imported, once, what all of them need.
+"""Starts processes through a fork server, which has imported the modules that they need.
 
 Theory of operation. `infra/processes/fork_server.py` runs one process per stack that imports vLLM
-and then does nothing but fork, by the protocol of `multiprocessing.forkserver`. Who is forked there
-asks the same server for its own children, so that an engine's three processes import nothing. They
-begin with the server's memory, and take over all else from whoever asked: environment, folder,
-output and process group. Only what libraries read while they were imported stays as the server had
-it. Where a child needs that otherwise, or the server is gone, it is spawned as ever.
+and then only forks, by the protocol of `multiprocessing.forkserver`. A forked process requests its
+own children from the same server, so that an engine's three processes import nothing. A child
+begins with the server's memory. Environment, folder, output and process group are those of the
+process that requested it. Only variables that libraries read while they were imported keep the
+server's values. If a child needs other values, or the server is gone, the child is spawned.
 """
 
 import atexit
@@ -28,18 +28,18 @@ from multiprocessing.connection import wait
 from multiprocessing.reduction import dump, sendfds
 from typing import Any
 
-address = ""  # of the server that this process was forked by
+address = ""  # of the server that forked this process
 imported_with: dict[str, str] = {}  # the server's environment after its imports; empty elsewhere
-set_by_imports: dict[str, str] = {}  # what they have changed in it
-ANSWER_S = 10.0  # for a fork; a server that is frozen gives none
+set_by_imports: dict[str, str] = {}  # variables that the imports have set or changed
+ANSWER_S = 10.0  # timeout of a fork request; a frozen server does not answer
 _OWN_GROUP, _OWN_SESSION = 0, -1
-LISTEN_FILE = 3  # of a listening socket that is passed on; nothing else in a server has it
-_UNKNOWN_EXIT = 255  # of a child that outlived its server
-# What libraries read while they are loaded or imported, by the beginnings of its names ...
+LISTEN_FILE = 3  # file number of a listening socket that is passed on; no other file has it
+_UNKNOWN_EXIT = 255  # exit code of a child that outlived its server
+# Prefixes of variables that libraries read while they are loaded or imported ...
 _READ_EARLY = tuple(
     "LD_PRELOAD OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ NUMEXPR_ TORCH PYTORCH_ VLLM_".split()
 )
-# ... but for what vLLM reads later. The last one is heeded here (`begin`).
+# ... except those that vLLM reads later. `begin` applies the last one.
 _READ_LATE = {
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_CPU_OMP_THREADS_BIND",
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def read_early(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that libraries have read before a fork begins."""
+    """Return the variables that libraries read before a fork begins."""
     is_bound_here = environ.get("OMP_NUM_THREADS") == "1" and _cores(environ) is not None
     late = _READ_LATE if is_bound_here else _READ_LATE - {_AFFINITY}
     names = [name for name in environ if name.startswith(_READ_EARLY) and name not in late]
@@ -68,13 +68,13 @@ def _cores(environ: Mapping[str, str]) -> list[int] | None:
 
 
 def differences(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that were read here with other values than in this environment."""
+    """Return the names of variables that the server's libraries read with other values."""
     server_vars, child_vars = read_early(imported_with), read_early(environ)
     return sorted({name for name, _ in server_vars.items() ^ child_vars.items()})
 
 
 class ForkProcess(process.BaseProcess):
-    """A child of a process that was forked."""
+    """A child of a forked process; forked by the same server, or spawned."""
 
     _start_method = "spawn"
 
@@ -87,26 +87,26 @@ class ForkProcess(process.BaseProcess):
                 return Popen(child)
             except (OSError, EOFError) as error:
                 log.warning("%s is spawned: the fork server is gone (%r)", child.name, error)
-        return context.SpawnProcess._Popen(child)  # noqa: SLF001  # what would run without us
+        return context.SpawnProcess._Popen(child)  # noqa: SLF001  # what the base class would run
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> int:
         try:
             return super()._bootstrap(parent_sentinel)  # type: ignore[misc,no-any-return]
         finally:
-            atexit._run_exitfuncs()  # noqa: SLF001  # which a spawned one does, and a fork does not
+            atexit._run_exitfuncs()  # noqa: SLF001  # spawned processes run them, forks do not
 
 
 class ForkContext(context.SpawnContext):
-    """What starts such children; locks and queues are those of spawned ones."""
+    """A context that starts a `ForkProcess`; locks and queues are those of spawned processes."""
 
     Process = ForkProcess  # type: ignore[assignment]
 
 
 class Popen(popen_forkserver.Popen):
-    """A running child. It may outlive the server, whose pipes then say nothing of it."""
+    """A running child. It may outlive the server, whose pipes then do not report its exit."""
 
     def __init__(self, child: Any) -> None:
-        self._files: list[int] = []  # that it inherits
+        self._files: list[int] = []  # descriptors that the child inherits
         super().__init__(child)
 
     def duplicate_for_child(self, fd: int) -> int:
@@ -116,7 +116,7 @@ class Popen(popen_forkserver.Popen):
     def _launch(self, child: Any) -> None:
         about = spawn.get_preparation_data(child.name)
         for name in ("init_main_from_name", "init_main_from_path"):
-            about.pop(name, None)  # what children run is never in the program itself
+            about.pop(name, None)  # the functions that children run are not in the main module
         files = {number: self.duplicate_for_child(number) for number in (1, 2)}
         begin = Beginning({**about, "start_method": "spawn"}, dict(os.environ), files, os.getpgrp())
         context.set_spawning_popen(self)
@@ -132,19 +132,19 @@ class Popen(popen_forkserver.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None and wait([self.sentinel], 0 if flag else None):
-            self.returncode = self._forked.exit_code()  # others may wait for `sentinel` yet
+            self.returncode = self._forked.exit_code()  # no close: others may wait for `sentinel`
         return self.returncode
 
 
 class ForkedProcess:
-    """A process that a server forked for this one; raises OSError or EOFError where it does not."""
+    """A process that a server forks for this one; raises OSError or EOFError if that fails."""
 
     def __init__(
         self, server_address: str, message: bytes, files: Sequence[int], tracker: int
     ) -> None:
         self.status, status = os.pipe()
-        data, self._alive = os.pipe()  # its end tells the child that this process is gone
-        self.end_fd = -1  # becomes readable; a pidfd, unless it had ended before it was known
+        data, self._alive = os.pipe()  # the child reads its end when this process is gone
+        self.end_fd = -1  # readable when the child has ended; see `_end_of`
         try:
             with socket.socket(socket.AF_UNIX) as server:
                 server.connect(server_address)
@@ -166,7 +166,10 @@ class ForkedProcess:
                     os.close(end)
 
     def exit_code(self, patience_s: float = ANSWER_S) -> int:
-        """Once it has ended; minus the signal that ended it. To be asked once."""
+        """Wait until the process ends, and return its exit code; call it only once.
+
+        A signal gives its negative number, a lost server `_UNKNOWN_EXIT`.
+        """
         wait([self.end_fd])
         try:
             if not wait([self.status], patience_s):
@@ -183,7 +186,7 @@ class ForkedProcess:
             self.close()
 
     def close(self) -> None:
-        """Close the process's files; a forked command ends with that."""
+        """Close the pipes to the process; a forked command then ends."""
         for end in (self.status, self._alive, self.end_fd):
             if end >= 0:
                 os.close(end)
@@ -191,7 +194,7 @@ class ForkedProcess:
 
 
 def _end_of(pid: int, status: int) -> int:
-    """What becomes readable when a process ends; it may have ended and be forgotten."""
+    """Return a descriptor that is readable when a process ends; the status pipe if it is gone."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -207,9 +210,10 @@ def forked_command(
     *,
     has_children: bool,
 ) -> ForkedProcess:
-    """`python -m MODULE ...`, forked, with these three files, and a listening socket as the fourth,
-    if there is one; it leads a process group, and a session where it asks the server for no
-    children, which could not join its group there.
+    """Fork `python -m MODULE ...` with three standard files, and optionally a listening socket.
+
+    The process leads a process group. Without `has_children` it also leads a session, which its
+    own forked children could not join.
     """
     assert command[1] == "-m", f"expected a module, found {command}"
     about = {"dir": os.getcwd(), "sys_argv": [*command[2:]]}
@@ -220,7 +224,7 @@ def forked_command(
 
 
 class Beginning:
-    """What a fork does first of all; pickled before anything of its own."""
+    """The call of `begin` in the forked process; pickled in front of the child itself."""
 
     def __init__(
         self, about: dict[str, Any], environ: dict[str, str], files: dict[int, int], group: int
@@ -234,8 +238,8 @@ class Beginning:
 def begin(
     about: dict[str, Any], environ: dict[str, str], files: dict[int, int], group: int
 ) -> dict[str, Any]:
-    """Become what was asked for, in this process group."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server handles
+    """Set environment, process group, files and cores of this process; return `about`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the server has its own handler
     os.environ.clear()
     os.environ.update({**set_by_imports, **environ})
     if group == _OWN_SESSION:
@@ -246,16 +250,16 @@ def begin(
     for number, place in files.items():
         os.dup2(inherited[place], number)
         os.close(inherited[place])
-    if 0 in files:  # the server has put something else in its place
-        sys.stdin = open(0, closefd=False)  # as long as the process
-    if group > 0 and (cores := _cores(environ)):  # as the library of threads would, once loaded
+    if 0 in files:  # the server has replaced `sys.stdin`
+        sys.stdin = open(0, closefd=False)  # stays open as long as the process runs
+    if group > 0 and (cores := _cores(environ)):  # the thread library does it only when loaded
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)
     return about
 
 
 class Command:
-    """A program that was forked; it is asked to end when its starter is gone, as by a tether."""
+    """A forked program; it gets SIGTERM when the process that started it is gone."""
 
     def __init__(self, umask: int) -> None:
         self._umask = umask
@@ -265,19 +269,20 @@ class Command:
         if "LISTEN_FDS" in os.environ:
             os.environ["LISTEN_PID"] = str(os.getpid())
         entitle(shlex.join([sys.executable, "-m", *sys.argv]))
-        trackers._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  # its own, when it needs one
+        # This process starts a resource tracker of its own if it needs one.
+        trackers._resource_tracker._fd = None  # type: ignore[attr-defined]  # noqa: SLF001  # unset
         threading.Thread(target=_end_with, args=(parent_sentinel,), daemon=True).start()
         try:
             return _run(sys.argv[0])
         finally:
-            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as Python does at its end
-            atexit._run_exitfuncs()  # noqa: SLF001  # likewise
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as at exit
+            atexit._run_exitfuncs()  # noqa: SLF001  # Python does both at exit
             sys.stdout.flush()
             sys.stderr.flush()
 
 
 def entitle(words: str) -> None:
-    """Show this in lists of processes, by the package that vLLM brings for it."""
+    """Set this process's title, if the package setproctitle is installed, as it is with vLLM."""
     with contextlib.suppress(ImportError):
         import_module("setproctitle").setproctitle(words)
 

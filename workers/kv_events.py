@@ -1,8 +1,8 @@
-"""Tells routers what the engine's prefix cache holds: changes in batches, and a snapshot at times.
+"""Publishes the contents of the engine's prefix cache to routers: batches of changes and snapshots.
 
-It runs as a task of its own, so that sending never delays decode. Batches are numbered within a
-life. A router that misses one waits for the next snapshot; a snapshot follows when a router joins,
-at a regular interval, and after a batch that could not be sent.
+It runs as a task of its own, so that sending never delays decode. Records are numbered within an
+incarnation. A router that misses one waits for the next snapshot. A snapshot is sent when a router
+joins, at a regular interval, and after a batch that could not be sent.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger("trivium.worker")
 
 
 class KvEventsPublisher:
-    """Sends what `blocks` says; `run` until cancelled."""
+    """Publishes the changes in `blocks`; `run` until cancelled."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class KvEventsPublisher:
         self._snapshot_wanted = True
 
     def want_snapshot(self) -> None:
-        """Tell everything with the next batch: somebody new listens."""
+        """Send a snapshot next, because a router has joined."""
         self._snapshot_wanted = True
 
     async def run(self) -> None:
-        """A batch every interval in which something changed."""
+        """Send a batch after every interval in which something changed."""
         loop = asyncio.get_running_loop()
         due_s = 0.0
         while True:
-            if self._is_valid():  # otherwise this life may be over: say nothing
+            if self._is_valid():  # otherwise the lease may have ended
                 if self._snapshot_wanted or loop.time() >= due_s:
                     due_s = loop.time() + self._settings.kv_snapshot_interval_s
                     self._snapshot_wanted = False
@@ -61,7 +61,7 @@ class KvEventsPublisher:
             await asyncio.sleep(self._settings.kv_events_interval_ms / 1000)
 
     def _snapshot(self) -> list[KvEvents]:
-        self._blocks.take()  # is part of it
+        self._blocks.take()  # the snapshot includes these changes
         parts = list(self._parts(self._blocks.snapshot())) or [[]]
         last = len(parts) - 1
         return [

@@ -1,10 +1,11 @@
 """The loops of a running worker: read work, take engine steps, send frames, watch deadlines.
 
-Each loop is one task of `workers/serving.py` and runs until cancelled; whatever it raises ends the
-life. The rules are in `workers/llm/active_requests.py`. While the lease is in doubt nothing is
-written and no work begins. No loop awaits a token frame's acknowledgement, but a partition's next
-frame leaves only after it; an outcome is written when the frame that ends its stream is in the log,
-and a frame that cannot be written ends the life, so that no answer gets a hole.
+Each loop is one task of `workers/serving.py` and runs until cancelled; any exception ends the
+incarnation. The rules are in `workers/llm/active_requests.py`. While the lease is in doubt, the
+worker writes nothing and starts no work. No loop awaits the acknowledgement of a token frame, but a
+partition's next frame leaves only after it. An outcome is written when the frame that ends its
+stream is in the log. A frame that cannot be written ends the incarnation, so that no answer has a
+gap.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from workers.probes import Prober
 
 
 class Loops:
-    """What the tasks of a worker share while it serves."""
+    """The loops of one incarnation, and the state that they share."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Loops:
         self._outbox = outbox
         self._settings = settings
         self._assign = assign
-        self._sending = asyncio.Lock()  # frames leave in the order in which they were filled
+        self._sending = asyncio.Lock()  # frames leave in the order in which `Pacing` returns them
         self._armed_ms: int | None = None
         self._rearm = asyncio.Event()
         self._pacing = Pacing(
@@ -74,12 +75,12 @@ class Loops:
                 at_once_max=settings.frame_at_once_max,
             ),
         )
-        self._alarm: asyncio.TimerHandle | None = None  # for frames that wait for time
+        self._alarm: asyncio.TimerHandle | None = None  # for frames that wait for the interval
         self._acknowledged = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def read(self, reader: AssignedReader) -> None:
-        """Take work from one leased partition."""
+        """Read work from one leased partition; raises BrokerUnavailable if that fails."""
         try:
             await self._read(reader)
         except KafkaError as error:
@@ -117,7 +118,7 @@ class Loops:
             await send_dead_letter(self._durable, record, error)
 
     async def step(self) -> None:
-        """Take the engine's outputs step by step, and send their tokens at once."""
+        """Process the outputs of each engine step, and send the frames that are due."""
         while True:
             outputs, now_ms = await self._outputs(), wall_ms()
             self._requests.step(self._probing.step(outputs, now_ms), now_ms)
@@ -126,19 +127,19 @@ class Loops:
             await self.flush()
 
     def _take_result(self, result: Retrieved, seeds: Sequence[str]) -> None:
-        """A search of an answer has ended."""
+        """Pass on the result of a search that has ended."""
         now_ms = wall_ms()
         self._emit(self._probing.take_result(result, seeds, now_ms), now_ms)
 
     def _record_written(self, record: Retrieved) -> None:
-        """What became of a search is in the log."""
+        """Note that the record of a search is in the log."""
         now_ms = wall_ms()
         self._emit(self._probing.record_written(record, now_ms), now_ms)
 
     def _emit(self, outputs: Sequence[Output], now_ms: int) -> None:
         if outputs:
             self._requests.step(outputs, now_ms)
-            self._acknowledged.set()  # to be sent
+            self._acknowledged.set()  # wakes `send_waiting`
         self._watch_deadlines()
 
     async def _outputs(self) -> list[Output]:
@@ -150,7 +151,7 @@ class Loops:
             raise EngineDead(f"the engine failed: {type(error).__name__}: {error}") from error
 
     async def flush(self, *, at_once: bool = False) -> None:
-        """Send what is due of the frames."""
+        """Send the frames that are due; with `at_once`, none waits for the interval."""
         due = self._pacing.due(self._now_ms(), len(self._requests), at_once=at_once)
         self._arm()
         if due is None:
@@ -158,7 +159,7 @@ class Loops:
         async with self._sending:
             await self._membership.wait_until_valid()
             for batch in self._pacing.take(due, wall_ms()):
-                # An end must not vanish with a broker, whatever the settings know of others.
+                # Ends of streams must survive the loss of a broker, so they are written durably.
                 producer = self._durable if batch.frame.ends else self._tokens
                 ack = await producer.send(
                     "tokens", batch.frame, key=str(batch.partition), partition=batch.partition
@@ -171,13 +172,13 @@ class Loops:
         return asyncio.get_running_loop().time() * 1000
 
     def _arm(self) -> None:
-        """Look again when the interval of what waits is over."""
+        """Set a timer for the end of the interval that frames wait for."""
         alarm_ms = self._pacing.alarm_ms
         if self._alarm is None and alarm_ms is not None:
             self._alarm = asyncio.get_running_loop().call_at(alarm_ms / 1000, self._ring)
 
     def _ring(self) -> None:
-        # timers may go off a little early: whoever looks arms the next one
+        # A timer may fire slightly early; the next `flush` then arms another.
         self._alarm, self._pacing.alarm_ms = None, None
         self._acknowledged.set()
 
@@ -185,7 +186,7 @@ class Loops:
         if ack.cancelled() or self._broken.done():
             return
         error = ack.exception()
-        if error is not None:  # nor may the partition's next frame leave: it would leave a gap
+        if error is not None:  # the partition's next frame must not leave either: a gap
             self._broken.set_exception(BrokerUnavailable(f"a token frame was not written: {error}"))
             return
         self._pacing.mark_acknowledged(partition)
@@ -194,14 +195,14 @@ class Loops:
             self._outbox.add(record, headers)
 
     async def send_waiting(self) -> None:
-        """After each acknowledgement or interval, send what has come together meanwhile."""
+        """Send the frames that are due after each acknowledgement or interval."""
         while True:
             await self._acknowledged.wait()
             self._acknowledged.clear()
             await self.flush()
 
     async def watch(self) -> None:
-        """Raise what went wrong in a callback."""
+        """Wait for an error of a callback, and raise it."""
         await self._broken
 
     async def wait_settled(self) -> None:
@@ -214,7 +215,7 @@ class Loops:
         await self._outbox.wait_flushed()
 
     def _due_ms(self) -> int | None:
-        """When something happens by time alone: a deadline, or a search that is late."""
+        """Return the time of the next deadline or late search; None if there is none."""
         due = (self._requests.next_deadline_ms, self._probing.alarm_ms)
         return min((deadline_ms for deadline_ms in due if deadline_ms is not None), default=None)
 
@@ -224,7 +225,7 @@ class Loops:
             self._rearm.set()
 
     async def expire(self) -> None:
-        """End requests at their deadlines, and waits for searches."""
+        """End requests at their deadlines, and stop waiting for searches that are late."""
         while True:
             self._rearm.clear()
             self._armed_ms = due_ms = self._due_ms()

@@ -1,14 +1,13 @@
-"""Sends phases and outcomes durably, off the decode loop, and never loses one silently.
+"""Sends phases and outcomes durably, outside of the decode loop, and never loses one silently.
 
-The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the life. Nothing is
-sent while the worker's lease is in doubt.
+The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the incarnation.
+Nothing is sent while the worker's lease is in doubt.
 
-Somebody waits for a phase: it leaves at once, with all that stands before it. No client does for an
-outcome, whose stream has its end already, unless it offers KV: a next turn may be here soon that
-can use it. So outcomes leave together, a moment later: each record for itself would cost its
-writer, the log and the routers a request more. Where all workers are full, the next request that is
-queued waits for that moment too, 20 ms at most: the router gives a worker's place to another once
-it reads the outcome.
+The router waits for a phase, so it leaves at once, with all records before it. No client waits for
+an outcome, because its stream has already ended. So outcomes leave together, up to 20 ms later:
+sent singly, each would cost its writer, the log and the routers one more request. If all workers
+are full, the next queued request waits as well, until the router reads the outcome. An outcome that
+offers KV leaves at once, because the session's next turn may use the KV soon.
 """
 
 import asyncio
@@ -19,11 +18,11 @@ from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase, Retrieved
 from workers.llm.reports import PendingReport, Reports
 
-GATHER_S = 0.02  # so long outcomes wait for others
+GATHER_S = 0.02  # how long an outcome waits for others
 
 
 class ReportOutbox:
-    """Phases and outcomes on their way. `add` never blocks; `run` sends until cancelled."""
+    """A queue of phases and outcomes. `add` never blocks; `run` sends until cancelled."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class ReportOutbox:
         return len(self._reports)
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers = ()) -> None:
-        """Send a record, an outcome with those that follow soon; `on_written` is told when a
-        `Retrieved` is there."""
+        """Queue a record; an outcome without KV waits for others. `on_written` is called when a
+        `Retrieved` is in the log."""
         self._reports.add(record, headers)
         if not isinstance(record, Outcome) or record.kv is not None:
             self._changed.set()
@@ -72,15 +71,15 @@ class ReportOutbox:
                 event.clear()
 
     async def wait_for_space(self) -> None:
-        """Wait until fewer than the most records are pending; who makes more asks first."""
+        """Wait until fewer than `pending_max` records are pending; call it before new work."""
         await self._has_space.wait()
 
     async def wait_flushed(self) -> None:
-        """Wait until everything was acknowledged."""
+        """Wait until all records are acknowledged."""
         await self._flushed.wait()
 
     async def run(self) -> None:
-        """Send, while the lease stands; raises BrokerUnavailable after all tries."""
+        """Send records while the lease is valid; raises BrokerUnavailable after all tries."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -1,6 +1,6 @@
-"""What a worker tells the fleet with each heartbeat, credits and load, and what it learns there.
+"""Builds a worker's heartbeats, with credits and load, and keeps its view of other workers.
 
-Made before the engine has started; until `serve` is called it offers nothing.
+It exists before the engine has started, and offers no capacity until `serve` is called.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.probing.stalls import StalledShare
 
 log = logging.getLogger("trivium.worker")
-WINDOW_S = 3.0  # over which tokens per second are taken
+WINDOW_S = 3.0  # over which the rate of tokens is measured
 SAMPLES_MAX = 64
 
 
 @dataclass(slots=True)
 class _Offer:
-    """What the worker serves with, once its engine is up."""
+    """The parts of a worker whose engine is up."""
 
     engine: Engine
     requests: ActiveRequests
@@ -38,13 +38,13 @@ class _Offer:
 
 
 class Presence:
-    """A worker's side of its membership."""
+    """A worker's membership in the fleet."""
 
     def __init__(self, membership: Callable[[OnRecord], Membership]) -> None:
         self._clock_s = time.monotonic
         self._beat_wanted = asyncio.Event()
         self._offer: _Offer | None = None
-        self.on_router: Callable[[], None] = lambda: None  # a router has joined
+        self.on_router: Callable[[], None] = lambda: None  # called when a router joins
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
         self.membership = membership(self._on_record)
         self.membership.load_source = self.load
@@ -57,7 +57,7 @@ class Presence:
         probing: ProbingJobs,
         capacities: Mapping[Role, int],
     ) -> None:
-        """The engine is up: offer its capacity by role, and tell it of its peers if it asks."""
+        """Offer the engine's capacity by role; inform an engine that is a `KnowsPeers` of peers."""
         self._offer = _Offer(engine, requests, StalledShare(probing, WINDOW_S), capacities)
         if isinstance(engine, KnowsPeers):
             engine.set_peer_metadata(self.peer_metadata)
@@ -65,12 +65,12 @@ class Presence:
             self._tell_engine(member.registration)
 
     def offer(self, capacities: Mapping[Role, int]) -> None:
-        """Other capacities by role, from the next heartbeat on."""
+        """Set the capacities by role from the next heartbeat on."""
         if self._offer is not None:
             self._offer.capacities = capacities
 
     def withdraw(self) -> None:
-        """Offer nothing any more, and ask nothing of an engine that may be dead."""
+        """Offer no capacity, and no longer call the engine, which may be dead."""
         self._offer = None
 
     def _tell_engine(self, record: Registration) -> None:
@@ -81,7 +81,7 @@ class Presence:
             offer.engine.observe_worker(record.member_id, record.epoch, capability.engine_id)
 
     def load(self) -> Load:
-        """What the engine is doing; the rate is over the last seconds."""
+        """Return the engine's load; rates are over the last `WINDOW_S` seconds."""
         if self._offer is None:
             return Load()
         engine_load, requests, now_s = (
@@ -102,14 +102,14 @@ class Presence:
         return (tokens_total - first_tokens) / (now_s - first_s) if now_s > first_s else 0.0
 
     def grants(self) -> list[Grant]:
-        """Each living router's credits, in each role."""
+        """Return the credits of each living router, by role."""
         if self._offer is None:
             return []
         routers = self.membership.view.living(MemberKind.ROUTER, wall_ms())
         return credits.grants(self._offer.capacities, (router.member_id for router in routers))
 
     def peer_metadata(self, engine_id: str) -> bytes | None:
-        """The NIXL metadata that an engine of the fleet published; none while it is unknown."""
+        """Return the NIXL metadata that an engine published; None while it is unknown."""
         for member in self.membership.view.members.values():
             capability = member.registration.capability
             if capability is not None and capability.engine_id == engine_id:
@@ -117,12 +117,12 @@ class Presence:
         return None
 
     def epoch_of(self, worker_id: str) -> int:
-        """The latest epoch of a member; 0 while it is unknown."""
+        """Return the latest epoch of a member; 0 while it is unknown."""
         member = self.membership.view.members.get(worker_id)
         return 0 if member is None else member.epoch
 
     def clock_offset_ms(self, worker_id: str) -> int:
-        """By how much the clock of another member differs from this one's, as measured."""
+        """Return by how many ms another member's clock was measured to differ from this one's."""
         return self.membership.view.apart_ms(worker_id, self.membership.member_id)
 
     def _on_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
@@ -131,18 +131,18 @@ class Presence:
         self.membership.check_name(record)
         self._tell_engine(record)
         if record.kind is MemberKind.ROUTER:
-            self._beat_wanted.set()  # a router that comes gets its credits at once
+            self._beat_wanted.set()  # a router that joins gets its credits at once
             self.on_router()
 
     async def beat_when_wanted(self) -> None:
-        """Heartbeats between the regular ones, until cancelled."""
+        """Send heartbeats between the regular ones, until cancelled."""
         while True:
             await self._beat_wanted.wait()
             self._beat_wanted.clear()
             await self.try_beat()
 
     async def try_beat(self) -> None:
-        """A heartbeat now; the regular ones go on if it fails."""
+        """Send a heartbeat now; if that fails, the regular ones continue."""
         try:
             await self.membership.beat_now()
         except (BrokerUnavailable, KafkaError) as error:
@@ -150,7 +150,7 @@ class Presence:
 
 
 def load_of(engine_load: EngineLoad, requests: ActiveRequests, tokens_per_s: float) -> Load:
-    """What a heartbeat tells of an engine and of the prompts that wait in front of it."""
+    """Return the load of an engine, including the prompts that wait in front of it."""
     gate = requests.prefill_gate
     return Load(
         running=engine_load.running,

@@ -1,8 +1,8 @@
-"""Has the retrieval pool searched for answers while they are generated, in the background.
+"""Searches the retrieval pool for answers while they are generated, in background tasks.
 
-A worker leases a partition of `hits` when the first work comes whose answer may search, and asks
-through `RetrievalClient`. A search that fails, or that nobody can do, is answered with its error,
-and the answer goes on without. What becomes of it is for `workers/llm/probing/` to say.
+A worker leases a partition of `hits` when the first work arrives whose answer may search, and
+searches through `RetrievalClient`. The result of a failed search is its error, and the answer
+continues without passages. `workers/llm/probing/` decides what to do with a result.
 """
 
 import asyncio
@@ -26,30 +26,30 @@ OnResult = Callable[[Retrieved, Sequence[str]], None]
 
 
 class Prober:
-    """`ask` at any time; `run` until cancelled, then `stop`."""
+    """Runs searches; call `ask` at any time, `run` until cancelled, then `stop`."""
 
     def __init__(
         self, make: Callable[[Membership], RetrievalClient], membership: Membership
     ) -> None:
-        """`make` is given a membership that has leased a partition of `hits`."""
+        """Create one; `make` gets a membership that has leased a partition of `hits`."""
         self.on_result: OnResult = lambda result, seeds: (
             None
-        )  # is told what was found, and warm seeds
+        )  # called with the result, and seeds for a warm search
         self._leased = LeasedRetrievalClient(make, membership)
         self._needs_lease = asyncio.Event()
         self._asks: set[asyncio.Task[None]] = set()
 
     def request_lease(self) -> None:
-        """Work has come whose answer may search."""
+        """Let `run` lease a partition: an answer may search."""
         self._needs_lease.set()
 
     async def run(self) -> None:
-        """Lease a partition once it is wanted, and hand hits to those who wait."""
+        """Lease a partition when `request_lease` is called, then pass hits to their searches."""
         await self._needs_lease.wait()
         await self._leased.run()
 
     def ask(self, ask: ProbeAsk) -> None:
-        """Begin a search in a background task."""
+        """Start a search in a background task."""
         task = asyncio.create_task(self._search(ask))
         self._asks.add(task)
         task.add_done_callback(self._asks.discard)
@@ -79,7 +79,7 @@ class Prober:
             k=ask.k,
             deadline_ms=ask.deadline_ms,
             kind="decode",
-            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # it says if not
+            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # checked there
             filter=retrieval.filter,
             min_score=probes.retrieval.probing.min_score,
             tenant=probes.tenant,
@@ -89,12 +89,12 @@ class Prober:
         )
 
     async def stop(self) -> None:
-        """Give up what is asked."""
+        """Cancel the searches under way."""
         await cancel_and_wait(*self._asks)
 
 
 def _record(ask: ProbeAsk, result: RetrievalResult) -> Retrieved:
-    """What was found, for the answer to choose from."""
+    """Return the result as a record; the answer chooses from its passages."""
     return retrieved_record(
         result,
         request_id=ask.work.request_id,

@@ -1,8 +1,8 @@
-"""Which roles go together, which an engine can do, and orders to change them while it runs.
+"""Checks combinations of roles, and takes orders that change a running worker's roles.
 
 `RoleOrders` keeps the newest valid order until it has been followed. `workers/serving.py` follows
-it: lease what is missing, tell the fleet, refuse new work of roles that were given up once the
-fleet has heard that, and finish what is held.
+it: it leases missing partitions, announces the roles to the fleet, then refuses new work of roles
+that it gave up, and finishes active requests.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger("trivium.worker")
 
 
 def lease_topics(roles: Iterable[Role]) -> list[str]:
-    """The topics on which these roles take work; raises ConfigError where they make no worker."""
+    """Return the topics from which these roles read work; raise ConfigError if they are invalid."""
     roles = set(roles)
     if not roles or roles - WORK_TOPICS.keys():
         raise ConfigError("worker roles: expected prefill, decode or replica")
@@ -28,7 +28,7 @@ def lease_topics(roles: Iterable[Role]) -> list[str]:
 
 
 def check_roles(roles: Sequence[Role], capability: Capability) -> None:
-    """Raise ConfigError unless the engine can do these roles together."""
+    """Raise ConfigError unless the engine can run these roles together."""
     lease_topics(roles)
     if {Role.PREFILL, Role.DECODE} & {*roles} and not capability.orchestrations:
         raise ConfigError(
@@ -38,9 +38,9 @@ def check_roles(roles: Sequence[Role], capability: Capability) -> None:
 
 
 class RoleOrders:
-    """Takes orders from the log; `run` has the newest one followed, until cancelled.
+    """Takes role orders from the log; `run` follows the newest one, until cancelled.
 
-    `follow` raises LeaseError, before it has changed anything, where no partition is free.
+    `follow` raises LeaseError, before it changes anything, if no partition is free.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RoleOrders:
         self._order_arrived = asyncio.Event()
 
     def take(self, order: AssignRoles) -> None:
-        """Keep the order for `run`; one for another life, or that cannot be followed, is void."""
+        """Keep an order for `run`; ignore an invalid one, or one for another worker or epoch."""
         identity = self._identity
         if (order.worker_id, order.worker_epoch) != (identity.worker_id, identity.epoch):
             return
@@ -69,7 +69,7 @@ class RoleOrders:
         self._order_arrived.set()
 
     async def run(self) -> None:
-        """Follow orders one after the other; what came in between is skipped."""
+        """Follow one order at a time; skip those that a newer order has replaced."""
         while True:
             await self._order_arrived.wait()
             self._order_arrived.clear()

@@ -1,9 +1,9 @@
-"""A worker process between Kafka and an engine: one engine, one life in the fleet after another.
+"""A worker process between Kafka and an engine: one engine, one incarnation after another.
 
-`run_worker` is what the command line calls; it returns after a drain. A life ends with its lease or
-with the broker; then engine, model and prefix cache stay, and the next life has a higher epoch. A
-TriviumError is raised where that cannot help, so that the launcher starts another process. What
-happens in a life once the engine is up is in `workers/serving.py`.
+The command line calls `run_worker`, which returns after a drain. An incarnation ends when its lease
+ends or the broker fails. Engine, model and prefix cache stay, and the next incarnation has a higher
+epoch. A TriviumError is raised if a new incarnation would not help; the launcher then starts
+another process. `workers/serving.py` runs an incarnation once the engine is up.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from workers.presence import Presence
 from workers.roles import lease_topics
 from workers.serving import LogClients, Serving, ServingSettings
 
-EngineSource = Engine | Callable[[int], Awaitable[Engine]]  # by the worker's epoch
+EngineSource = Engine | Callable[[int], Awaitable[Engine]]  # the argument is the worker's epoch
 
 
 async def run_worker(
@@ -38,13 +38,13 @@ async def run_worker(
     stop: asyncio.Event,
     codec: Codec | None = None,
 ) -> None:
-    """Serve until `stop` is set and the held work is done.
+    """Serve until `stop` is set and the active requests have ended.
 
-    `engine` is started, or an async function that starts it when the worker has its epoch; it is
-    closed at the end in any case. The worker joins the fleet when its engine is up.
+    `engine` is a started engine, or an async function that starts one for the worker's epoch. The
+    engine is closed at the end in any case. The worker joins the fleet when its engine is up.
     """
     codec = codec or Codec()
-    lease_topics(roles)  # raises where they make no worker
+    lease_topics(roles)  # raises ConfigError if the roles are invalid
     durable = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
     clients = LogClients(
         codec=codec,
@@ -77,7 +77,7 @@ async def run_worker(
 
 
 class WorkerProcess:
-    """What a worker's lives have in common; `run` once."""
+    """The state that all incarnations of a worker share; call `run` once."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class WorkerProcess:
     ) -> None:
         self._clients = clients
         self._settings = settings
-        self._roles = tuple(roles)  # at present
+        self._roles = tuple(roles)  # of the latest incarnation
         self._worker_id = worker_id
         self._epoch = 0
         self._engine: Engine | None = None  # until it is up
 
     async def run(self, engine: EngineSource, stop: asyncio.Event) -> None:
-        """Life after life, until one is drained; raises what no further life would mend."""
+        """Run incarnations until one has drained; raise errors that another would not repair."""
         try:
             await run_with_reconnect(self._worker_id, lambda: self._live(engine, stop), stop)
         finally:
@@ -104,7 +104,7 @@ class WorkerProcess:
                 await tasks.close("engine", self._engine.close(), close_ms)
 
     async def _live(self, source: EngineSource, stop: asyncio.Event) -> None:
-        """Meet the fleet, then bring the engine up, which may take long, and serve."""
+        """Read the fleet, take an epoch, start the engine, which may take long, and serve."""
         clients = self._clients
         serving: Serving | None = None
         presence = Presence(lambda on: clients.membership(on, self._roles, self._epoch))
@@ -121,7 +121,7 @@ class WorkerProcess:
             await self._end_life(presence, serving)
 
     async def _engine_up(self, source: EngineSource, stop: asyncio.Event) -> Engine | None:
-        """The engine, of an earlier life or started now; None: stopped meanwhile."""
+        """Return the engine, started now or earlier; None if `stop` was set meanwhile."""
         if self._engine is not None:
             if isinstance(self._engine, KnowsPeers):
                 self._engine.begin_epoch(self._epoch)
@@ -132,12 +132,13 @@ class WorkerProcess:
         return self._engine
 
     async def _start(self, engine: Awaitable[Engine]) -> None:
-        self._engine = await engine  # to be closed, if not to be used
+        self._engine = await engine  # `run` closes it, even if it was never used
 
     async def _end_life(self, presence: Presence, serving: Serving | None) -> None:
-        """Leave if that is known to be in order, and close the log's clients.
+        """Leave the fleet and close the log's clients.
 
-        What a lost life has not written must not be written later: another may do its work by now.
+        If the incarnation was lost, its unwritten records are discarded: another worker may have
+        its requests by now.
         """
         is_settled = serving is not None and serving.is_settled
         request_ms = self._settings.log.request_timeout_ms

@@ -1,9 +1,9 @@
-"""A worker that serves: it has joined the fleet, and its engine is up.
+"""One incarnation of a worker: it joins the fleet, serves, drains and ends.
 
-`workers/runtime.py` makes one for each life once there is an engine, so nothing in it may be
-missing. `run` raises a LeaseError, BrokerUnavailable or KafkaError where the life is lost: what was
-held is then aborted, and nothing of it is written any more. The loops are in `workers/loops.py`,
-the rules in `workers/llm/active_requests.py`.
+`workers/runtime.py` creates a `Serving` for each incarnation once the engine is up. `run` raises
+LeaseError, BrokerUnavailable or KafkaError if the incarnation is lost. Its active requests are then
+aborted, and it writes nothing more. The loops are in `workers/loops.py`, the rules in
+`workers/llm/active_requests.py`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ log = logging.getLogger("trivium.worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogClients:
-    """The log as a worker uses it; one bundle for all lives, each of which starts the producers."""
+    """The log's clients, shared by all incarnations; each of these starts the producers."""
 
     codec: Codec
     durable: LogProducer
@@ -54,7 +54,7 @@ class LogClients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSettings:
-    """What a worker process was told."""
+    """The sections of the settings that a worker uses."""
 
     log: LogSettings
     worker: WorkerSettings
@@ -62,7 +62,8 @@ class ServingSettings:
 
 
 class Serving:
-    """`run`, and `abandon` in any case; whoever made it closes `readers` and the log's clients."""
+    """One incarnation. The caller awaits `run`, then `abandon` in any case, and closes `readers`
+    and the log's clients."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class Serving:
         engine: Engine,
         roles: Sequence[Role],
     ) -> None:
-        self.roles = tuple(roles)  # at present
-        self.is_settled = False  # all that this life had to say is in the log
+        self.roles = tuple(roles)  # current ones
+        self.is_settled = False  # all reports of this incarnation are in the log
         self._clients = clients
         self._settings = settings
         self._presence = presence
@@ -137,7 +138,7 @@ class Serving:
         return 2 * sum(self._capacities(roles).values())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Join, serve until `stop`, and drain; see the module's docstring for other ends."""
+        """Join, serve until `stop` is set, and drain; the module docstring lists the errors."""
         try:
             await self._join()
             await self._open()
@@ -149,7 +150,7 @@ class Serving:
             raise
 
     async def _join(self) -> None:
-        """Only now: an engine that starts may keep the machine busy for longer than a lease."""
+        """Join the fleet. The engine is up: its start may block the machine longer than a lease."""
         await self._membership.join(self._capability)
         self._tasks.spawn("membership", self._membership.run())
         for topic, partition in self._membership.leases.items():
@@ -157,7 +158,7 @@ class Serving:
 
     async def _open_reader(self, topic: str, partition: int) -> AssignedReader:
         reader = self.readers[topic] = self._clients.reader(topic, partition)
-        await reader.start("latest")  # older work was for an earlier holder
+        await reader.start("latest")  # older work was for the partition's former owner
         return reader
 
     async def _open(self) -> None:
@@ -193,9 +194,10 @@ class Serving:
         self._tasks.spawn("kv events", publisher.run())
 
     async def _assign(self, roles: Sequence[Role]) -> None:
-        """Serve other roles: partitions first, then credits, then the fleet may know.
+        """Change the roles: lease partitions, offer credits, then announce the roles to the fleet.
 
-        Those given up are served until it has heard that: routers may have sent work for them.
+        Work of former roles is accepted for one more heartbeat interval, because routers may have
+        sent it before they read the new roles.
         """
         try:
             for topic in lease_topics(roles):
@@ -217,7 +219,7 @@ class Serving:
         self._requests.assign(roles, self._held_max(roles))
 
     async def _drain(self) -> None:
-        """Take no more, finish what is held, wait for handed-over KV, give the rest back."""
+        """Refuse new work, finish active requests, wait for handed-over KV, give back the rest."""
         requests, worker_id = self._requests, self._identity.worker_id
         log.info("%s: draining %d requests", worker_id, len(requests))
         requests.draining = True
@@ -231,17 +233,17 @@ class Serving:
         await self._give_back(WorkerRefused(f"worker {worker_id} is shutting down").to_wire())
 
     async def _wait_finished(self) -> None:
-        """Wait until nothing is held, and all KV that was handed over is read or has expired."""
+        """Wait until no request is active, and all handed-over KV was read or has expired."""
         requests, empty = self._requests, asyncio.Event()
         requests.on_empty = empty.set
         if len(requests):
             await empty.wait()
-        # Engines have no event for it, hence the look now and then.
+        # Engines have no event for it, so this polls.
         while wall_ms() < requests.kv_until_ms and self._engine.load().kv_handles_held:  # noqa: ASYNC110
             await asyncio.sleep(HEARTBEAT_MS / 1000)
 
     async def _give_back(self, error: WireError) -> None:
-        """Report what is held as failed, and wait until all reports are in the log."""
+        """Report active requests as failed, and wait until all reports are in the log."""
         self._requests.give_back(error, wall_ms())
         try:
             async with asyncio.timeout(self._settings.log.request_timeout_ms / 1000):
@@ -253,12 +255,12 @@ class Serving:
     async def _give_back_if_possible(self, error: WireError) -> None:
         try:
             await self._give_back(error)
-        except TriviumError as failure:  # the router finds out by the missing heartbeats
+        except TriviumError as failure:  # routers detect the loss by the missing heartbeats
             log.error("%s: %s", self._identity.worker_id, failure.message)
 
     async def abandon(self) -> None:
-        """Abort what is held and end all tasks: what was not said must not be said later, for
-        another worker may do this one's work by now.
+        """Abort active requests and end all tasks. Unwritten records are dropped, because another
+        worker may have these requests by now.
         """
         self._requests.abandon()
         await self._tasks.cancel()

@@ -1,4 +1,4 @@
-"""Tasks that must not end while a worker lives, and closing that never stops halfway.
+"""Runs tasks that must not end while a worker serves, and closes parts without raising errors.
 
 Called by `workers/runtime.py` and `workers/serving.py`.
 """
@@ -16,11 +16,11 @@ Result = TypeVar("Result")
 
 
 class Tasks:
-    """Named tasks that run for as long as the worker serves; the end of one is a failure."""
+    """Named tasks that run while the worker serves; if one ends, that is a failure."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wakeup = asyncio.Event()  # one of them, or what `until` waits for
+        self._wakeup = asyncio.Event()  # a task has ended, or the goal of `until`
 
     @property
     def names(self) -> list[str]:
@@ -28,14 +28,14 @@ class Tasks:
         return list(self._tasks)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task and keep it."""
+        """Start a task under a name."""
         task = self._tasks[name] = asyncio.create_task(work, name=name)
         task.add_done_callback(lambda _: self._wakeup.set())
 
     async def until(self, goal: Coroutine[Any, Any, Result], names: Sequence[str] = ()) -> Result:
-        """Await the goal; raises what ended one of the tasks (or of the named ones) before it.
+        """Await the goal; raise the error of a task that ends before it, or EngineDead.
 
-        Tasks that start meanwhile count as well.
+        With `names`, only these tasks count. Tasks that start meanwhile count as well.
         """
         aim = asyncio.create_task(goal)
         aim.add_done_callback(lambda _: self._wakeup.set())
@@ -53,7 +53,7 @@ class Tasks:
             await cancel_and_wait(aim)
 
     async def watch(self) -> None:
-        """Until cancelled; raises what ended one of the tasks."""
+        """Wait until cancelled; raise the error of a task that ends."""
         await self.until(asyncio.Event().wait())
 
     async def cancel(self) -> None:
@@ -62,9 +62,9 @@ class Tasks:
 
 
 async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work was done before `stop` was set; if not, it is cancelled.
+    """Return whether the work finished before `stop` was set; if not, it is cancelled.
 
-    Raises what the work raises.
+    Errors of the work are raised.
     """
     working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
@@ -78,7 +78,7 @@ async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
-    """Close one part; its failure is logged, because the others have to be closed as well."""
+    """Close one part within `timeout_ms`, and log its failure, so that others are closed too."""
     try:
         if not await run_within(timeout_ms / 1000, closing):
             log.error("closing the %s takes too long; it is left", what)

@@ -1,7 +1,7 @@
-"""A benchmark as a command: reads its options, runs it, writes the report and shows it.
+"""Runs a benchmark as a command: reads its options, runs it, writes the report and prints it.
 
-The command line has `--quick`, `--json`, and every field of the options that `option` made. What
-is measured, and what the figures mean, is each benchmark's own.
+The command line has `--quick`, `--json`, and every field of the options that `option` made. Each
+benchmark defines what it measures and what its figures mean.
 """
 
 import argparse
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
-_FILE_COLUMNS = 120  # where the output is not a terminal
+_FILE_COLUMNS = 120  # if the output is not a terminal
 
 
 def option(
     default: Any, help_text: str = "", *, flag: str = "", choices: Sequence[str] = ()
 ) -> Any:
-    """A field of the options that the command line can set, with its help. Seconds have a flag
-    without their `_s`; a tuple takes several values."""
+    """Return a field of the options that the command line can set, with its help. The default flag
+    is the field's name without `_s`. A tuple takes several values."""
     return field(default=default, metadata={"help": help_text, "flag": flag, "choices": choices})
 
 
@@ -41,23 +41,23 @@ class BenchmarkResult:
     figures: Mapping[str, Any]
     bars: Sequence[Bar] = ()
     tables: Sequence[RenderableType] = ()
-    load: Mapping[str, Any] = field(default_factory=dict)  # what the options do not say
-    beside: str = ""  # what else was written, behind the report's path
+    load: Mapping[str, Any] = field(default_factory=dict)  # beside the options
+    beside: str = ""  # printed after the report's path: other files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark(Generic[Options]):
-    """`main` is the entry of `trivium bench NAME`."""
+    """One benchmark. `trivium bench NAME` calls `main`."""
 
     name: str
     about: str | None
     run: Callable[[Options, Console], BenchmarkResult | Coroutine[Any, Any, BenchmarkResult]]
     full: Options
     quick: Options
-    quick_help: str  # how it differs
+    quick_help: str  # how `quick` differs from `full`
 
     def main(self, arguments: Sequence[str] | None = None) -> None:
-        """Run with the options, write build/bench/NAME.json, and print tables, or it as JSON."""
+        """Run the benchmark, write build/bench/NAME.json, and print its tables or the report."""
         options, as_json = self.options(sys.argv[1:] if arguments is None else arguments)
         console = Console(stderr=as_json)
         if not console.is_terminal:
@@ -87,7 +87,7 @@ class Benchmark(Generic[Options]):
             print(json.dumps(json.loads(path.read_text()), indent=1))
 
     def options(self, arguments: Sequence[str]) -> tuple[Options, bool]:
-        """The options, and whether the report is wanted as JSON."""
+        """Return the parsed options, and whether to print the report as JSON."""
         parser = argparse.ArgumentParser(prog=f"bench {self.name}", description=self.about)
         parser.add_argument("--quick", action="store_true", help=self.quick_help)
         parser.add_argument("--json", action="store_true", help="print the report, not tables")
@@ -118,7 +118,7 @@ class Benchmark(Generic[Options]):
 
 
 async def _until_terminated(running: Coroutine[Any, Any, BenchmarkResult]) -> BenchmarkResult:
-    """SIGTERM ends it as Ctrl-C does, so that it stops what it has started, and whom it froze."""
+    """Cancel the benchmark on SIGTERM, so that it stops its processes and thaws frozen ones."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -126,7 +126,7 @@ async def _until_terminated(running: Coroutine[Any, Any, BenchmarkResult]) -> Be
 
 
 def counting(console: Console, width: int) -> Progress:
-    """Bars that say how many are done, beside descriptions of so many columns."""
+    """Return progress bars with counts, and descriptions of `width` columns."""
     description = TextColumn(f"{{task.description:<{width}}}")
     columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(description, *columns, console=console)

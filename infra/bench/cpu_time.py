@@ -1,4 +1,4 @@
-"""CPU time and wake-ups of processes, and of the whole machine; read from /proc, so Linux only."""
+"""Reads CPU time and wake-ups of processes and of the machine from /proc. Linux only."""
 
 import contextlib
 import os
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_USER, _SYSTEM = 11, 12  # of /proc/PID/stat, counted after the command in brackets
+_USER, _SYSTEM = 11, 12  # fields of /proc/PID/stat, counted after the command in brackets
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of all threads since the process began; 0 where it is gone."""
+    """Return user and system time of all threads in s; 0 if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -20,24 +20,24 @@ def cpu_s(pid: int) -> float:
 
 
 def wakeups(pid: int) -> int:
-    """How often its threads that live began to run again after they had waited."""
+    """Return how often live threads of the process have waited and resumed."""
     count = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             lines = (line.split() for line in status.read_text().splitlines())
             count += sum(int(line[1]) for line in lines if line[0] == "voluntary_ctxt_switches:")
     return count
 
 
 def machine_cpu_s() -> float:
-    """Busy time of all cores since boot, whoever used it."""
+    """Return the busy time of all cores since boot in s, of all processes and the kernel."""
     fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 
 
 class CpuMeter:
-    """CPU time of some named processes, and of the machine, since the meter was made."""
+    """Measures the CPU time of named processes and of the machine since its construction."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)

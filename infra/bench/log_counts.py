@@ -1,4 +1,4 @@
-"""What a load writes to the log: records and bytes by topic, between two looks at its ends."""
+"""Counts the records and bytes that a load writes to the log, by topic, between two offsets."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,13 +11,13 @@ from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
-SETTLE_S = 1.5  # until what is written behind an answer is in the log
-_ANSWER_MS = 60_000  # of a broker that a load has kept busy
+SETTLE_S = 1.5  # until the records that follow an answer are on the log
+_ANSWER_MS = 60_000  # request timeout, for a broker under load
 _INTERNAL = ("__transaction_state", "__consumer_offsets")
 
 
 async def end_offsets(log: LogSettings) -> dict[TopicPartition, int]:
-    """After the last record of every partition of our topics, and of the broker's own."""
+    """Return the end offset of every partition of Trivium's topics and of the broker's own."""
     log = replace(log, request_timeout_ms=_ANSWER_MS)
     names = [*expected_topics(log), *_INTERNAL]
     async with query_client(log, topics=names) as consumer:
@@ -33,10 +33,10 @@ async def end_offsets(log: LogSettings) -> dict[TopicPartition, int]:
 async def counts(
     log: LogSettings, before: Mapping[TopicPartition, int], after: Mapping[TopicPartition, int]
 ) -> dict[str, dict[str, int]]:
-    """Records and bytes that were written in between, by topic; marks of transactions apart.
+    """Return records, bytes and transaction marks between two sets of end offsets, by topic.
 
-    Bytes are those of keys, values and headers, before batches are compressed. The broker's own
-    topics are not read: every offset of theirs counts as a record.
+    Bytes are those of keys, values and headers, before compression. Does not read the broker's own
+    topics: each of their offsets counts as a record.
     """
     out: dict[str, dict[str, int]] = {}
     for place, end in after.items():

@@ -1,6 +1,6 @@
-"""How much memory processes hold, while they work; of all of a kind, twice a second.
+"""Samples the resident memory of all processes of one kind, twice a second.
 
-A process that was killed begins anew, so a figure is of the largest at each time.
+A killed process restarts with little memory, so each sample is the largest of the kind.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def resident_mib(pid: int) -> float:
 
 
 def growth(samples: Sequence[float], share: float = 1 / 3) -> float | None:
-    """The last share of them beside the first, by their medians: 1 is flat."""
+    """Return the median of the last samples over that of the first; None with too few samples."""
     count = int(len(samples) * share + 1e-9)
     if not count:
         return None

@@ -1,7 +1,7 @@
-"""What every benchmark writes: build/bench/NAME.json with command, commit, machine, seed, load,
-figures and bars. A bar that is missed is said so plainly and changes no exit code.
+"""Writes the report of each benchmark: build/bench/NAME.json.
 
-Also the few statistics that all of them need. Measures nothing itself.
+It has the command, commit, machine, seed, load, figures and bars. A missed bar is printed, and does
+not change the exit code. Also has the statistics that all benchmarks need. Measures nothing.
 """
 
 import json
@@ -25,7 +25,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A figure and what it should be. `value` is None where it could not be measured."""
+    """A figure and its target. `value` is None if it could not be measured."""
 
     name: str
     value: float | None
@@ -35,19 +35,19 @@ class Bar:
 
 
 def at_least(name: str, value: float | None, target: float, unit: str) -> Bar:
-    """A bar that is met from `target` upwards."""
+    """Return a bar that is met if the value is at least `target`."""
     met = value is not None and value >= target
     return Bar(name=name, value=value, unit=unit, target=f">= {target:g}", met=met)
 
 
 def at_most(name: str, value: float | None, target: float, unit: str) -> Bar:
-    """A bar that is met up to `target`."""
+    """Return a bar that is met if the value is at most `target`."""
     met = value is not None and value <= target
     return Bar(name=name, value=value, unit=unit, target=f"<= {target:g}", met=met)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between neighbours; None of nothing."""
+    """Return the percentile, interpolated linearly; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -60,38 +60,38 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 def percentiles(
     values: Sequence[float], percents: Sequence[float] = (50, 99), prefix: str = "p"
 ) -> dict[str, float | None]:
-    """Several of them, by `p50`, `p99` and so on."""
+    """Return several percentiles under the names `p50`, `p99` and so on."""
     return {f"{prefix}{percent:g}": percentile(values, percent) for percent in percents}
 
 
 def number(value: float | None) -> str:
-    """As tables show it: three digits, or whole; a dash for what was not measured."""
+    """Format a number for tables: three significant digits or whole; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """The median of what was measured."""
+    """Return the median of the values that are not None."""
     return percentile([value for value in values if value is not None], 50)
 
 
 def median_ratio(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
-    """Median of the ratios of values that were measured side by side."""
+    """Return the median of the ratios of values that were measured side by side."""
     return median(
         [a / b if a is not None and b else None for a, b in zip(above, below, strict=True)]
     )
 
 
 def median_difference(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
-    """Median of the differences of values that were measured side by side."""
+    """Return the median of the differences of values that were measured side by side."""
     return median(
         [None if a is None or b is None else a - b for a, b in zip(above, below, strict=True)]
     )
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return CPU, cores, memory, kernel, Python and load average of this machine."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -110,7 +110,7 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, with `-dirty` where tracked files differ from it."""
+    """Return the checkout's commit, with `-dirty` if tracked files differ from it."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("-dirty" if _git("status", "--porcelain", "-uno") else "")
@@ -125,7 +125,7 @@ def _git(*arguments: str) -> str:
 
 
 def command_line() -> str:
-    """How this benchmark was called."""
+    """Return the command line of this process."""
     main = sys.modules["__main__"].__spec__
     name = f"python -m {main.name}" if main else Path(sys.argv[0]).name
     return " ".join([name, *sys.argv[1:]])
@@ -141,7 +141,7 @@ def write_report(
     bars: Sequence[Bar],
     folder: Path = BENCH_DIR,
 ) -> Path:
-    """Write build/bench/NAME.json; returns its path."""
+    """Write the report to build/bench/NAME.json and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     content = {
@@ -160,7 +160,7 @@ def write_report(
 
 
 def show_bars(bars: Sequence[Bar], console: Console) -> None:
-    """The bars as a table, and one plain sentence on those that were missed."""
+    """Print the bars as a table, and a sentence that names the missed ones."""
     table = Table("bar", "value", "target", "met", title="Bars")
     for bar in bars:
         value = "not measured" if bar.value is None else f"{bar.value:.3g} {bar.unit}".strip()

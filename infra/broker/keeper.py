@@ -1,7 +1,8 @@
-"""Keeps a stack's broker running: starts it, and starts it again, at the same address, if it dies.
+"""Keeps a stack's broker running: restarts it at the same address when it dies.
 
-Called by `infra/stack/launcher.py`. Clients know one address, so no other port will do, however
-long the former one is taken: by a client, say, that tried to connect to it from that very port.
+Called by `infra/stack/launcher.py`. Clients know one address, so another port would not do, however
+long the former one is taken: for example by a client that tried to connect to it and got that port
+as its own.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ _POLL_S, _LOOK_S = 0.1, 0.5
 
 
 class BrokerKeeper:
-    """`start`, then `keep` until cancelled, then `stop`; one that ran before is left alone."""
+    """Call `start`, `keep` until cancelled, then `stop`; a broker that ran before is left alone."""
 
     def __init__(self, broker: Broker, start_timeout_s: float) -> None:
         self._broker = broker
@@ -24,7 +25,7 @@ class BrokerKeeper:
         self._is_ours = False
 
     async def start(self) -> str:
-        """The address of a broker that answers; raises BrokerUnavailable."""
+        """Start the broker, wait until it answers, return its address; raises BrokerUnavailable."""
         self._is_ours = not self._broker.is_running()
         bootstrap = self._broker.spawn()
         try:
@@ -39,7 +40,7 @@ class BrokerKeeper:
         return bootstrap
 
     async def keep(self) -> None:
-        """Start it again whenever it is gone, after pauses that grow while that does not help."""
+        """Restart the broker whenever it is gone, after pauses that grow while restarts fail."""
         loop, pauses = asyncio.get_running_loop(), Backoff()
         began_s = loop.time()
         while self._is_ours:
@@ -59,6 +60,6 @@ class BrokerKeeper:
         return self._broker.is_running()
 
     def stop(self) -> None:
-        """Stop it if it is ours."""
+        """Stop the broker if this keeper started it."""
         if self._is_ours:
             self._broker.stop()

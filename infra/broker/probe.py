@@ -1,8 +1,8 @@
-"""Asks which Kafka cluster answers at an address, with one metadata request over a plain socket.
-And who may take a port: of two stacks that start at the same moment one is to be told at once.
+"""Asks which Kafka cluster answers at an address, and reserves ports among stacks.
 
-No client library: this runs before any loop does, and a library would retry and log where we want
-one answer.
+It sends one metadata request over a plain socket. It needs no client library: it runs before any
+event loop, and a library would retry and log where one answer is needed. Of two stacks that start
+at the same moment on one port, only one gets the reservation; the other fails at once.
 """
 
 import contextlib
@@ -11,18 +11,16 @@ import struct
 
 _METADATA, _VERSION = 3, 4
 _ANSWER_BYTES_MAX = 1 << 20
-_HEAD = struct.Struct(">iii")  # correlation id, throttle time, and how many brokers follow
+_HEAD = struct.Struct(">iii")  # correlation id, throttle time in ms, and number of brokers
 
 
 def broker_answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
-    """True if a broker at `host:port` answers and knows at least itself."""
+    """Return whether a broker at `host:port` answers and lists at least itself."""
     return cluster_of(bootstrap, timeout_s) is not None
 
 
 def cluster_of(bootstrap: str, timeout_s: float = 1.0) -> str | None:
-    """The id of the cluster whose broker answers at `host:port`, and knows at least itself; None
-    where none does.
-    """
+    """Return the id of the cluster that answers at `host:port` and lists its broker, or None."""
     try:
         with _connect(bootstrap, timeout_s) as connection:
             connection.sendall(_request())
@@ -35,10 +33,11 @@ def cluster_of(bootstrap: str, timeout_s: float = 1.0) -> str | None:
 
 
 def reserve_port(host: str, port: int) -> socket.socket | None:
-    """The port, for a program that is about to listen there, as far as Trivium hands out ports on
-    this host: until the socket is closed, or its process has ended. None where another has it.
+    """Reserve the port for a program that is about to listen there; return None if it is reserved.
 
-    The name is one of Linux's abstract ones: like ports, each network namespace has its own.
+    Reservations hold among Trivium's programs on this host, until the socket is closed or its
+    process ends. The socket's name is one of Linux's abstract names: like ports, each network
+    namespace has its own.
     """
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -61,7 +60,7 @@ def port_is_taken(host: str, port: int) -> bool:
 
 
 def free_ports(*hosts: str) -> list[int]:
-    """A port for each host that nobody listens on at this moment, and no two the same."""
+    """Return a different port for each host, on which nothing listens at this moment."""
     with contextlib.ExitStack() as sockets:
         ports = []
         for host in hosts:
@@ -89,13 +88,13 @@ def _cluster_id(answer: bytes) -> str | None:
     _correlation, _throttle_ms, brokers = _HEAD.unpack_from(answer)
     at = _HEAD.size
     for _ in range(brokers):
-        _host, at = _text(answer, at + 4)  # behind the node's id
-        _rack, at = _text(answer, at + 4)  # behind its port
+        _host, at = _text(answer, at + 4)  # after the node's id
+        _rack, at = _text(answer, at + 4)  # after its port
     return _text(answer, at)[0] if brokers >= 1 else None
 
 
 def _text(answer: bytes, at: int) -> tuple[str, int]:
-    """The text there, empty where it is null, and where the next field is."""
+    """Return the text at this position, empty for null, and the position of the next field."""
     (size,) = struct.unpack_from(">h", answer, at)
     end = at + 2 + max(0, size)
     return answer[at + 2 : end].decode(), end

@@ -1,7 +1,7 @@
-"""Several Kafka nodes on this machine, each a broker and a controller, from the same jars.
+"""Runs several Kafka nodes on this machine, each a broker and a controller, from the same jars.
 
-For trying what becomes of a log with copies when a broker dies: a leader's partitions go on at
-another node. A deployment with several brokers brings its own cluster.
+For trials of a replicated log when a broker dies: another node then leads its partitions. A
+deployment with several brokers uses a cluster of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from infra.broker.section import BrokerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
-    """A node's place in a cluster of several, with its ports."""
+    """The place of a node in a cluster of several, with its ports."""
 
     node: int  # its id, from 1
     cluster: str  # the cluster's id
@@ -34,7 +34,7 @@ class NodePlacement:
 
 
 class Node(Broker):
-    """A broker that is one of several."""
+    """A broker that is one of several in a cluster."""
 
     def __init__(self, settings: BrokerSettings, folder: Path, place: NodePlacement) -> None:
         super().__init__(settings, folder, tethered=True)
@@ -52,7 +52,7 @@ class Node(Broker):
         self._properties.write_text("\n".join(lines))
 
     def _copy_storage(self) -> bool:
-        return False  # that of a node alone would not do
+        return False  # the template is for a single node
 
     def _cluster(self) -> list[str]:
         return ["-t", self._place.cluster]
@@ -81,9 +81,9 @@ class BrokerCluster:
         self.bootstrap = ",".join(f"{settings.host}:{port}" for port in ports[:count])
 
     def start(self) -> str:
-        """Start all together, since none serves before most are there; returns the addresses.
+        """Start all nodes and return their addresses; none serves before most have started.
 
-        In this thread, with whose end a tethered broker ends.
+        Runs in the calling thread: a tethered broker ends with the thread that started it.
         """
         for broker in self.brokers.values():
             broker.spawn()
@@ -92,6 +92,6 @@ class BrokerCluster:
         return self.bootstrap
 
     def reset(self) -> None:
-        """Stop all, and delete what they hold."""
+        """Stop all nodes, and delete their records, topics and logs."""
         for broker in self.brokers.values():
             broker.reset()

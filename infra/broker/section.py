@@ -1,4 +1,4 @@
-"""Section [broker]: the Kafka node that Trivium runs itself, unless the cluster is external."""
+"""Section [broker]: the Kafka node that Trivium runs unless the cluster is external."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ class BrokerSettings:
     """How `trivium broker start` runs Kafka."""
 
     host: str = "127.0.0.1"
-    port: Port = 9092  # 0: a free one, kept over restarts
+    port: Port = 9092  # 0: a free port, the same after restarts
     heap_mb: Annotated[int, Field(ge=128)] = 512
     quick: bool = False  # first compiler tier only: starts sooner, serves slower; for tests
     jvm_flags: Texts = ("-XX:+UseSerialGC",)

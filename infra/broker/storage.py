@@ -1,8 +1,8 @@
-"""The storage of a new node: a copy of the one that set-up has kept.
+"""Makes the storage of a new node by copying a template that set-up has saved.
 
-Kafka's tool takes a second to format one, which would be a third of a broker's start. All of it is
-the same for each node that is alone, but for the name of its cluster. `infra/stack/aot_cache.py`
-has it made, `node.py` takes it; where there is none, the tool is asked as ever.
+Kafka's tool takes a second to format a storage, which would be a third of a broker's start. The
+storage is the same for each single node, except for the cluster's id. `infra/stack/aot_cache.py`
+saves the template and `node.py` copies it. Where there is none, `node.py` runs Kafka's tool.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ _META_FILE, _CLUSTER = "meta.properties", re.compile(r"^cluster\.id=.+$", re.MUL
 
 
 def template_path(libs: Path) -> Path:
-    """Where that of these jars is kept; Kafka has nothing of this name."""
+    """Return the path of the template for these jars; Kafka itself uses no such name."""
     return libs.parent / "trivium-storage"
 
 
 def save_template(source: Path, template: Path) -> None:
-    """Save what the tool made, and nothing has used, as the template to copy."""
+    """Save a storage as the template: one that Kafka's tool made and no node has used."""
     delete_template(template)
     draft = template.with_name(f"{template.name}.new")
     shutil.rmtree(draft, ignore_errors=True)
@@ -34,19 +34,19 @@ def delete_template(template: Path) -> None:
 
 
 def is_formatted(data: Path) -> bool:
-    """Whether a node has its storage: what names it is written last, and is not empty."""
+    """Return whether a node has its storage: `meta.properties`, written last, is not empty."""
     meta_file = data / _META_FILE
     return meta_file.exists() and meta_file.stat().st_size > 0
 
 
 def cluster_of(data: Path) -> str:
-    """The id of the cluster that a node with this storage is of."""
+    """Return the id of the cluster of a node with this storage."""
     (line,) = _CLUSTER.findall((data / _META_FILE).read_text())
     return str(line).partition("=")[2].strip()
 
 
 def copy_template(template: Path, data: Path, cluster: str) -> bool:
-    """Copy the template for a node of this cluster; False if it is missing or incomplete."""
+    """Copy the template for a node of this cluster; return False if it is missing or incomplete."""
     try:
         properties, replaced = _CLUSTER.subn(
             f"cluster.id={cluster}", (template / _META_FILE).read_text()
@@ -66,7 +66,7 @@ def copy_template(template: Path, data: Path, cluster: str) -> bool:
 
 
 def size(data: Path) -> int:
-    """In bytes on the disk, as far as its files are there: a broker deletes some at any time."""
+    """Return the bytes that the storage takes on disk; files deleted meanwhile do not count."""
     total = 0
     for where, _, names in os.walk(data):
         for name in names:

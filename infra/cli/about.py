@@ -1,4 +1,4 @@
-"""`trivium asyncapi` and `trivium version`: what this installation is and speaks."""
+"""Implements `trivium asyncapi` and `trivium version`: topics, records and versions."""
 
 import importlib.metadata
 import sys

@@ -1,7 +1,7 @@
-"""The `trivium` command: hands each command to its file, and turns errors into one line.
+"""Defines the `trivium` command: dispatches to commands, and turns errors into one line.
 
-Which commands there are, `infra/cli/commands.py` says. A command is imported when it is named, and
-imports what it needs when it runs, so that whoever only asks for help or a version has it at once.
+`infra/cli/commands.py` lists the commands. A command is imported when it is named, and imports what
+it needs when it runs, so that help and versions are printed at once.
 """
 
 import logging
@@ -31,11 +31,11 @@ add_to(app)
 
 
 def main() -> None:
-    """Entry point of the `trivium` script."""
+    """Run the command line: the entry point of the `trivium` script."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
-    else:  # what clients log about a broker that is away, our own message says better
+    else:  # our own message about an absent broker replaces the client's log lines
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if len(sys.argv) == 1 or {*_HELP} & {*sys.argv}:
         help_drawing.import_rich_help()
@@ -57,7 +57,7 @@ def main() -> None:
         print(f"trivium: {error.filename}: {reason}; {advice}", file=sys.stderr)
         sys.exit(EXIT_ERROR)
     except Exception as error:
-        kafka = sys.modules.get("aiokafka.errors")  # whoever raises it has imported it
+        kafka = sys.modules.get("aiokafka.errors")  # a raised KafkaError implies the import
         if debug or kafka is None or not isinstance(error, kafka.KafkaError):
             raise
         print(f"trivium: the log: {type(error).__name__}: {error}", file=sys.stderr)

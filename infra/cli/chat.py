@@ -1,4 +1,4 @@
-"""`trivium chat`: a conversation in the terminal, through the gateway's OpenAI API."""
+"""Implements `trivium chat`: a conversation in the terminal, over the gateway's OpenAI API."""
 
 import json
 import time
@@ -94,7 +94,7 @@ def _inputs(message: str | None) -> Iterator[str]:
 
 
 def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
-    """Stream one answer, to the terminal if it is to be shown; returns it and how it came."""
+    """Stream one answer, shown in the terminal if `show`; return it with its times."""
     began_s, first_s, text, tokens = time.monotonic(), 0.0, "", 0
     placement: dict[str, Any] = {}
     options = {"stream_options": {"include_usage": True}}
@@ -122,7 +122,7 @@ def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
 
 
 def _print_where(turn: dict[str, Any]) -> None:
-    """A line on how an answer came."""
+    """Print a line about an answer's placement."""
     from rich.console import Console
 
     timing = (
@@ -159,7 +159,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def check(answer: Any) -> None:
-    """Raises what a gateway's answer says is wrong."""
+    """Raise the error that a gateway's answer reports, if it does."""
     if answer.is_error:
         try:
             error = answer.json()["error"]

@@ -1,7 +1,7 @@
-"""The commands of `trivium`: a line about each, and where it is; the one that is named is imported.
+"""Lists the commands of `trivium`: a line of help about each, and its module.
 
-`trivium --help` shows the lines and imports none of them. They are the first paragraphs of what
-the commands say of themselves (`tests/infra/cli/test_commands.py` compares).
+`trivium --help` shows the lines and imports no command. They are the first paragraphs of the
+commands' own help (`tests/infra/cli/test_commands.py` compares them).
 """
 
 import inspect
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 MARKUP: Final = "rich"  # of help
-LINES = {  # by panel of the help and by name, in its order
+LINES = {  # by help panel and name, in the order of the help
     "Run": {
         "up": "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
         "down": "Stop the stack that runs in this state folder, draining it first.",
@@ -131,7 +131,7 @@ _PLACES = {  # below infra.cli: a function, or a group as a Typer
     "version": "about:version",
     "index": "retrieve.index_files:app",
 }
-_TYPER_OPTIONS = {  # what typer is told of a command, and how its module calls that
+_TYPER_OPTIONS = {  # options of typer by command: a keyword, and its value's name in the module
     "bench": ("context_settings", "PASS_ON"),
     "simulate": ("epilog", "EXAMPLES"),
 }
@@ -141,12 +141,12 @@ class CommandsOnUse(TyperGroup):
     """A group whose commands are placeholders, until one of them is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual, with fewer imports."""
+        """Parse the arguments as usual, with fewer imports."""
         _flags_are_off(self, ctx)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments name, imported; fails as usual where there is none."""
+        """Import the command that the arguments name; fail as usual where there is none."""
         name, placeholder, rest = super().resolve_command(ctx, args)
         if placeholder is None:
             return name, None, rest
@@ -156,7 +156,7 @@ class CommandsOnUse(TyperGroup):
 
 
 def _flags_are_off(command: Any, ctx: Any) -> None:
-    """Flags that nobody gave, such as `--help`, are off already, not yet to be read.
+    """Set the default of flags such as `--help` to False instead of None.
 
     typer reads values with pydantic, whose import takes longer than most answers.
     """
@@ -167,7 +167,7 @@ def _flags_are_off(command: Any, ctx: Any) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    """A placeholder of each command, for help and completion."""
+    """Add a placeholder for each command, for help and completion."""
     for panel, lines in LINES.items():
         for name, line in lines.items():
             app.command(name, help=line, rich_help_panel=panel)(_placeholder)
@@ -194,7 +194,7 @@ def load_command(name: str) -> Any:
 
 
 def _unwrap(group: typer.Typer) -> None:
-    """Let paragraphs of help flow: typer keeps the line breaks that they have in the source."""
+    """Join the lines of help paragraphs: typer keeps the line breaks of the source."""
     for command in group.registered_commands:
         paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)

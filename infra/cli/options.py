@@ -1,6 +1,6 @@
-"""Options that several commands share, and the settings that come of them.
+"""Defines options that several commands share, and reads the settings that they give.
 
-The settings are imported when a command wants them: help does without.
+The settings are imported when a command needs them: help does not.
 """
 
 import dataclasses
@@ -36,18 +36,18 @@ ApiKey = Annotated[
 ]
 Engine = Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")]
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # to listen on, not to call
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on, with those to call
 
 
 def in_panel(panel: str) -> Callable[..., Any]:
-    """Options that help shows together: `in_panel("Live")(help="Per conversation.", min=2)`."""
+    """Return an option in a help panel: `in_panel("Live")(help="Per conversation.", min=2)`."""
     return functools.partial(typer.Option, rich_help_panel=panel)
 
 
 def settings_from(
     config: Path | None, bootstrap: str | None = None, **sections: dict[str, Any]
 ) -> "Settings":
-    """File, environment, and flags; flags that are None change nothing."""
+    """Return the settings of file, environment and flags; flags that are None change nothing."""
     from infra.stack.configuration import load
 
     flags = {"log": {"bootstrap": bootstrap}, **sections}
@@ -55,7 +55,7 @@ def settings_from(
 
 
 def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "Settings":
-    """The same, but without a named cluster that of the stack or broker that runs here."""
+    """Return the settings as above; without `bootstrap`, with the broker that runs here, if any."""
     from infra.stack.statefile import read_state
 
     settings = settings_from(config, bootstrap)
@@ -74,7 +74,7 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "S
 
 
 def check_collection(name: str) -> None:
-    """Raise ConfigError where `--collection` is no name of a collection."""
+    """Raise ConfigError where `--collection` is no valid name of a collection."""
     from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
 
     if not is_collection(name):
@@ -85,7 +85,7 @@ def check_collection(name: str) -> None:
 
 
 def gateway_url(config: Path | None) -> str:
-    """The first gateway of the stack that runs here, else where the settings put one."""
+    """Return the URL of the first gateway that runs here, or else of the settings' gateway."""
     from infra.stack.statefile import read_state
 
     state = read_state()
@@ -96,10 +96,10 @@ def gateway_url(config: Path | None) -> str:
 
 
 def roles_from(names: list[str], option: str) -> "list[Role]":
-    """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
+    """Return the roles in an option, repeated or with commas; raises ConfigError with its name."""
     from schemas.records import Role
 
-    non_llm = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # commands of their own run the latter
+    non_llm = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # the latter have own commands
     expected = [role.value for role in Role if role not in non_llm]
     role_names = [name.strip() for value in names for name in value.split(",")]
     for name in role_names:
@@ -109,7 +109,7 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
 
 
 def parse_overrides(policy: str, changed: list[str]) -> dict[str, str]:
-    """`--policy` and each `--set NAME=VALUE`, by name; raises ConfigError."""
+    """Return `--policy` and each `--set NAME=VALUE`, by name; raises ConfigError."""
     overrides = {"policy": policy} if policy else {}
     for text in changed:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Traffic sent to a running cluster from the command line: how fast, with what, and the report.
+"""Sends traffic from the command line to a running cluster, at a given pace, with a report.
 
 Called by `trivium trace send` and `trivium replay --live`.
 """
@@ -46,7 +46,7 @@ def pace_of(speed: str, streams: int) -> "Pace":
 def send_trace(
     url: str, api_key: str, trace: "Trace", pace: "Pace", asks: "MakeBody | None" = None
 ) -> "tuple[list[SentRequest], dict[str, Any]]":
-    """Send a trace to the gateway there, with its progress on stderr; and the report of it."""
+    """Send a trace to the gateway, with progress on stderr; return requests and the report."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
@@ -67,7 +67,7 @@ def send_trace(
 
 
 def _model_at(url: str, api_key: str) -> str:
-    """The model that is served there; raises NotReady, or what the gateway says."""
+    """Return the model that the gateway serves; raises NotReady, or the gateway's error."""
     import httpx
 
     try:

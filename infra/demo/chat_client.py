@@ -1,4 +1,4 @@
-"""Asks a gateway as any OpenAI client would, and keeps what came back."""
+"""Sends chat requests to a gateway as any OpenAI client would, and keeps the answers."""
 
 import json
 import time
@@ -16,12 +16,12 @@ OnText = Callable[[str], Awaitable[None]]
 
 @dataclass(slots=True)
 class DemoTurn:
-    """One question and what came back."""
+    """One question and its answer."""
 
     question: str
     answer: str = ""
     first_token_ms: float = 0.0
-    events: int = 0  # that brought text
+    events: int = 0  # events with text
     is_finished: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class DemoTurn:
 
     @property
     def citations(self) -> Sequence[dict[str, Any]]:
-        """The passages that were put into its prompt."""
+        """Return the passages that were inserted into its prompt."""
         passages: Sequence[dict[str, Any]] = self.metadata.get("retrieval", {}).get("citations", ())
         return passages
 
@@ -49,8 +49,11 @@ async def ask(
     on_token: OnToken | None = None,
     on_text: OnText | None = None,
 ) -> DemoTurn:
-    """Stream one greedy answer; `on_token` hears how many events brought text so far, `on_text`
-    which."""
+    """Stream one greedy answer.
+
+    `on_token` gets the number of events with text so far, `on_text` the text. Raises EngineFailed
+    if the gateway answers with an error.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": messages,

@@ -1,8 +1,8 @@
-"""The part of the demo in which answers are looked up: documents in, cited answers out.
+"""Runs the demo's part with documents: writes documents, and asks for cited answers.
 
-A page of the handbook is asked about with and without the documents, edited, and asked about again;
-then the router is killed in the middle of an answer that searches again while it is generated.
-Everything goes through the gateway and the topic `documents`, as for any user.
+It asks about a page of the handbook with and without the documents, edits the page, and asks again.
+Then it kills the router in the middle of an answer that searches during generation. Everything goes
+through the gateway and the topic `documents`, as for any user.
 """
 
 import time
@@ -22,10 +22,10 @@ from infra.terminal.output import print_indented
 
 COLLECTION = "handbook"
 PAGES = 30
-_FOUND_S = 60.0  # for a document to be found, on a machine with much else to do
+_FOUND_S = 60.0  # for a search to find a document, on a busy machine
 _ANSWER_TOKENS = 40
 _KILL_AFTER = 3  # events with text
-# Before the answer nothing is similar enough; after its first tokens a search puts its passage in.
+# Before the answer no passage is similar enough; after its first tokens, a probe inserts one.
 _WHILE_ANSWERING = {
     "collection": COLLECTION,
     "min_score": 0.999,
@@ -35,20 +35,20 @@ _WHILE_ANSWERING = {
 
 @dataclass(slots=True)
 class Tour:
-    """What was asked of documents, and what came of it."""
+    """The results of the demo's part with documents."""
 
     turns: list[DemoTurn] = field(default_factory=list)
     right: int = 0
     right_without: int = 0
     edit_cited: bool = False
     edit_answered: bool = False
-    found_after_ms: float = 0.0  # an edited document, by a search
-    goes_on: bool = False  # the answer whose router was killed
-    probed: bool = False  # whether a search during that answer has put something in
-    probe_answered: bool = False  # and whether it is right then
+    found_after_ms: float = 0.0  # from an edit until a search finds it
+    goes_on: bool = False  # whether the answer whose router was killed continued
+    probed: bool = False  # whether a probe of that answer inserted tokens
+    probe_answered: bool = False  # whether that answer is right
 
     def is_good(self, *, reads: bool) -> bool:
-        """Whether documents did what they are for; a simulated model does not read them."""
+        """Return whether documents had their effect; a simulated model does not read them."""
         answered = self.right > self.right_without and self.edit_answered
         return self.edit_cited and self.goes_on and self.probed and (answered or not reads)
 
@@ -76,14 +76,14 @@ async def tour(stack: Stack, console: Console) -> Tour:
 
 
 def text_of(page: Page) -> TextDocument:
-    """A page as it is put on the log."""
+    """Return the page as it is written to the log."""
     return TextDocument(page.document_id, page.text, page.title)
 
 
 async def _converse(
     client: httpx.AsyncClient, stack: Stack, page: Page, stats: Tour, console: Console
 ) -> None:
-    """Three turns about a page; each question is asked without the documents, too."""
+    """Run three turns about a page; ask each question without the documents, too."""
     model, messages = stack.settings.model.served_name, list[dict[str, str]]()
     for number, question in enumerate(page.questions, start=1):
         messages.append({"role": "user", "content": question.text})
@@ -100,7 +100,7 @@ async def _converse(
 
 
 async def _edit(books: Library, page: Page, stats: Tour, console: Console) -> Page:
-    """Change a value on the page."""
+    """Change a value on the page, and wait until a search finds it."""
     changed = page.edited()
     old, new = page.questions[0].value, changed.questions[0].value
     began_s = time.monotonic()
@@ -132,7 +132,7 @@ async def _ask_of_the_edit(
 async def _kill_the_router(
     client: httpx.AsyncClient, stack: Stack, page: Page, stats: Tour, console: Console
 ) -> None:
-    """In the middle of an answer that is not looked up before it, but while it is generated."""
+    """Kill the router in the middle of an answer that searches only during generation."""
     model, question = stack.settings.model.served_name, page.questions[0]
     router = next(row.pid for row in stack.rows() if row.name == "router-0")
 
@@ -172,7 +172,7 @@ def _print_citations(console: Console, turn: DemoTurn) -> None:
 
 
 def summary(stats: Tour) -> Sequence[str]:
-    """Sentences for the end of the demo."""
+    """Return sentences for the end of the demo."""
     return (
         f"{stats.right} of 3 answers right with documents, {stats.right_without} without",
         f"an edit was found after {stats.found_after_ms:.0f} ms; it changed the next citation: "

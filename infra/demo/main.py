@@ -1,9 +1,8 @@
-"""`trivium demo`: conversations through Kafka, real engines and NIXL, answers that are looked up in
-documents, and one request explained.
+"""Runs `trivium demo`: conversations over Kafka with real engines and NIXL, with cited documents.
 
-Starts a stack of its own (1 prefill, 1 decode, 1 retrieval, 1 embedding worker) in a state folder
-of its own, talks to it as any OpenAI client would, reads the way of one request back from the log,
-and compares every answer with one engine alone.
+It starts its own stack (1 prefill, 1 decode, 1 retrieval, 1 embedding worker) in its own state
+folder, and sends requests as any OpenAI client would. It reads the path of one request from the
+log, and compares every answer with one engine alone.
 """
 
 import asyncio
@@ -51,12 +50,12 @@ CONVERSATIONS = (
     ),
 )
 ANSWER_TOKENS = 64
-# All that a chat needs: until a prefill worker is there, the decode worker computes prompts, too.
+# The processes that a chat needs: without a prefill worker, the decode worker computes prompts.
 _FIRST = ("router-0", "gateway-0", "decode-0")
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
-    """Run the demo; 0 if every answer is what one engine alone gives."""
+    """Run the demo; return 0 if every answer equals that of one engine alone."""
     console = Console(stderr=True) if as_json else stdout_console()
     return asyncio.run(_demo(engine, console, as_json=as_json))
 
@@ -94,7 +93,7 @@ async def _stories(stack: Stack) -> list[Story]:
 
 
 def _settings(engine: str) -> Settings:
-    """Defaults on free ports, on topics that no earlier run has used."""
+    """Return defaults on free ports, with topics that no earlier run has used."""
     settings = configuration.load()
     replace = dataclasses.replace
     return replace(
@@ -103,12 +102,12 @@ def _settings(engine: str) -> Settings:
         broker=replace(settings.broker, port=0),
         gateway=replace(settings.gateway, port=0),
         worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="", name=""),  # the engine's own
+        model=replace(settings.model, path="", name=""),  # the engine's default
     )
 
 
 async def start(stack: Stack, console: Console) -> None:
-    """Start a stack, and show how it comes up."""
+    """Start a stack, and show its progress."""
     lines = LiveTable if console.is_terminal else PlainLines
     with lines(stack, console) as display:
         showing = asyncio.create_task(display.follow())
@@ -121,7 +120,7 @@ async def start(stack: Stack, console: Console) -> None:
 
 
 async def _converse(stack: Stack, console: Console) -> None:
-    """All conversations at once, turn by turn, behind the first answer; all ends up on the log."""
+    """Run all conversations at once, turn by turn, after the first answer."""
     model = stack.settings.model.served_name
     async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
         history = await _first_answer(client, model, stack, console)
@@ -136,7 +135,7 @@ async def _converse(stack: Stack, console: Console) -> None:
 async def _first_answer(
     client: httpx.AsyncClient, model: str, stack: Stack, console: Console
 ) -> Sequence[dict[str, str]]:
-    """Shown as it comes; returns what was said."""
+    """Print the first answer while it is generated; return its messages."""
     question = {"role": "user", "content": CONVERSATIONS[0][0]}
     _print_question(console, "conversation 1, turn 1", question["content"])
     console.print("  ", end="")

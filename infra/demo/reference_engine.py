@@ -1,8 +1,8 @@
-"""Asks one engine alone the questions that a deployment answered, and compares token by token.
+"""Compares a deployment's answers with those of one engine alone, token by token.
 
-Runs as a process of its own (`python -m infra.demo.reference_engine SETTINGS ANSWERS`), because
-vLLM re-imports the main module; it starts beside the deployment, reads requests, and writes its
-answers as JSON. The engine is a replica: no connector, no peer, the plainest way to the right
+The engine runs as a separate process (`python -m infra.demo.reference_engine SETTINGS ANSWERS`),
+because vLLM re-imports the main module. It starts beside the deployment, reads requests, and writes
+its answers as JSON. It is a replica without connector and peers: the simplest way to the right
 answer.
 """
 
@@ -33,12 +33,12 @@ from schemas.records import Request, Role
 from schemas.rules.tokens import pack_tokens, unpack_tokens
 from workers.llm.vllm.preload import BIND_VARIABLE
 
-_LIMIT_S = 300.0  # for an engine that reads and answers; one that hangs never does
+_LIMIT_S = 300.0  # for the engine to read and answer; without a limit, a hang would block the demo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerVerdict:
-    """Whether one answer is what the engine alone gives."""
+    """Whether one answer equals that of the engine alone."""
 
     request_id: str
     tokens: int
@@ -47,7 +47,7 @@ class AnswerVerdict:
 
 
 class ReferenceEngine:
-    """Starts at once, beside a stack whose fork server it uses; `compare` once, `stop` always."""
+    """Starts at once beside a stack, with its fork server; call `compare` once, `stop` always."""
 
     def __init__(self, stack: Stack) -> None:
         self._codec, self._parts_by_id, self._has_exited = (
@@ -62,17 +62,17 @@ class ReferenceEngine:
         settings_file.write_text(configuration.dump(stack.settings))
         files = (str(settings_file), str(self._answers))
         command = [sys.executable, "-m", "infra.demo.reference_engine", *files]
-        # Where the machine has room: all cores are dealt to the stack.
+        # Not bound: all cores are assigned to the stack.
         environ = {**engine_environ(stack.plan, stack.folder), BIND_VARIABLE: "nobind"}
         read_end, write_end = os.pipe()
-        self._requests = open(write_end, "wb", buffering=0)  # until it has been asked everything
+        self._requests = open(write_end, "wb", buffering=0)  # open until all requests are sent
         with self._log.open("wb") as log, open(read_end, "rb") as requests:
             self._process = start_process(
                 command, environ, (requests, log), stack.forks.get("prefill")
             )
 
     def ask(self, stories: Sequence[Story]) -> None:
-        """Let it answer what it was not asked yet; blocks while it has much to read."""
+        """Send the engine requests that it has not got yet; blocks while its pipe is full."""
         with self._bounded():
             self._ask(stories)
 
@@ -81,11 +81,14 @@ class ReferenceEngine:
         for story in new:
             parts = self._parts_by_id[story.request.request_id] = parts_of(story)
             lines = "".join(f"{self._codec.encode(part).hex()}\n" for part in parts)
-            with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
+            with contextlib.suppress(BrokenPipeError):  # it has ended; its log has the reason
                 self._requests.write(lines.encode())
 
     def compare(self, stories: Sequence[Story]) -> list[AnswerVerdict]:
-        """Blocks until it has answered; raises EngineFailed with its last words."""
+        """Return a verdict for each answer; blocks until the engine has answered.
+
+        Raises EngineFailed, with the end of its log, if it has failed.
+        """
         with self._bounded():
             self._ask(stories)
             self._requests.close()
@@ -104,7 +107,7 @@ class ReferenceEngine:
         return [_verdict(story, alone[story.request.request_id]) for story in stories]
 
     def stop(self) -> None:
-        """End it, and so whatever waits for it in another thread; nothing where it has ended."""
+        """End the engine, so that threads that wait for it return; nothing if it has ended."""
         self._kill()
         if not self._requests.closed:
             self._requests.close()
@@ -113,7 +116,7 @@ class ReferenceEngine:
 
     @contextlib.contextmanager
     def _bounded(self) -> Iterator[None]:
-        """To write to it and to wait for it come to an end when it does."""
+        """End the engine after the limit, so that writes to it and waits for it return."""
         timer = threading.Timer(_LIMIT_S, self._kill)
         timer.start()
         try:
@@ -123,16 +126,16 @@ class ReferenceEngine:
 
     def _kill(self) -> None:
         if not self._has_exited:
-            for kill in (os.killpg, os.kill):  # one that begins leads no group yet
+            for kill in (os.killpg, os.kill):  # a process that is just starting leads no group yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(self._process.pid, signal.SIGKILL)
 
 
 def parts_of(story: Story) -> list[Request]:
-    """What the engine is to answer, one part of the answer after the other.
+    """Return what the engine is to answer: the answer in consecutive parts.
 
-    A part begins with the prompt as workers got it, with what was looked up for it, or where a
-    probe has put tokens in; it ends where the next one did.
+    The first part begins with the prompt that workers got, with its passages, and later ones where
+    a probe inserted tokens. Each ends where the next one begins.
     """
     request, prompts = story.request, [work.prompt_tokens for work in story.work[-1:]]
     prompt = next(iter(prompts), request.prompt_tokens)
@@ -148,7 +151,7 @@ def parts_of(story: Story) -> list[Request]:
 
 
 def _probe_inserts(story: Story) -> list[tuple[int, bytes]]:
-    """What probes have put in, and before which tokens of the answer; the first of each counts."""
+    """Return what each probe inserted first, with the answer's token that it precedes."""
     probes: dict[int, tuple[int, bytes]] = {}
     for retrieved in story.retrieved:
         if retrieved.probe:

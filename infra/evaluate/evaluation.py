@@ -1,6 +1,6 @@
-"""The whole evaluation: the paper's grid, tables and figures, and what this project adds.
+"""The whole evaluation: the paper's grid, tables and figures, and this project's own studies.
 
-`report/whole_page.py` shows what is found. Called by `trivium evaluate`.
+`report/whole_page.py` writes the findings. Called by `trivium evaluate`.
 """
 
 import time
@@ -47,11 +47,11 @@ APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSize:
-    """How much of the grid is run."""
+    """The part of the grid that is run."""
 
     workloads: Sequence[Workload]
     loads_per_s: tuple[float, ...]
-    part: Sequence[Workload]  # and loads, of what only a part of the grid is run for
+    part: Sequence[Workload]  # for studies that run only a part of the grid
     part_loads_per_s: tuple[float, ...]
     turns: tuple[int, ...]
     step_seeds: int  # of the step change
@@ -84,8 +84,10 @@ def evaluate(
     traces: Path | None,
     sources: Sequence[ConversationSource] = SYNTHETIC,
 ) -> EvaluationFindings:
-    """Run it all, figures 4 and 5 with conversations of these sources. Without a folder of traces
-    that part is skipped."""
+    """Run the evaluation, with conversations of `sources` for figures 4 and 5.
+
+    Without a folder of traces, real traffic is skipped.
+    """
     began_s = time.monotonic()
     size, setup = QUICK if quick else WHOLE, SETUP
     results = EvaluationFindings(seed=seed, quick=quick, setup=setup)
@@ -115,7 +117,7 @@ def _published(
     size: GridSize,
     sources: Sequence[ConversationSource],
 ) -> None:
-    """The paper's figures that want runs of their own."""
+    """Run the paper's figures that need runs of their own."""
     seed, quick = results.seed, results.quick
     pairs = [(workload.name, load) for workload in points.workloads for load in points.loads]
     tables = {pools: plan_table.table_of(points, pools, pairs, plain=True) for pools in RATIOS}
@@ -132,7 +134,7 @@ def _published(
 
 
 def _policies(pool: Runner, results: EvaluationFindings, points: Points, size: GridSize) -> None:
-    """What policies would be with other orders, and with other thresholds."""
+    """Run the policies with other orders and other thresholds."""
     loads, seed = size.part_loads_per_s, results.seed
     part = points.subset(size.part, loads)
     in_all = orders.points_in_all_orders(pool, size.part, loads, seed)
@@ -142,7 +144,7 @@ def _policies(pool: Runner, results: EvaluationFindings, points: Points, size: G
 
 
 def _grid(pool: Runner, size: GridSize, seed: int) -> Points:
-    """All configurations; `table` last, since its tables are made from what the others found."""
+    """Run all configurations; `table` last, since its tables are made from the others' points."""
     part = (size.workloads, size.loads_per_s, seed)
     first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
     grid_points = pool.points("grid", specs_of(first, *part))

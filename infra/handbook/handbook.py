@@ -1,8 +1,8 @@
-"""A handbook of a town that does not exist, drawn from a seed, and questions about it.
+"""Generates a handbook of a town that does not exist, from a seed, and questions about it.
 
-Nobody can know the answers: names and values are drawn. So whatever is answered right was found.
-The first documents of a larger handbook are those of a smaller one with the same seed, so that the
-same questions can be asked of both.
+Names and values are random, so no model can know the answers: a right answer was found. The first
+documents of a larger handbook are those of a smaller one with the same seed, so that the same
+questions can be asked of both.
 """
 
 import random
@@ -21,16 +21,16 @@ _ENDS = ("ndry", "lm", "sk", "rt", "nn", "veth", "mar", "lo", "dis", "ck", "rin"
 
 @dataclass(frozen=True, slots=True)
 class HandbookQuestion:
-    """A question, what its answer has to contain, and which document tells it."""
+    """A question, the value that its answer must contain, and the document that has it."""
 
     text: str
     value: str
     document_id: str
     is_paraphrased: bool
-    wrong_values: tuple[str, ...] = ()  # words that would be as possible, and wrong
+    wrong_values: tuple[str, ...] = ()  # values as likely as the right one
 
     def is_right(self, answer: str) -> bool:
-        """Whether an answer has the value, and none of the others."""
+        """Return whether an answer has the value, and none of the wrong ones."""
         text = answer.casefold()
         return _has(text, self.value) and not any(_has(text, wrong) for wrong in self.wrong_values)
 
@@ -43,10 +43,10 @@ class Page:
     title: str
     text: str
     questions: tuple[HandbookQuestion, ...]  # plain ones, one for each fact
-    paraphrased: tuple[HandbookQuestion, ...]  # the same in other words
+    paraphrased: tuple[HandbookQuestion, ...]  # the same questions in other words
 
     def edited(self) -> "Page":
-        """The page with another value of its first fact, as an author would change it."""
+        """Return the page with another value of its first fact, as an author would change it."""
         old = self.questions[0]
         new = str(int(old.value) + 1) if old.value.isdigit() else old.wrong_values[0]
         first = replace(old, value=new)
@@ -55,7 +55,7 @@ class Page:
 
 
 def handbook(pages: int, *, seed: int = 7) -> list[Page]:
-    """So many pages; at most as many as there are names, which is some thousands."""
+    """Return a handbook of `pages` pages; raises ValueError for more than some thousands."""
     draw = random.Random(seed)
     names = [f"{a}{b}{c}".capitalize() for a, b, c in product(_ONSETS, _VOWELS, _ENDS)]
     if pages > (pages_max := len(names) * 2):
@@ -69,7 +69,7 @@ def handbook(pages: int, *, seed: int = 7) -> list[Page]:
 
 
 def questions(pages: Sequence[Page], count: int, *, seed: int = 7) -> list[HandbookQuestion]:
-    """So many questions about these pages, a third of them in other words than the page's."""
+    """Return questions about these pages, a third of them in other words than the page's."""
     draw = random.Random(f"questions {seed}")
     sample = []
     for number in range(count):

@@ -1,7 +1,7 @@
-"""What the handbook tells of: kinds of things, what is said of each, and how it is asked for.
+"""Defines what the handbook is about: kinds of things, their facts, and questions about them.
 
-`{name}` is drawn for each thing, `{value}` for each fact. Plain sentences, so that a small model
-can read them; the values are such that nobody can guess them.
+`{name}` is chosen at random for each thing, `{value}` for each fact. Sentences are plain, so that a
+small model can read them, and values cannot be guessed.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ ANIMALS = ("geese", "otters", "owls", "hares", "bees", "goats", "swans", "foxes"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A statement, two ways to ask for its value, and what values there are.
+    """A statement, two ways to ask for its value, and the possible values.
 
-    `values` are words, or the range of a number, both ends included.
+    `values` are words, or the range of a number, without its end.
     """
 
     statement: str
@@ -29,7 +29,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class ThingKind:
-    """A kind of thing with the facts that are told of each."""
+    """A kind of thing, with the facts that each has."""
 
     noun: str
     facts: tuple[Fact, ...]

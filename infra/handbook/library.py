@@ -1,4 +1,4 @@
-"""Puts documents on the log and waits until a search finds them."""
+"""Writes documents to the log and waits until a search finds them."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class TextDocument:
 
 
 class Library:
-    """Writes documents, and asks the pool for them."""
+    """Writes documents, and searches for them in the retrieval pool."""
 
     def __init__(
         self, log: LogSettings, codec: Codec, producer: LogProducer, client: RetrievalClient
@@ -44,7 +44,7 @@ class Library:
         self.client = client
 
     async def put(self, collection: str, texts: Iterable[TextDocument]) -> None:
-        """Write them all; returns when the broker has them."""
+        """Write all documents; return when the broker has acknowledged them."""
         await self._send_all(
             Document(
                 document_id=text.document_id,
@@ -78,7 +78,7 @@ class Library:
         await asyncio.gather(*acks)
 
     async def passages(self, collection: str) -> list[DocumentPassages]:
-        """What the log holds of a collection's passages now."""
+        """Return a collection's passages that the log has now."""
         partitions = range(self._log.document_partitions)
         reader = AssignedReader(self._log, "passages", partitions, client_id="library-passages")
         by_document: dict[str, DocumentPassages] = {}
@@ -94,8 +94,10 @@ class Library:
     async def wait_for_all(
         self, collection: str, texts: Sequence[TextDocument], within_s: float
     ) -> None:
-        """Until searches find what was written: the last of each partition, which are filled by
-        themselves."""
+        """Wait until searches find all documents.
+
+        The last document of each partition is enough; partitions are indexed independently.
+        """
         count = self._log.document_partitions
         lasts = {
             partition_of(document_key(collection, text.document_id), count): text for text in texts
@@ -123,7 +125,7 @@ class Library:
 
 @asynccontextmanager
 async def library(log: LogSettings) -> AsyncIterator[Library]:
-    """A member of the fleet that writes documents and searches for them."""
+    """Open a library: a member of the fleet that writes documents and searches for them."""
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="library")
     async with making as producer, open_retrieval_client(log, codec, "library-asks") as client:

@@ -1,4 +1,4 @@
-"""Files to `Document` records: one per document, with its key; and what was refused, and why."""
+"""Makes `Document` records from files, and lists what was refused and why."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from streams.parsing.document import ParsedDocument, Unreadable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where documents go, and what is said of all of them."""
+    """The collection that documents go to, and the fields that all of them get."""
 
     collection: str
     tenant: str = ""
@@ -33,17 +33,17 @@ class Refusal:
 
 
 class SourceReader:
-    """Reads files into documents; no id belongs to two files."""
+    """Reads files into documents; two files never share an id."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._owners: dict[str, Path] = {}  # file of each id
-        self._kinds: Kinds = {}  # of fields, as far as documents had them
+        self._kinds: Kinds = {}  # types of fields, from the documents so far
 
     async def documents(
         self, source: FileSource, now_ms: int
     ) -> tuple[list[Document], list[Refusal]]:
-        """Read one file as it is now; `forget` tells which of its former ids are gone."""
+        """Read one file as it is now; call `forget` for its former ids that are gone."""
         by_id: dict[str, Document] = {}
         label, mtime = _display_path(source.path), _mtime(source.path)
         try:
@@ -75,7 +75,7 @@ class SourceReader:
         return list(by_id.values()), refused
 
     def _check(self, metadata: str) -> str:
-        """What is wrong with them, beside those of all documents before; empty for nothing."""
+        """Return what is wrong with the metadata, given all earlier ones; empty if nothing is."""
         kinds = dict(self._kinds)
         try:
             check_metadata(metadata_of(metadata), kinds)
@@ -98,14 +98,14 @@ class SourceReader:
 
 
 def _display_path(path: Path) -> str:
-    """Below the working directory as one would name it, in characters that can be printed."""
+    """Return the path relative to the working directory if it is below, in printable characters."""
     here = Path.cwd()
     short_path = path.relative_to(here) if path.is_relative_to(here) else path
     return os.fsencode(short_path.as_posix()).decode(errors="replace")
 
 
 def _refusal_reason(parsed: ParsedDocument, name: str, is_taken: bool) -> str:
-    """Why a document is not ingested, empty if it is."""
+    """Return why a document is not ingested; empty if it is."""
     chars = len(parsed.text)
     try:
         name.encode()
@@ -125,7 +125,7 @@ def _refusal_reason(parsed: ParsedDocument, name: str, is_taken: bool) -> str:
 
 
 def _mtime(path: Path) -> int:
-    """Seconds since 1970; 0 where it is gone."""
+    """Return the file's time in seconds since 1970, or 0 if it is gone."""
     try:
         return int(path.stat().st_mtime)
     except OSError:

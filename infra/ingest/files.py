@@ -1,7 +1,7 @@
-"""Which files are ingested, and under which ids.
+"""Lists the files to ingest, with the ids of their documents.
 
-A document's id is its file's path below the folder that was named, or the file's own name; a line
-of JSON brings its own.
+A document's id is its file's path relative to the named folder, or the file's own name. A line of
+JSON has its own id.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class FileSource:
 
 
 def source_of(path: Path, roots: Iterable[Path]) -> FileSource | None:
-    """A file below one of the paths that were named; None for one that is hidden or elsewhere."""
+    """Return a file below one of the named paths; None for a hidden one, or one elsewhere."""
     for root in roots:
         if path == root:
             return FileSource(path, path.name)
@@ -39,7 +39,7 @@ def source_of(path: Path, roots: Iterable[Path]) -> FileSource | None:
 
 
 def sources(roots: Iterable[Path]) -> Iterator[FileSource]:
-    """All files of these paths, in order of their names; hidden ones are left out."""
+    """Yield all files of these paths, in order of their names, without hidden ones."""
     for root in roots:
         if not root.is_dir():
             yield FileSource(root, root.name)
@@ -53,8 +53,10 @@ def sources(roots: Iterable[Path]) -> Iterator[FileSource]:
 
 
 async def read(path: Path) -> list[ParsedDocument]:
-    """The documents of a file; raises Unreadable. A process of its own reads it, so that a file
-    that takes too long or too much memory ends that process and not the call.
+    """Return the documents of a file; raises Unreadable.
+
+    A separate process reads it, so that a file that takes too long or too much memory ends that
+    process and not the call.
     """
     if wrong := await asyncio.to_thread(_unreadable, path):
         raise Unreadable(wrong)
@@ -66,7 +68,7 @@ async def read(path: Path) -> list[ParsedDocument]:
 
 
 def _unreadable(path: Path) -> str:
-    """Why a file is not read, empty if it may be."""
+    """Return why a file cannot be read; empty if it can."""
     try:
         size = path.stat().st_size
         with path.open("rb"):

@@ -1,4 +1,4 @@
-"""Follows files: what changed is written again, what was deleted gets a tombstone."""
+"""Watches files: changed documents are written again, deleted ones get a tombstone."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -32,14 +32,15 @@ class FileChanges:
 async def watch_files(
     roots: Sequence[Path], reader: SourceReader, stop: asyncio.Event
 ) -> AsyncIterator[AsyncIterator[FileChanges]]:
-    """Gives what changes from now on, until `stop` is set. Files that are written several times in
-    a moment are read once.
+    """Yield the changes from now on, until `stop` is set.
+
+    A file that is written several times in a moment is read once.
     """
     watched = awatch(
         *roots, stop_event=stop, debounce=_DEBOUNCE_MS, step=_STEP_MS, raise_interrupt=False
     )
     first = asyncio.create_task(_next(watched))
-    await asyncio.sleep(0)  # when it waits, the system tells it of what changes
+    await asyncio.sleep(0)  # let it subscribe to the system's events
     try:
         yield _changes_of(first, watched, roots, reader)
     finally:
@@ -82,7 +83,7 @@ async def _read(reader: SourceReader, source: FileSource, changes: FileChanges) 
     documents, refused = await reader.documents(source, wall_ms())
     changes.documents += documents
     changes.refused += refused
-    if not refused:  # else it may be half written: what it held before stays
+    if not refused:  # else it may be half written: its former documents stay
         changes.deleted_ids += reader.forget(
             source.path, [document.document_id for document in documents]
         )

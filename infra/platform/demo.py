@@ -1,9 +1,9 @@
-"""`trivium demo --platform`: a database whose rows are looked up, and whose questions get answered.
+"""Runs `trivium demo --platform`: a database with searchable rows, whose questions get answers.
 
-Starts PostgreSQL, Kafka Connect with Debezium's connectors, and a stack, each in a folder of its
-own. Rows of `documents` flow to the index; rows of `questions` flow to prompts, and the answers
-back into them. Then a row is edited, others are, one is deleted, and many questions are asked at
-once. All of it is gone at the end, however that comes.
+It starts PostgreSQL, Kafka Connect with Debezium's connectors, and a stack, each in its own folder.
+Rows of `documents` go to the index. Rows of `questions` become prompts, and the answers are written
+into them. Then it edits one row, edits others, deletes one, and asks many questions at once. At the
+end everything is stopped and deleted, also after an error.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ PREFIX = "rows"  # of the topics of both tables
 PAGES, EDITS, LOAD = 30, 30, 40
 _ANSWER_TOKENS = 40
 _FOUND_S, _ANSWERED_S, _LOOK_S = 60.0, 120.0, 0.1
-_AIM_MS = 2_000  # from the commit of an edit until it is found
+_AIM_MS = 2_000  # from the commit of an edit until a search finds it
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class PlatformDemoStats:
     found_ms: list[float] = field(default_factory=list)  # from each edit's commit until it is found
     delete_gone: bool = False
     deleted_ms: float = 0.0
-    answers: int = 0  # of those that were asked at once
+    answers: int = 0  # of the questions that were asked at once
     errors: int = 0
     answers_per_s: float = 0.0
     took_s: float = 0.0
@@ -79,14 +79,14 @@ class PlatformDemoStats:
         return statistics.quantiles(self.found_ms, n=100, method="inclusive")[98]
 
     def is_good(self, *, reads: bool) -> bool:
-        """Whether the database was served; a simulated model does not read what it cites."""
+        """Return whether all steps succeeded; a simulated model does not read what it cites."""
         answered = self.right > 0 and self.edit_answered
         complete = self.answers == LOAD and not self.errors
         return self.edit_cited and self.delete_gone and complete and (answered or not reads)
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
-    """Run the demo; 0 if every step did what it is for."""
+    """Run the demo; return 0 if every step succeeded."""
     console = Console(stderr=True) if as_json else stdout_console()
     began_s = time.monotonic()
     stats = asyncio.run(_demo(engine, console))
@@ -119,9 +119,9 @@ async def _demo(engine: str, console: Console) -> PlatformDemoStats:
 async def platform(
     engine: str, console: Console
 ) -> AsyncIterator[tuple[DemoTables, Library, Connect]]:
-    """All of it, running and joined; gone at the end."""
+    """Start everything and connect it; stop and delete it at the end."""
     folder = home() / "platform"
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
     async with AsyncExitStack() as opened:
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         console.print("[bold]1  PostgreSQL[/bold], a new server with two tables", highlight=False)
@@ -145,7 +145,7 @@ def _plan() -> StackPlan:
 
 
 def _settings(engine: str) -> Settings:
-    """Defaults on free ports; the bridge knows both tables."""
+    """Return defaults on free ports, with a bridge for both tables."""
     settings, replace = configuration.load(), dataclasses.replace
     bridge = BridgeSettings(
         documents=(
@@ -174,13 +174,13 @@ def _settings(engine: str) -> Settings:
         broker=replace(settings.broker, port=0),
         gateway=replace(settings.gateway, port=0),
         worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="", name=""),  # the engine's own
+        model=replace(settings.model, path="", name=""),  # the engine's default
         bridge=bridge,
     )
 
 
 async def _connect(connect: Connect, database: Postgres, stack: Stack) -> None:
-    """Changes of both tables to their topics, and answers to their questions."""
+    """Connect both tables to their topics, and the answers to the questions."""
     reader = connectors.Database(
         host=database.host, port=database.port, name=DATABASE, user=SOURCE_ROLE
     )

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of one's own, of Debian's package or of one unpacked beside: for a demo and
-for tests, gone with its folder when it is stopped.
+"""Runs a temporary PostgreSQL server for a demo and for tests; its folder is deleted at the end.
 
-The server refuses to run as root, so root gives it to another user.
+The server is Debian's package, or one unpacked into `build/postgres`. It refuses to run as root, so
+root runs it as another user.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ _UNPACKED = Path(__file__).parents[2] / "build" / "postgres"
 _PLACES = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin")
 _HOST, SUPERUSER, DATABASE = "127.0.0.1", "postgres", "app"
 _NAME = "postgres"
-_FIELD_END, _ROW_END = "\x1f", "\x1e"  # in what psql prints
+_FIELD_END, _ROW_END = "\x1f", "\x1e"  # separators in psql's output
 _START_S, _STOP_S, _POLL_S = 60.0, 20.0, 0.05
 _SETTINGS = {
     "listen_addresses": _HOST,
     "wal_level": "logical",
     "max_replication_slots": "8",
     "max_wal_senders": "8",
-    "max_slot_wal_keep_size": "256MB",  # what a slot that nobody reads may hold
+    "max_slot_wal_keep_size": "256MB",  # WAL that a slot without a reader may retain
 }
 
 
 def binaries(*roots: Path) -> Path:
-    """The folder of the newest server's programs; raises ConfigError where there is none."""
+    """Return the folder of the newest server's programs; raises ConfigError where there is none."""
     for root in roots or (_UNPACKED, Path("/")):
         folders = [folder for place in _PLACES for folder in root.glob(place)]
         servers = [folder for folder in folders if (folder / "postgres").exists()]
@@ -55,7 +55,7 @@ def _version(folder: Path) -> int:
 
 
 class Postgres:
-    """`async with Postgres() as database`: a new, empty server with the database `app`."""
+    """A new, empty server with the database `app`: `async with Postgres() as database`."""
 
     def __init__(self) -> None:
         self._bin = binaries()
@@ -110,7 +110,7 @@ class Postgres:
             ) from None
 
     async def stop(self) -> None:
-        """End it, whoever is still connected, and remove its folder."""
+        """Stop the server, even with connected clients, and delete its folder."""
         for process in self._supervisor.processes.values():
             process.kill(signal.SIGINT)  # SIGTERM would wait for its clients
         await self._supervisor.stop(grace_s=_STOP_S)
@@ -118,10 +118,10 @@ class Postgres:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def sql(self, text: str, *, database: str = DATABASE) -> list[list[str]]:
-        """Run statements, each in a transaction of its own; the rows, as texts, of the only one
-        that returns any.
+        """Run statements, each in its own transaction; return the rows, as texts, of the only
+        query.
 
-        Raises ConfigError with what the server says.
+        Raises ConfigError with the server's message.
         """
         command = (str(self._bin / "psql"), *self._address(), "-U", SUPERUSER, "-d", database)
         options = (
@@ -154,7 +154,7 @@ class Postgres:
         return ("-h", _HOST, "-p", str(self.port))
 
     def _environ(self) -> dict[str, str]:
-        """A library that was unpacked with the programs is found beside them."""
+        """Return the environment, with the path of libraries unpacked with the programs."""
         libraries = [str(path.parent) for path in _UNPACKED.glob("usr/lib/*/libpq.so.5")]
         variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         return {**variables, "LC_ALL": "C.UTF-8", "LD_LIBRARY_PATH": ":".join(libraries)}
@@ -186,7 +186,7 @@ class Postgres:
 
 
 def _user() -> tuple[int, int]:
-    """Whom root has the server run as."""
+    """Return the user and group that the server runs as if we are root."""
     for name in (SUPERUSER, "nobody"):
         try:
             entry = pwd.getpwnam(name)
@@ -197,8 +197,10 @@ def _user() -> tuple[int, int]:
 
 
 def _as_server_user() -> Sequence[str]:
-    """What a command of the server begins with. Another user's process forgets whom it was to end
-    with, so it is told again."""
+    """Return the beginning of a server command that changes the user.
+
+    The kernel clears the parent-death signal at a change of user, so `setpriv` sets it again.
+    """
     if os.geteuid() != 0:
         return ()
     uid, gid = _user()

@@ -1,7 +1,6 @@
-"""The tables of the demo and what is done to them: documents, and questions whose answers come by
-themselves.
+"""Creates and changes the tables of the demo: documents, and questions that get answers.
 
-Times are the database's own, right after the commit: both run on one machine.
+Times are the database's own, right after the commit; demo and database run on one machine.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from schemas.errors import EngineFailed
 
 SOURCE_ROLE, SINK_ROLE = "changes", "answers"
 DOCUMENTS_PUBLICATION, QUESTIONS_PUBLICATION = "documents_changes", "new_questions"
-# An answer changes the row of its question: were that published too, it would be asked again.
+# An answer changes its question's row; if updates were published, it would be asked again.
 SCHEMA = f"""
 CREATE TABLE documents (id text PRIMARY KEY, title text NOT NULL, body text NOT NULL);
 ALTER TABLE documents REPLICA IDENTITY FULL;
@@ -61,11 +60,11 @@ class DemoTables:
         self._database = database
 
     async def create(self) -> None:
-        """Tables, who may read and write them, and what is published of their changes."""
+        """Create the tables, the roles that read and write them, and the publications."""
         await self._database.sql(SCHEMA)
 
     async def insert(self, texts: Iterable[TextDocument]) -> int:
-        """New documents; when they were committed, in ms."""
+        """Insert documents; return the time of the commit, in ms since 1970."""
         rows = ", ".join(
             f"({quote_sql(text.document_id)}, {quote_sql(text.title)}, {quote_sql(text.text)})"
             for text in texts
@@ -73,12 +72,12 @@ class DemoTables:
         return await self._change(f"INSERT INTO documents VALUES {rows};")
 
     async def edit(self, text: TextDocument) -> int:
-        """Another text of a document; when that was committed, in ms."""
+        """Replace the text of a document; return the time of the commit, in ms since 1970."""
         where = f"WHERE id = {quote_sql(text.document_id)}"
         return await self._change(f"UPDATE documents SET body = {quote_sql(text.text)} {where};")
 
     async def delete(self, document_id: str) -> int:
-        """A document; when that was committed, in ms."""
+        """Delete a document; return the time of the commit, in ms since 1970."""
         return await self._change(f"DELETE FROM documents WHERE id = {quote_sql(document_id)};")
 
     async def ask(self, questions: Iterable[str]) -> list[int]:
@@ -99,7 +98,7 @@ class DemoTables:
         return int(answered), int(failed)
 
     async def answer(self, question: str, within_s: float) -> QuestionRow:
-        """Ask, and wait until the columns are filled; raises EngineFailed where they are not."""
+        """Ask a question, and wait until its row is filled; raises EngineFailed if late."""
         began_s = time.monotonic()
         (number,) = await self.ask([question])
         while (await self.count_answered([number]))[0] == 0:

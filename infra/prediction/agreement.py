@@ -1,8 +1,8 @@
-"""What a shadow would have done, beside what was done: placements, and what would have followed.
+"""Compares a shadow router's placements with the live ones, and their outcomes.
 
-Where both agree, the request went as the shadow would have had it, so its outcome counts. Where
-they do not, the simulator says how it would have gone (`predictor.py`), all traffic being placed
-by the shadow's settings. Called by `trivium compare`.
+If both agree, the live outcome counts for the shadow too. If they differ, the simulator predicts
+the outcome (`predictor.py`), with all traffic placed by the shadow's settings. Called by `trivium
+compare`.
 """
 
 from collections import Counter
@@ -23,20 +23,20 @@ LIVE, SHADOW = "all, live", "all, with the shadow"
 
 @dataclass(slots=True)
 class Agreement:
-    """The last placement of each request beside the shadow's."""
+    """Counts of the last placement of each request, compared with the shadow's."""
 
     placements: int = 0
     same: int = 0
-    modes: Counter[tuple[str, str]] = field(default_factory=Counter)  # was, would be
-    workers: int = 0  # the same mode on other workers
-    orchestrations: int = 0  # the same workers in another order
-    unseen: int = 0  # requests of the span that the shadow has not seen
-    agreed: set[str] = field(default_factory=set)  # requests
+    modes: Counter[tuple[str, str]] = field(default_factory=Counter)  # live mode, shadow's mode
+    workers: int = 0  # same mode, other workers
+    orchestrations: int = 0  # same workers, other orchestration
+    unseen: int = 0  # requests of the span that the shadow has not placed
+    agreed: set[str] = field(default_factory=set)  # request ids
     differ: set[str] = field(default_factory=set)
 
     @property
     def share(self) -> float:
-        """Share of the placements that are the same."""
+        """Return the share of the placements that are the same."""
         return self.same / max(1, self.placements)
 
     def add(self, live: Decision, shadow: Decision) -> None:
@@ -61,7 +61,7 @@ def _worker_epochs(decision: Decision) -> tuple[tuple[str, int], ...]:
 
 
 def agreement(traffic: RecordedTraffic, shadow: Iterable[Decision]) -> Agreement:
-    """Compare placements; raises RecordError where the shadow decided none of them."""
+    """Compare placements; raises RecordError if the shadow decided none of them."""
     shadow_decisions = {(decision.request_id, decision.attempt): decision for decision in shadow}
     result = Agreement()
     for request_id, live in traffic.placements.items():
@@ -80,7 +80,7 @@ def agreement(traffic: RecordedTraffic, shadow: Iterable[Decision]) -> Agreement
 def outcomes(
     traffic: RecordedTraffic, agreement: Agreement, shadow_settings: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return figures of live requests, and with the shadow; its settings are text."""
+    """Return figures of the live requests and of the shadow's; `shadow_settings` are text."""
     by_id = traffic.outcomes
     agreed = [by_id[request_id] for request_id in agreement.agreed if request_id in by_id]
     differ = [by_id[request_id] for request_id in agreement.differ if request_id in by_id]

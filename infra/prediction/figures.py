@@ -1,4 +1,4 @@
-"""What clients would care about, from outcomes; the same for those of a log and of a simulation."""
+"""Figures that clients care about, from outcomes of a log or of a simulation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ METRICS: Mapping[str, Callable[[Outcome], float]] = {
 
 
 def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Percentiles of whole answers, how many were placed locally, and the KV bytes that moved."""
+    """Return percentiles of completed answers, the share placed locally, and the KV bytes moved."""
     rows = list(outcomes)
     answers = [
         outcome
@@ -40,7 +40,7 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
 
 
 def errors(predicted: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Predicted over live, less one, per metric and percentile."""
+    """Return predicted / live - 1, per metric and percentile."""
     by_metric: dict[str, dict[str, float]] = {}
     for name in METRICS:
         by_metric[name] = {
@@ -52,7 +52,7 @@ def errors(predicted: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, d
 
 
 def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row of figures for each name."""
+    """Return a table with a row of figures for each name."""
     heads = [
         f"{name.removesuffix('_ms').upper()} p{percent}" for name in METRICS for percent in PERCENTS
     ]

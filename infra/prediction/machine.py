@@ -1,7 +1,8 @@
-"""A simulated GPU that takes what was measured: prompts beside each other, steps of the batch.
+"""A simulated GPU with measured times: prompts run in parallel, answers in steps of the batch.
 
-In place of the roofline of `infra/simulator/machine/gpu.py`, behind the same calls. Prompts of one
-worker do not slow each other, as many as are computed at once; what waits begins in order.
+It replaces the roofline of `infra/simulator/machine/gpu.py`, behind the same calls. Up to
+`prompts_max` prompts of one worker run at once and do not slow each other; the others start in
+order of arrival.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,28 +21,28 @@ class MeasuredGpu(SimGpu):
         super().__init__(*gpu_args)
         self._speeds = speeds
         self._computing: dict[GpuSequence, Alarm] = {}
-        self._answers: dict[GpuSequence, int] = {}  # with the tokens that are still to come
-        self._fresh: list[GpuSequence] = []  # answers without a token of their own
+        self._answers: dict[GpuSequence, int] = {}  # by sequence: tokens that remain
+        self._fresh: list[GpuSequence] = []  # no first token yet
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
+        """Return the prompt tokens that remain to be computed."""
         waiting = (*self.prompts, *self._computing)
         return sum(sequence.prompt_tokens - sequence.computed for sequence in waiting)
 
     def add_prompt(self, sequence: GpuSequence) -> None:
-        """Compute the prompt, and then ask whether to go on."""
+        """Compute the prompt; its owner then decides whether to decode."""
         self.prompts.append(sequence)
         self._compute()
 
     def add_answer(self, sequence: GpuSequence) -> None:
-        """Decode what has all its KV; it is in the next step that ends."""
+        """Decode a sequence that has all its KV; it takes part in the next step that ends."""
         sequence.computed = sequence.prompt_tokens
         self._fresh.append(sequence)
         self._enter(sequence)
 
     def remove(self, sequence: GpuSequence) -> None:
-        """Take a sequence out; nothing is called for it any more."""
+        """Remove a sequence; no more callbacks are made for it."""
         if sequence.removed:
             return
         sequence.removed = True
@@ -54,7 +55,7 @@ class MeasuredGpu(SimGpu):
         self.batch = len(self._answers)
 
     def stop(self) -> None:
-        """Forget everything; for a worker that dies."""
+        """Remove everything, for a worker that dies."""
         super().stop()
         for alarm in self._computing.values():
             alarm.cancel()

@@ -1,8 +1,8 @@
-"""What recorded traffic would have seen under other settings: served again by a simulated cluster.
+"""Predicts recorded traffic under other settings: a simulated cluster serves it again.
 
-The router's core, gateways and workers' rules are the real ones (`infra/simulator`). Workers are as
-many as were recorded, as fast as they were (`speeds.py`), and the log takes what it took, each
-record as long as one that was seen. One router stands for all of them.
+The router's core, the gateways' and the workers' rules are the real ones (`infra/simulator`). The
+cluster has the recorded workers at their recorded speeds (`speeds.py`). Each record takes a delay
+over the log that is sampled from the recorded ones. One router stands for all of them.
 """
 
 import random
@@ -59,22 +59,22 @@ class _MeasuredCluster(Cluster):
         return self._draw.choice(samples_ms)
 
     def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
-        """Return a GPU class that takes the measured times."""
+        """Return a constructor of GPUs that take the measured times."""
         return lambda *gpu_args: MeasuredGpu(self._speeds, *gpu_args)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How the same requests would have ended, by id."""
+    """The predicted outcomes of the same requests, by id."""
 
     outcomes: dict[str, Outcome]
-    unserved: int  # requests that were never asked, since the turn before had no whole answer
+    unserved: int  # requests that were never sent, as the turn before did not complete
 
 
 def predict(
     traffic: RecordedTraffic, speeds: MeasuredSpeeds, settings: RouterSettings
 ) -> Prediction:
-    """Serve all of it once more; raises ConfigError for a table that cannot be read."""
+    """Serve the recorded traffic once more; raises ConfigError for a table that cannot be read."""
     cluster = _MeasuredCluster(traffic, speeds, settings)
     block_tokens = cluster.setup.block_tokens
     conversations, names = script(traffic, begin_ms=READY_MS, block_tokens=block_tokens)
@@ -88,7 +88,8 @@ def predict(
 
 
 def shape_of(workers: Sequence[Member]) -> ClusterShape:
-    """How many workers of each kind; raises RecordError for roles that are not simulated."""
+    """Return the number of workers of each kind; raises RecordError for roles that are not
+    simulated."""
     counts = Counter[str]()
     for worker in workers:
         roles = frozenset(worker.registration.roles)
@@ -100,7 +101,8 @@ def shape_of(workers: Sequence[Member]) -> ClusterShape:
 
 
 def setup_of(workers: Sequence[Member], speeds: MeasuredSpeeds) -> Setup:
-    """Credits, memory and links as workers told; the first one stands for all."""
+    """Return credits, memory and links as workers reported; the first worker's capability stands
+    for all."""
     capability, bytes_per_token = _capability(workers[0]), max(2, speeds.kv_bytes_per_token)
     blocks = max(worker.load.kv_blocks_total for worker in workers) or 1 << 20
     block_bytes = bytes_per_token * capability.block_size

@@ -1,9 +1,10 @@
-"""How fast the workers of a recording were: lines through what their phases and outcomes tell.
+"""Measures how fast recorded workers were: linear fits to their phases and outcomes.
 
-A prompt takes a time and one per token that was not cached, a step of the batch a time, one per
-answer in it, and more while prompts are computed beside it. Prompts that waited, or overlapped with
-others, are left out where enough did not. What the recorded placements never did is not known:
-without a local prompt, local ones are thought to take what others do, and to slow nobody.
+A prompt takes a fixed time plus a time per uncached token. A step of the batch takes a fixed time,
+plus a time per answer in it and per prompt computed beside it. Prompts that waited or overlapped
+with others are left out if enough remain. What the recorded placements never did cannot be
+measured: without a local prompt, local prompts are assumed to take as long as others and to slow no
+answer.
 """
 
 from collections import defaultdict
@@ -15,13 +16,13 @@ import numpy as np
 from infra.prediction.traffic import RecordedTraffic
 from schemas.records import Mode, PhaseKind
 
-_FEWEST = 10  # observations of a line; with fewer there is a mean
-_HOPS_MAX, _HOP_MS = 20_000, 3.0  # where none was seen
+_FEWEST = 10  # observations for a fit; with fewer, the median
+_HOPS_MAX, _HOP_MS = 20_000, 3.0  # _HOP_MS: the default if no hop was recorded
 
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """A line: `base`, and `slope` for each unit."""
+    """A line: `base` plus `slope` per unit."""
 
     base: float
     slope: float = 0.0
@@ -32,16 +33,16 @@ class LinearFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeeds:
-    """What a simulated worker takes, in ms; hops over the log are as they were seen."""
+    """Times of a simulated worker, in ms; delays over the log are the recorded ones."""
 
     prompt: LinearFit  # by tokens computed
-    append: LinearFit  # likewise, where the beginning was cached
+    append: LinearFit  # by tokens computed, if a prefix was cached
     step: LinearFit  # by answers in the batch
-    beside: float = 0.0  # ms that a step takes longer per prompt computed beside it
+    beside: float = 0.0  # ms added to a step per prompt computed beside it
     transfer: LinearFit  # by bytes of KV
-    requests_ms: tuple[float, ...]  # each request's way to its router
-    hops_ms: tuple[float, ...]  # other records' ways to their readers
-    ack_ms: float = 0.0  # until a worker knows that a token is in the log, and tells its phase
+    requests_ms: tuple[float, ...]  # delays from the gateway to the router
+    hops_ms: tuple[float, ...]  # delays of other records to their readers
+    ack_ms: float = 0.0  # until a worker learns that a token is in the log and reports its phase
     kv_bytes_per_token: int
     prompts_max: int = 8  # computed at once
 
@@ -87,7 +88,8 @@ def measure_speeds(traffic: RecordedTraffic) -> MeasuredSpeeds:
 
 
 def _prompts(traffic: RecordedTraffic) -> list[_Prompt]:
-    """Prompts with when they were computed, on prefill workers and where the answers were."""
+    """Return the prompts with their times, of prefill workers and of workers that computed
+    locally."""
     prompts = [
         _Prompt(
             phase.worker_id,
@@ -134,7 +136,8 @@ def _answers(traffic: RecordedTraffic) -> list[_Answer]:
 
 
 def _lone_prompts(prompts: Sequence[_Prompt]) -> Sequence[_Prompt]:
-    """Return prompts that met no other on their worker; all, where these are too few."""
+    """Return the prompts that overlapped with no other on their worker; all if these are too
+    few."""
     by_worker: defaultdict[str, list[_Prompt]] = defaultdict(list)
     for prompt in sorted(prompts, key=lambda prompt: prompt.began_ms):
         by_worker[prompt.worker].append(prompt)
@@ -156,7 +159,7 @@ def _prompt_line(prompts: Sequence[_Prompt]) -> LinearFit:
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> LinearFit:
-    """Least squares, without those far from it, and never downward."""
+    """Fit a line by least squares, without outliers and with no negative coefficient."""
     if not y:
         return LinearFit(0.0)
     xs, ys = np.asarray(x, float), np.asarray(y, float)
@@ -175,7 +178,7 @@ def _line(x: Sequence[float], y: Sequence[float]) -> LinearFit:
 
 
 def _steps(answers: Sequence[_Answer], prompts: Sequence[_Prompt]) -> tuple[float, float, float]:
-    """Return a step's time, and what each answer and each prompt beside it adds."""
+    """Return the time of a step, and the time that each answer and each prompt beside it adds."""
     if not answers:
         return 1.0, 0.0, 0.0
     tpot = np.array([(answer.ended_ms - answer.began_ms) / answer.tokens for answer in answers])
@@ -198,7 +201,7 @@ def _steps(answers: Sequence[_Answer], prompts: Sequence[_Prompt]) -> tuple[floa
 
 
 def _mean_overlap(answer: _Answer, spans: Sequence[_Answer] | Sequence[_Prompt]) -> float:
-    """Return how many spans ran on the answer's worker meanwhile, on average."""
+    """Return the mean number of spans that ran on the answer's worker meanwhile."""
     starts_ms = np.array([span.began_ms for span in spans])
     ends_ms = np.array([span.ended_ms for span in spans])
     is_here = np.array([span.worker == answer.worker for span in spans])
@@ -212,7 +215,7 @@ def _transfer(traffic: RecordedTraffic) -> LinearFit:
 
 
 def _requests(traffic: RecordedTraffic) -> tuple[float, ...]:
-    """Return delays from gateways to the router, of requests that did not wait there."""
+    """Return delays from gateways to the router, of requests that did not wait in its queue."""
     delays_ms = [
         float(placed.at_ms - traffic.requests[request_id].arrived_ms)
         for request_id, placed in traffic.placements.items()
@@ -222,7 +225,7 @@ def _requests(traffic: RecordedTraffic) -> tuple[float, ...]:
 
 
 def _hops(traffic: RecordedTraffic) -> tuple[float, ...]:
-    """Return delays from the router to workers that began at once."""
+    """Return delays from the router to workers that started at once."""
     starts_ms = {
         phase.request_id: phase.started_ms
         for phase in traffic.phases
@@ -255,7 +258,7 @@ def _handover_ms(traffic: RecordedTraffic) -> float:
         starts_ms[request_id] - ends_ms[request_id]
         for request_id in starts_ms.keys() & ends_ms.keys()
     ]
-    gaps_ms = [gap_ms for gap_ms in gaps_ms if gap_ms >= 0]  # of pairs decode begins first
+    gaps_ms = [gap_ms for gap_ms in gaps_ms if gap_ms >= 0]  # negative in pairs
     return float(np.median(gaps_ms)) if gaps_ms else 0.0
 
 

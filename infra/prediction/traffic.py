@@ -1,8 +1,8 @@
-"""What a recording tells of its traffic: requests, where they ran, how they ended, and the fleet.
+"""Reads the traffic of a recording: requests, placements, phases, outcomes and workers.
 
-Read from the rows of a file of `trivium record`; the fleet is what the replayed routers know of it
-in the end. Conversations come out as scripts for simulated clients: the first request of each comes
-when it came, later ones as long after the answer before as they did.
+The rows come from a file of `trivium record`; the workers are those that the replayed routers know
+at the end. `script` makes scripts for simulated clients: the first request of a conversation is
+sent at its recorded time, a later one as long after the previous answer as it was recorded.
 """
 
 from collections import defaultdict
@@ -44,18 +44,18 @@ class RecordedTraffic:
     requests: dict[str, Request] = field(default_factory=dict)
     placements: dict[str, Decision] = field(default_factory=dict)  # the last placement of each
     phases: list[Phase] = field(default_factory=list)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # those that count
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # that count
 
     @property
     def completed(self) -> list[Outcome]:
-        """Return outcomes of answers that completed."""
+        """Return the outcomes of answers that completed."""
         return [
             outcome for outcome in self.outcomes.values() if outcome.kind is OutcomeKind.COMPLETED
         ]
 
 
 def read(path: Path) -> RecordedTraffic:
-    """Raises RecordError where the file has nothing that can be simulated."""
+    """Read a recording; raises RecordError if it has no completed answer or no worker."""
     routers: list[Router] = []
     replay(path, routers.append)
     members: dict[str, Member] = {}
@@ -74,7 +74,7 @@ def read(path: Path) -> RecordedTraffic:
             position = row.topic, row.partition, row.offset
             if row.kind == SNAPSHOT or row.topic not in _READ or position in read_places:
                 continue
-            read_places.add(position)  # a router's next life may have it, too
+            read_places.add(position)  # a router that took over may have read it, too
             record: Any = recording.codec.decode(row.value)
             match record:
                 case Request() if since_ms <= record.arrived_ms < until_ms:
@@ -98,8 +98,10 @@ _READ = ("requests", "phases", "decisions", "outcomes")
 def script(
     traffic: RecordedTraffic, *, begin_ms: float, block_tokens: int
 ) -> tuple[list[SimConversation], dict[str, str]]:
-    """The same conversations, and which recorded request each of theirs stands for; requests
-    without a whole answer are left out."""
+    """Return the conversations, and the recorded request id of each of their requests.
+
+    Requests without a completed answer are left out.
+    """
     answers = {outcome.request_id: outcome for outcome in traffic.completed}
     requests = [request for request in traffic.requests.values() if request.request_id in answers]
     requests.sort(key=lambda request: (request.arrived_ms, request.request_id))
@@ -135,7 +137,7 @@ def script(
 
 
 def _follows(request: Request, before: Request, answers: Mapping[str, Outcome]) -> bool:
-    """Whether it was asked after the answer, and says all that was said before it."""
+    """Return whether a request came after the answer and its prompt extends the turn before."""
     answer = answers[before.request_id]
     tokens_before = token_count(before.prompt_tokens) + answer.completion_tokens
     return (

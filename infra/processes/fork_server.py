@@ -1,8 +1,8 @@
-"""A process that imports modules once, and forks the programs that need them.
+"""Runs a process that imports modules once, and forks the programs that need them.
 
-The launcher of a stack starts it first of all. Not ready yet, it lets who asks wait; gone or
-frozen, it is asked for nothing more, and programs are started as ever. A client that dies while it
-asks ends it, too. `workers/forks.py` is its clients' side. It ends with the thread that started it.
+The launcher of a stack starts it first. While the server imports, clients wait. Once the server is
+gone or frozen, programs are started without it. A client that dies during a request also ends the
+server. `workers/forks.py` is the client side. The server ends with the thread that started it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """Use `start`, then `wait_ready`, then `fork`, and at last `stop`."""
+    """A fork server: call `start`, then `wait_ready`, then `fork`, and finally `stop`."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class ForkServer:
         *,
         has_children: bool = False,
     ) -> None:
-        """`has_children`: what it forks asks it for children of its own."""
+        """Do not start yet; with `has_children`, forked programs fork children of their own."""
         self.title, self._modules, self.environ = title, modules, dict(environ)
         self._has_children, self._answers = has_children, True
         self.log_file = logs / f"{title.lower()}-forks.log"
         self.pid = 0
         self.address = ""
         self._server: subprocess.Popen[bytes] | None = None
-        self._imported = -1  # readable when it has imported, or is gone
+        self._imported = -1  # readable once the imports are done, or the server is gone
 
     def start(self) -> None:
         """Start the server process, which begins to import its modules."""
@@ -59,7 +59,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX) as listener, self.log_file.open("ab") as output:
             try:
                 listener.bind(self.address)
-            except OSError as error:  # addresses may have some 100 characters
+            except OSError as error:  # socket paths are limited to about 100 characters
                 log.warning("nothing is forked: %s: %s", self.address, error)
                 shutil.rmtree(folder, ignore_errors=True)
                 return
@@ -81,7 +81,7 @@ class ForkServer:
         self.pid = self._server.pid
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until it has imported; False: it cannot be had, or not in time."""
+        """Wait until the imports are done; return False if they fail or `timeout_s` is over."""
         if self._server is None:
             return False
         try:
@@ -95,11 +95,11 @@ class ForkServer:
     def fork(
         self, command: Sequence[str], environ: Mapping[str, str], files: Sequence[int]
     ) -> forks.ForkedProcess | None:
-        """`python -m MODULE ...` with these three files, in a process group that it leads. A fourth
-        is a listening socket, as systemd passes one on.
+        """Fork `python -m MODULE ...`, which leads a process group.
 
-        None where the server is gone or does not answer, or Python or a library would have begun
-        otherwise.
+        `files` are its standard input, output and error, and optionally a listening socket, which
+        is passed on as systemd does. Returns None if the server is gone or does not answer, or if
+        Python or a library would have read other variables at its start.
         """
         diff = forks.read_early(environ).items() - self.environ.items()
         if diff or _read_by_python(environ) != _read_by_python(self.environ) or not self._answers:
@@ -114,7 +114,7 @@ class ForkServer:
             return None
 
     def stop(self) -> None:
-        """End it; what it has forked goes on."""
+        """End the server; the programs that it has forked continue."""
         server, self._server = self._server, None
         if server is not None:
             server.kill()
@@ -124,7 +124,7 @@ class ForkServer:
 
 
 async def readable(descriptor: int) -> None:
-    """Wait until the descriptor is readable; a pidfd is when its process has ended."""
+    """Wait until the descriptor is readable; a pidfd becomes readable when its process ends."""
     loop, came = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, came.set)
     try:
@@ -139,15 +139,16 @@ def _read_by_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leave(server_pid: int, number: int, _frame: object) -> None:
-    """A launcher that was killed removes nothing."""
+    """Remove the socket's folder on SIGTERM: a launcher that was killed cannot."""
     if os.getpid() == server_pid:
         shutil.rmtree(Path(forks.address).parent, ignore_errors=True)
     os._exit(128 + number)
 
 
 def _without_file_3(*files: int) -> list[int]:
-    """The same files, none of them number 3. That one is nothing from now on: what is forked may
-    get a listening socket there.
+    """Return the same files with file 3 moved away, and open /dev/null as file 3.
+
+    A forked program may get a listening socket there.
     """
     moved = [os.dup(file) if file == forks.LISTEN_FILE else file for file in files]
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -167,17 +168,17 @@ def _serve(listener: int, imported: int, modules: Sequence[str]) -> None:
     threads = [
         Path(f"/proc/self/task/{tid}/comm").read_text() for tid in os.listdir("/proc/self/task")
     ]
-    if len(threads) > 1:  # a fork would have the locks that they hold, and nobody to open them
+    if len(threads) > 1:  # a fork would inherit locks that no thread of it releases
         sys.exit(f"expected no threads after the imports, found {' '.join(threads)}")
-    forks.entitle("trivium fork server")  # before a fork: it looks for room beside the environment
+    forks.entitle("trivium fork server")  # before a fork: it uses the room beside the environment
     gc.collect()
-    gc.freeze()  # else a child's collector writes to all of it, and so copies it
+    gc.freeze()  # else a child's garbage collector writes to all objects, which copies their pages
     os.write(imported, b"1")
     os.close(imported)
     with socket.socket(fileno=os.dup(listener)) as server_socket:
         forks.address = server_socket.getsockname()
     signal.signal(signal.SIGTERM, partial(_leave, os.getpid()))
-    endless, _sink = os.pipe()  # the protocol's sign that no client is left; here a tether ends it
+    endless, _sink = os.pipe()  # the protocol's liveness pipe, never closed: a tether ends us
     forkserver.main(listener, endless, [])
 
 

@@ -1,10 +1,10 @@
-"""How Python's collector of cyclic garbage runs in our processes: seldom.
+"""Configures Python's garbage collector in our processes to run rarely.
 
-A collection stops the process for about 0.26 us per object that it looks at, in the middle of
-whatever is under way. Almost nothing of ours is cyclic, so young objects are looked at seven times
-less often than by default, which makes the collector's share of the time smaller and keeps one
-stop to milliseconds. What was built at the start is never looked at: imports make a hundred
-thousand objects and drop a thousand of them, and to look for these would be a tenth of a start.
+A collection stops the process for about 0.26 us per object that it examines, in the middle of other
+work. Almost none of our objects form cycles, so young objects are examined seven times less often
+than by default. This makes the collector's share of the time smaller and keeps each stop to
+milliseconds. Objects made at the start are never examined: imports make a hundred thousand objects
+and drop a thousand of them, and to find these would take a tenth of a start.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest, and of the next
+THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest generation, and of the next
 _FROZEN_AFTER_S = (3, 60)  # the second is for engines, which start slowly
 
 
 def defer_gc(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep the collector off until the first freeze; then it looks only at what came later."""
+    """Keep the collector off until the first freeze; then it examines only later objects."""
     gc.disable()
     gc.set_threshold(*THRESHOLDS)
     for delay_s in _FROZEN_AFTER_S:

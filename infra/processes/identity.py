@@ -1,7 +1,7 @@
-"""Processes by identity: a process id is reused, the pair of it and its start time is not.
+"""Identifies processes by id and start time: an id alone may be reused.
 
-The broker and the launcher write identities to files and signal only what still matches. Reads
-/proc, so Linux only.
+The broker and the launcher write identities to files, and signal a process only if it still
+matches. The module reads /proc, so it works on Linux only.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PRIVATE = 0o077  # umask of what we start: nobody else reads what it leaves
+PRIVATE = 0o077  # umask of the processes that we start: no other user reads their files
 _POLL_S = 0.05
-# Of /proc/PID/stat, counted after the command in brackets.
+# Fields of /proc/PID/stat, counted after the command in brackets.
 _STATE_FIELD, _PARENT_FIELD, _GROUP_FIELD, _START_FIELD = 0, 1, 2, 19
 
 
@@ -25,7 +25,7 @@ class Identity:
     started_ticks: int
 
     def is_alive(self) -> bool:
-        """True while the very same process runs; a zombie is dead."""
+        """Return whether the same process still runs; a zombie does not count."""
         fields = _stat(self.pid)
         return (
             fields is not None
@@ -34,7 +34,7 @@ class Identity:
         )
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal if the process still lives; False if it does not."""
+        """Send a signal if the process is alive; return False if it is not."""
         if not self.is_alive():
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -42,14 +42,14 @@ class Identity:
         return True
 
     def stop(self, *, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL when the grace is over; returns when the process is gone."""
+        """Send SIGTERM, and SIGKILL after `grace_s`; return when the process is gone."""
         self.signal(signal.SIGTERM)
         if not self.wait(grace_s):
             self.signal(signal.SIGKILL)
             self.wait(grace_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the process is gone; False when time ran out."""
+        """Wait until the process is gone; return False if that takes longer than `timeout_s`."""
         end = time.monotonic() + timeout_s
         while self.is_alive():
             if time.monotonic() > end:
@@ -59,25 +59,25 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """The identity of a running process, or None."""
+    """Return the identity of a running process, or None."""
     fields = _stat(pid)
     return None if fields is None else Identity(pid, int(fields[_START_FIELD]))
 
 
 def this_process() -> Identity:
-    """The identity of the process that asks."""
+    """Return the identity of the calling process."""
     identity = identify(os.getpid())
     assert identity is not None, "it runs"
     return identity
 
 
 def children(pid: int) -> dict[int, str]:
-    """The living children of a process, with their command lines."""
+    """Return the living children of a process, with their command lines, by id."""
     return _living(_PARENT_FIELD, pid)
 
 
 def members(group: int) -> dict[int, str]:
-    """The living processes of a group, with their command lines; its leader too."""
+    """Return the living processes of a group and its leader, with their command lines, by id."""
     return _living(_GROUP_FIELD, group)
 
 
@@ -95,6 +95,6 @@ def _living(field: int, value: int) -> dict[int, str]:
 def _stat(pid: int) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # gone, or going
+    except OSError:  # the process has ended, or is ending
         return None
     return text.rpartition(")")[2].split()

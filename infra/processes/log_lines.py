@@ -1,7 +1,7 @@
-"""What our processes write to their logs, one line each.
+"""Configures what our processes write to their logs, one line each.
 
-While no broker answers, aiokafka tells of every try: thousands of lines a minute in every process.
-So what it says from one place in its code is told once in a while, with the count of the others.
+While no broker answers, aiokafka logs every attempt: thousands of lines a minute in every process.
+So its messages from one place in its code pass once in a while, with a count of those left out.
 """
 
 import logging
@@ -12,21 +12,21 @@ from collections.abc import Callable
 
 _INTERVAL_S = 10.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-# They tell every step of every start and stop; Faust's services by the modules of their classes.
+# They log every step of every start and stop; Faust's services log as the modules of their classes.
 _TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust.app")
 _REPETITIVE = "aiokafka"
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets a library's message through if none came from the same place in the last ten seconds."""
+    """Passes a library's message if none came from the same place in the last ten seconds."""
 
     def __init__(self, library: str, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(library)
         self._now_s = now_s
-        self._places: dict[tuple[str, int], tuple[float, int]] = {}  # last told, left out since
+        self._places: dict[tuple[str, int], tuple[float, int]] = {}  # last passed, left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True where the record is to be told; all of other libraries are."""
+        """Return whether to log the record; records of other libraries always pass."""
         if not super().filter(record):
             return True
         place = (record.pathname, record.lineno)
@@ -43,7 +43,7 @@ class RateLimitFilter(logging.Filter):
 
 
 def configure_logging(level: int) -> None:
-    """Log from this level on to standard error, and libraries' news from warnings on."""
+    """Log to standard error from this level on; talkative libraries only from warnings on."""
     logging.basicConfig(level=level, stream=sys.stderr, format=_FORMAT)
     for library in _TALKATIVE:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))

@@ -1,9 +1,9 @@
-"""Keeps child processes running: starts them, restarts what dies, stops them, writes their logs.
+"""Keeps child processes running: starts them, restarts them when they die, stops them.
 
-Knows nothing of Kafka or of what the processes do; `infra/stack/launcher.py` decides which run and
-when they are ready. Each child leads a process group, gets SIGTERM when the launcher dies, and
-takes its whole group with it. Call from the main thread: a child ends with the thread that started
-it.
+Their output goes to log files. The module depends neither on Kafka nor on what the processes do;
+`infra/stack/launcher.py` decides which run, and when they are ready. Each child leads a process
+group, gets SIGTERM when the launcher dies, and its whole group ends with it. Call from the main
+thread: a child ends with the thread that started it.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from schemas.state_folder import private_folder
 from workers.forks import ANSWER_S, ForkedProcess
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
-STABLE_S = 30.0  # after so long a life the backoff starts anew
-EXIT_BAD_CONFIG = 2  # trying again cannot help
+STABLE_S = 30.0  # the backoff starts again after a run of this length
+EXIT_BAD_CONFIG = 2  # restarting cannot help
 _TAIL_LINES = 15
 
 
@@ -40,26 +40,26 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     restart: bool = True
     grace_s: float = 40.0  # between SIGTERM and SIGKILL
-    forks: ForkServer | None = None  # which forks it, as long as it is there
-    listener: socket.socket | None = None  # kept for it over its lives (`LISTEN_FDS`)
+    forks: ForkServer | None = None  # forks it, while the server runs
+    listener: socket.socket | None = None  # stays open over restarts (`LISTEN_FDS`)
 
 
 class SupervisedProcess:
-    """One spec and the process that runs it at present."""
+    """A spec and the process that runs it at present."""
 
     def __init__(self, spec: ProcessSpec) -> None:
-        self.spec = spec  # of the next life: it may be replaced
+        self.spec = spec  # used at the next start: it may be replaced
         self.pid = 0  # 0: not running
         self.restarts = 0
-        self.exit_code: int | None = None  # of the last life
-        self.failed = False  # given up
-        self.has_served = False  # it served once, so it can again: what ends it lies outside
+        self.exit_code: int | None = None  # of the last run
+        self.failed = False  # not restarted any more
+        self.has_served = False  # it was ready once, so later failures have an outside cause
         self.changed = asyncio.Event()  # set at every start and end
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
         self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._end = -1  # a pidfd of it, or what else is readable then
-        self._log_start = 0  # where the lives of this process begin in its log
+        self._end = -1  # a pidfd, or a fork server's descriptor that is readable at the end
+        self._log_start = 0  # where this supervisor's part of the log begins, in bytes
 
     @property
     def name(self) -> str:
@@ -74,20 +74,24 @@ class SupervisedProcess:
         self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the present life; the supervisor then restarts it as after any death."""
+        """Send a signal to the process; if it ends, the supervisor restarts it."""
         if self.pid:
-            with contextlib.suppress(OSError):  # it has ended just now, whoever has its id
+            with contextlib.suppress(OSError):  # it has just ended
                 signal.pidfd_send_signal(self._end, number)
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone. Who is
-        frozen is let go first. May be called again meanwhile, with another grace."""
+        """Send SIGTERM, and SIGKILL after `grace_s`; return when the process and its group are
+        gone.
+
+        A stopped process (SIGSTOP) is continued first. May be called again meanwhile, with another
+        grace.
+        """
         was_stopping, self.stopping = self.stopping, True
         task = self._task
         if task is None:
             return
         if not was_stopping:  # a second signal would end it at once
-            if not self.pid:  # between two lives
+            if not self.pid:  # waiting to be restarted
                 task.cancel()
             self.kill(signal.SIGTERM)
         self._wake()
@@ -97,13 +101,13 @@ class SupervisedProcess:
         self._task = None
 
     def _wake(self) -> None:
-        """Let go whoever was frozen: nothing else reaches it."""
+        """Send SIGCONT to the group: a stopped process handles no other signal."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGCONT)
 
     def tail(self) -> str:
-        """The end of the log, for messages; nothing of what earlier processes left there."""
+        """Return the last lines of the log, without what earlier processes wrote there."""
         try:
             written = self.spec.log_file.read_bytes()[self._log_start :]
         except FileNotFoundError:
@@ -120,7 +124,7 @@ class SupervisedProcess:
             if self.stopping or gives_up:
                 self.failed = gives_up and not self.stopping
                 if self.failed and self.spec.listener is not None:
-                    self.spec.listener.close()  # nobody will take what waits there
+                    self.spec.listener.close()  # no process will accept its connections
                 self.changed.set()
                 return
             lived_s = time.monotonic() - began_s
@@ -154,10 +158,10 @@ class SupervisedProcess:
             group, self.pid = self.pid, 0
         finally:
             os.close(self._end)
-        with contextlib.suppress(ProcessLookupError):  # before the wait: the id is still ours
+        with contextlib.suppress(ProcessLookupError):  # before the wait: the id is not reused yet
             os.killpg(group, signal.SIGKILL)
         if isinstance(child, ForkedProcess):
-            with contextlib.suppress(TimeoutError):  # its server tells how it ended, if it can
+            with contextlib.suppress(TimeoutError):  # the server reports the exit code, if it can
                 async with asyncio.timeout(ANSWER_S):
                     await readable(child.status)
             self.exit_code = child.wait(0)
@@ -166,8 +170,11 @@ class SupervisedProcess:
 
 
 def pause_s(exit_code: int | None, lived_s: float, backoff_s: float) -> float:
-    """Before the next life. Who ended well was asked to, and comes back at once. Who does so again
-    and again, without a long life between, waits as after a failure."""
+    """Return how long to wait before a restart, in seconds.
+
+    A process that ended with code 0 is restarted at once. If that happens repeatedly, without a
+    long run between, it waits as after a failure.
+    """
     return backoff_s if exit_code or backoff_s > BACKOFF_S else max(0.0, BACKOFF_S - lived_s)
 
 
@@ -179,10 +186,10 @@ def start_process(
     *,
     listener: socket.socket | None = None,
 ) -> subprocess.Popen[bytes] | ForkedProcess:
-    """A process that leads a group and is asked to end when this thread ends; forked if it can be.
+    """Start a process that leads a group and ends with this thread; fork it if possible.
 
-    It reads the first of the files and writes to the second. It finds the listener as if systemd
-    had passed it on (`streams/gateway/http/listener.py`).
+    It reads from the first of the files and writes to the second. It gets the listener as if
+    systemd had passed it on (`streams/gateway/http/listener.py`).
     """
     stdin, output = (file.fileno() for file in files)
     listeners = [] if listener is None else [listener.fileno()]
@@ -209,7 +216,7 @@ class Supervisor:
         self.processes: dict[str, SupervisedProcess] = {}
 
     def start(self, spec: ProcessSpec) -> SupervisedProcess:
-        """Start one and keep it running."""
+        """Start a process and keep it running; raises ValueError if the name is taken."""
         if spec.name in self.processes:
             raise ValueError(f"{spec.name} runs already")
         process = self.processes[spec.name] = SupervisedProcess(spec)
@@ -217,12 +224,12 @@ class Supervisor:
         return process
 
     async def remove(self, names: list[str]) -> None:
-        """Stop these together and forget them, so that their names can be used again."""
+        """Stop these processes together and remove them, so that their names can be used again."""
         await self.stop(names)
         for name in names:
             del self.processes[name]
 
     async def stop(self, names: list[str] | None = None, *, grace_s: float | None = None) -> None:
-        """Stop these together, or all."""
+        """Stop these processes, or all, together."""
         chosen = [p for p in self.processes.values() if names is None or p.name in names]
         await asyncio.gather(*(process.stop(grace_s=grace_s) for process in chosen))

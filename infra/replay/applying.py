@@ -1,6 +1,6 @@
-"""A line of a journal at a router once more: what it says, and what follows.
+"""Applies a journal's line to a router again: decodes its event and returns the effects.
 
-For replays, redacted recordings and shadows alike: it is what the router itself did.
+Replays, redacted recordings and shadows use it; it does what the router itself did.
 """
 
 from typing import Any
@@ -15,20 +15,23 @@ from streams.journal.journal import JournalLine
 
 
 def content_of(codec: Codec, topic: str, value: bytes) -> Any:
-    """The record or the id that a line's value holds; None for an empty one."""
+    """Return the record or the id in a line's value; None for an empty value."""
     if topic in TELLS_ID:
         return value.decode()
     return codec.decode(value) if value else None
 
 
 def event_of(line: JournalLine | RecordingRow, content: Any) -> Event:
-    """The event that a line notes."""
+    """Return the event that a line recorded."""
     return event_of_line(line.topic, line.partition, line.offset, line.ahead_ms, content)
 
 
 def apply_event(router: Router, event: Event, now_ms: int) -> tuple[list[Effect], str]:
-    """The effects, and what the core raised, if it did: then, as ever, the request is blamed."""
+    """Apply an event; return the effects, and the core's exception as text, or "".
+
+    After an exception the request is blamed, as in a router.
+    """
     try:
         return router.apply(event, now_ms), ""
-    except Exception as raised:  # as it may have been
+    except Exception as raised:  # the recorded router may have raised any
         return router.blame(now_ms), f"{type(raised).__name__}: {raised}"

@@ -1,9 +1,9 @@
-"""Collects from the log what a replay needs: routers' lives with all that they applied.
+"""Collects from the log what a replay needs: what routers' incarnations applied.
 
-Of each life that has lines in the span it takes the last snapshot before the span, or the first
-that there is, the lines from there to the span's end, and the snapshots between them; then it reads
-back the records that those lines name. All of it is in memory meanwhile. Called by `trivium record`
-and by tests.
+Of each incarnation with lines in the span, it takes the last snapshot before the span, or else the
+first one, the lines from there to the span's end, and the snapshots between them. Then it reads the
+records that those lines refer to. All of it is in memory meanwhile. Called by `trivium record` and
+by tests.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from streams.journal.journal import JournalLine
 
 COMPARED = ("decisions", "outcomes", "usage")  # recorded beside what was applied
 BODIES, NAMES = "bodies", "names"  # what a recording may leave out
-LATE_MS = 60_000  # so much later the log may have what a router did
+LATE_MS = 60_000  # how much later than a router's action the log may have its records
 Place = tuple[str, int, int]  # topic, partition, offset
 
 
 @dataclass
 class RecordedLife:
-    """What the journal has of one life of a router."""
+    """What the journal has of one incarnation of a router."""
 
     router_id: str
     epoch: int
@@ -45,12 +45,12 @@ class RecordedLife:
         """Add a part of a snapshot; parts come in order."""
         if part.part == 0:
             self.snapshots.append([])
-        if self.snapshots:  # else the first parts are no longer there
+        if self.snapshots:  # else the first parts were deleted from the log
             self.snapshots[-1].append(part)
 
     def cut(self, since_ms: int, until_ms: int) -> bool:
-        """Keep what a replay of the span needs; false where it cannot be replayed, or has nothing
-        in it."""
+        """Keep what a replay of the span needs; return False if the span cannot be replayed or has
+        no lines."""
         whole = [parts for parts in self.snapshots if len(parts) == parts[0].parts]
         before = [parts for parts in whole if parts[0].at_ms <= since_ms]
         self.snapshots = whole[max(0, len(before) - 1) :]
@@ -69,11 +69,11 @@ class RecordedLife:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it ended as it should."""
+        """Return whether the router ended regularly."""
         return bool(self.lines) and self.lines[-1][1].topic == STOPPED
 
     def rows(self, codec: Codec, records: dict[Place, bytes]) -> Iterator[RecordingRow]:
-        """Its rows; `records` has what its lines name."""
+        """Yield the rows of this incarnation; `records` has the records that its lines refer to."""
         snapshots = {parts[0].seq: parts for parts in self.snapshots}
         for number, line in self.lines:
             for part in snapshots.get(number, ()):
@@ -104,8 +104,11 @@ async def record(
     look_back_ms: int,
     leaves_out: Sequence[str] = (),
 ) -> list[RecordedLife]:
-    """Write the file; returns what is in it. `look_back_ms` is how far apart snapshots may be;
-    `BODIES` and `NAMES` may be left out."""
+    """Write the recording and return its incarnations of routers.
+
+    `look_back_ms` is the longest time between snapshots. `BODIES` and `NAMES` may be left out.
+    Raises RecordError where nothing in the span can be replayed.
+    """
     codec = await asyncio.to_thread(make_codec, log)
     lives = [
         life
@@ -139,7 +142,7 @@ async def record(
 async def _lives(
     log: LogSettings, codec: Codec, since_ms: int, until_ms: int
 ) -> list[RecordedLife]:
-    """All lives of the journal in that time, in order of their beginning."""
+    """Return all incarnations in the journal of that time, in order of their epochs."""
     lives: dict[tuple[str, int], RecordedLife] = {}
     reader = AssignedReader(log, "journal", [0], client_id="trivium-record")
     async with reader.reading("nowhere"):
@@ -160,14 +163,14 @@ async def _lives(
 
 
 def _decode(codec: Codec, value: bytes | None) -> Any:
-    """None for what no router can have written or applied: routers bury it, too."""
+    """Return the record, or None for an unreadable one, which routers do not apply either."""
     with suppress(RecordError):
         return codec.decode(value) if value else None
     return None
 
 
 def lines_of(batch: JournalBatch) -> Iterator[tuple[int, JournalLine]]:
-    """Its lines with their numbers."""
+    """Yield the lines of a batch with their numbers."""
     columns = batch.topics, batch.partitions, batch.offsets, batch.now_ms
     effect_columns = batch.ahead_ms, batch.values, batch.effects
     lines = map(JournalLine._make, zip(*columns, *effect_columns, strict=True))
@@ -177,7 +180,7 @@ def lines_of(batch: JournalBatch) -> Iterator[tuple[int, JournalLine]]:
 async def _read_back(
     log: LogSettings, codec: Codec, lives: list[RecordedLife]
 ) -> dict[Place, bytes]:
-    """The records that lines name, in a framing that needs no registry."""
+    """Return the records that the lines refer to, in a framing that needs no schema registry."""
     offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for life in lives:
         for _, line in life.lines:
@@ -207,7 +210,7 @@ async def _read_back(
 async def _read_compared(
     log: LogSettings, codec: Codec, since_ms: int, until_ms: int
 ) -> list[RecordingRow]:
-    """Decisions and ends of the span, with the time at which the log took them."""
+    """Return decisions and ends of the span, with the times at which the log appended them."""
     plain, rows = Codec(), list[RecordingRow]()
     for topic in COMPARED:
         partitions = range(log.partitions(TOPICS[topic].group))

@@ -1,11 +1,11 @@
-"""Replays a recording on several cores: each life in pieces, which begin at its snapshots.
+"""Replays a recording on several cores: each router's incarnation in pieces between its snapshots.
 
-Theory of operation. A life's pieces are replayed side by side, each from its own snapshot, and
-compared line by line as ever. What they come to is what a replay from the first snapshot on would
-come to, if each piece ends in the very state with which the next one begins (`state_equality.py`).
-Where one does not, nothing was recorded that shows it yet, but something may follow from it: then
-the whole recording is replayed one event after the other, and that counts. Called by `trivium
-replay`.
+Theory of operation. The pieces of an incarnation are replayed side by side, each from its own
+snapshot, and compared line by line. Together they give the result of a replay from the first
+snapshot on, if each piece ends in exactly the state with which the next one begins
+(`state_equality.py`). If one does not, no recorded line shows a difference yet, but a later one
+may. Then the whole recording is replayed one event after the other, and that result counts. Called
+by `trivium replay`.
 """
 
 import time
@@ -31,21 +31,21 @@ from infra.replay.state_equality import same_state
 from schemas.codec import Codec
 from streams.journal.snapshot import unpack_router
 
-_BEGINS = SNAPSHOT, LINE  # a piece, where one comes behind the other
-_WAITING_MAX = 2  # pieces for each process that are read and not replayed, which memory holds
+_BEGINS = SNAPSHOT, LINE  # a snapshot after a line begins a piece
+_WAITING_MAX = 2  # pieces per process that are read and not replayed yet, which bounds memory
 
 
 @dataclass(frozen=True, slots=True)
 class _PieceResult:
-    """What a piece came to."""
+    """The result of replaying one piece."""
 
     life: ReplayedLife
-    is_joined: bool  # it ends as the next piece of its life begins, if there is one
+    is_joined: bool  # it ends in the state of the next piece's snapshot, if there is one
     cpu_s: float
 
 
 def replay_side_by_side(path: Path, jobs: int) -> ReplayReport:
-    """As `replay`, in so many processes; raises RecordError for a file that cannot be replayed."""
+    """Replay as `replay` does, in `jobs` processes; raises RecordError like it."""
     if jobs == 1:
         return replay(path)
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
@@ -64,7 +64,7 @@ def replay_side_by_side(path: Path, jobs: int) -> ReplayReport:
 
 
 def _pieces(rows: Iterable[RecordingRow]) -> Iterator[list[RecordingRow]]:
-    """A snapshot, if there is one, and the lines behind it."""
+    """Yield pieces: a snapshot, if there is one, and the lines after it."""
     piece: list[RecordingRow] = []
     for row in rows:
         if piece and (_life(row) != _life(piece[-1]) or (row.kind, piece[-1].kind) == _BEGINS):
@@ -82,34 +82,34 @@ def _life(row: RecordingRow) -> tuple[str, int]:
 def _replay_pieces(
     pieces: Iterable[list[RecordingRow]], jobs: int
 ) -> Generator[_PieceResult, None, None]:
-    """Each piece, in order; a single one in this process."""
+    """Yield the result of each piece, in order; a single piece is replayed in this process."""
     waiting: deque[Future[_PieceResult]] = deque()
     pool = ProcessPoolExecutor(jobs)
     try:
         for piece, following in pairwise(chain(pieces, [[]])):
             if not following and not waiting:
-                yield replace(_replay(piece, ()), cpu_s=0.0)  # it is this process's
+                yield replace(_replay(piece, ()), cpu_s=0.0)  # already counted
                 return
             waiting.append(pool.submit(_replay, piece, _snapshot_behind(piece, following)))
             if len(waiting) > _WAITING_MAX * jobs:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:  # nobody wants the rest
+    finally:  # the caller may have stopped early
         pool.shutdown(cancel_futures=True)
 
 
 def _snapshot_behind(
     piece: Sequence[RecordingRow], following: Sequence[RecordingRow]
 ) -> list[RecordingRow]:
-    """Return the snapshot of the next piece, if it is the same life's."""
+    """Return the snapshot of the next piece, if it is of the same incarnation."""
     if not following or _life(piece[0]) != _life(following[0]):
         return []
     return list(takewhile(lambda row: row.kind == SNAPSHOT, following))
 
 
 def _replay(piece: Sequence[RecordingRow], following: Sequence[RecordingRow]) -> _PieceResult:
-    """In a process of its own: one piece, and whether it ends with the snapshot that follows."""
+    """Replay one piece in a process of its own, and compare its end with the next snapshot."""
     begun_s = time.process_time()
     replaying = Replayer(piece, _codec())
     (life,) = replaying.lives()
@@ -128,8 +128,8 @@ def _codec() -> Codec:
 
 
 def _join_pieces(results: Iterable[_PieceResult]) -> tuple[list[ReplayedLife] | None, float]:
-    """Lives put together, and what that took; None where a piece does not end as the next one
-    begins."""
+    """Return joined incarnations and their CPU time; None for the first if a piece does not end as
+    the next one begins."""
     lives: list[ReplayedLife] = []
     cpu_s = 0.0
     for result in results:
@@ -140,14 +140,14 @@ def _join_pieces(results: Iterable[_PieceResult]) -> tuple[list[ReplayedLife] | 
         elif last.difference is None:
             _append(last, next_life)
         else:
-            continue  # what follows a difference means nothing
+            continue  # after a difference, later pieces mean nothing
         if not result.is_joined:
             return None, cpu_s
     return lives, cpu_s
 
 
 def _append(life: ReplayedLife, next_life: ReplayedLife) -> None:
-    """Append the next piece of a life to it."""
+    """Append the next piece's result to its incarnation."""
     life.events += next_life.events
     life.with_effects += next_life.with_effects
     life.first_ms = life.first_ms or next_life.first_ms

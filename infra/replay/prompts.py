@@ -1,8 +1,8 @@
-"""The prompts of a recording, each with its stand-in, and so the block hashes and digests of both.
+"""Maps the prompts of a recording to substitutes, and so their block hashes and digests.
 
-A prompt that grows (by passages, by the answer so far) grows here by the core's own functions, with
-its stand-in beside it. One hash may have several in its place: where a prompt came whole, and where
-the same one was put together. Called by `redacting.py`.
+The core's own functions extend a prompt (by passages, by the answer so far), and extend its
+substitute in the same way. One hash may have several substitutes: for a prompt that arrived whole,
+and for an equal one that was composed. Called by `redacting.py`.
 """
 
 from collections import defaultdict
@@ -20,16 +20,16 @@ from schemas.rules.tokens import token_count
 from streams.core.requests.context import SessionHistories, digest_of, with_context
 
 _TOKEN_BYTES = 4
-_Pair = tuple[Request, Request]  # as it was, and with stand-ins
+_Pair = tuple[Request, Request]  # as recorded, and with substitutes
 
 
 class RedactedPrompts:
-    """All that are known so far."""
+    """All prompts of a recording that have been added."""
 
     def __init__(
         self, stand_ins: StandIns, name: Callable[[str], str], block_sizes: Iterable[int]
     ) -> None:
-        """`name` says what stands for a name."""
+        """Start without prompts; `name` returns the substitute of a name."""
         self._stand_ins = stand_ins
         self.substitutes = FieldSubstitutes(
             tokens=lambda tokens: self._inserts.get(tokens) or stand_ins.tokens(tokens),
@@ -39,7 +39,7 @@ class RedactedPrompts:
         )
         self._block_sizes = sorted(set(block_sizes))
         self._plain: dict[str, _Pair] = {}  # by request id
-        self._whole: defaultdict[str, list[_Pair]] = defaultdict(list)  # with what was put in
+        self._whole: defaultdict[str, list[_Pair]] = defaultdict(list)  # with passages, too
         self._retrieved_ids: set[str] = set()
         self._of_session: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self._blocks: dict[int, dict[int, None]] = {}
@@ -47,13 +47,13 @@ class RedactedPrompts:
         self._inserts: dict[bytes, bytes] = {}
 
     def add(self, request: Request) -> None:
-        """Add a request as it arrived, with its stand-in."""
+        """Add a request as it arrived, and make its substitute."""
         if request.request_id not in self._plain:
             self._plain[request.request_id] = self._add_pair(request)
             self._of_session[request.tenant, request.session_id].append(request.request_id)
 
     def add_live(self, request: Request, prior_tokens: int) -> None:
-        """Add a request as a state has it, with `prior_tokens` of its answer at its end."""
+        """Add a request from a router's state, with `prior_tokens` of its answer at its end."""
         pair = self._add_pair(request)
         if prior_tokens:
             pair = _shorter(pair[0], prior_tokens), _shorter(pair[1], prior_tokens)
@@ -67,7 +67,7 @@ class RedactedPrompts:
         return pair
 
     def add_retrieved(self, retrieved: Retrieved) -> None:
-        """Passages were put into a prompt, perhaps; the first word of that counts."""
+        """Add the prompt with inserted passages; only a request's first record counts."""
         name, pair = retrieved.request_id, self._plain.get(retrieved.request_id)
         if (
             retrieved.probe
@@ -89,7 +89,7 @@ class RedactedPrompts:
         self._whole[name].append((was.request, now.request))
 
     def stand_in_answer(self, continued: Continued) -> bytes:
-        """What stands in for the answer so far: what follows its prompt."""
+        """Return the substitute of an answer so far, which follows its prompt."""
         pair = self._plain.get(continued.request_id)
         plain = b"" if pair is None else pair[0].prompt_tokens
         answer = self._stand_ins.tokens(plain + continued.tokens)[len(plain) :]
@@ -99,7 +99,7 @@ class RedactedPrompts:
         return answer
 
     def add_histories(self, histories: SessionHistories) -> None:
-        """What a router knew its sessions by."""
+        """Map the digests by which a router knows the earlier turns of its sessions."""
         for key, history in histories.by_session.items():
             for request_id in self._of_session[key]:
                 was, now = (request.prompt_tokens for request in self._plain[request_id])
@@ -107,11 +107,11 @@ class RedactedPrompts:
                     self._digests[history.digest] = digest_of(now[: history.plain_bytes])
 
     def digest(self, digest: bytes) -> bytes:
-        """In the place of one of these; another one where nobody asks for it any more."""
+        """Return the substitute of a digest; for an unknown one, a digest of no session."""
         return self._digests.get(digest) or digest_of(self._stand_ins.name(digest.hex()).encode())
 
     def blocks(self, value: int) -> Sequence[int]:
-        """The hashes in a block's place."""
+        """Return the substitutes of a block's hash."""
         hashes = self._blocks.get(value)
         return list(hashes) if hashes else [self._stand_ins.block(value)]
 

@@ -1,10 +1,10 @@
-"""A recording: what routers applied for some time, as one Avro container file that needs no log.
+"""Reads and writes recordings: what routers applied, as one Avro file that needs no log.
 
-Rows stand life after life of a router: its snapshot in parts, then its journal's lines, each with
-the record that was applied; between these, later snapshots, at which a replay may begin as well,
-each before the line that has its number. Behind all lives come records to compare with (decisions,
-outcomes, usage). Values are single-object encoded; the header has the schema of every kind of them.
-Knows the file only: `collecting.py` fills it, `replaying.py` reads it.
+Rows are ordered by incarnations of routers: first the snapshot in parts, then the journal's lines,
+each with the record that was applied. Later snapshots, where a replay can also begin, stand before
+the line that has their number. After all incarnations come records to compare with (decisions,
+outcomes, usage). Values are single-object encoded, and the header has the schema of every kind. The
+module knows only the file: `collecting.py` fills it, `replaying.py` reads it.
 """
 
 import json
@@ -18,7 +18,7 @@ import fastavro
 from schemas.codec import Codec, full_schema, record_names
 from schemas.errors import RecordError
 
-VERSION = 2  # 1: no life had a second snapshot
+VERSION = 2  # 1: no incarnation had a second snapshot
 SNAPSHOT, LINE, RECORD = "snapshot", "line", "record"
 _KINDS = {"type": "enum", "name": "Kind", "symbols": [SNAPSHOT, LINE, RECORD]}
 _FIELDS: list[tuple[str, Any, str]] = [
@@ -41,7 +41,7 @@ _SCHEMA = fastavro.parse_schema(
 
 
 class RecordingRow(NamedTuple):
-    """One row; what does not matter to its kind is empty."""
+    """One row; fields that its kind does not use are empty."""
 
     kind: str
     router_id: str = ""
@@ -57,7 +57,7 @@ class RecordingRow(NamedTuple):
 
 
 def write(path: Path, about: Mapping[str, Any], rows: Iterable[RecordingRow]) -> None:
-    """Write a file; one that cannot be written whole is not there afterwards."""
+    """Write a recording; if that fails, no file of this name is left."""
     schemas = {name: full_schema(name) for name in record_names()}
     header = {"trivium.recording": {"version": VERSION, **about}, "trivium.schemas": schemas}
     partial = path.with_name(path.name + ".part")
@@ -76,7 +76,7 @@ def write(path: Path, about: Mapping[str, Any], rows: Iterable[RecordingRow]) ->
 
 
 class Recording:
-    """A file that is read; `about` says how it came to be."""
+    """A recording that is being read; `about` has its header."""
 
     def __init__(self, path: Path, reader: Any) -> None:
         self.path = path
@@ -85,7 +85,7 @@ class Recording:
         self.codec = Codec()
 
     def rows(self) -> Iterator[RecordingRow]:
-        """All rows in order, once; raises RecordError where the file is cut or damaged."""
+        """Yield all rows in order, once; raises RecordError for a truncated or damaged file."""
         try:
             for row in self._reader:
                 yield RecordingRow(**row)
@@ -95,7 +95,7 @@ class Recording:
 
 @contextmanager
 def open_recording(path: Path) -> Iterator[Recording]:
-    """Raises RecordError for a file that is no recording, or of a later version."""
+    """Open a recording. Raises RecordError for another kind of file or a later version."""
     try:
         file = path.open("rb")
     except OSError as error:

@@ -1,15 +1,15 @@
-"""Leaves what was said out of a recording, so that a replay of it decides the same all the same.
+"""Removes prompts, answers and texts from a recording, so that its replay still decides the same.
 
-Theory of operation. What the router core reads of a prompt is its length, and which other prompts
-begin alike: by block hashes, which workers tell of their caches too, and by digests of what a
-session said before. So prompts get stand-ins (`standins.py`) that begin alike where prompts did,
-and block hashes those of the stand-ins (`prompts.py`); a hash of which the recording has no prompt
-gets any other.
+Theory of operation. The router core uses a prompt's length, and which other prompts share its
+prefix: by block hashes, which workers also report for their caches, and by digests of a session's
+earlier turns. So prompts get substitutes (`standins.py`) that share prefixes as the prompts did,
+and block hashes become those of the substitutes (`prompts.py`). A hash of a prompt that is not in
+the recording gets an arbitrary substitute.
 
-Two routers then go through the recording side by side: one as it was, one with stand-ins. What
-follows at the first one must be what was recorded, and at the second one the same but for words;
-its checksums are written. So a recording that is made replays equal, and decides what was decided.
-Where that cannot be, none is made. Called by `collecting.py`.
+Two routers then apply the recording side by side, one the original, one the substitutes. The
+effects of the first must be those recorded. The effects of the second must be the same except for
+words; their checksums are written. So a finished recording replays equal and decides what was
+decided. Where that is impossible, no recording is made. Called by `collecting.py`.
 """
 
 import os
@@ -42,16 +42,16 @@ _SALT_BYTES = 32
 _WORDLESS = (*TELLS_ID, "fleet")
 _BLANK = FieldSubstitutes(
     tokens=lambda tokens: bytes(len(tokens)),
-    text=lambda text: "",  # messages name requests
+    text=lambda text: "",  # messages contain request ids
     digest=lambda digest: "",
     name=str,
 )
 
 
 def redact(rows: Iterable[RecordingRow], *, names: bool = False) -> Iterator[RecordingRow]:
-    """The rows without prompts, answers and texts, and with other names if these are to go, too.
+    """Return the rows without prompts, answers and texts, and with other names if `names` is set.
 
-    Raises RecordError where they are not decided again as they were.
+    Raises RecordError where the redacted rows would be decided differently.
     """
     return _Redaction(list(rows), names=names).rows()
 
@@ -84,7 +84,7 @@ class _Redaction:
         self._learn(states, records)
 
     def _decode_records(self) -> list[Any]:
-        """What lines and other rows tell of prompts or names, in order."""
+        """Return the records of lines and other rows that may hold prompts or names, in order."""
         rows = (row for row in self._rows if row.kind != SNAPSHOT and row.value)
         return [self._codec.decode(row.value) for row in rows if row.topic not in _WORDLESS]
 
@@ -105,7 +105,7 @@ class _Redaction:
                 prompts.stand_in_answer(record)
 
     def _restate(self, record: Any) -> Any:
-        """Return a record with stand-ins for its words."""
+        """Return a record with substitutes for its words."""
         if isinstance(record, Continued):
             record = replace(record, tokens=self._prompts.stand_in_answer(record))
             end = None if record.end is None else self._substitutes.replace_in(record.end)
@@ -120,7 +120,7 @@ class _Redaction:
         return pack([name for value in hashes for name in self._prompts.blocks(value)])
 
     def _in_state(self, value: Any) -> Any:
-        """What stands in a state in a value's place; records within it follow by themselves."""
+        """Return the substitute of an object in a state; records in it are offered separately."""
         match value:
             case PrefixIndex():
                 return value.map_hashes(self._prompts.blocks)
@@ -133,11 +133,11 @@ class _Redaction:
         return self._substitutes.replace_in_own_fields(value)
 
     def _key(self, text: str) -> str:
-        """What stands in a state for a text that no record has: in tables, these are names."""
+        """Return the substitute of a text in a state's tables, if the text is a name."""
         return self._name(text) if text in self._known_names else text
 
     def rows(self) -> Iterator[RecordingRow]:
-        """The rows as they are to be written."""
+        """Yield the rows to write."""
         was: Router | None = None
         now: Router | None = None
         behind = ""
@@ -152,7 +152,7 @@ class _Redaction:
                 was = self._states.pop((row.router_id, row.router_epoch))
                 now = restate(was, self._in_state, self._key)
                 yield from self._snapshot(row, now)
-            elif now is not None and behind != SNAPSHOT:  # a later one, in one part or several
+            elif now is not None and behind != SNAPSHOT:  # a later snapshot, in one part or several
                 yield from self._snapshot(row, now)
             behind = row.kind
 
@@ -183,9 +183,9 @@ class _Redaction:
 
 
 def _states(rows: Iterable[RecordingRow], codec: Codec) -> dict[tuple[str, int], Router]:
-    """The router that each life begins with."""
+    """Return the router with which each incarnation begins."""
     states: dict[tuple[str, int], bytes] = {}
-    firsts: dict[tuple[str, int], int] = {}  # their numbers: later ones follow from these
+    firsts: dict[tuple[str, int], int] = {}  # their numbers; later snapshots follow from these
     for row in rows:
         if row.kind == SNAPSHOT:
             life = row.router_id, row.router_epoch

@@ -1,8 +1,9 @@
-"""What other settings would have changed: every placement of a replay asked of another placer too.
+"""Finds what other settings would have changed: asks a second placer for every placement.
 
 The replayed router decides as it did, so each question comes with the fleet, queues, caches and
-learned speeds of that moment. The other placer knows the same, decides, and changes nothing: what
-its placements would have led to later is not in the answer. Called by `trivium replay`.
+learned speeds of that moment. The second placer uses the same knowledge, decides, and changes
+nothing. What its placements would have led to later is therefore not in the answer. Called by
+`trivium replay`.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
 from streams.core.router import Router
 
-# What a placement depends on, and nothing that was learned or queued before it.
+# Settings that affect a placement, but nothing that was learned or queued before it.
 SETTABLE = frozenset(
     {
         *("policy", "table", "local_share", "max_local_prefill_tokens", "max_prefill_queue"),
@@ -37,36 +38,36 @@ SETTABLE = frozenset(
 
 
 class ShadowPlacer(Placer):
-    """Another placer with the knowledge of the one that places; dispatches nothing."""
+    """A placer that shares the knowledge of the real one and dispatches nothing."""
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None, placer: Placer) -> None:
         super().__init__(settings, table)
         self.prefixes, self.estimates = placer.prefixes, placer.estimates
 
     def would_place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
-        """How it would run the request now; None where it would let it wait."""
+        """Return how it would run the request now, or None if it would let the request wait."""
         return self.place(copy(case), fleet, now_ms)
 
     def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> float:
-        """Nothing is, so that no first token comes."""
+        """Return 0: nothing is dispatched, so no first token comes."""
         return 0.0
 
 
 @dataclasses.dataclass(slots=True)
 class PlacementChanges:
-    """Placements, and which would have been others."""
+    """Counts of placements, and of those that would have differed."""
 
     placements: int = 0
     same: int = 0
-    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)  # was, would be
+    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)  # (actual, other)
     workers: int = 0  # the same mode on other workers
-    orchestrations: int = 0  # the same workers in another order
-    expected: int = 0  # of those with another mode, that the router had estimates of
-    ttft_ms: float = 0.0  # by how much they would have been later, by these, in all
+    orchestrations: int = 0  # the same workers, another orchestration
+    expected: int = 0  # of those with another mode, those that the router had estimates for
+    ttft_ms: float = 0.0  # sum of the differences, by the estimates; positive: later
     tpot_ms: float = 0.0
 
     def add(self, was: Placement, would: Placement | None) -> None:
-        """Count one placement, and how it would have changed."""
+        """Count one placement and the placement that would have replaced it."""
         self.placements += 1
         mode = "wait" if would is None else would.mode.value
         if would is None or would.mode is not was.mode:
@@ -104,10 +105,10 @@ def _lives(placement: Placement) -> tuple[Any, ...]:
 
 
 class Redeciding:
-    """Watches routers of a replay; `changes` is what the other settings would have changed."""
+    """Watches routers of a replay; `changes` counts what the other settings would have changed."""
 
     def __init__(self, overrides: Mapping[str, str]) -> None:
-        """Settings by name, as text; raises ConfigError for those that placements do not follow."""
+        """Take settings by name, as text; raises ConfigError for those that placements ignore."""
         for name in overrides:
             if name not in SETTABLE:
                 raise ConfigError(
@@ -115,14 +116,14 @@ class Redeciding:
                     "set changes more than placements, and only a simulation tells what follows"
                 )
         settings = with_overrides(RouterSettings(), overrides)
-        Placer(settings, load_table(settings))  # raises for what can be no router's
+        Placer(settings, load_table(settings))  # raises for settings that no router can have
         self._overrides = overrides
         self.changes = PlacementChanges()
 
     def watch(
         self, router: Router, on_placement: Callable[[Placement | None], None] = lambda would: None
     ) -> None:
-        """Ask about each of its placements; `on_placement` gets what would be placed."""
+        """Ask the second placer about each placement; call `on_placement` with its answer."""
         settings = with_overrides(router.settings, self._overrides)
         beside = ShadowPlacer(settings, load_table(settings), router.placer)
         place = router.placer.place
@@ -135,12 +136,12 @@ class Redeciding:
                 on_placement(would)
             return was
 
-        router.placer.place = placed  # type: ignore[method-assign]  # both are asked
+        router.placer.place = placed  # type: ignore[method-assign]  # calls both placers
 
 
 def with_overrides(settings: RouterSettings, overrides: Mapping[str, str]) -> RouterSettings:
-    """A router's settings, some of them others, as text. Where its table lay, that file need not be
-    here. Raises ConfigError for what is no setting, or no value of it."""
+    """Return a router's settings with some replaced, given as text; its table file is not needed.
+    Raises ConfigError for an unknown setting or a wrong value."""
     for name in overrides:
         if name not in {field.name for field in dataclasses.fields(RouterSettings)}:
             raise ConfigError(f"--set {name}: expected a setting of [router]")

@@ -1,8 +1,9 @@
-"""Replays a recording: every event into the core again, and every effect compared.
+"""Replays a recording: applies every event to the core again, and compares the effects.
 
-A replay is equal where each line's effects have the checksum that the router noted. Of a life that
-differs the first difference counts; what follows it would differ over that. Pure, but for reading
-the file. Called by `trivium replay` and by tests, and for a part of a recording by `pieces.py`.
+A replay is equal if each line's effects have the checksum in the journal. Of an incarnation that
+differs, only the first difference counts, since later lines would differ because of it. It does no
+I/O except for reading the file. Called by `trivium replay` and by tests, and for a part of a
+recording by `pieces.py`.
 """
 
 import time
@@ -26,23 +27,23 @@ from streams.journal.snapshot import unpack_router
 if TYPE_CHECKING:
     from schemas.records import Decision, JournalSnapshot
 
-Watch = Callable[[Router], None]  # told of each router that a life begins with
+Watch = Callable[[Router], None]  # called with the router that each incarnation begins with
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first line of a life from which something else followed."""
+    """The first line of an incarnation whose effects differ."""
 
     row: RecordingRow
     event: Event
     effects: list[Effect]
-    error: str = ""  # what the core raised, if it did
-    decided: list[Any] = field(default_factory=list)  # what the log has of that moment
+    error: str = ""  # the exception of the core, if it raised one
+    decided: list[Any] = field(default_factory=list)  # the log's decisions of that moment
 
 
 @dataclass(slots=True)
 class ReplayedLife:
-    """One life of a router, replayed as far as it is the same."""
+    """The replay of one incarnation of a router, up to its first difference."""
 
     router_id: str
     epoch: int
@@ -51,14 +52,14 @@ class ReplayedLife:
     with_effects: int = 0
     first_ms: int = 0
     last_ms: int = 0
-    is_stopped: bool = False  # it ended as it should; else it went on, or died
+    is_stopped: bool = False  # it ended regularly; otherwise it continued, or died
     difference: Difference | None = None
-    unknown: int = 0  # decisions in the log from after its last line
+    unknown: int = 0  # decisions in the log after its last line
 
 
 @dataclass(slots=True)
 class ReplayReport:
-    """Holds the replayed lives and how long the replay took."""
+    """The replayed incarnations, and how long the replay took."""
 
     lives: list[ReplayedLife] = field(default_factory=list)
     wall_s: float = 0.0
@@ -70,7 +71,7 @@ class ReplayReport:
 
     @property
     def recorded_s(self) -> float:
-        """Return the recorded time of all routers together."""
+        """Return the recorded time of all routers together, in seconds."""
         return sum(life.last_ms - life.first_ms for life in self.lives) / 1000
 
     @property
@@ -79,7 +80,7 @@ class ReplayReport:
 
 
 def replay(path: Path, watch: Watch | None = None) -> ReplayReport:
-    """One event after the other. Raises RecordError for a file that cannot be replayed."""
+    """Replay events one after the other. Raises RecordError for a file that cannot be replayed."""
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     with open_recording(path) as recording:
         records: list[RecordingRow] = []
@@ -94,7 +95,7 @@ def replay(path: Path, watch: Watch | None = None) -> ReplayReport:
 def split_off_records(
     rows: Iterable[RecordingRow], records: list[RecordingRow]
 ) -> Iterator[RecordingRow]:
-    """The rows but for records to compare with, which are put there."""
+    """Yield the rows except records to compare with, which are appended to `records`."""
     for row in rows:
         if row.kind == RECORD:
             records.append(row)
@@ -103,7 +104,7 @@ def split_off_records(
 
 
 class Replayer:
-    """Rows of lives, in order; `router` is the present one."""
+    """Replays rows in order; `router` is the present incarnation."""
 
     def __init__(
         self, rows: Iterable[RecordingRow], codec: Codec, watch: Watch | None = None
@@ -113,7 +114,7 @@ class Replayer:
         self._parts: list[JournalSnapshot] = []
 
     def lives(self) -> Iterator[ReplayedLife]:
-        """Each life once all of it is replayed."""
+        """Yield each incarnation once all of it is replayed."""
         life: ReplayedLife | None = None
         for row in self._rows:
             if life is None or (life.router_id, life.epoch) != (row.router_id, row.router_epoch):
@@ -122,7 +123,7 @@ class Replayer:
                 life = ReplayedLife(row.router_id, row.router_epoch)
                 self.router, self._parts = None, []
             if row.kind == SNAPSHOT:
-                if self.router is None:  # later ones are for replays that begin there
+                if self.router is None:  # replays can begin at later snapshots too
                     self._begin(life, row)
             elif life.difference is None:
                 self._step(life, row)
@@ -160,7 +161,7 @@ class Replayer:
 
 
 def compare(report: ReplayReport, records: Iterable[RecordingRow], codec: Codec) -> None:
-    """What the log has of differences, and of what no line tells."""
+    """Add the log's decisions to differences, and count decisions after the last line."""
     decisions: defaultdict[str, list[Decision]] = defaultdict(list)  # by router
     for row in records:
         if row.topic == "decisions":

@@ -1,11 +1,11 @@
-"""A shadow: a router of other settings that decides beside those that route, and does nothing else.
+"""Decides beside the routers with other settings, and does nothing else.
 
-It reads their journals and applies what they applied, as a replay does (`replaying.py`), only at
-once: so it knows their fleets, credits, queues and what they have learned, and follows what really
-became of each request. At each of their placements it asks a placer of its own (`redeciding.py`),
-and writes the answer to `decisions.shadow`. What follows from events it compares with the checksum
-that the router noted, and drops. It joins no group and no fleet, so nobody waits for it, grants it
-anything, or notices whether it is there. Called by `trivium router --shadow`.
+A shadow reads the routers' journals and applies what they applied, as a replay does
+(`replaying.py`), but at once. So it has their fleets, credits, queues and learned speeds, and sees
+what really became of each request. At each placement it asks a placer of its own (`redeciding.py`)
+and writes the answer to `decisions.shadow`. It compares the effects of events with the checksum in
+the journal, and drops them. It joins no consumer group and no fleet, so no member waits for it,
+grants it credits, or depends on it. Called by `trivium router --shadow`.
 """
 
 import logging
@@ -36,7 +36,7 @@ RouterLife = tuple[str, int]  # a router's id and epoch
 
 
 class FollowedRouter:
-    """One life of a router, applied again as it goes on."""
+    """One incarnation of a router, whose journal is applied as it grows."""
 
     def __init__(self, router_id: str, redeciding: Redeciding, codec: Codec) -> None:
         self.router_id = router_id
@@ -47,7 +47,9 @@ class FollowedRouter:
         self._placements: list[Placement | None] = []
 
     def begin(self, part: JournalSnapshot) -> None:
-        """A part of a snapshot; the first whole one counts, unless the router was lost since."""
+        """Take a part of a snapshot; the state is loaded from the first whole one, or the next
+        after a loss.
+        """
         if self._router is not None:
             return
         self._parts = [*(self._parts if part.part else ()), part]
@@ -58,16 +60,16 @@ class FollowedRouter:
         self._redeciding.watch(self._router, self._placements.append)
 
     def wants(self, seq: int) -> bool:
-        """Whether a line of that number comes next, or later."""
+        """Return whether a line of that number comes next, or later."""
         return self._router is not None and seq >= self._next_seq
 
     def step(
         self, seq: int, line: JournalLine, value: bytes
     ) -> list[tuple[Decide, Placement | None]]:
-        """Apply a line; returns each placement of the router, with what the other would have done.
+        """Apply a line; return each placement of the router with that of the other settings.
 
-        Raises RecordError where something else follows than the router noted, or lines are missing:
-        then nothing more is known of it until its next snapshot.
+        Raises RecordError where the effects differ from the journal's or lines are missing. The
+        router is then not followed until its next snapshot.
         """
         router = self._router
         assert router is not None, "`wants` has said so"
@@ -94,8 +96,8 @@ class FollowedRouter:
 
 
 def would_decide(shadow_id: str, placement: Decide, would: Placement | None) -> Decision:
-    """The router's decision as the shadow would have written it; without a mode, the request would
-    have waited."""
+    """Return the router's decision as the shadow would have written it; its mode is none if the
+    request would have waited."""
     was = placement.decision
     if would is None:
         would = Placement(policy="", mode=Mode.NONE, reason=Reason.UNKNOWN)
@@ -124,33 +126,34 @@ def would_decide(shadow_id: str, placement: Decide, would: Placement | None) -> 
 
 
 class Shadow:
-    """All routers, followed; reads and writes nothing itself."""
+    """Follows all routers; reads and writes nothing itself."""
 
     def __init__(self, shadow_id: str, overrides: Mapping[str, str], since_ms: int) -> None:
-        """`overrides` are the settings that are others, as text; decisions from before `since_ms`
-        are not told. Raises ConfigError for settings that placements do not follow."""
+        """Use these settings, as text, in place of the routers'; yield no decisions from before
+        `since_ms`. Raises ConfigError for settings that placements do not use."""
         self.shadow_id = shadow_id
         self._redeciding = Redeciding(overrides)
         self._since_ms = since_ms
-        # Of each router, the last line whose decisions were told, and are written.
+        # By router: the time of the last line whose decisions were yielded, and of the last
+        # written.
         self._yielded_ms: dict[str, int] = {}
         self._written_ms: dict[str, int] = {}
         self._followed: dict[RouterLife, FollowedRouter] = {}
         self._codec = Codec()
 
     def begin(self) -> None:
-        """Follow nobody any more; the journal is read again from the last snapshots."""
+        """Stop following; the journal is read again from the last snapshots."""
         self._followed.clear()
 
     def mark_written(self) -> None:
-        """All that was told is written, and is not told again."""
+        """Mark all yielded decisions as written, so that they are not yielded again."""
         self._written_ms = dict(self._yielded_ms)
 
     def apply(
         self, entry: JournalEntry, records: Mapping[Place, bytes]
     ) -> Iterator[tuple[Decision, int]]:
-        """What a journal says next, with the records that it names; yields decisions with their
-        partitions."""
+        """Apply an entry of a journal, with the records that it refers to; yield decisions with
+        their partitions."""
         followed = self._follow((entry.router_id, entry.router_epoch))
         try:
             if isinstance(entry, JournalSnapshot):
@@ -177,7 +180,7 @@ class Shadow:
                 yield would_decide(self.shadow_id, placed, would), placed.partition
 
     def _follow(self, life: RouterLife) -> FollowedRouter:
-        """Of each router its last life only."""
+        """Return the follower of this incarnation, and drop those of the router's earlier ones."""
         router_id, epoch = life
         for key in [key for key in self._followed if key[0] == router_id and key[1] < epoch]:
             del self._followed[key]
@@ -187,7 +190,7 @@ class Shadow:
 
 
 def places_to_read(entries: list[JournalEntry]) -> list[Place]:
-    """The records that have to be read back."""
+    """Return the places of the records that the entries refer to."""
     return [
         (line.topic, line.partition, line.offset)
         for entry in entries

@@ -1,7 +1,7 @@
-"""The process of a shadow: journals and what they name from the log, decisions to the log.
+"""Runs a shadow's process: reads journals and their records from the log, and writes decisions.
 
-What it makes of them is `shadow.py`'s. It reads without a group and joins no fleet; its producer
-writes one topic.
+`shadow.py` makes the decisions. The process reads without a consumer group and joins no fleet; its
+producer writes one topic.
 """
 
 import asyncio
@@ -34,9 +34,10 @@ async def run_shadow(
     codec: Codec,
     snapshot_ms: int,
 ) -> None:
-    """Decide beside the routers until `stop` is set; raises ConfigError for settings that are none.
+    """Decide beside the routers until `stop` is set.
 
-    `snapshot_ms` is how far apart their snapshots are.
+    `snapshot_ms` is the time between the routers' snapshots. Raises ConfigError for settings that a
+    shadow cannot use.
     """
     shadow = Shadow(shadow_id, overrides, wall_ms())
 
@@ -69,7 +70,7 @@ async def run_shadow(
 
 
 def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEntry]:
-    """What no router can have written is passed over, as replays do."""
+    """Yield the readable entries of the journal, as replays do."""
     for value in values:
         with suppress(RecordError):
             if value:
@@ -77,7 +78,7 @@ def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEn
 
 
 class NamedRecords:
-    """Records that lines name, read back as the lines come."""
+    """Reads the records that journal lines refer to, as the lines arrive."""
 
     def __init__(self, log: LogSettings, codec: Codec, client_id: str) -> None:
         self._log, self._codec, self._client_id = log, codec, client_id
@@ -85,7 +86,7 @@ class NamedRecords:
         self._readers: dict[str, AssignedReader] = {}
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """One reader for each topic, until the stack ends."""
+        """Start a reader for each topic; the stack stops them."""
         for topic in READ_BACK:
             partitions = range(self._log.partitions(TOPICS[topic].group))
             reader = AssignedReader(self._log, topic, partitions, client_id=self._client_id)
@@ -93,7 +94,7 @@ class NamedRecords:
             reader.pause()
 
     async def read(self, places: Iterable[Place]) -> dict[Place, bytes]:
-        """Those that are still there, in a framing that needs no registry."""
+        """Return the records that the log still has, in a framing that needs no schema registry."""
         offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for topic, partition, offset in places:
             offsets_by_topic[topic][partition].add(offset)

@@ -1,8 +1,8 @@
-"""What stands in a recording for words that are left out: as long, and alike where these were.
+"""Makes substitutes for words that a recording leaves out, of the same lengths and equalities.
 
-Tokens become digests of all tokens up to there, keyed by a salt that nobody keeps. So prompts begin
-alike exactly as far as they did, and nobody can try out what they said. Texts become as many bytes
-of x, names digests. Called by `redacting.py`.
+Tokens become digests of all tokens up to there, keyed by a salt that is never stored. So prompts
+share exactly as long a prefix as before, and no reader can test guesses of what they said. Texts
+become as many bytes of x, names become digests. Called by `redacting.py`.
 """
 
 from hashlib import blake2b
@@ -13,28 +13,28 @@ _HASH_BYTES = 8
 
 
 class StandIns:
-    """By one salt; `cell_tokens` is how finely prompts are told apart."""
+    """Substitutes under one salt; `cell_tokens` is the granularity at which prompts differ."""
 
     def __init__(self, salt: bytes, cell_tokens: int) -> None:
         self._salt, self._cell_tokens = salt, cell_tokens
 
     def tokens(self, packed: bytes) -> bytes:
-        """Zeros, but for the last token of each whole cell: a digest of all tokens up to it."""
+        """Return zeros, with a digest of all tokens so far as the last token of each whole cell."""
         cell_bytes = self._cell_tokens * _TOKEN_BYTES
         digest = blake2b(key=self._salt, digest_size=_TOKEN_BYTES)
         stand_in = bytearray(len(packed))
         for end in range(cell_bytes, len(packed) + 1, cell_bytes):
             digest.update(packed[end - cell_bytes : end])
             stand_in[end - _TOKEN_BYTES : end] = digest.copy().digest()
-            stand_in[end - 1] &= 0x7F  # ids are not negative
+            stand_in[end - 1] &= 0x7F  # token ids are not negative
         return bytes(stand_in)
 
     def name(self, name: str) -> str:
-        """Another name for each name."""
+        """Return the substitute of a name."""
         return blake2b(name.encode(), key=self._salt, digest_size=_NAME_CHARS // 2).hexdigest()
 
     def block(self, value: int) -> int:
-        """Another hash for the hash of a block of which no prompt is known."""
+        """Return the substitute of a block hash whose prompt is unknown."""
         digest = blake2b(value.to_bytes(_HASH_BYTES), key=self._salt, digest_size=_HASH_BYTES)
         return int.from_bytes(digest.digest())
 

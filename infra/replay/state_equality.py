@@ -1,9 +1,9 @@
-"""Whether two routers are in the same state: equal in all that they hold, and in what of it is one.
+"""Compares the states of two routers: all values, and which references point to one object.
 
-Stricter than what decides: routers that are alike decide alike from there on, while of others
-nothing is known. Two names for one list are not two equal lists, since a change would reach both;
-of what nobody changes (numbers, texts, records of `schemas`) only the value counts. Orders count,
-but for those of sets. Called by `pieces.py`.
+The comparison is stricter than decisions need. Routers with equal states decide the same from then
+on; about others nothing is known. Two references to one list differ from two equal lists, since a
+change would reach both. Of immutable values (numbers, texts, records of `schemas`) only the value
+counts. Order counts, except in sets. Called by `pieces.py`.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ import numpy as np
 from streams.core.router import Router
 
 _VALUES = (int, str, bytes, bool, type(None), Enum, set, frozenset)
-_RECORDS = ("schemas.records", "streams.config")  # nobody changes what is of these
+_RECORDS = ("schemas.records", "streams.config")  # never changed once made
 _ABSENT = object()
 
 
@@ -26,10 +26,10 @@ def same_state(first: Router, second: Router) -> bool:
 
 
 class _StateComparison:
-    """Goes through two states at once."""
+    """Compares two states in one walk."""
 
     def __init__(self) -> None:
-        # By what may be changed of either state, its counterpart. Held here, they keep their ids.
+        # The counterpart of every mutable object of either state. References keep the ids valid.
         self._there: dict[int, tuple[Any, Any]] = {}
         self._here: dict[int, tuple[Any, Any]] = {}
 
@@ -61,12 +61,12 @@ class _StateComparison:
             return self._all_equal(first, second) and self._all_equal(
                 first.values(), second.values()
             )
-        # What makes it anew and with which state, as pickles have it: of any other kind of object.
+        # Any other object: compare its class and state as pickle has them.
         first_parts, second_parts = first.__reduce_ex__(4), second.__reduce_ex__(4)
         return all(map(self._is_equal_part, first_parts, second_parts))
 
     def _is_equal_part(self, first: Any, second: Any) -> bool:
-        """Of what an object is made; dictionaries and iterators are made for this question."""
+        """Return whether two parts of pickled objects are equal, new dictionaries by content."""
         if first is second or first is None or second is None:
             return first is second
         if type(first) is dict:

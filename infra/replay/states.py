@@ -1,7 +1,7 @@
-"""A router's state with other values in it: all that it holds passes by, and is replaced or kept.
+"""Copies a router's state with other values in it, for `redacting.py`.
 
-Whatever is put in a value's place is written down in its stead, and what that holds passes by too.
-Called by `redacting.py`.
+The copy is made by pickling: every object of the state is offered to a function that returns it or
+a substitute. Objects within a substitute are offered too.
 """
 
 import io
@@ -13,7 +13,7 @@ from streams.core.router import Router
 
 
 def objects_in(router: Router) -> list[Any]:
-    """Every object that a router holds but plain containers, numbers and texts."""
+    """Return every object of a router's state except plain containers, numbers and texts."""
     objects: list[Any] = []
 
     def see(value: Any) -> Any:
@@ -25,7 +25,7 @@ def objects_in(router: Router) -> list[Any]:
 
 
 def restate(router: Router, substitute: Callable[[Any], Any], name: Callable[[str], str]) -> Router:
-    """Another router, with other objects and names in place of those of this one."""
+    """Return a copy of the router with substitutes for its objects and names."""
     state = io.BytesIO()
     _StatePickler(state, substitute, name).dump(router)
     twin: Router = _StateUnpickler(io.BytesIO(state.getvalue())).load()
@@ -40,14 +40,14 @@ class _StatePickler(pickle.Pickler):
         self._substitute, self._name = substitute, name
 
     def reducer_override(self, value: Any) -> Any:
-        """How another object is written down; this one as ever where there is no other."""
+        """Return how to pickle the substitute, or NotImplemented where there is none."""
         if isinstance(value, type) or callable(value):
             return NotImplemented
         stand_in = self._substitute(value)
         return NotImplemented if stand_in is value else stand_in.__reduce_ex__(5)
 
     def persistent_id(self, value: Any) -> str | None:
-        """The text in place of this one."""
+        """Return the substitute of a text, or None to keep the text."""
         if type(value) is not str:
             return None
         name = self._name(value)
@@ -56,5 +56,5 @@ class _StatePickler(pickle.Pickler):
 
 class _StateUnpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> str:
-        """What was put in a text's place is that text."""
+        """Return the text itself, which was pickled as its own id."""
         return name

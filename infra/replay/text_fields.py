@@ -1,6 +1,6 @@
-"""Which fields of records hold words, and records with other words in their place.
+"""Finds the fields of records that contain words, and replaces the words.
 
-By the fields' names, which mean the same in all records. Called by `redacting.py`.
+Fields are found by name: a name means the same in all records. Called by `redacting.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ TOKENS = frozenset({"prompt_tokens", "tokens", "lead", "joint", "trail", "tail"}
 TEXTS = frozenset(
     {"query", "filter", "text", "title", "source", "stop", "bad_words", "value", "message"}
 )
-DIGESTS = frozenset({"content"})  # without a key: whoever has the text has them
+DIGESTS = frozenset({"content"})  # not keyed: a reader with the text could compute them
 _SCOPES = frozenset({"session_id", "tenant", "cache_scope"})
 NAMES = _SCOPES | {
     "collection",
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FieldSubstitutes:
-    """What is to stand in place of each kind."""
+    """Functions that return the substitute of each kind of value."""
 
     tokens: Callable[[bytes], bytes]
     text: Callable[[str], str]
@@ -37,11 +37,11 @@ class FieldSubstitutes:
     name: Callable[[str], str]
 
     def replace_in(self, record: T) -> T:
-        """The record with others in it and in all records in it; itself where there are none."""
+        """Return the record with words replaced, in nested records too; itself if it has none."""
         return self._record(record, whole=True)
 
     def replace_in_own_fields(self, record: T) -> T:
-        """Likewise, but for the records in it."""
+        """Return the record with words replaced, but not in nested records."""
         return self._record(record, whole=False)
 
     def _record(self, record: T, *, whole: bool) -> T:
@@ -78,7 +78,7 @@ class FieldSubstitutes:
 
 
 def names_in(record: Any) -> set[str]:
-    """The names that it gives itself."""
+    """Return the names in the record's own fields."""
     names: set[str] = set()
     for field in NAMES.intersection(fields_of(record)):
         value = getattr(record, field)
@@ -87,6 +87,6 @@ def names_in(record: Any) -> set[str]:
 
 
 def fields_of(record: Any) -> tuple[str, ...]:
-    """Names of those that may hold words, or records with words."""
+    """Return the names of fields that may contain words, or records with words."""
     is_wordless = isinstance(record, KvEvents) or not is_dataclass(record)
     return () if is_wordless else tuple(record.__dataclass_fields__)

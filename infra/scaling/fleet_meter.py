@@ -1,7 +1,7 @@
-"""What the fleet says, as the law wants it: one backlog of all routers, and each pool's state.
+"""Measures the fleet for the scaling policy: one backlog of all routers, and each pool's load.
 
-Heartbeats tell what is under way at a moment; of that, means over the last seconds are kept here.
-Pure: time is an argument.
+Heartbeats report the load at a moment; this module keeps its means over the last seconds. Pure:
+time is an argument. Called by `scaler.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,11 +25,11 @@ class FleetMeasurement:
     backlog: Backlog
     pools: dict[Role, PoolLoad]
     shards: tuple[PoolLoad, ...] = ()  # of the retrieval pool
-    growth_per_s2: float = 0.0  # of what comes, in requests per second and second
+    growth_per_s2: float = 0.0  # of the arrival rate, in requests/s per second
 
 
 class FleetMeter:
-    """Measures the fleet's backlog and pools, call by call."""
+    """Measures the fleet's backlog and pools, one call after the other."""
 
     def __init__(self) -> None:
         self._under_way = Ewma[Role]()
@@ -38,7 +38,7 @@ class FleetMeter:
         self._measured_ms = 0
 
     def measure(self, view: FleetView, now_ms: int) -> FleetMeasurement | None:
-        """Measure the fleet now; None where no live router reports a backlog."""
+        """Measure the fleet now; return None if no live router reports a backlog."""
         routers = view.living(MemberKind.ROUTER, now_ms)
         backlogs = [router.backlog for router in routers if router.backlog is not None]
         if not backlogs:
@@ -56,7 +56,8 @@ class FleetMeter:
         return FleetMeasurement(backlog=backlog, pools=pools, shards=shards, growth_per_s2=growth)
 
     def _growth(self, rate: float, passed_ms: int) -> float:
-        """Where a rate grows evenly, its mean lags behind it by what it grows in `TREND_MS`."""
+        """Return the growth of a rate, per second. The mean of a rate that grows evenly lags behind
+        it by its growth in `TREND_MS`."""
         return (rate - self._rates.update("requests", rate, passed_ms)) * 1_000 / TREND_MS
 
     def _pool(self, workers: Sequence[Member], role: Role, passed_ms: int) -> PoolLoad:
@@ -71,7 +72,7 @@ class FleetMeter:
 
 
 def merge_backlogs(backlogs: Sequence[Backlog]) -> Backlog:
-    """What waits at several routers, as if it were one; means by how much comes to each."""
+    """Merge the backlogs of several routers into one; means are weighted by arrival rate."""
     if len(backlogs) == 1:
         return backlogs[0]
     rate = sum(backlog.requests_per_s for backlog in backlogs)

@@ -1,8 +1,8 @@
-"""When a pool follows what it wants: up soon, down late, never to and fro.
+"""When a pool follows its wanted size: it grows soon, shrinks late and does not oscillate.
 
-A pool grows to the least that was wanted all through `up_after_ms`, and shrinks to the most that
-was wanted during `down_after_ms`. So a moment's need starts nothing, and a lull ends nothing.
-Pure: time is an argument.
+A pool grows to the least count that was wanted throughout `up_after_ms`, and shrinks to the largest
+count that was wanted during `down_after_ms`. So a short peak starts no worker, and a short lull
+stops none. Pure: time is an argument.
 """
 
 from collections import deque
@@ -22,11 +22,12 @@ class PoolHysteresis:
         self._history: deque[tuple[int, Counts]] = deque()
 
     def settle(self, wanted_counts: Counts, present: Counts, now_ms: int) -> dict[Role, int]:
-        """How many workers each pool is to have, from what is wanted now and was before."""
+        """Return the target size of each pool, from the counts that are wanted now and were
+        before."""
         settings, history = self._settings, self._history
         while (
             history and history[-1][0] > now_ms
-        ):  # the clock was set back: nothing is known of then
+        ):  # the clock was set back: these times are in the future
             history.pop()
         history.append((now_ms, wanted_counts))
         memory_ms = max(settings.down_after_ms, settings.up_after_ms)
@@ -44,7 +45,7 @@ class PoolHysteresis:
         return min(highest, present)
 
     def _since(self, role: Role, from_ms: int) -> list[int]:
-        """What was wanted from then on; nothing where that is not known."""
+        """Return the counts wanted since a time; an empty list if the history is too short."""
         before = [counts for at_ms, counts in self._history if at_ms <= from_ms]
         after = [counts for at_ms, counts in self._history if at_ms > from_ms]
         window = [*before[-1:], *after]

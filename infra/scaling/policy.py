@@ -1,20 +1,22 @@
-"""How many workers each pool wants, from what waits and from what comes.
+"""How many workers each pool wants, from the backlog and the arrival rate.
 
-Theory of operation. What comes per second is what routers count, and beside it what waits, spread
-over the time in which it is to be gone: `settle_ms`, or half of the least slack. A queue that is
-younger than the target of the first token is none: so much waits by chance.
+Theory of operation. The rate to serve is the arrival rate that routers count, plus the backlog
+divided by the time in which it must be gone: `settle_ms`, or half of the least slack if that is
+less. A queue whose oldest request has waited less than the TTFT target is no backlog: it comes from
+chance.
 
 Prefill workers compute prompts one after the other, so their work is the rate times the time of a
-prompt; the least number is wanted whose queue leaves the target standing for 99 of 100. Decode
-workers and replicas answer in batches. By Little's law as many answers are under way as come during
-one; a batch holds as many as its slots, its KV memory and the target of a token allow. What they
-hold now must fit in any case. Searches are counted where they are held, on the log too, and by how
-many a worker answers when it has all it can do. The times are those that routers have learned, so
-nothing here knows engines. All pools are worked out from the same rate:
-where one falls short, the others are not led by what it lets through. Where the rate grows, it is
-that of the time at which a worker would be there.
+prompt. The policy wants the least number of workers whose queue lets 99 of 100 prompts meet the
+TTFT target. Decode workers and replicas generate in batches. By Little's law, the answers in flight
+are the rate times the duration of an answer. A batch is limited by the worker's slots, its KV
+memory and the TPOT target. The answers in flight now must fit in any case. Searches are counted at
+the workers and on the log; a worker's capacity is the rate at which it answers when it is full. All
+times are those that routers have learned, so nothing here depends on an engine. All pools are
+computed from the same rate: if one pool is too small, the others are not scaled to the rate that it
+lets through. If the rate grows, the policy uses the rate at the time at which a new worker would be
+ready.
 
-Pure. `hysteresis.py` says when a pool follows.
+Pure. `hysteresis.py` decides when a pool follows.
 """
 
 from dataclasses import dataclass
@@ -28,12 +30,14 @@ from infra.scaling.settings import ScalingSettings
 from schemas.records import Backlog, Role, WantedPool
 
 SETTLE_MIN_MS = 2_000.0
-SPLIT_GAIN = 1.15  # a worker moves where the fuller pool is so many times as full as it needs be
+SPLIT_GAIN = 1.15  # a worker moves if the fuller pool exceeds the best split by this factor
 
 
 def wanted_pools(measured: FleetMeasurement, targets: ScalingSettings) -> list[WantedPool]:
-    """Every pool that the deployment has, prefill and decode before retrieval; none of a kind of
-    which nobody lives, since it may not be wanted at all."""
+    """Return the wanted size of every pool, prefill and decode before retrieval.
+
+    A kind of which no worker is ready is left out, since the deployment may not use it.
+    """
     backlog, pools = measured.backlog, measured.pools
     ahead_s = (MEMORY_MS + targets.start_ms) / 1_000
     coming = backlog.requests_per_s + max(0.0, measured.growth_per_s2) * ahead_s
@@ -52,7 +56,7 @@ def wanted_pools(measured: FleetMeasurement, targets: ScalingSettings) -> list[W
 
 
 def catching_up_per_s(backlog: Backlog, targets: ScalingSettings) -> float:
-    """Requests that are to be served beside those that come, so that what waits is gone in time."""
+    """Return the requests/s to serve beside the arrivals, so that the backlog is gone in time."""
     if backlog.oldest_ms < targets.ttft_ms:
         return 0.0
     settle_ms = max(SETTLE_MIN_MS, min(targets.settle_ms, backlog.slack_ms / 2))
@@ -63,7 +67,7 @@ def _prefill(backlog: Backlog, rate: float, pool: PoolLoad, targets: ScalingSett
     alone_ms = backlog.prefill_ms
     work = rate * alone_ms / 1_000
     workers = for_work = max(1, ceil(work / BUSY_MAX))
-    while 0 < alone_ms < targets.ttft_ms:  # else no number of workers would do
+    while 0 < alone_ms < targets.ttft_ms:  # else no number of workers would suffice
         late_ms = LATE * waits_ms(alone_ms, work / workers, workers)
         if alone_ms + late_ms <= targets.ttft_ms:
             break
@@ -84,7 +88,7 @@ class _BatchLimit:
 
 
 def _batch(backlog: Backlog, pool: PoolLoad, targets: ScalingSettings) -> _BatchLimit:
-    """The largest that one worker is to have, and how long its tokens take."""
+    """Return the largest batch that one worker should run, and its time per token."""
     step_ms, sharing_ms = backlog.step_ms, backlog.sharing_ms
     bounds = [(max(1.0, pool.slots), "slots")]
     tokens = backlog.prompt_tokens + backlog.answer_tokens
@@ -115,9 +119,9 @@ def _answering(
 
 
 def _retrieval(shards: tuple[PoolLoad, ...], targets: ScalingSettings) -> WantedPool:
-    """Each shard as many copies as the busiest wants: for what they hold, and for what comes.
+    """Return as many copies of each shard as the busiest one wants, by load and by arrival rate.
 
-    Without the second, copies would go as soon as they have emptied the queue, and come again.
+    By load alone, copies would leave as soon as they have emptied the queue, and start again.
     """
     slots = max(1.0, max(pool.slots for pool in shards))
     under_way = max(pool.under_way for pool in shards)
@@ -138,8 +142,10 @@ def _retrieval(shards: tuple[PoolLoad, ...], targets: ScalingSettings) -> Wanted
 
 
 def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, ...]:
-    """The split of the workers in two that leaves the fuller pool the least full; the present one,
-    where another gains little."""
+    """Split the workers between two pools so that the fuller one is the least full.
+
+    The present split stays if another gains little.
+    """
 
     def fullest(first: int) -> float:
         return max(prefill.work / first, decode.work / (workers - first))
@@ -152,7 +158,7 @@ def _split(prefill: WantedPool, decode: WantedPool, workers: int) -> tuple[int, 
 
 
 def _cap_workers(pools: list[WantedPool], workers_max: int) -> list[WantedPool]:
-    """Cap the workers of all pools together, but leave one to each."""
+    """Cap the workers of all pools together, but leave at least one to each."""
     workers_max = max(workers_max, len(pools))
     if sum(pool.workers for pool in pools) <= workers_max:
         return pools

@@ -1,4 +1,4 @@
-"""What is known of a pool, or of one shard of the retrieval pool. Decides nothing."""
+"""The load of a pool, or of one shard of the retrieval pool. Decides nothing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """The workers of one role, or of one shard of the retrieval pool."""
+    """The load of one role's workers, or of one shard of the retrieval pool."""
 
-    present: int = 0  # that live and serve
-    under_way: float = 0.0  # answers or searches that they hold, on average
-    slots: float = 0.0  # how many of these one worker takes at once
-    kv_tokens: float = 0.0  # of KV memory, on one worker; 0: unknown
-    per_s: float = 0.0  # searches that they answer, together
-    pace_per_s: float = 0.0  # how many one of them can; 0: unknown
+    present: int = 0  # workers that are alive and ready
+    under_way: float = 0.0  # mean number of active answers or searches
+    slots: float = 0.0  # mean per worker
+    kv_tokens: float = 0.0  # of KV memory, mean per worker; 0: unknown
+    per_s: float = 0.0  # searches that all workers answer
+    pace_per_s: float = 0.0  # searches that one full worker answers; 0: unknown
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean, or 0 where there are no values."""
+    """Return the mean, or 0 if there are no values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else 0.0

@@ -1,4 +1,4 @@
-"""Looks at the fleet and says how many workers each pool wants; with patience, how many it gets."""
+"""Plans how many workers each pool wants, and with hysteresis, how many it gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
 from schemas.records import Backlog, Role, WantedPool
 
-_NEWEST = 0.5  # share of the last start in how long one takes
+_NEWEST = 0.5  # weight of the last start in the mean start time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,21 @@ class Scaler:
         self._settings = settings
         self._meter = FleetMeter()
         self._hysteresis = PoolHysteresis(settings)
-        self._start_ms: float | None = None  # measured
+        self._start_ms: float | None = None  # mean of measured starts; None: no start was measured
 
     def record_start(self, took_ms: float) -> None:
-        """A worker is there so long after it was started: from now on the law looks as far ahead,
-        in place of the setting."""
+        """Record the time that a worker took to start. The policy looks this far ahead, in place of
+        the setting."""
         mean_ms = took_ms if self._start_ms is None else self._start_ms
         self._start_ms = mean_ms + _NEWEST * (took_ms - mean_ms)
 
     @property
     def start_ms(self) -> int:
-        """How long a worker takes to start, as far as is known."""
+        """Return the measured time of a worker's start, or else the setting."""
         return self._settings.start_ms if self._start_ms is None else round(self._start_ms)
 
     def plan(self, view: FleetView, now_ms: int) -> ScalingPlan | None:
-        """What is wanted now; nothing where no router says what waits."""
+        """Return the plan for now; None if no live router reports a backlog."""
         measured = self._meter.measure(view, now_ms)
         if measured is None:
             return None
@@ -52,9 +52,10 @@ class Scaler:
     def settle(
         self, plan: ScalingPlan, present: Mapping[Role, int], now_ms: int
     ) -> dict[Role, int]:
-        """How many workers each of these pools is to have, where it has so many.
+        """Return the target size of each pool in the plan.
 
-        Where there is no room for more, a pool gives up at once what it can spare.
+        If the targets exceed `workers_max` together, pools release at once what they no longer
+        want.
         """
         now = {pool.role: pool.workers for pool in plan.pools}
         targets = self._hysteresis.settle(now, present, now_ms)

@@ -1,9 +1,9 @@
-"""What each shard of the retrieval pool has to do, and how much one of its workers can.
+"""The load of each shard of the retrieval pool, and the pace of one of its workers.
 
-A worker's pace is what it answers while it holds more than it takes at once: faster it is not. How
-much that is depends on what is searched for, and on the machine; so it is measured, and nothing is
-known of it before a worker was busy. What came too late is refused in no time, and counts for
-nothing. Pure: time is an argument.
+A worker's pace is its rate of answers while it has more searches than slots; it cannot be faster.
+The pace depends on the queries and the machine, so it is measured, and is unknown until a worker
+was full. Searches that arrived too late are refused at once and do not count. Pure: time is an
+argument.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from infra.scaling.ewma import Ewma
 from infra.scaling.pools import PoolLoad, mean
 from schemas.fleet import Member
 
-_NEWEST = 0.2  # share of the last look in a pace
+_NEWEST = 0.2  # weight of the last measurement in a pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class RetrievalMeter:
         self._paces: dict[int, float] = {}
 
     def measure(self, workers: Sequence[Member], passed_ms: float) -> tuple[PoolLoad, ...]:
-        """By shard; `workers` serve, and so much time has passed since the last look."""
+        """Measure the ready `workers`, `passed_ms` after the last call; return the loads by
+        shard."""
         names = {worker.member_id for worker in workers}
         for name in self._samples.keys() - names:
             del self._samples[name]
@@ -51,7 +52,7 @@ class RetrievalMeter:
         )
 
     def _sample(self, worker: Member) -> None:
-        """Update a worker's rate and its shard's pace from what it has answered."""
+        """Update a worker's rate and its shard's pace from the searches that it answered."""
         name, load = worker.member_id, worker.search
         if load is None:
             return
@@ -81,7 +82,8 @@ class RetrievalMeter:
 
 
 def search_load(worker: Member) -> float:
-    """Return the searches that a worker has or is to take; older releases report less."""
+    """Return the searches that a worker runs or has yet to read; older releases report fewer
+    fields."""
     load = worker.search
     if load is None:
         return 0.0

@@ -1,6 +1,6 @@
-"""From the workers that are there to those that are to be there: who moves, who starts, who leaves.
+"""The steps from the present workers to the target: which move, start or drain.
 
-A worker that one pool can spare and another wants is moved: its engine stays up. Pure; the launcher
+A worker that one pool can spare and another wants moves: its engine stays up. Pure; the launcher
 carries the steps out.
 """
 
@@ -20,14 +20,14 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker:
-    """Drain a worker: it leaves when it has finished what it holds."""
+    """Drain a worker: it leaves when it has finished its active requests."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoveWorker:
-    """A worker gets another role, and keeps its engine and its caches."""
+    """Give a worker another role; it keeps its engine and its caches."""
 
     worker_id: str
     role: Role
@@ -37,7 +37,7 @@ Step = StartWorker | DrainWorker | MoveWorker
 
 
 def steps(workers: Mapping[Role, Sequence[str]], targets: Mapping[Role, int]) -> list[Step]:
-    """What is to be done; `workers` has those that can best be spared last."""
+    """Return the steps to the targets; `workers` lists the most dispensable workers last."""
     pools = [(role, workers.get(role, ()), targets[role]) for role in LLM if role in targets]
     spare = [name for _, worker_ids, target in pools for name in worker_ids[target:]]
     lacking = [role for role, worker_ids, target in pools for _ in range(target - len(worker_ids))]

@@ -1,12 +1,12 @@
 """A whole cluster on virtual time: simulated workers and clients around the real router core.
 
-Theory of operation. The router is `streams.core.router.Router` itself. Records reach it as the
-agents would feed them: stamped with whole milliseconds, one at a time, after the log's latency;
-what it answers is carried out as the agents would. Workers serve by the rules of `workers/`, and
-gateways put answers together by those of `streams/gateway`. What is a model and shares no code with
-any of them: engines and links, the log, clients. One thread, no clock, no randomness of its own:
-the same script, settings and faults give the same run. Checkers see every event with its effects
-and every record that is written; faults are calls on the cluster at set times.
+Theory of operation. The router is `streams.core.router.Router` itself. It gets records as the
+agents would apply them: stamped with whole milliseconds, one at a time, after the log's latency.
+Its effects are carried out as the agents would. Workers serve by the rules of `workers/`, and
+gateways assemble answers by those of `streams/gateway`. Engines, links, the log and clients are
+models that share no code with these. There is one thread, no clock, and no randomness of its own:
+the same script, settings and faults give the same run. Checkers see every event with its effects,
+and every record that is written. Faults are calls on the cluster at set times.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ from streams.core.router import Router
 from workers.llm.engine import Job
 
 _LOG = LogSettings()
-READY_MS = 1_000.0  # the fleet is known to the router by then: scripts begin here
+READY_MS = 1_000.0  # the router knows the fleet by then; scripts begin here
 ORCHESTRATIONS = (
     Orchestration.PREFILL_FIRST,
     Orchestration.DECODE_FIRST,
@@ -70,33 +70,34 @@ ORCHESTRATIONS = (
 
 
 class Checker:
-    """Watches a run by what it overrides; raises AssertionError where an invariant breaks."""
+    """Observes a run through the methods that it overrides; raises AssertionError if an invariant
+    breaks."""
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """The router took an event and answered with effects."""
+        """Handle an event that the router applied, and its effects."""
 
     def on_router_death(self) -> None:
-        """What follows is another router's, which has read the log."""
+        """Note that the router died; later events go to another router, which has read the log."""
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Somebody wrote a record; it stands in the log."""
+        """Handle a record that was written to the log."""
 
     def on_kv_move(self, move: KvMove) -> None:
-        """KV begins to move between two engines, or has moved."""
+        """Handle the start or the end of a KV transfer between two engines."""
 
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
-        """A client heard more of an answer."""
+        """Handle the next tokens of an answer that a client received."""
 
     def on_tick(self, cluster: "Cluster") -> None:
-        """Time for a look at everything; several times a second."""
+        """Check the state of the cluster; called at every tick of the router."""
 
     def on_finish(self, cluster: "Cluster") -> None:
-        """Check what must hold when the run is over."""
+        """Check what must hold at the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimFault:
-    """Something that happens to the cluster at a time."""
+    """A fault that strikes the cluster at a set time."""
 
     at_ms: float
     strike: Callable[["Cluster"], None]
@@ -115,13 +116,13 @@ class Cluster:
         conversations_max: int = 0,
         weights: tuple[float, float] = (-1.0, -1.0),
         table: PpdTable | None = None,
-        placer: Placer | None = None,  # chooses workers in the router's place
-        gateways: int = 0,  # that take the calls in turn; 0: nobody, who never dies
+        placer: Placer | None = None,  # replaces the router's own
+        gateways: int = 0,  # take calls in turn; 0: one that is no member and never dies
         record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
-        keeps_log: bool = False,  # for routers that take over
-        searches_seed: int | None = None,  # some requests want something found first
-        probes: bool = False,  # and some of these during their answers too
+        keeps_log: bool = False,  # a router that takes over reads it
+        searches_seed: int | None = None,  # None: no request wants retrieval
+        probes: bool = False,  # some requests also search during their answers
         checkers: Sequence[Checker] = (),
         faults: Sequence[SimFault] = (),
     ) -> None:
@@ -182,7 +183,7 @@ class Cluster:
             checker.on_kv_move for checker in checkers if _overrides(checker, "on_kv_move")
         ]
         self._tick_ms = settings.tick_ms
-        self._unread: set[tuple[str, int]] = set()  # outcomes, by the router
+        self._unread: set[tuple[str, int]] = set()  # outcomes that the router has not read yet
         self.router.begin()
         self._start(shape)
         for fault in faults:
@@ -200,7 +201,7 @@ class Cluster:
         self.clock.after(self._tick_ms, self._tick)
 
     def make_worker(self, worker_id: str, roles: tuple[Role, ...], partition: int) -> SimWorker:
-        """One that nobody has heard of."""
+        """Return a worker that has not joined the fleet yet."""
         ports = Ports(
             frame=self._frame,
             report=self._report,
@@ -221,24 +222,24 @@ class Cluster:
         )
 
     def gpu_of(self, worker_id: str) -> Callable[..., SimGpu]:
-        """What makes the GPU of a worker."""
+        """Return the constructor of a worker's GPU."""
         return SimGpu
 
     def _hashes(self, job: Job) -> list[int]:
-        """What a job is about."""
+        """Return the block hashes of a job's prompt and answer."""
         request_id = job.request_id.rpartition(".")[0]
         plain = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
         return self.clients.hashes(request_id, plain, self.setup.block_tokens)
 
     def run(self, conversations: Sequence[SimConversation]) -> None:
-        """Serve the conversations to their ends; may be called again, later in virtual time."""
+        """Serve the conversations to their ends. May be called again, later in virtual time."""
         self.clients.start(conversations)
         while self.is_busy and self.clock.step():
             pass
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody waits for something."""
+        """Return whether a client waits, or the router has records to read or to write."""
         return bool(self.clients.open or self._unread) or self.router.has_unwritten
 
     def pass_ms(self, passed_ms: float) -> None:
@@ -249,11 +250,11 @@ class Cluster:
             pass
 
     def finish(self) -> None:
-        """Have the checkers say their last word."""
+        """Run the final checks of all checkers."""
         for checker in self.checkers:
             checker.on_finish(self)
 
-    # What the router is told, and what it answers
+    # The router's events and effects
 
     def _router_died(self) -> None:
         for checker in self.checkers:
@@ -271,11 +272,11 @@ class Cluster:
         *,
         forged: bool = False,
     ) -> None:
-        """Tell a worker, if there is one of the name; raises RecordTooLarge."""
+        """Send an order to the worker that it names; raises RecordTooLarge."""
         worker = self.workers.get(record.worker_id)
 
         def deliver() -> None:
-            if worker is None:  # somebody made the router believe in it
+            if worker is None:  # a forged registration invented it
                 return
             if isinstance(record, Work):
                 worker.process.take(record)
@@ -289,7 +290,7 @@ class Cluster:
         self.bus.send(channel, record, deliver, forged=forged)
 
     def _request(self, request: Request) -> None:
-        """The gateway accepts it, or tells the one client whose request is too large."""
+        """Accept a request at its gateway, or refuse it if it is too large for the log."""
         request = self.gateways.accept(request)
         try:
             self.write("requests", request, RequestArrived(request, PARTITION))
@@ -330,8 +331,8 @@ class Cluster:
         self.bus.send(("tokens", partition), frame, deliver)
 
     def write(self, topic: str, record: object, event: Event) -> None:
-        """Put a record into the log that is an event to the router; raises RecordTooLarge."""
-        self.bus.check(record)  # before routers that come later can read it
+        """Write a record and apply its event at the router; raises RecordTooLarge."""
+        self.bus.check(record)  # before `log_event` keeps it for later routers
         self.bus.send((topic, PARTITION), record, self.router.log_event(topic, event))
 
     def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:

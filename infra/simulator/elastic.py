@@ -1,9 +1,9 @@
-"""A simulated cluster whose pools follow what they want, as `trivium up --autoscale` has it.
+"""A simulated cluster that scales its pools, as `trivium up --autoscale` does.
 
-The law, the patience and the steps are those of `infra/scaling`, fed with the fleet's own records.
-Here a worker is there some time after it was started; a drain ends when nothing is held; and a move
-is a drain and a start that takes no time, because the engine stays up. How long workers were there
-is counted, those that start and those that drain included.
+The policy, the hysteresis and the steps are those of `infra/scaling`, which gets the fleet's own
+records. A new worker is ready some time after its start. A drain ends when the worker has no active
+request. A move is a drain and a start that takes no time, because the engine stays up. Worker hours
+include workers that start and those that drain.
 """
 
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ from schemas.settings import LogSettings
 
 LOOK_MS = 1_000.0
 POLL_MS = 100.0
-HEARD_MS = 1_000.0  # until every router has heard that a worker drains
+HEARD_MS = 1_000.0  # until every router knows that a worker drains
 
 
 class FleetWatcher(Checker):
-    """Folds what members write into a fleet view."""
+    """Applies the members' records to a fleet view."""
 
     def __init__(self) -> None:
         self.view = FleetView()
         self._offset = 0
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Somebody told the fleet something."""
+        """Apply a registration or a heartbeat to the view."""
         if isinstance(record, Registration | Heartbeat):
             self._offset += 1
             self.view.apply(record, self._offset, int(now_ms))
@@ -47,10 +47,10 @@ class Elastic:
         self._starting: dict[Role, int] = {}
         self._leaving: set[str] = set()
         self._names = 0
-        self.counts: list[tuple[float, dict[Role, int]]] = []  # when, and who was there by role
+        self.counts: list[tuple[float, dict[Role, int]]] = []  # time, and workers by role
 
     def begin(self) -> None:
-        """Look now, and again and again."""
+        """Scale now, and then every `LOOK_MS`."""
         self._look()
 
     @property
@@ -77,7 +77,7 @@ class Elastic:
             coming = {
                 role: [*[""] * self._starting.get(role, 0), *workers.get(role, ())]
                 for role in targets
-            }  # what starts is not spared
+            }  # a worker that starts is not drained
             for step in steps(coming, targets):
                 self._carry_out(step)
         self._count()
@@ -116,7 +116,7 @@ class Elastic:
     def _drain(self, name: str, then: Role | None) -> None:
         worker = self._cluster.workers.get(name)
         if worker is None or not worker.alive:
-            return  # it starts yet
+            return  # it is still starting
         self._leaving.add(name)
         worker.process.drain()
         self._cluster.clock.after(HEARD_MS, lambda: self._leave(worker, then))
@@ -134,7 +134,7 @@ class Elastic:
 def worker_hours(
     counts: Iterable[tuple[float, dict[Role, int]]], begin_ms: float, end_ms: float
 ) -> float:
-    """The time that workers were there between the two, together."""
+    """Return the hours of all workers between two times, from counts over time."""
     worker_ms, last_ms, last = 0.0, begin_ms, 0
     for at_ms, there in counts:
         upto_ms = min(max(at_ms, begin_ms), end_ms)

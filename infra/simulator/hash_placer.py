@@ -1,11 +1,11 @@
-"""A proxy that deals conversations by hash, looking at no load: serving as the PPD authors do.
+"""A placer that assigns conversations by hash and ignores load, as the PPD authors' proxy does.
 
 Their proxy (github.com/freelulul/vllm-ppd, ppd/src/comprehensive_proxy.py, `select_servers`) hashes
-the first user message, and takes that modulo the number of replicas and decode workers, and modulo
-the number of prefill workers. A conversation stays where it was dealt. Some decode workers compute
-later turns themselves, the others never do; or the authors' table (their dynamic PPD) says of each
-turn whether its worker does. Python's hash of a text is another one in each process, hence the
-salt. Here the session's id is hashed. It is for comparison only.
+the first user message, and takes the hash modulo the number of replicas and decode workers, and
+modulo the number of prefill workers. So a conversation stays on its workers. Some decode workers
+compute later turns themselves and the others never do; or the authors' table (their dynamic PPD)
+decides this for each turn. Python's hash of a string differs between processes, hence the salt.
+This placer hashes the session's id. It is for comparison only.
 """
 
 from hashlib import md5
@@ -24,7 +24,7 @@ from streams.core.placement.selection import View
 
 
 class HashPlacer(Placer):
-    """Stands in for the router's choice of workers; of policies it knows `static`, `table` and
+    """Replaces the router's choice of workers; supports the policies `static`, `table` and
     `replica`."""
 
     def __init__(self, settings: RouterSettings, salt: str, table: PpdTable | None = None) -> None:
@@ -32,7 +32,7 @@ class HashPlacer(Placer):
         self._salt = salt.encode()
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
-        """Where the hash says; None while nobody lives there."""
+        """Place a request where its hash points; return None if no such worker is alive."""
         view = self._view(case, fleet, now_ms)
         replicas, decoders = (_live_workers(view, role) for role in (Role.REPLICA, Role.DECODE))
         prefills = _live_workers(view, Role.PREFILL)
@@ -53,7 +53,7 @@ class HashPlacer(Placer):
         return self._placement(view, Mode.REMOTE, choice, prefill, dealt, way)
 
     def _choice(self, view: View, decoders: list[Worker], dealt: Worker) -> Choice:
-        """Whether the worker that the conversation was dealt to computes the turn itself."""
+        """Return whether the conversation's decode worker computes the turn itself."""
         if not view.case.request.turn:
             return Choice(False, Reason.FIRST_TURN)
         if self.settings.policy == "table" and view.fleet.has_living(Role.PREFILL, view.now_ms):
@@ -64,11 +64,11 @@ class HashPlacer(Placer):
     def handoff(
         self, case: RequestCase, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
     ) -> tuple[Worker | None, Reason]:
-        """The decode worker that the conversation was dealt to."""
+        """Return the conversation's decode worker, and the reason."""
         view = self._view(case, fleet, now_ms)
         replicas, decoders = (_live_workers(view, role) for role in (Role.REPLICA, Role.DECODE))
         dealt = self._pick(case, replicas + decoders)
-        if dealt not in decoders:  # some have died since
+        if dealt not in decoders:  # workers have died since the request was placed
             dealt = self._pick(case, decoders)
         return dealt, Reason.NO_WORKER if dealt is None else Reason.PREFILL_DONE
 
@@ -81,7 +81,7 @@ class HashPlacer(Placer):
         return int.from_bytes(md5(self._salt + case.request.session_id.encode()).digest())
 
     def _first_appender(self, decoders: list[Worker]) -> int:
-        """From which decode worker on later turns are computed in place: its place in the list."""
+        """Return the index of the first decode worker that computes later turns itself."""
         return round(len(decoders) * (1 - self.settings.local_share))
 
 

@@ -9,19 +9,19 @@ from streams.core.events import Event, OutcomeArrived, RequestArrived
 
 
 class OneOutcome(Checker):
-    """Every request ends exactly once, and no work is given out for it after that.
+    """Checks that every request ends exactly once, and that no work is dispatched after that.
 
-    The outcome of an attempt below one that was given out ends nothing, as in
+    The outcome of an attempt below the latest dispatched one ends nothing, as in
     `schemas/rules/outcomes.py`.
     """
 
     def __init__(self) -> None:
-        self._attempts: dict[str, int] = {}  # the highest that was given out
+        self._attempts: dict[str, int] = {}  # the highest dispatched one, by request
         self.accepted_ids: set[str] = set()
         self.ended_ids: set[str] = set()
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Count requests in and outcomes out."""
+        """Note accepted requests, and check outcomes and work."""
         if isinstance(event, RequestArrived):
             self.accepted_ids.add(event.request.request_id)
         elif isinstance(event, OutcomeArrived):
@@ -39,7 +39,7 @@ class OneOutcome(Checker):
                 self._attempts[request_id] = effect.record.attempt
 
     def on_finish(self, cluster: Cluster) -> None:
-        """Everything has ended, at the router and at the clients."""
+        """Check that every request has ended, at the router and at its client."""
         unfinished_ids = self.accepted_ids - self.ended_ids
         assert not unfinished_ids, f"requests without an outcome: {sorted(unfinished_ids)}"
         waiting_ids = [

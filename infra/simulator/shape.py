@@ -1,4 +1,4 @@
-"""Which workers a simulated cluster has."""
+"""The workers of a simulated cluster, by kind."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from schemas.records import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
-    """How many workers of each kind."""
+    """The number of workers of each kind."""
 
     prefill: int = 0
     decode: int = 0
@@ -28,12 +28,12 @@ class ClusterShape:
 
     @property
     def name(self) -> str:
-        """Such as 2P2D, 4B or 1P1D2R."""
+        """Return the name of the shape, such as 2P2D, 4B or 1P1D2R."""
         kinds = (("P", self.prefill), ("D", self.decode), ("B", self.both), ("R", self.replica))
         return "".join(f"{count}{kind}" for kind, count in kinds if count)
 
     def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
-        """Worker ids with their roles."""
+        """Return the worker ids with their roles."""
         kinds = (
             ("prefill", (Role.PREFILL,), self.prefill),
             ("decode", (Role.DECODE,), self.decode),

@@ -1,4 +1,4 @@
-"""Writes to the fleet how many workers each pool wants: for metrics, and whoever starts workers."""
+"""Writes to the fleet topic how many workers each pool wants: for metrics and autoscalers."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from schemas.fleet import SCALING_TARGET_MS
 from schemas.log.clients import LogProducer
 from schemas.records import Wanted, WantedPool
 
-KEY = "#wanted"  # beside those of members
+KEY = "#wanted"  # beside the keys of members
 
 
 class Announcer:
-    """Tells a change at once, and the rest now and then; a broker that is away misses it."""
+    """Writes changed counts at once, others now and then, and none while the broker is away."""
 
     def __init__(self, producer: LogProducer, written_by: str) -> None:
         self._producer, self._written_by = producer, written_by
@@ -21,7 +21,7 @@ class Announcer:
         self._last_ms = 0
 
     async def announce(self, pools: Sequence[WantedPool], now_ms: int) -> None:
-        """Write the counts if they changed, or were not written for a while."""
+        """Write the counts if they changed, or were not written for `SCALING_TARGET_MS`."""
         counts = [(pool.role.value, pool.workers) for pool in pools]
         if not pools or (
             counts == self._last_counts and now_ms - self._last_ms < SCALING_TARGET_MS

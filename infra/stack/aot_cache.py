@@ -1,10 +1,11 @@
 """Makes the AOT cache of Kafka's node: `python -m infra.stack.aot_cache`, at set-up.
 
-A JVM writes one when it ends: its classes as it has them in memory (JEP 514), and how often it ran
-which method (JEP 515). The next JVM loads the classes at once and compiles the right methods first.
-So the node that writes it serves a deployment of simulated engines under load. The cache lies
-beside the jars that it was made of, and takes its name once all of it is on the disk; a JVM of
-another version starts without it. A formatted storage is kept beside it (`broker/storage.py`).
+A JVM writes such a cache when it ends: its classes as they are in memory (JEP 514), and how often
+each method ran (JEP 515). The next JVM loads the classes at once and compiles the right methods
+first. The node that writes the cache therefore serves a deployment of simulated engines under load.
+The cache lies beside the jars that it was made from, and gets its final name once it is on the
+disk; a JVM of another version starts without it. A formatted storage is saved beside it
+(`broker/storage.py`).
 """
 
 import asyncio
@@ -27,13 +28,13 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
 
-_S = 300.0  # on a machine with much else to do: one that is killed leaves no cache
+_S = 300.0  # seconds, for a busy machine too: a JVM that is killed writes no cache
 _CHATS, _STREAMS, _TOKENS = 500, 32, 64
 
 
 def make(cache: Path) -> None:
-    """Where none comes it says so: brokers start without it, too."""
-    cache.unlink(missing_ok=True)  # a JVM that uses one writes none
+    """Make the cache; a failure is reported and not raised, since brokers start without it."""
+    cache.unlink(missing_ok=True)  # a JVM that uses a cache writes none
     draft = cache.with_name(f"{cache.name}.new")
     draft.unlink(missing_ok=True)
     try:
@@ -63,7 +64,7 @@ def _dump(draft: Path) -> None:
 
 
 async def _serve(bootstrap: str, folder: Path) -> None:
-    """What a deployment does most: start, answer, and wait for calls."""
+    """Run what deployments do most: start, answer requests, and wait for requests."""
     settings = Settings(
         log=LogSettings(bootstrap=bootstrap),
         model=ModelSettings(path="sim"),

@@ -1,9 +1,8 @@
-"""Has a stack follow what its pools want: starts, drains and moves workers (`trivium up
---autoscale`).
+"""Scales the pools of a stack: starts, drains and moves workers (`trivium up --autoscale`).
 
-`infra/scaling` says how many and when; this looks about once a second, writes what is wanted to the
-fleet, and carries the steps out. Steps take their time beside that. Without a broker, or without a
-router, nothing is done.
+`infra/scaling` decides how many workers each pool wants, and when. About once a second this module
+asks it, writes the result to the fleet topic, and starts the steps, which run in the background. It
+does nothing without a broker or without a router.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _LLM_NAMES = {role.value: role for role in LLM}
 
 
 class Autoscaler:
-    """Of one stack, from when it is ready until it stops."""
+    """Scales one stack, from when it is ready until it stops."""
 
     def __init__(self, stack: Stack) -> None:
         settings = stack.settings
@@ -46,12 +45,12 @@ class Autoscaler:
         self._stack = stack
         self._scaler = Scaler(settings.scaling)
         self._moving: dict[str, Role] = {}
-        self._started_s: dict[str, float] = {}  # of those that start yet
+        self._started_s: dict[str, float] = {}  # by worker, of the workers that are still starting
         self._under_way: dict[str, asyncio.Task[None]] = {}  # by worker, or pool
 
     @property
     def start_ms(self) -> int:
-        """How long a worker takes to start, as far as is known."""
+        """Return how long a worker takes to start, in ms: as measured, or before as configured."""
         return self._scaler.start_ms
 
     async def run(self) -> None:
@@ -80,7 +79,7 @@ class Autoscaler:
         return self._scaler.plan(fleet.view, now_ms)
 
     def _time_starts(self) -> None:
-        """How long those took that are there now; not of those that died or were sent away."""
+        """Record how long starts took, without workers that died or were drained meanwhile."""
         for name, began_s in list(self._started_s.items()):
             process, state = self._stack.processes.get(name), self._stack.state_of(name)
             if process is None or process.stopping or process.restarts:
@@ -100,7 +99,7 @@ class Autoscaler:
             match step:
                 case StartWorker(role):
                     name = self._stack.add_worker(role)
-                    self._started_s[name] = monotonic()  # a clock that nobody sets
+                    self._started_s[name] = monotonic()  # not changed when the wall clock is set
                     log.info("%s is started", name)
                 case DrainWorker(name):
                     self._begin(name, self._stack.drain_worker(name), "is drained")
@@ -112,9 +111,9 @@ class Autoscaler:
             self._begin("retrieval", self._stack.scale(retrieval=copies), f"gets {copies} workers")
 
     def _workers(self) -> dict[Role, list[str]]:
-        """Workers by the one role that they have or get; those that can best be spared last.
+        """Return workers by the one role that they have or will have; idle workers come last.
 
-        Those that start count; those that leave do not.
+        Workers that are starting count. Workers that are leaving do not.
         """
         members = self._stack.fleet.view.members if self._stack.fleet else {}
         by_role: dict[Role, list[tuple[int, int, str]]] = {role: [] for role in LLM}
@@ -125,7 +124,7 @@ class Autoscaler:
             member, running = members.get(name), 0
             if member is not None and member.registration.pid == process.pid:
                 if len(member.registration.roles) > 1:
-                    continue  # somebody gave it several
+                    continue  # a user gave it several roles
                 role = next(iter(member.registration.roles), role)
                 running = member.load.running + member.load.waiting
             by_role[self._moving.get(name, role)].append((-running, number, name))
@@ -140,7 +139,7 @@ class Autoscaler:
             del self._moving[name]
 
     def _begin(self, key: str, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Do it in the background, unless the one before is under way."""
+        """Run the step in the background, unless another step for the same key is running."""
         if key in self._under_way:
             work.close()
             return
@@ -158,7 +157,7 @@ class Autoscaler:
 
 
 def _check(name: str, value: int, group: str, log_settings: LogSettings) -> None:
-    """No more members than partitions, of which each needs one."""
+    """Raise ConfigError if there could be more members than partitions: each member needs one."""
     partitions = log_settings.partitions(group)
     if value > partitions:
         raise ConfigError(

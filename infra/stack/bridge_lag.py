@@ -1,7 +1,7 @@
-"""How far bridges are, from Kafka alone: no bridge is asked, and none need run.
+"""Measures how far bridges have come, from Kafka alone: it asks no bridge, and none need run.
 
-What they have committed says which prompts are answered, the consumer group who has which
-partition, and the answers of the last seconds how fast that goes.
+The bridges' commits show which prompts are answered, the consumer group shows which bridge owns
+which partition, and the answers of the last seconds show the rate.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 from streams.bridge.progress import decode
 
-RATE_MS = 10_000  # answers are counted over so long
-_RATE_RECORDS_MAX = 20_000  # of a partition; of more the newest
+RATE_MS = 10_000  # the window over which answers are counted
+_RATE_RECORDS_MAX = 20_000  # per partition; of more, only the newest are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Lag:
 
 
 async def bridge_lags(log: LogSettings, bridge: BridgeSettings) -> list[Lag]:
-    """Every partition of every pair whose topics are there."""
+    """Return the lag of every partition of every pair whose topics exist."""
     pairs = pairs_of(bridge, log.topic_prefix)
     topics = {name for pair in pairs for name in (pair.prompts, pair.answers)}
     counts = await partition_counts(log, topics)
@@ -74,7 +74,7 @@ async def _lags(
     partitions: int,
     positions: Mapping[FullPlace, CommittedOffset],
 ) -> list[Lag]:
-    """Rows without owner and rate."""
+    """Return the rows of one pair, without owner and rate."""
     reader = _reader(log, pair.prompts, partitions)
     async with reader.reading("nowhere"):
         first, ends = await reader.first_offsets(), await reader.end_offsets()
@@ -100,13 +100,13 @@ async def _lags(
     return [
         replace(row, oldest_ms=max(0, now_ms - oldest[row.partition]))
         if row.partition in oldest
-        else replace(row, lag=0)  # what lies there are marks of transactions
+        else replace(row, lag=0)  # only markers of transactions are left
         for row in rows
     ]
 
 
 async def _oldest(reader: AssignedReader, rows: list[Lag]) -> dict[int, int]:
-    """When the first record at each lagging row's position was written, by partition."""
+    """Return when the record at each lagging row's position was written, in ms, by partition."""
     waits = {row.partition for row in rows if row.lag}
     if not waits:
         return {}
@@ -121,7 +121,7 @@ async def _oldest(reader: AssignedReader, rows: list[Lag]) -> dict[int, int]:
 
 
 async def _rates(log: LogSettings, answers: str, partitions: int) -> list[tuple[FullPlace, float]]:
-    """Answers per second of the last seconds, by where their prompts are."""
+    """Return answers per second over the last seconds, by the partition of their prompts."""
     reader, now_ms = _reader(log, answers, partitions), wall_ms()
     counted: dict[int, Counter[FullPlace]] = defaultdict(Counter)
     since_ms: dict[int, int] = {}

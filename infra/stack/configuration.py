@@ -1,8 +1,8 @@
-"""All settings of a deployment: one TOML file, the environment, flags, in rising precedence.
+"""Reads all settings of a deployment: a TOML file, the environment and flags, in rising precedence.
 
-Reads `trivium.toml` of the working directory, or the file that --config or TRIVIUM_CONFIG names.
-An unknown section or field stops the start with its name and what was expected. The engines'
-sections are checked here and stay as written: a worker builds the one that it needs.
+Reads `trivium.toml` of the working directory, or the file that --config or TRIVIUM_CONFIG names. An
+unknown section or field stops the start, with its name and what was expected. The engines' sections
+are checked here and stay as written: a worker builds the section of its engine.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ from workers.search.service.settings import RetrievalSettings
 DEFAULT_FILE = Path("trivium.toml")
 ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}
 _OTHER_VARIABLES = ("TRIVIUM_HOME", "TRIVIUM_CONFIG")
-_OWN_PREFIXES = ("TRIVIUM_PLUGIN_",)  # set by our own processes for those that they start
+_OWN_PREFIXES = ("TRIVIUM_PLUGIN_",)  # set by our processes for the processes that they start
 
 Flags = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every section; each has defaults, so `Settings()` is a deployment on this machine."""
+    """All sections. Each has defaults, so `Settings()` is a deployment on this machine."""
 
     log: LogSettings = field(default_factory=LogSettings)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
@@ -61,7 +61,7 @@ def load(
     flags: Flags | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The settings; raises ConfigError naming what is unknown or wrong."""
+    """Return the settings. Raises ConfigError that names what is unknown or wrong."""
     environ = os.environ if environ is None else environ
     sections = read_toml(_file(file, environ))
     names = (*_SECTIONS, *ENGINE_SECTIONS)
@@ -83,7 +83,7 @@ def load(
 
 
 def dump(settings: Settings) -> str:
-    """The settings as TOML that `load` reads back, without secrets."""
+    """Return the settings as TOML that `load` can read, without secrets."""
     sections = {}
     for name in _SECTIONS:
         section = getattr(settings, name)
@@ -100,7 +100,7 @@ def dump(settings: Settings) -> str:
 
 
 def secrets_environ(settings: Settings) -> dict[str, str]:
-    """The secrets as variables, for processes that read what `dump` wrote."""
+    """Return the secrets as environment variables, for processes that read what `dump` wrote."""
     variables = {}
     for name in _SECTIONS:
         for field_name, value in secrets_of(getattr(settings, name)).items():
@@ -110,7 +110,7 @@ def secrets_environ(settings: Settings) -> dict[str, str]:
 
 
 def without_sections(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment less what `dump` has already taken into account."""
+    """Return the environment without the variables that `dump` has already merged into the file."""
     prefixes = tuple(f"{ENV_PREFIX}{name.upper()}_" for name in _SECTIONS)
     return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
 

@@ -1,6 +1,7 @@
-"""One engine alone, whose answers any deployment of such engines has to give: a second program.
+"""Runs one engine alone, without log, peers and transfers, as the reference for a deployment.
 
-Without log, peers and transfers; whoever starts the engine (`engine_source.py`) also closes it.
+Any deployment of such engines has to give the same answers. The caller starts the engine
+(`engine_source.py`) and closes it.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from schemas.records import Sampling, WorkPhase
 from workers.llm.engine import Engine, Job
 
 _DEADLINE_MS = 3_600_000
-_NUMBERS = itertools.count()  # an engine knows no name twice
+_NUMBERS = itertools.count()  # an engine accepts a request id only once
 
 
 @dataclass(slots=True)
@@ -31,9 +32,9 @@ async def generate_answers(
     at_once: int,
     on_answer: Callable[[], None] = lambda: None,
 ) -> list[LoneAnswer]:
-    """Its answers to these prompts, `at_once` at a time; `on_answer` is called after each.
+    """Generate answers to these prompts, `at_once` at a time; call `on_answer` after each.
 
-    Raises EngineFailed where it gives none.
+    Raises EngineFailed if the engine reports an error.
     """
     results = [LoneAnswer() for _ in prompts]
     coming = zip(prompts, results, strict=True)

@@ -1,7 +1,7 @@
-"""Composes an engine: its section of the settings, the model, and who owns it.
+"""Composes an engine: its section of the settings, the model, and the worker that owns it.
 
-Used by `trivium worker` and by whoever compares a deployment with one engine alone. The engine's
-module, and so torch or NIXL, is imported only when an engine starts.
+`trivium worker` uses it, and so do programs that compare a deployment with one engine alone. The
+engine's module, and with it torch or NIXL, is imported only when an engine starts.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,11 +25,14 @@ async def start_engine(
     worker_id: str,
     worker_epoch: int,
 ) -> Engine:
-    """A running engine; `section` is its part of the file; the environment comes on top."""
+    """Start an engine from its `section` of the file, which the environment overrides.
+
+    Raises ConfigError for an unknown engine or setting.
+    """
     if name not in ENGINES:
         raise ConfigError(f"engine: expected {' or '.join(sorted(ENGINES))}, found {name!r}")
     start = engine_start(name)
-    # New in every life: a peer must never take this engine for an earlier one of the same worker.
+    # New in every epoch: a peer must never take this engine for an earlier one of the same worker.
     engine_id = f"{worker_id}-{worker_epoch}"
     settings = build(name, ENGINE_SECTIONS[name], section)
     owner = {"engine_id": engine_id, "worker_id": worker_id, "worker_epoch": worker_epoch}
@@ -41,7 +44,7 @@ async def start_engine(
 def engine_source(
     settings: Settings, worker_id: str, roles: Sequence[Role]
 ) -> Callable[[int], Awaitable[Engine]]:
-    """What a worker calls with its epoch: starts its engine."""
+    """Return a function that starts the worker's engine, given the worker's epoch."""
     name = settings.worker.engine
     section = settings.engines.get(name, {})
     return lambda epoch: start_engine(

@@ -1,7 +1,7 @@
-"""Watches the fleet topic from outside: who is there, in which state, with what load.
+"""Watches the fleet topic from outside: which members there are, with their states and loads.
 
-The launcher learns from it when processes are ready, `trivium status` shows it. Takes no part: it
-neither registers nor buries records that cannot be read.
+The launcher sees here when processes are ready, and `trivium status` shows it. A watch is not a
+member: it neither registers nor writes unreadable records to the dead-letter topic.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
 
 FORGET_MS = 600_000
-SLOW_S = 10.0  # so long one that is silent may only be slow
-_LOOK_S = 0.5  # a member that falls silent changes nothing on the topic
+SLOW_S = 10.0  # a member that is silent for less may only be slow
+_LOOK_S = 0.5  # polled, since a member that falls silent writes nothing to the topic
 
 
 class FleetWatch:
-    """`start` reads what is there; `follow` goes on until cancelled."""
+    """`start` reads the topic up to its end; `follow` continues until cancelled."""
 
     def __init__(self, settings: LogSettings, codec: Codec | None = None) -> None:
         self.view = FleetView()
-        self.changed = asyncio.Event()  # set after each batch; whoever waits clears it
-        self.last_record_ms = 0  # when the last record came
+        self.changed = asyncio.Event()  # set after each batch; the waiter clears it
+        self.last_record_ms = 0  # when the last record was read, in ms
         self._codec = codec or Codec()
         self._reader = AssignedReader(settings, "fleet", [0], client_id="trivium-fleet")
 
@@ -45,7 +45,7 @@ class FleetWatch:
 
     @contextlib.asynccontextmanager
     async def followed(self) -> AsyncIterator[Self]:
-        """Start, and follow the topic in the background until the end."""
+        """Start, and follow the topic in the background until the block ends."""
         async with self:
             following = asyncio.create_task(self.follow())
             try:
@@ -54,7 +54,7 @@ class FleetWatch:
                 await cancel_and_wait(following)
 
     async def start(self) -> None:
-        """Fold all that the topic holds; may be called again after BrokerUnavailable."""
+        """Apply all records of the topic. May be called again after BrokerUnavailable."""
         await self._reader.start("earliest")
         try:
             records = await self._reader.read_to_end()
@@ -67,11 +67,11 @@ class FleetWatch:
             )
 
     def is_silent(self, now_ms: int) -> bool:
-        """Nobody was heard for a lease, though somebody was before: the log is away."""
+        """Return whether no member has written for a lease, so that the log must be away."""
         return 0 < self.last_record_ms < now_ms - LEASE_MS
 
     async def follow(self, then: Callable[[FleetView], None] = lambda _: None) -> None:
-        """Fold what comes, however long the broker is away; `then` is called after each batch."""
+        """Apply new records, however long the broker is away; call `then` after each batch."""
         while True:
             try:
                 records = await self._reader.batch()
@@ -96,7 +96,7 @@ class FleetWatch:
         try:
             record = self._codec.decode(value)
         except RecordError:
-            return  # a member that must understand it buries it
+            return  # members that must read it write it to the dead-letter topic
         if isinstance(record, Wanted):
             self.view.scaling_target = record
         elif isinstance(record, Registration | Heartbeat):
@@ -105,7 +105,7 @@ class FleetWatch:
 
 
 async def wait_for_update(fleet: FleetWatch) -> None:
-    """Wait for the next batch, or a moment, whichever comes first; `fleet` must be followed."""
+    """Wait for the next batch, at most `_LOOK_S`; `fleet` must be followed."""
     fleet.changed.clear()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LOOK_S):

@@ -1,8 +1,8 @@
-"""Which processes of a stack are forked, from which of two that have imported what they need.
+"""Decides which processes of a stack are forked, and from which of two fork servers.
 
-One has imported vLLM, for engines on CPUs, and for the embedding workers beside them, which need
-most of the same libraries. The other is small, for routers, gateways, bridges and simulated
-engines: what these import takes most of their start. A retrieval worker is started as ever.
+One server has imported vLLM, for engines on CPUs and for the embedding workers beside them, which
+need most of the same libraries. The other is small, for routers, gateways, bridges and simulated
+engines, whose imports take most of their start. A retrieval worker is started without a fork.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _SIMULATED = ("infra.stack.engine_source", "workers.runtime", "workers.llm.sim.e
 
 
 def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str, ForkServer]:
-    """By the first part of the names of processes that each forks; not started yet."""
+    """Return fork servers, not started yet, by the first part of the names of their processes."""
     present, engine = {name.partition("-")[0] for name in plan.names()}, settings.worker.engine
     engines = present & set(WORKER_ROLES)
     small = {which: modules for which, modules in _SMALL.items() if which in present}
@@ -38,7 +38,7 @@ def fork_servers(plan: StackPlan, settings: Settings, folder: Path) -> dict[str,
         section = build("vllm", ENGINE_SECTIONS["vllm"], settings.engines.get("vllm", {}))
         variables = preload.environment(engine_environ(plan, folder), section)
         if variables["OMP_NUM_THREADS"] != "1":
-            also = set()  # they have one, and would be started as ever, only later
+            also = set()  # they use one thread: a fork with another count would be refused
         imports = [*preload.MODULES, _COMMAND, *[_EMBEDDING] * len(also)]
         server = ForkServer("vLLM", imports, variables, folder / "logs", has_children=True)
         servers |= dict.fromkeys(engines | also, server)

@@ -1,8 +1,8 @@
-"""One deployment on this machine: broker, topics, routers, workers, gateways, ready together.
+"""Runs one deployment on this machine: broker, topics, routers, workers and gateways.
 
-`async with Stack(settings, plan) as stack` is what `trivium up`, the demo, the tests and the
-benchmarks use. The supervisor restarts what dies; the fleet topic tells when a process is ready.
-One stack per state folder: a lock in it is held for as long as the stack lives.
+`trivium up`, the demo, the tests and the benchmarks use `async with Stack(settings, plan) as
+stack`. The supervisor restarts processes that die; the fleet topic shows when a process is ready. A
+lock allows one stack per state folder, for as long as the stack runs.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from streams.gateway.http.listener import listen
 from workers.models.folder import resolve_model
 
 READY_TIMEOUT_S = 240.0
-_USUAL_S = {"vllm": 25.0, "sim": 8.0}  # by engine, on two cores that have nothing else to do
+_USUAL_S = {"vllm": 25.0, "sim": 8.0}  # seconds by engine, on two otherwise idle cores
 _POLL_S = 0.1
 _WRITE_S = 0.25
 
 
 class Stack:
-    """Broker and processes of one plan; start and stop it from the main thread's loop."""
+    """Broker and processes of one plan. Start and stop it from the main thread's event loop."""
 
     def __init__(self, settings: Settings, plan: StackPlan, *, folder: Path | None = None) -> None:
         check_policies(plan, settings)
@@ -53,7 +53,7 @@ class Stack:
         self.plan = plan
         self.folder = (folder or home()).absolute()
         self.ready = False
-        self.waits_for = ""  # what holds up the start of all processes, or of some
+        self.waits_for = ""  # what delays the start of all processes, or of some
         self._began_s, self._start_s = time.monotonic(), 0.0
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
@@ -62,7 +62,7 @@ class Stack:
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
         self._seats: dict[str, int] = {}  # of workers, among those that share the cores
-        # Of gateways: calls that come between two lives of one wait here.
+        # Of gateways: while one restarts, connections wait in its socket.
         self._listeners: dict[str, socket.socket] = {}
 
     async def __aenter__(self) -> Self:
@@ -87,7 +87,7 @@ class Stack:
 
     @property
     def usual_s(self) -> float:
-        """How long a start takes: the last one of such a stack here, else one on two cores."""
+        """Return how long a start took here last, in seconds, or takes on two cores."""
         engine = self.settings.worker.engine if self.plan.engine_names() else ""
         return self._files.usual_s(self._kind) or _USUAL_S.get(engine, _USUAL_S["sim"])
 
@@ -101,29 +101,29 @@ class Stack:
 
     @property
     def fleet(self) -> FleetWatch | None:
-        """Who is there, followed; none before the start."""
+        """Return the watch that follows the fleet topic, or None before the start."""
         return self._fleet
 
     @property
     def gateway_urls(self) -> list[str]:
-        """Addresses of the gateways, `http://host:port`, that are known."""
+        """Return the known addresses of the gateways, as `http://host:port`."""
         return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
 
     async def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start everything and wait until it is ready; raises a TriviumError if it cannot be.
+        """Start everything and wait until it is ready; raises a TriviumError if that fails.
 
-        The broker has `timeout_s` to come and to answer, and the processes then have as long.
+        The broker has `timeout_s` to start and to answer; the processes then have as long again.
         """
         await self.begin(timeout_s=timeout_s)
         await self.wait_ready(timeout_s=timeout_s)
 
     async def begin(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """The same, but wait for no process."""
+        """Start everything as `start` does, but do not wait until the processes are ready."""
         self._began_s = time.monotonic()
         self._files.lock()
-        self._listen()  # at once: who else has a port of ours is told before anything starts
+        self._listen()  # at once: a port that is taken is reported before anything starts
         self._spawn(self._write_state())
-        self._start_forks()  # first of all: they have most to do
+        self._start_forks()  # first: their imports take longest
         await self._resolve_model()
         end_s = time.monotonic() + timeout_s
         await self._start_broker()
@@ -136,7 +136,7 @@ class Stack:
         await self._start_all(timeout_s)
 
     def _listen(self) -> None:
-        """Have a socket for each gateway of the plan, but for those that drain."""
+        """Open a socket for each gateway of the plan, except for gateways that are draining."""
         gateway = self.settings.gateway
         for name in self.plan.gateway_names():
             if name not in self._listeners and name not in self.processes:
@@ -145,7 +145,7 @@ class Stack:
                 self._listeners[name] = listen(gateway.host, port)
 
     def _stop_listening(self, *, but: Collection[str] = ()) -> None:
-        """From now on what comes is refused, not kept for later: nothing follows."""
+        """Close the sockets, to refuse connections that no gateway would accept later."""
         for name in self._listeners.keys() - set(but):
             self._listeners.pop(name).close()
 
@@ -155,7 +155,7 @@ class Stack:
             server.start()
 
     async def _start_all(self, timeout_s: float) -> None:
-        """Each process as soon as its fork server can be used, or is known not to be had."""
+        """Start each process as soon as its fork server is ready, or has failed to start."""
         importing = [*dict.fromkeys(self.forks.values())]
         while importing:
             self._start_missing(but=importing)
@@ -168,8 +168,8 @@ class Stack:
         self._start_missing()
 
     async def _retry_until(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
-        """A cluster may come after its deployment, and a broker that has just begun on a busy
-        machine may be too slow at first.
+        """Retry until `end_s`: a cluster may start after its deployment, and a new broker may be
+        slow on a busy machine.
         """
 
         def report(trouble: str) -> None:
@@ -178,14 +178,14 @@ class Stack:
         await retry_until(ask, report, end_s - time.monotonic())
 
     async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
-        """Other counts of the plan from now on: the last ones are drained, or more are started.
+        """Change counts of the plan: drain the last workers of a pool, or start more.
 
-        `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
+        `await stack.scale(prefill=3, decode=1)` returns when old ones are gone and new ones ready.
         """
         target = self._with(counts).names()
         self._stop_listening(but=target)
         await self._supervisor.remove([name for name in self.plan.names() if name not in target])
-        self.plan = self._with(counts)  # others may have come or gone meanwhile
+        self.plan = self._with(counts)  # other calls may have changed the plan meanwhile
         if started := self._start_missing():
             await self.wait_ready(*started, timeout_s=timeout_s)
 
@@ -193,13 +193,13 @@ class Stack:
         return dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
 
     def add_worker(self, role: Role) -> str:
-        """Start one more worker with a language model; returns its name, and does not wait."""
+        """Start one more language model worker and return its name, without waiting for it."""
         self.plan, name = self.plan.with_worker(role.value)
         self._start_missing()
         return name
 
     async def drain_worker(self, name: str) -> None:
-        """Let a worker finish what it holds, and forget it; returns when it is gone."""
+        """Drain a worker and remove it from the plan; returns when its process is gone."""
         await self._supervisor.remove([name])
         self.plan = self.plan.without(name)
 
@@ -229,7 +229,7 @@ class Stack:
         return [spec.name for spec in missing]
 
     async def wait_ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until these processes, or all, are ready in their present life."""
+        """Wait until these processes, or all, are ready, restarted ones with their new process."""
         chosen = names or tuple(self.processes)
         try:
             async with asyncio.timeout(timeout_s):
@@ -243,32 +243,32 @@ class Stack:
             self.ready |= not names
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
-            late = late or self.plan.gateway_names()  # they would take no call
+            late = late or self.plan.gateway_names()  # no gateway would accept a call
             raise NotReady(
                 f"not ready after {timeout_s:g} s: {', '.join(late)}; logs are in "
                 f"{self.folder / 'logs'}. {late[0]} ends with:\n{self.processes[late[0]].tail()}"
             ) from None
 
     async def _until_served(self) -> None:
-        """Wait until every gateway would take calls: each reads the fleet at its own pace."""
+        """Wait until every gateway accepts calls: each reads the fleet topic at its own pace."""
         while self.plan.serves and not all([await is_served(url) for url in self.gateway_urls]):
             self._raise_failed()
             await asyncio.sleep(_POLL_S)
 
     async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill a process, as a test or a chaos schedule does; it is restarted."""
+        """Kill a process, as a test or a chaos schedule does; the supervisor restarts it."""
         self.processes[name].kill(number)
         await asyncio.sleep(0)
 
     async def stop(self, *, grace_s: float | None = None) -> None:
-        """Drain: gateways first, then workers and routers, then the broker if it is ours."""
+        """Drain gateways, then workers and routers; then stop the broker if this stack owns it."""
         self.ready = False
         self._stop_listening()
         kinds = self.plan.names()
         gateways = [name for name in self.processes if kinds[name] is MemberKind.GATEWAY]
         await self._supervisor.stop(gateways, grace_s=grace_s)
         await self._supervisor.stop(grace_s=grace_s)
-        async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
+        async with AsyncExitStack() as closing:  # run every step, even when this task is cancelled
             closing.callback(self._files.release)
             for server in {*self.forks.values()}:
                 closing.callback(server.stop)
@@ -280,7 +280,7 @@ class Stack:
         self._tasks.clear()
 
     def state_of(self, name: str) -> str:
-        """Where a process is: what the supervisor knows, then what its heartbeats say."""
+        """Return the state of a process, from the supervisor or from its heartbeats."""
         process = self.processes.get(name)
         if process is None:
             return "waiting"
@@ -299,14 +299,14 @@ class Stack:
         return "starting" if member.state is MemberState.GONE else member.condition
 
     def _keep_roles(self, view: FleetView) -> None:
-        """A worker that was moved has its present roles again when it is started anew."""
+        """Keep the present roles of moved workers, for when they are restarted."""
         for name, process in self.processes.items():
             member = view.members.get(name)
             if member is not None and member.registration.pid == process.pid:
                 process.spec = with_roles(process.spec, member.registration.roles)
 
     def rows(self) -> list[ProcessRow]:
-        """Every process of the plan, for display."""
+        """Return a row for every process of the plan, for display."""
         members = self._fleet.view.members if self._fleet else {}
         rows = []
         for name, kind in self.plan.names().items():
@@ -348,7 +348,7 @@ class Stack:
         self._spawn(self._broker.keep())
 
     async def _resolve_model(self) -> None:
-        """Every process gets the same folder, and the name that the API shows."""
+        """Resolve the model once, so that all processes use one folder and one served name."""
 
         def report(what: str) -> None:
             self.waits_for = what

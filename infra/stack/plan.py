@@ -1,6 +1,6 @@
-"""What `trivium up` runs: how many processes of each kind, with which command and environment.
+"""Plans which processes `trivium up` runs: their counts, commands and environments.
 
-Decides only; `infra/stack/launcher.py` starts them.
+It only decides; `infra/stack/launcher.py` starts them.
 """
 
 import itertools
@@ -21,10 +21,10 @@ from schemas.sections import Natural, Positive, build, section
 from streams.gateway.http.listener import LISTEN_NAMES
 from workers.llm.vllm.preload import BIND_VARIABLE
 
-# One thread each, or the libraries of every process start as many as there are cores.
+# One thread each: by default, the libraries of every process start one per core.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 WORKER_ROLES = ("prefill", "decode", "replica")
-# Secrets by who uses them, besides those of the log: a bridge names responses as gateways do.
+# Secrets by the kind that uses them, besides the log's: a bridge names responses as gateways do.
 _SECRETS = {"gateway": ("TRIVIUM_GATEWAY_",), "bridge": ("TRIVIUM_GATEWAY_EVENT_KEY",)}
 
 
@@ -35,16 +35,16 @@ class StackPlan:
     prefill: Natural = 1
     decode: Natural = 1
     replica: Natural = 0
-    retrieval: Natural = 0  # workers, dealt to the shards in turn
+    retrieval: Natural = 0  # workers, assigned to the shards in turn
     shards: Positive = 1
     embedding: Natural = 0
     routers: Natural = 1
     gateways: Natural = 1
     bridges: Natural = 0
     broker: bool = True
-    away: tuple[str, ...] = ()  # workers that were drained, below the counts
-    places: Positive = 1  # that workers are dealt to by their numbers, as if they were nodes
-    seats: Natural = 0  # engines among which cores are dealt; 0: as many as there are
+    away: tuple[str, ...] = ()  # drained workers, whose numbers are below the counts
+    places: Positive = 1  # simulated nodes, to which workers are assigned by their numbers
+    seats: Natural = 0  # engines that share the cores; 0: as many as there are
 
     def __post_init__(self) -> None:
         if 0 < self.retrieval < self.shards:
@@ -55,16 +55,16 @@ class StackPlan:
 
     @property
     def serves(self) -> bool:
-        """Whether a gateway finds all that it needs to take calls."""
+        """Return whether the plan has all that a gateway needs to accept calls."""
         pools = self.replica or (self.prefill and self.decode)
         return bool(self.gateways and self.routers and pools)
 
     def gateway_names(self) -> list[str]:
-        """Member ids of the gateways that take calls; bridges are gateways without an address."""
+        """Return the ids of gateways that accept calls; bridges are gateways without an address."""
         return [f"gateway-{number}" for number in range(self.gateways)]
 
     def names(self) -> dict[str, MemberKind]:
-        """Member ids in the order of starting, with their kinds."""
+        """Return member ids in the order of starting, with their kinds."""
         kinds = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
         for role in WORKER_ROLES:
             for number in range(getattr(self, role)):
@@ -76,11 +76,11 @@ class StackPlan:
         return {name: kind for name, kind in kinds.items() if name not in self.away}
 
     def engine_names(self) -> list[str]:
-        """Workers with a language model, which the cores are dealt to."""
+        """Return the workers with a language model, which share the cores."""
         return [name for name in self.names() if name.partition("-")[0] in WORKER_ROLES]
 
     def with_worker(self, role: str) -> tuple["StackPlan", str]:
-        """One more prefill, decode or replica worker, and its name: the first that is free."""
+        """Add a prefill, decode or replica worker; return the plan and the worker's name."""
         numbers = (f"{role}-{number}" for number in itertools.count())
         name = next(name for name in numbers if name not in self.names())
         if name in self.away:
@@ -88,7 +88,7 @@ class StackPlan:
         return replace(self, **{role: getattr(self, role) + 1}), name
 
     def without(self, worker: str) -> "StackPlan":
-        """One less, whichever number it has."""
+        """Return the plan without this worker, whichever number it has."""
         return replace(self, away=(*self.away, worker))
 
 
@@ -128,9 +128,11 @@ def process_specs(
     forks: Mapping[str, ForkServer] = MappingProxyType({}),
     listeners: Mapping[str, socket.socket] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """One spec for each process of the plan but the broker; `secrets` join the environment, and
-    `used_seats` are the seats of workers that run. `forks` are found by what a name begins with,
-    `listeners` by the whole name."""
+    """Return a spec for each process of the plan except the broker.
+
+    `secrets` join the environment. `used_seats` are the seats of running workers. `forks` are by
+    the first part of a name, `listeners` by the whole name.
+    """
     names = plan.names()
     seats = assign_seats(plan.engine_names(), used_seats)
     shares = _shares(plan, seats)
@@ -168,7 +170,7 @@ def process_specs(
 
 
 def _secrets_of(which: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Those that a process of this kind uses: all need the log, and few what callers show."""
+    """Return the secrets that a process of this kind uses: all need the log's, few the callers'."""
     uses = ("TRIVIUM_LOG_", *_SECRETS.get(which, ()))
     return {name: text for name, text in secrets.items() if name.startswith(uses)}
 
@@ -176,14 +178,14 @@ def _secrets_of(which: str, secrets: Mapping[str, str]) -> dict[str, str]:
 def environ(folder: Path) -> dict[str, str]:
     """Return the environment variables that all processes share."""
     variables = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
-    for name in LISTEN_NAMES:  # what was meant for the launcher is for no process of its
+    for name in LISTEN_NAMES:  # meant for the launcher, not for its children
         variables.pop(name, None)
     variables.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
     return {**variables, **dict.fromkeys(_ONE_THREAD, "1")}
 
 
 def engine_environ(plan: StackPlan, folder: Path) -> dict[str, str]:
-    """That of a vLLM worker, whichever cores it has; all have as many."""
+    """Return the environment of a vLLM worker without its cores; all workers have as many."""
     variables = {
         **environ(folder),
         **_vllm_env(_shares(plan, assign_seats(plan.engine_names(), {}))[0]),
@@ -198,7 +200,7 @@ def _shares(plan: StackPlan, seats: Mapping[str, int]) -> list[list[int]]:
 
 
 def assign_seats(workers: Iterable[str], used_seats: Mapping[str, int]) -> dict[str, int]:
-    """Who sits where: who has a seat keeps it, and who comes gets the first that is free."""
+    """Return a seat for each worker: present ones keep theirs, new ones get free ones."""
     names = list(workers)
     seats = {name: used_seats[name] for name in names if name in used_seats}
     free = (seat for seat in itertools.count() if seat not in seats.values())
@@ -206,7 +208,7 @@ def assign_seats(workers: Iterable[str], used_seats: Mapping[str, int]) -> dict[
 
 
 def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
-    """The spec of a worker with other roles; any other spec, and no roles, stay as they are."""
+    """Return the spec of a worker with other roles; without roles, return it unchanged."""
     command, role_list = list(spec.command), ",".join(roles)
     if "--role" not in command or not role_list:
         return spec
@@ -215,7 +217,7 @@ def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
 
 
 def core_shares(cores: list[int], count: int) -> list[list[int]]:
-    """The machine's cores dealt to so many workers; some share where cores are fewer."""
+    """Split the machine's cores among `count` workers; they share where cores are too few."""
     if count == 0:
         return []
     if len(cores) < count:

@@ -1,6 +1,6 @@
-"""Asks a gateway whether it would take a call; the fleet topic does not tell what it has read.
+"""Asks a gateway whether it would accept a call: the fleet topic does not show what it has read.
 
-Without an HTTP client: to import one would be a quarter of the launcher's start.
+It uses no HTTP client: importing one would take a quarter of the launcher's start.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ _ANSWER_S = 5.0
 
 
 async def is_served(url: str) -> bool:
-    """Whether the gateway at `http://host:port` says that it is ready."""
+    """Return whether the gateway at `http://host:port` reports that it is ready."""
     place = urlsplit(url)
     request = f"GET /health/ready HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n"
     try:

@@ -1,8 +1,8 @@
-"""Moves a worker from pool to pool while it runs: writes the order, then watches the fleet.
+"""Moves a worker from pool to pool while it runs: writes an order, then watches the fleet topic.
 
-The worker finishes what it holds and keeps its engine, its caches and its epoch
-(`workers/roles.py`). Started anew by `trivium up`, it keeps its roles (`launcher.py`); by
-hand, it has those of its command line again.
+The worker finishes its requests, and keeps its engine, its caches and its epoch
+(`workers/roles.py`). When `trivium up` restarts it, it keeps its new roles (`launcher.py`). A
+worker restarted by hand has the roles of its command line again.
 """
 
 import asyncio
@@ -21,7 +21,11 @@ from workers.roles import check_roles, lease_topics
 
 
 def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
-    """A worker that lives and serves; raises ConfigError naming those that do."""
+    """Return a language model worker that is alive and ready.
+
+    Raises ConfigError, with the names of the living workers, where there is none or its roles
+    cannot be moved; NotReady where it is not ready.
+    """
     living = {
         worker.member_id: worker for worker in fleet.view.living(MemberKind.WORKER, wall_ms())
     }
@@ -40,7 +44,7 @@ def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
 
 
 async def wait_for_worker(fleet: FleetWatch, worker_id: str) -> Member:
-    """The same; one that is known and silent at this moment is waited for, for a while."""
+    """Return the worker as `find_worker` does, after up to `SLOW_S` if it is known but silent."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SLOW_S):
             while _is_silent(fleet.view.members.get(worker_id)):
@@ -67,11 +71,11 @@ async def move_worker(
 ) -> Member:
     """Give a worker these roles and wait until the fleet shows them; `fleet` must be followed.
 
-    Raises ConfigError where the order cannot be followed, NotReady where it was not in time.
+    Raises ConfigError if the worker cannot follow the order, NotReady after `timeout_s`.
     """
     member = await wait_for_worker(fleet, worker_id)
     capability = member.registration.capability
-    assert capability is not None  # it is ready
+    assert capability is not None  # a ready worker has one
     check_roles(roles, capability)
     _check_partitions(fleet, log, member, roles)
     lease = member.registration.leases[0]
@@ -106,13 +110,16 @@ def _check_partitions(
 
 
 def _has(member: Member, roles: Sequence[Role]) -> bool:
-    """The roles are registered, and no other one has credits any more."""
+    """Return whether the roles are registered and no other role has credits any more."""
     granted = {role for _, role in member.credits}
     return {*member.registration.roles} == {*roles} and granted <= {*roles}
 
 
 def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:
-    """The worker as it is now; its silence counts only while others are heard."""
+    """Return the worker as it is now.
+
+    Raises NotReady if it was restarted, or is silent while other members are not.
+    """
     member = fleet.view.members.get(order.worker_id)
     if member is None or not member.is_alive(fleet.last_record_ms):
         raise NotReady(f"{order.worker_id} fell silent before it had followed the order")

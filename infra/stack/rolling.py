@@ -1,7 +1,7 @@
-"""Restarts processes of a running stack, one after the other, through its state file alone.
+"""Restarts processes of a running stack, one after the other, by its state file alone.
 
-Each gets SIGTERM, finishes what it has, and is started again by its supervisor; the next one
-follows when all are ready. Knows nothing of what they do.
+Each process gets SIGTERM, finishes its work, and is restarted by its supervisor. The next one
+follows when all are ready. The module does not depend on what the processes do.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ async def restart(
     process_timeout_s: float,
     on_restart: Callable[[str, float], None],
 ) -> None:
-    """These, or all; `on_restart` is called with each and the seconds that it was away.
+    """Restart these processes, or all; call `on_restart` with each name and its seconds away.
 
-    Raises ConfigError for a name that is not there, NotReady where one does not come back.
+    Raises ConfigError for an unknown name, NotReady if a process is not ready again in time.
     """
     rows = _rows(folder)
     if unknown := sorted(set(names) - rows.keys()):
@@ -43,7 +43,7 @@ async def restart(
 async def _all_ready(
     folder: Path | None, each_s: float, but: int | None = None
 ) -> dict[str, ProcessRow]:
-    """Every process, once all are ready, and none is still the one with this id."""
+    """Wait until all are ready and none has the process id `but`; return them by name."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + each_s
     while True:

@@ -1,7 +1,7 @@
-"""What a running stack leaves in its state folder: a lock, and `stack.json` for other commands.
+"""Keeps two files in the state folder of a running stack: a lock, and `stack.json`.
 
-The lock is held by the launcher's process and goes with it, however it ends; the file tells
-`trivium status`, `chat` and `down` where things are.
+The launcher's process holds the lock, and the kernel frees it however that process ends. From the
+file, `trivium status`, `chat` and `down` read the addresses and states of the processes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from schemas.state_folder import home, private_folder
 STATE_FILE = "stack.json"
 LOCK_FILE = "stack.lock"
 START_FILE = "start.json"
-NO_BROKER = "no broker"  # a process that lives, and waits for the log
+NO_BROKER = "no broker"  # the process runs, and waits for the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class StackState:
     ready: bool
     gateways: list[str]
     processes: list[ProcessRow]
-    waits_for: str = ""  # what holds up a start
+    waits_for: str = ""  # what delays the start
 
 
 def read_state(folder: Path | None = None) -> StackState | None:
-    """The stack that runs in the folder, or None."""
+    """Return the state of the stack that runs in the folder, or None."""
     try:
         content = json.loads(((folder or home()) / STATE_FILE).read_text())
     except (FileNotFoundError, ValueError):
@@ -60,7 +60,9 @@ def read_state(folder: Path | None = None) -> StackState | None:
 
 
 class StackFiles:
-    """The launcher's side: takes the lock, keeps the file true, removes it at the end."""
+    """The launcher's files in the state folder: it locks the folder, updates `stack.json` and
+    removes it at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +70,7 @@ class StackFiles:
         self._last_text = ""
 
     def lock(self) -> None:
-        """Take the folder; raises ConfigError if another stack has it."""
+        """Lock the folder. Raises ConfigError if another stack has locked it."""
         private_folder(self._folder)
         lock = (self._folder / LOCK_FILE).open("w")
         try:
@@ -82,19 +84,19 @@ class StackFiles:
         self._lock = lock
 
     def usual_s(self, kind: str) -> float | None:
-        """How long the last start of such a stack took in this folder."""
+        """Return how long a stack of this kind last took to start in this folder, in seconds."""
         try:
             return float(json.loads((self._folder / START_FILE).read_text())[kind])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def record_start(self, kind: str, start_s: float) -> None:
-        """Remember it, and nothing of other stacks; a disk that is full fails no start."""
+        """Record how long this start took, and drop other kinds; a full disk fails no start."""
         with contextlib.suppress(OSError):
             (self._folder / START_FILE).write_text(json.dumps({kind: round(start_s, 1)}))
 
     def write(self, state: StackState) -> None:
-        """Write the file anew if anything in it changed."""
+        """Write `stack.json` if its content changed."""
         text = json.dumps(asdict(state), indent=2)
         if text == self._last_text:
             return
@@ -104,7 +106,7 @@ class StackFiles:
         self._last_text = text
 
     def release(self) -> None:
-        """Remove the file and give the folder up; nothing if it was not ours."""
+        """Remove `stack.json` and unlock the folder, if this launcher had locked it."""
         if self._lock is not None:
             (self._folder / STATE_FILE).unlink(missing_ok=True)
             self._lock.close()

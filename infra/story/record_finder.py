@@ -1,9 +1,9 @@
 """Finds a request's records on the log.
 
-A request id says when its call arrived, so that the `requests` topic is read from that moment on;
-the request says its session and gateway, and so the partitions of everything else. Records are
-searched as bytes and decoded only where the id is in them. For questions afterwards, never for
-serving.
+A request id contains the time when its call arrived, so the `requests` topic is read from then on.
+The request has its session and gateway, which determine the partitions of all other records.
+Records are searched as bytes, and decoded only if they contain the id. For questions afterwards,
+never for serving.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from schemas.topic import DAY_MS
 from schemas.topics import TOPICS, partition_of
 from streams.gateway.ids import arrival_of, from_public
 
-CLOCKS_MS = 10_000  # by which clocks of processes may differ
-ACCEPT_MS = 60_000  # a request is on the log so long after its arrival at most
+CLOCKS_MS = 10_000  # the largest difference between the clocks of processes
+ACCEPT_MS = 60_000  # a request is on the log at most this long after its arrival
 NAME_CHARS_MIN = 4
-MATCHES_MAX = 64  # requests looked at for a name that several have
+MATCHES_MAX = 64  # requests that are examined for an ambiguous name
 _NAMED_MAX = 5
 _OF_SESSIONS = ("cancellations", "decisions", "phases")
 _OF_WORKERS = ("prefill", "decode")
 _STORY_TOPICS = ("requests", "outcomes", *_OF_SESSIONS, *_OF_WORKERS, "tokens")
 
-Progress = Callable[[str, int, int], None]  # topic, offsets passed, offsets to pass
+Progress = Callable[[str, int, int], None]  # topic, offsets read, offsets to read
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Wall-clock times between which records are looked at."""
+    """Wall-clock times between which records are examined."""
 
     since_ms: int
     until_ms: int
@@ -50,12 +50,12 @@ class Window:
 
 
 class Finder(Protocol):
-    """Where records come from; tests have their own."""
+    """The source of records; tests have their own."""
 
     async def find(
         self, topic: str, partitions: Sequence[int], needle: str, window: Window, limit: int = 0
     ) -> list[Any]:
-        """Decoded records that contain the needle, in log order; with a limit so many at most."""
+        """Return decoded records that contain the needle, in log order; at most `limit`, if set."""
 
 
 class LogFinder:
@@ -69,8 +69,9 @@ class LogFinder:
     async def find(
         self, topic: str, partitions: Sequence[int], needle: str, window: Window, limit: int = 0
     ) -> list[Any]:
-        """Raises TopicError, BrokerUnavailable. What cannot be decoded is passed over: whoever
-        had to read it has put it on the dead-letter topic.
+        """Find records on the log as `Finder` specifies. Raises TopicError, BrokerUnavailable.
+
+        Unreadable records are skipped: their reader has written them to the dead-letter topic.
         """
         reader = AssignedReader(self._log, topic, partitions, client_id="trivium-story")
         async with reader.reading("nowhere"):
@@ -102,12 +103,13 @@ class LogFinder:
 
 
 def window_of(name: str, since_ms: int, now_ms: int) -> Window:
-    """Where a request of this name can be: about its arrival where the name tells that more
-    closely than `since_ms` (how far back to look) does; what tells of the future is a name like
-    any other.
+    """Return the times between which a request of this name can have arrived.
+
+    They lie around its arrival, if the name tells that more closely than `since_ms`, the span to
+    look back. A name that tells a future time is treated as any other name.
     """
     prompt_arrival = arrival_of("r" + name[1:]) if name[:1] == "q" else None
-    if prompt_arrival is not None:  # a prompt's, which may have waited for long
+    if prompt_arrival is not None:  # an id made by a bridge, whose prompt may have waited for long
         return Window(
             max(min(prompt_arrival[0], now_ms) - CLOCKS_MS, now_ms - since_ms), now_ms + CLOCKS_MS
         )
@@ -124,9 +126,9 @@ def window_of(name: str, since_ms: int, now_ms: int) -> Window:
 async def find_request(
     finder: Finder, log: LogSettings, name: str, *, since_ms: int, now_ms: int
 ) -> Request:
-    """The request with this id, this beginning of an id, or this id of an OpenAI answer.
+    """Return the request with this id, this beginning of an id, or this id of an OpenAI answer.
 
-    Raises NotFound with what to try.
+    Raises NotFound with advice.
     """
     prefix = from_public(name.strip())
     if len(prefix) < NAME_CHARS_MIN:
@@ -165,7 +167,7 @@ def _nowhere(log: LogSettings, prefix: str, window: Window, now_ms: int) -> str:
 
 
 async def collect(finder: Finder, log: LogSettings, request: Request) -> Story:
-    """Everything about the request, up to its outcome or to now."""
+    """Return all records about the request, up to its outcome or to now."""
     needle, arrived_ms = request.request_id, request.arrived_ms
     session = [partition_of(request.session_id, log.session_partitions)]
     whole = Window(arrived_ms - CLOCKS_MS, max(wall_ms(), arrived_ms) + CLOCKS_MS)
@@ -188,14 +190,14 @@ async def read_story(
     since_ms: int = DAY_MS,
     progress: Progress | None = None,
 ) -> Story:
-    """One request's story; `name` and errors as in `find_request`."""
+    """Return one request's story; for `name` and errors see `find_request`."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log), progress)
     request = await find_request(finder, log, name, since_ms=since_ms, now_ms=wall_ms())
     return await collect(finder, log, request)
 
 
 async def read_stories(log: LogSettings) -> dict[str, Story]:
-    """The story of every request on the log, by request id; reads the topics whole."""
+    """Return the story of every request on the log, by request id; reads the topics completely."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(0, wall_ms() + CLOCKS_MS)
     requests, *batches = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Shows a request's story in one screen: the facts, then the steps on a common axis of time."""
+"""Shows a request's story on one screen: the facts, then the steps on a common time axis."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ _STYLES = {"decision": "magenta", "phase": "cyan", "tokens": "green", "cancellat
 
 
 def as_json_value(story: Story) -> dict[str, Any]:
-    """The records of the story, and its steps."""
+    """Return the records of the story, and its steps."""
     return {**story.as_dict(), "steps": [asdict(step) for step in steps_of(story)]}
 
 
@@ -48,7 +48,7 @@ def show(story: Story, console: Console) -> None:
 
 
 def facts(story: Story) -> list[str]:
-    """The lines above the steps."""
+    """Return the lines above the steps."""
     request, outcome = story.request, story.outcome
     how = "no outcome on the log yet"
     if outcome is not None:
@@ -99,7 +99,7 @@ def _speed(story: Story) -> str:
 
 
 def bar_of(step: StoryStep, span_ms: int, story: Story) -> str:
-    """Where the step lies on the axis: a dot, a line while it took time, or a profile of tokens."""
+    """Draw a step on the axis: a dot, a line for its duration, or a profile of tokens."""
     scale = (BAR_COLUMNS - 1) / span_ms
     last = min(max(round(step.after_ms * scale), 0), BAR_COLUMNS - 1)
     first = min(max(round((step.after_ms - step.took_ms) * scale), 0), last)

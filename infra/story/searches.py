@@ -1,5 +1,7 @@
-"""What a request's story tells of its searches: what came of the one for its prompt, and what of
-that stands there; what came of each probe of its answer. Pure; the steps of the story use it.
+"""Describes the searches in a request's story: the one for its prompt, and its answer's probes.
+
+For each search: what it found, and which passages were inserted. Free of I/O; the steps of the
+story use it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +16,14 @@ _QUERY_CHARS = 60
 
 
 def wish(retrieval: Retrieval, arrived_ms: int) -> str:
-    """What is to be found, where the request is accepted."""
+    """Return what a request asks to find, for the step that accepts it."""
     by_ms, probing = retrieval.by_ms - arrived_ms, retrieval.probing
     suffix = "" if probing is None else f", and at most {probing.probes_max} probes while answering"
     return f", wants {retrieval.k} passages of {retrieval.collection} by {by_ms} ms{suffix}"
 
 
 def outcome(retrieved: Retrieved) -> str:
-    """What came of it, in one line."""
+    """Return the result of a search, in one line."""
     if retrieved.error is not None:
         return f"goes on without passages: {retrieved.error.message} ({retrieved.error.code})"
     count = len(retrieved.passages)
@@ -33,8 +35,9 @@ def outcome(retrieved: Retrieved) -> str:
 def details(
     request: Request, retrieved: Retrieved, late_count: int, warms: Sequence[WarmPrefix] = ()
 ) -> tuple[str, ...]:
-    """The search, its passages with those in the prompt marked, what was put in, and what was to be
-    computed meanwhile."""
+    """Return details: the search, its passages with those in the prompt marked, the tokens
+    inserted, and what was to be computed meanwhile.
+    """
     if request.retrieval is None:
         return ()
     context = with_context(request, retrieved)
@@ -53,7 +56,7 @@ def details(
 
 
 def probe_step(retrieved: Retrieved) -> tuple[str, tuple[str, ...]]:
-    """What came of a probe, in one line and in its details."""
+    """Return the result of a probe: one line, and its details."""
     tokens, where = token_count(retrieved.tokens), f"before token {retrieved.seq}"
     if tokens:
         what = f"{tokens} tokens put in {where}"
@@ -69,7 +72,7 @@ def probe_step(retrieved: Retrieved) -> tuple[str, tuple[str, ...]]:
 
 
 def wish_value(retrieval: Retrieval) -> dict[str, Any]:
-    """For JSON: counts in place of tokens."""
+    """Return a retrieval for JSON, with counts in place of tokens."""
     fields: dict[str, Any] = _with_counts(to_dict(retrieval))
     return fields
 
@@ -81,7 +84,7 @@ def retrieved_value(retrieved: Retrieved) -> dict[str, Any]:
 
 
 def _with_counts(value: Any) -> Any:
-    """A value of records with counts in place of tokens, however deep."""
+    """Return a value of records with counts in place of tokens, at any depth."""
     if isinstance(value, bytes):
         return token_count(value)
     if isinstance(value, dict):
@@ -90,7 +93,7 @@ def _with_counts(value: Any) -> Any:
 
 
 def probes_value(probes: Probes) -> dict[str, Any]:
-    """What decode work carries for probes: what is not the request's own."""
+    """Return the probes that decode work carries, without the fields of the request."""
     fields: dict[str, Any] = _with_counts(to_dict(probes))
     del fields["retrieval"]
     return fields
@@ -134,7 +137,7 @@ def _passage_line(mark: str, passage: Passage, note: str = "") -> str:
 
 
 def _left_out(retrieved: Retrieved) -> Iterator[str]:
-    """What earlier turns quoted, and this prompt does not."""
+    """Yield what earlier turns quoted and this prompt does not."""
     quoted = {quote.document_id for quote in quoted_in(retrieved.history)}
     if retrieved.error is not None and quoted:
         yield f"what earlier turns quoted of {len(quoted)} documents is left out: nobody was asked"

@@ -1,6 +1,6 @@
-"""The steps of a request's story, in order of time, each in a line with its details below.
+"""Derives the steps of a request's story, in order of time, each as a line with details below.
 
-Pure; `trivium explain` and the demo print them.
+Free of I/O; `trivium explain` and the demo print them.
 """
 
 from collections.abc import Iterator
@@ -33,8 +33,8 @@ _NO_ROOM = (Reason.SESSION_WORKER_FULL, Reason.PREFILL_QUEUE_LONG)
 
 @dataclass(frozen=True, slots=True)
 class StoryStep:
-    """One line of the story; `after_ms` counts from the request's arrival at its gateway, and
-    what took time ended then.
+    """One line of the story. `after_ms` counts from the request's arrival at its gateway, and is
+    the end of a step that took time.
     """
 
     after_ms: int
@@ -46,14 +46,14 @@ class StoryStep:
 
 
 def steps_of(story: Story) -> list[StoryStep]:
-    """What happened, in order of time."""
+    """Return the steps in order of time."""
     start_ms = story.request.arrived_ms
     steps = [replace(step, after_ms=step.after_ms - start_ms) for step in _events(story)]
     return sorted(steps, key=lambda step: step.after_ms)
 
 
 def _events(story: Story) -> Iterator[StoryStep]:
-    """The steps with their wall-clock times, in the order of cause and effect."""
+    """Yield the steps with their wall-clock times, in the order of cause and effect."""
     yield _request_step(story.request)
     for cancellation in story.cancellations:
         what = f"cancellation: {cancellation.reason.value}"
@@ -135,13 +135,13 @@ def _situation(decision: Decision) -> Iterator[str]:
 
 
 def _unmet(decision: Decision) -> str:
-    """What was wished, where it became something else, and why."""
+    """Return a wish that was not met, and why."""
     wishes = [wish for wish in (decision.wished_policy, decision.wished_orchestration) if wish]
     return f"wished {' and '.join(wishes)}: {decision.unmet.value}" if wishes else ""
 
 
 def _estimate_lines(decision: Decision, estimate: Estimate) -> Iterator[str]:
-    """What was expected of both ways, where times were, and each term of the score."""
+    """Yield the expected times of local and remote, where known, and each term of the score."""
     local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
     if remote_ms:
         yield (
@@ -161,7 +161,7 @@ def _estimate_lines(decision: Decision, estimate: Estimate) -> Iterator[str]:
 
 
 def _not_by_score(decision: Decision, estimate: Estimate) -> str:
-    """Which rule decided in place of the score; nothing where the score did."""
+    """Return the rule that decided in place of the score, or "" where the score decided."""
     local = decision.mode is Mode.LOCAL
     overruled = decision.policy_reason is not Reason.UNKNOWN
     reason = decision.policy_reason if overruled else decision.reason
@@ -245,7 +245,7 @@ def _phase_step(phase: Phase) -> StoryStep:
 
 
 def transfer_text(phase: Phase) -> str:
-    """Bytes, time and rate of a phase's KV transfer; whose peer moved it does not know the time."""
+    """Return bytes, time and rate of a KV transfer; the passive peer does not know the time."""
     text = f"{phase.kv_bytes:,} bytes over NIXL"
     if phase.transfer_ms > 0:
         text += f" in {phase.transfer_ms:.1f} ms"
@@ -273,7 +273,7 @@ def _tokens(story: Story) -> Iterator[StoryStep]:
 def _outcome_step(outcome: Outcome, story: Story) -> StoryStep:
     at_ms = outcome.ended_ms
     if story.rows and story.rows[-1].worker_id == outcome.written_by:
-        at_ms = max(at_ms, story.last_token_ms)  # it is written once its frame is in the log
+        at_ms = max(at_ms, story.last_token_ms)  # the outcome is written after its frame
     reason = f" ({outcome.finish_reason})" if outcome.finish_reason else ""
     what = f"{outcome.kind.value}{reason}: {outcome.completion_tokens} tokens"
     if outcome.probes:

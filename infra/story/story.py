@@ -1,8 +1,8 @@
-"""A request's story: all that the log holds about it, put together.
+"""Builds a request's story: all that the log has about it.
 
-Pure: `record_finder.py` finds the records, `steps.py` tells them in order of time.
-Times are those of the processes that wrote the records, so between machines they are as good as
-the machines' clocks.
+Free of I/O: `record_finder.py` finds the records, `steps.py` orders them by time. Times are those
+of the processes that wrote the records, so between machines they are as accurate as the machines'
+clocks.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ from streams.gateway.stream.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """New tokens of the answer, as one frame brought them."""
+    """New tokens of the answer that arrived in one frame."""
 
     at_ms: int
     worker_id: str
@@ -42,48 +42,50 @@ class TokenRow:
 
 @dataclass(slots=True)
 class Story:
-    """All records of one request, and the tokens of its answer as its gateway takes them."""
+    """All records of one request, and the tokens of its answer as its gateway sends them."""
 
     request: Request
     decisions: list[Decision] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
     stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    retrieved: list[Retrieved] = field(default_factory=list)  # for the prompt the first one counts
-    warms: list[WarmPrefix] = field(default_factory=list)  # beginnings computed meanwhile
+    retrieved: list[Retrieved] = field(default_factory=list)  # for the prompt, the first one counts
+    warms: list[WarmPrefix] = field(default_factory=list)  # prefixes computed during a search
     cancellations: list[Cancellation] = field(default_factory=list)
     resumptions: list[Resumption] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    differs_at: int | None = None  # the first token that was repeated as another one
-    repeated_rows: int = 0  # a later attempt, or a paired worker, repeats what another has sent
+    differs_at: int | None = None  # the first token that a repetition changed
+    repeated_rows: int = 0  # from a later attempt, or a paired worker
     outcome: Outcome | None = None
 
     @property
     def first_token_ms(self) -> int:
-        """When the first token left its worker; 0 while there is none."""
+        """Return when the first token left its worker, in ms since 1970, or 0 if there is none."""
         return self.rows[0].at_ms if self.rows else 0
 
     @property
     def last_token_ms(self) -> int:
-        """When all of them had; frames of two workers may be logged in another order."""
+        """Return when the last token left; frames of two workers may be logged in another order."""
         return max((row.at_ms for row in self.rows), default=0)
 
     @property
     def ttft_ms(self) -> int | None:
-        """From the arrival at the gateway to the first token's frame."""
+        """Return the time from the arrival at the gateway to the first token's frame, in ms."""
         return self.first_token_ms - self.request.arrived_ms if self.rows else None
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean time between tokens after the first."""
+        """Return the mean time between tokens after the first, in ms."""
         count = len(self.token_ids) - 1
         return (self.last_token_ms - self.first_token_ms) / count if count > 0 else None
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that went over NIXL. Of a paired attempt both workers report those that prefill
-        wrote, and prefill those that it read.
+        """Return the bytes that went over NIXL.
+
+        Of a paired attempt, both workers report the bytes that prefill wrote, and prefill those
+        that it read.
         """
         paired = {work.attempt for work in self.work if is_paired(work.orchestration)}
         total = sum(phase.kv_read_bytes for phase in self.phases)
@@ -95,7 +97,7 @@ class Story:
         return total
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the records, and what follows from them. Times of rows count from arrival."""
+        """Return the records and derived figures for JSON; rows' times count from arrival."""
         start_ms = self.request.arrived_ms
         rows = [[row.at_ms - start_ms, row.worker_id, row.tokens] for row in self.rows]
         return {
@@ -132,7 +134,7 @@ def _without_prompt(record: Request | Work | WarmPrefix) -> dict[str, Any]:
 
 
 def build_stories(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
-    """Stories by request id. Records of one topic and partition have to come in log order."""
+    """Return stories by request id. Records of one topic and partition must be in log order."""
     stories = {request.request_id: Story(request) for request in requests}
     streams = {request_id: Stream(request_id) for request_id in stories}
     for record in records:

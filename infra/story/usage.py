@@ -1,6 +1,6 @@
-"""What requests have used, summed; and whether each has told that once.
+"""Sums what requests have used, and checks that each has exactly one usage record.
 
-Pure, but for `read_usage`, which reads the topic as far as it is committed.
+Free of I/O, except for `read_usage`, which reads the topic's committed records.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from schemas.log.registry import make_codec
 from schemas.records import OutcomeKind, Usage
 from schemas.settings import LogSettings
 
-NAMED_MAX = 5  # of what is wrong
+NAMED_MAX = 5  # gaps and repeats that are named
 
 
 def _hour(usage: Usage) -> str:
@@ -70,22 +70,22 @@ class Sums:
         self._groups[tuple(BY[name](usage) for name in self.by)].add(usage)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each group, in order of its names."""
+        """Return a row for each group, in order of its names."""
         groups = sorted(self._groups.items())
         return [dict(zip(self.by, names, strict=True)) | asdict(total) for names, total in groups]
 
 
 @dataclass(slots=True)
 class Check:
-    """Whether numbers have no gap, and no number or request comes twice."""
+    """Checks that the numbers have no gap, and that no number or request is repeated."""
 
     gaps: list[str] = field(default_factory=list)
     repeats: list[str] = field(default_factory=list)
-    _next: dict[int, int] = field(default_factory=dict)  # number, by partition
+    _next: dict[int, int] = field(default_factory=dict)  # expected number, by partition
     _request_ids: set[str] = field(default_factory=set)
 
     def add(self, partition: int, usage: Usage) -> None:
-        """The next record of a partition; the first that is there may have any number."""
+        """Check the next record of a partition; the first one read may have any number."""
         expected = self._next.get(partition, usage.number)
         where = f"partition {partition}: number {usage.number}"
         if usage.number > expected:
@@ -103,7 +103,7 @@ class Check:
 
 
 async def read_usage(log: LogSettings, since_ms: int = 0) -> AsyncIterator[tuple[int, Usage]]:
-    """Partition and record of all that was committed since then."""
+    """Yield the partition and record of all usage that was committed since `since_ms`."""
     codec = make_codec(log)
     partitions = range(log.partitions("session"))
     reader = AssignedReader(
@@ -115,6 +115,6 @@ async def read_usage(log: LogSettings, since_ms: int = 0) -> AsyncIterator[tuple
         await reader.seek(await reader.offsets_at(since_ms) if since_ms else firsts)
         async for records in reader.until(ends):
             for record in records:
-                with suppress(RecordError):  # somebody else's
+                with suppress(RecordError):  # not one of ours
                     if isinstance(usage := codec.decode(record.value), Usage):
                         yield record.partition, usage

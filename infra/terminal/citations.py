@@ -1,4 +1,4 @@
-"""What an answer cites, as lines for a terminal."""
+"""Formats an answer's citations as lines for a terminal."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ _TEXT_CHARS = 80
 
 
 def citation_lines(retrieval: dict[str, Any]) -> Iterator[str]:
-    """`trivium.retrieval` of an answer: a line for each passage, or why there is none."""
+    """Yield a line for each passage in `trivium.retrieval` of an answer, or for its error."""
     for number, citation in enumerate(retrieval.get("citations", ()), start=1):
         place = f"at token {citation['before_token']}" if citation.get("probe") else ""
         origin = ", ".join(filter(None, (citation["source"], f"{citation['score']:.2f}", place)))

@@ -1,7 +1,7 @@
-"""Makes typer's drawing of help ready, without what our help never shows.
+"""Imports typer's help output without the parts that our help does not use.
 
-typer's module for it imports how rich draws Markdown and tracebacks, and so a highlighter of
-programs and a parser of Markdown: more than half of what `trivium --help` would take. Our help is
+typer's module for it imports rich's rendering of Markdown and tracebacks, and with it a syntax
+highlighter and a Markdown parser: more than half of the time of `trivium --help`. Our help uses
 rich's own markup, and errors are one line.
 """
 

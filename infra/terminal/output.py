@@ -1,4 +1,4 @@
-"""What commands print: tables on a console, JSON on standard output."""
+"""Prints what commands output: tables on a console, JSON on standard output."""
 
 import json
 import os
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _INDENT = 2
-PIPED_COLUMNS = 160  # where no terminal says how wide it is
+PIPED_COLUMNS = 160  # used where no terminal gives a width
 
 
 def stdout_console() -> "Console":
-    """Where tables go; a pipe, which has no width, gets room for all of their columns."""
+    """Return the console for tables; a pipe has no width and gets room for all their columns."""
     from rich.console import Console
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -21,7 +21,7 @@ def stdout_console() -> "Console":
 
 
 def print_indented(console: "Console", text: str, style: str, *, cut: bool = False) -> None:
-    """All of its lines, no longer than the terminal is wide; a single one where it is cut."""
+    """Print the text indented, wrapped to the terminal's width, or as one line if `cut`."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -30,7 +30,7 @@ def print_indented(console: "Console", text: str, style: str, *, cut: bool = Fal
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2, default=_plain))
 
 

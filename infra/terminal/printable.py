@@ -1,8 +1,8 @@
-"""Text from elsewhere on a terminal: records, headers and answers are whatever somebody wrote."""
+"""Makes untrusted text safe for a terminal: records, headers and answers may contain anything."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what a terminal would obey, or hide, spelled out; `keep` stays as it is."""
+    """Return the text with unprintable characters escaped, except for those in `keep`."""
     if text.isprintable():
         return text
     return "".join(

@@ -1,6 +1,6 @@
-"""How a stack is shown: a live table in a terminal, lines elsewhere, JSON if asked.
+"""Shows a stack: a live table in a terminal, lines elsewhere, JSON on request.
 
-By `trivium up`, and by the demo while it starts.
+Used by `trivium up`, and by the demo while it starts.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ COLOURS = {
 
 
 class PlainLines:
-    """One line for every change."""
+    """Prints one line for every change."""
 
     def __init__(self, stack: "Stack", console: Console | None = None) -> None:
         self._stack = stack
@@ -75,7 +75,7 @@ class PlainLines:
         self._say("stopped; nothing of it runs any more")
 
     def show(self) -> None:
-        """What has changed since the last time."""
+        """Print what has changed since the last call."""
         if self._held_up != self._stack.waits_for:
             self._held_up = self._stack.waits_for
             if self._held_up:
@@ -101,7 +101,7 @@ class PlainLines:
 
 
 class JsonLines(PlainLines):
-    """One JSON object for every change, in a line."""
+    """Prints one JSON object per line for every change."""
 
     def ready(self) -> None:
         """Print the addresses of the ready stack as a JSON line."""
@@ -129,7 +129,7 @@ class JsonLines(PlainLines):
 
 
 class LiveTable(PlainLines):
-    """A table that redraws itself, with a bar until everything is ready."""
+    """A table that redraws itself, with a progress bar until all processes are ready."""
 
     def __init__(self, stack: "Stack", console: Console | None = None) -> None:
         super().__init__(stack, console)

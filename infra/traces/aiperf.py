@@ -1,7 +1,7 @@
-"""aiperf's `inputs.json`: sessions with the body of every turn's call, and no times.
+"""Writes aiperf's `inputs.json`: sessions with the body of every turn's call, and no times.
 
 Written for `aiperf profile --custom-dataset-type inputs_json --endpoint-type raw`, which sends the
-bodies as they stand. They are those of `trivium trace send`.
+bodies unchanged. They are those of `trivium trace send`.
 """
 
 import json
@@ -13,7 +13,7 @@ from infra.traces.trace import Trace, with_request_ids
 
 
 def inputs_json(trace: Trace, model: str) -> Iterator[str]:
-    """The whole document; a request without a session is one of its own."""
+    """Yield the whole document; a request without a session gets one of its own."""
     sessions: dict[str, list[dict[str, Any]]] = {}
     for arrival in with_request_ids(trace):
         payloads = sessions.setdefault(arrival.session_id or arrival.request_id, [])

@@ -1,9 +1,9 @@
-"""Dynamo's request trace, `dynamo.request.trace.v1`: JSON lines, plain or gzip.
+"""Reads and writes Dynamo's request trace, `dynamo.request.trace.v1`: JSON lines, plain or gzip.
 
-Read and written as its reference page and its loader have it. A `request_end` row tells when a
-request was received, how long its answer was, and in `replay` the prompt's length with one rolling
-hash per block, the last one partly full. `agent_context` names the session: of every row or of
-none. Payload and tool rows are left out. A row may be wrapped in `event`, as its sinks write it.
+By Dynamo's reference page and loader. A `request_end` row has the time when a request was received,
+the length of its answer, and in `replay` the prompt's length with one rolling hash per block, the
+last one partly full. `agent_context` names the session: in every row or in none. Payload and tool
+rows are left out. A row may be wrapped in `event`, as Dynamo's sinks write it.
 """
 
 import json
@@ -18,17 +18,18 @@ from schemas.errors import ConfigError
 
 SCHEMA = "dynamo.request.trace.v1"
 _PASSED_OVER = ("request_payload", "tool_start", "tool_end", "tool_error")
-_OWN_HASHES = 1 << 48  # of requests without block ids; those of others are below
+_OWN_HASHES = 1 << 48  # for requests without block ids; ids from traces are below
 
 
 def record_of(row: Fields) -> Fields:
-    """The row itself, or what a sink has wrapped."""
+    """Return the row itself, or the row that a sink has wrapped."""
     return row.inner("event") if isinstance(row.values.get("event"), Mapping) else row
 
 
 def read_dynamo(path: Path) -> Trace:
-    """All requests; a session's turns wait for each other. Raises ConfigError where Dynamo's own
-    loader refuses the file.
+    """Return all requests; a session's turns wait for each other.
+
+    Raises ConfigError where Dynamo's own loader refuses the file.
     """
     builder, ids, request_ids = TraceBuilder("dynamo"), BlockIds(), set[str]()
     began_ms, block_tokens = None, 0
@@ -94,7 +95,7 @@ def _since_first(builder: TraceBuilder, block_tokens: int) -> Trace:
 
 
 def dynamo_lines(trace: Trace, model: str) -> Iterator[str]:
-    """A `request_end` row per request. Prompts without block ids share nothing with others.
+    """Yield a `request_end` row per request; prompts without block ids share no prefix.
 
     Raises ConfigError where only some requests have a session.
     """

@@ -1,4 +1,4 @@
-"""Lines of trace files, and what they hold by name; whatever is wrong is told with its line."""
+"""Reads lines of trace files and their fields by name; errors name the line."""
 
 import csv
 import gzip
@@ -13,32 +13,32 @@ from typing import Any, TextIO
 from schemas.errors import ConfigError
 
 _SHOWN_CHARS = 40
-_INT_MAX = 1 << 64  # block hashes are that large
+_INT_MAX = 1 << 64  # block hashes have up to 64 bits
 
 
 class Fields:
-    """One line, or an object in it. A name may have aliases: the first that is there counts."""
+    """One line, or an object in it. A name may have aliases: the first one present counts."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where
 
     def has(self, *names: str) -> bool:
-        """Whether any of them is there; null and an empty cell are not."""
+        """Return whether any of the fields is present; null and an empty cell do not count."""
         return self._find(names) not in (None, "")
 
     def count(self, *names: str, minimum: int = 0) -> int:
-        """A whole number, also as text; raises ConfigError."""
+        """Return a whole number, also from text. Raises ConfigError."""
         return self._whole(self._find(names), names[0], minimum)
 
     def counts(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers."""
+        """Return a list of whole numbers. Raises ConfigError."""
         numbers = self.values.get(name)
         if not isinstance(numbers, list):
             raise self.error(name, "a list of whole numbers", numbers)
         return tuple(self._whole(number, name, 0) for number in numbers)
 
     def number(self, *names: str) -> float:
-        """A finite number from 0, also as text."""
+        """Return a finite number from 0, also from text. Raises ConfigError."""
         value = self._find(names)
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
@@ -49,18 +49,18 @@ class Fields:
         return number
 
     def text(self, *names: str) -> str:
-        """Text that is not empty."""
+        """Return a text that is not empty. Raises ConfigError."""
         value = self._find(names)
         if not isinstance(value, str) or not value:
             raise self.error(names[0], "text", value)
         return value
 
     def inner(self, name: str) -> "Fields":
-        """The object of that name."""
+        """Return the object of that name. Raises ConfigError."""
         return self._object(self.values.get(name), name)
 
     def objects(self, name: str) -> list["Fields"]:
-        """A list of objects; none where it is missing."""
+        """Return a list of objects, empty where it is missing. Raises ConfigError."""
         objects = self.values.get(name) or []
         if not isinstance(objects, list):
             raise self.error(name, "a list", objects)
@@ -90,7 +90,7 @@ class Fields:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """The file's text; one whose name ends in .gz is unpacked."""
+    """Open a text file; a file whose name ends in .gz is decompressed."""
     try:
         with opener(path)(path, "rt", encoding="utf-8", newline="") as file:
             yield file
@@ -99,12 +99,12 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 def opener(path: Path) -> Any:
-    """`open`, or that of gzip."""
+    """Return `open`, or `gzip.open` for a name in .gz."""
     return gzip.open if path.suffix == ".gz" else open
 
 
 def json_lines(path: Path) -> Iterator[Fields]:
-    """The objects of a file with one on each line; empty lines are passed over."""
+    """Yield the objects of a file with one on each line; empty lines are skipped."""
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -123,7 +123,7 @@ def json_object(text: str, where: str) -> Fields:
 
 
 def csv_rows(path: Path) -> Iterator[Fields]:
-    """The rows of a file whose first line names the columns."""
+    """Yield the rows of a file whose first line names the columns."""
     with open_text(path) as file:
         reader = csv.DictReader(file)
         try:

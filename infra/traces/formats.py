@@ -1,4 +1,4 @@
-"""The formats of traffic traces by name: how each is known, read and written."""
+"""Lists the formats of traffic traces by name: how to recognize, read and write each."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ _AVRO = b"Obj\x01"
 
 
 def _recording(path: Path) -> Trace:
-    from infra.traces.from_log import read_recording  # with clients of the log, which others spare
+    from infra.traces.from_log import read_recording  # it imports the log's clients
 
     return read_recording(path)
 
@@ -38,7 +38,7 @@ WRITERS: dict[str, Callable[[Trace, str], Iterator[str]]] = {
     "dynamo": dynamo_lines,
     "aiperf": inputs_json,
 }
-_FIRST_CHARS = 1 << 20  # of a line that is looked at
+_FIRST_CHARS = 1 << 20  # of a line, to recognize its format
 _EXPECTED = (
     "expected a trace: Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT's CSV "
     "(Timestamp, Model, Request tokens, Response tokens), Mooncake's JSON lines (timestamp, "
@@ -48,8 +48,9 @@ _EXPECTED = (
 
 
 def read(path: Path) -> Trace:
-    """A trace in any format, told by its first line; raises ConfigError with the line that is bad,
-    OSError where there is no such file.
+    """Return a trace of any format, recognized by its first line.
+
+    Raises ConfigError with the bad line, OSError where the file cannot be read.
     """
     trace = READERS[_format_of(path)](path)
     if not trace.arrivals:
@@ -59,7 +60,7 @@ def read(path: Path) -> Trace:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether it is a file of `trivium record`, or another Avro file; raises OSError."""
+    """Return whether the file is a `trivium record` file, or another Avro file; raises OSError."""
     with path.open("rb") as binary:
         return binary.read(len(_AVRO)) == _AVRO
 
@@ -99,8 +100,9 @@ def _of_object(path: Path, text: str, rest: str) -> str:
 
 
 def write(trace: Trace, path: Path, format_: str, model: str) -> None:
-    """Packed where its name ends in .gz. Raises ConfigError for a trace that the format cannot say;
-    the file is then not changed.
+    """Write a trace, compressed if the name ends in .gz.
+
+    Raises ConfigError where the format cannot express the trace; the file is then unchanged.
     """
     if format_ not in WRITERS:
         raise ConfigError(f"--to: expected {', '.join(WRITERS)}, found {format_!r}")

@@ -1,7 +1,7 @@
-"""A trace of this deployment's own traffic: topics `requests` and `outcomes`, or a recording.
+"""Makes a trace of this deployment's own traffic: topics `requests` and `outcomes`, or a recording.
 
-Of a prompt only its length and the names of its blocks are kept, as numbers in order of their first
-appearance; of a session a number, too. Lengths, times, and which prompts begin alike remain.
+Of a prompt, only its length and its block ids are kept, numbered in order of first appearance;
+sessions become numbers, too. Lengths, times and shared prefixes remain.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from schemas.settings import LogSettings
 async def read_log(
     log: LogSettings, since_ms: int, until_ms: int, block_tokens: int = BLOCK_TOKENS
 ) -> Trace:
-    """Requests that arrived in that time; raises TopicError, BrokerUnavailable."""
+    """Return the requests that arrived in that time. Raises TopicError, BrokerUnavailable."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     partitions = range(log.session_partitions)
     requests = await finder.find(
@@ -42,21 +42,21 @@ async def read_log(
 
 
 def read_recording(path: Path, block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """The requests that arrived in the span of a file of `trivium record`; raises RecordError."""
+    """Return the requests that arrived in a `trivium record` file's span; raises RecordError."""
     with open_recording(path) as recording:
         requests, outcomes = requests_in(recording)
     return trace_of(requests.values(), counting_outcomes(outcomes), block_tokens)
 
 
 def requests_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]]:
-    """The requests that arrived in a recording's span, by id, and all its outcomes."""
+    """Return the requests that arrived in a recording's span, by id, and all its outcomes."""
     requests: dict[str, Request] = {}
     outcomes: list[Outcome] = []
     since_ms, until_ms = recording.about["since_ms"], recording.about["until_ms"]
     for row in recording.rows():
         if row.topic == "outcomes":
             outcomes.append(recording.codec.decode(row.value))
-        elif row.topic == "requests":  # a router's next life may have it, too
+        elif row.topic == "requests":  # a router's next incarnation may have it, too
             request = recording.codec.decode(row.value)
             if since_ms <= request.arrived_ms < until_ms:
                 requests[request.request_id] = request
@@ -64,7 +64,7 @@ def requests_in(recording: Recording) -> tuple[dict[str, Request], list[Outcome]
 
 
 def trace_of(requests: Iterable[Request], ends: Mapping[str, Outcome], block_tokens: int) -> Trace:
-    """In order of arrival. What has not ended yet is left out, for its length is not known."""
+    """Return a trace by arrival, without unfinished requests, whose lengths are unknown."""
     builder, blocks, sessions = TraceBuilder("log"), BlockIds(), BlockIds()
     inorder = sorted(requests, key=lambda request: (request.arrived_ms, request.request_id))
     began_ms = inorder[0].arrived_ms if inorder else 0
@@ -94,7 +94,7 @@ def trace_of(requests: Iterable[Request], ends: Mapping[str, Outcome], block_tok
 
 
 def _names(ids: "np.ndarray[tuple[int], np.dtype[np.int32]]", size: int) -> Sequence[object]:
-    """Full blocks by the hash of all up to their end; a part by that and its own tokens."""
+    """Return a key per block: its prefix's hash, and the tokens of a partial one."""
     full = [("full", int(block_hash)) for block_hash in chain(ids, size)]
     tail = tuple(ids[len(full) * size :].tolist())
     return [*full, (tuple(full[-1:]), tail)] if tail else full

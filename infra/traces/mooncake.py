@@ -1,9 +1,9 @@
-"""Mooncake's JSON lines, and agentic Mooncake version 2.
+"""Reads and writes Mooncake's JSON lines, and reads agentic Mooncake version 2.
 
 A line is a request: timestamp in ms, input_length, output_length, hash_ids of blocks of 512 tokens.
-What Dynamo and aiperf add to it is read too: session_id, delay after the turn before, request_id,
-model, policy_class, wait_for with tool_wait_ms. Version 2 begins with a header that tells the block
-size; its rows have typed dependencies, and block ids that count within one play.
+Fields that Dynamo and aiperf add are read too: session_id, delay after the previous turn,
+request_id, model, policy_class, wait_for with tool_wait_ms. Version 2 begins with a header with the
+block size; its rows have typed dependencies, and block ids that are local to one play.
 """
 
 import json
@@ -31,7 +31,7 @@ _CLASSES = [priority.value for priority in Priority]
 
 
 def read_mooncake(path: Path) -> Trace:
-    """A later turn without a time comes its delay after the turn before."""
+    """Return the requests; a later turn without a time is due its delay after the previous turn."""
     builder, last = TraceBuilder("mooncake"), dict[str, Arrival]()
     for number, row in enumerate(json_lines(path)):
         arrival = _arrival(row, f"r{number}", last)
@@ -50,7 +50,7 @@ def _arrival(row: Fields, name: str, last: dict[str, Arrival]) -> Arrival:
     elif before is not None or row.has("wait_for"):
         at_ms = (before.at_ms if before else 0.0) + delay_ms
     else:
-        at_ms = row.number("timestamp")  # which says what is missing
+        at_ms = row.number("timestamp")  # raises an error for the missing time
     after: tuple[After, ...] = ()
     if row.has("wait_for"):
         after = _waits(row, delay_ms)
@@ -88,7 +88,7 @@ def _waits(row: Fields, delay_ms: float) -> tuple[After, ...]:
 
 
 def read_agentic(path: Path) -> Trace:
-    """The header, then requests that may wait for others of their play."""
+    """Return the requests after the header, which may wait for others of their play."""
     rows = json_lines(path)
     block_tokens = _header(next(rows))
     builder, ids, request_ids = TraceBuilder("agentic"), BlockIds(), set[str]()
@@ -135,8 +135,9 @@ def _after(row: Fields) -> After:
 
 
 def mooncake_lines(trace: Trace, model: str) -> Iterator[str]:
-    """Lines as Mooncake writes them, with sessions, delays and classes where there are any. Its
-    readers take each block for 512 tokens.
+    """Yield lines in Mooncake's format, with sessions, delays and classes where there are any.
+
+    Its readers assume blocks of 512 tokens.
     """
     if trace.block_tokens != BLOCK_TOKENS:
         trace = reblock(trace, BLOCK_TOKENS)
@@ -157,5 +158,5 @@ def mooncake_lines(trace: Trace, model: str) -> Iterator[str]:
 
 
 def whole(value: float) -> float | int:
-    """Without a fraction where it has none."""
+    """Return a whole number as int, another one rounded to 3 digits."""
     return int(value) if value.is_integer() else round(value, 3)

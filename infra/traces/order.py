@@ -1,7 +1,7 @@
-"""In which order a trace's requests may be sent: each behind those that it waits for.
+"""Orders a trace's requests for sending: each after those that it waits for.
 
-A request waits for what the trace names, else for its session's turn before, as a conversation
-does. Where two may be sent, the one with the earlier time comes first.
+A request waits for those that the trace names, else for its session's previous turn, as in a
+conversation. Of requests that may be sent, the one with the earlier time comes first.
 """
 
 import heapq
@@ -14,17 +14,15 @@ from schemas.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SendStep:
-    """A request, and what it waits for, by position in the order."""
+    """A request, and the positions in the order of the requests that it waits for."""
 
     arrival: Arrival
-    at_ms: float  # no earlier than those that it waits for
+    at_ms: float  # no earlier than the requests that it waits for
     waits: tuple[tuple[int, After], ...]
 
 
 def in_order(trace: Trace) -> list[SendStep]:
-    """Every request once; raises ConfigError where one waits for none of the trace, or in a
-    circle.
-    """
+    """Return every request once; raises ConfigError for unknown or circular waits."""
     arrivals = with_request_ids(trace)
     waits = [
         _waits(arrival, before)

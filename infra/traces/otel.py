@@ -1,9 +1,9 @@
-"""OpenTelemetry spans of calls to models, as OTLP JSON: one document, or one on each line.
+"""Reads OpenTelemetry spans of model calls from OTLP JSON: one document, or one on each line.
 
 By the semantic conventions for generative AI: spans whose `gen_ai.operation.name` is chat,
 text_completion or generate_content. Lengths are `gen_ai.usage.input_tokens` and `output_tokens` (or
-their older names), the session `gen_ai.conversation.id`. Other spans, and calls that tell no
-lengths, are left out and counted. Written as files by the collector's file exporter.
+their older names), the session is `gen_ai.conversation.id`. Other spans, and calls without lengths,
+are left out and counted. The collector's file exporter writes such files.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _VALUES = ("stringValue", "intValue", "doubleValue", "boolValue")
 
 
 def read_otel(path: Path) -> Trace:
-    """Each call by the time its span began."""
+    """Return the calls by the times when their spans began."""
     builder = TraceBuilder("otel")
     calls: list[tuple[int, Fields, Fields]] = []
     for span in _spans(path):
@@ -62,7 +62,7 @@ def _spans(path: Path) -> Iterator[Fields]:
 
 
 def _documents(path: Path) -> Iterator[Fields]:
-    """The lines, or the whole file where its first line is no object by itself."""
+    """Yield the lines, or the whole file where its first line is no object by itself."""
     with open_text(path) as file:
         lines = file.readlines()
     if lines and lines[0].strip() in ("{", "["):
@@ -74,7 +74,7 @@ def _documents(path: Path) -> Iterator[Fields]:
 
 
 def _attributes(span: Fields) -> Fields:
-    """By key; of values only the plain ones."""
+    """Return the attributes by key, those with plain values only."""
     values: dict[str, Any] = {}
     for attribute in span.objects("attributes"):
         value = attribute.inner("value").values

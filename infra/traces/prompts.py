@@ -1,8 +1,8 @@
-"""Prompts for a trace that has no texts: token ids that are equal wherever its blocks are.
+"""Makes prompts for a trace without texts: token ids that are equal wherever its blocks are.
 
-A block id names its tokens. What has no block ids is its session's own: each turn's prompt is the
-beginning of one sequence, so that a longer one extends a shorter one. Token ids are those of bytes,
-which every vocabulary of byte pairs has.
+A block id determines its tokens. Prompts without block ids share a prefix only within their
+session: each turn's prompt is the beginning of one sequence, so that a longer one extends a shorter
+one. Token ids are those of bytes, which every vocabulary of byte pairs has.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ import numpy as np
 
 from infra.traces.trace import Arrival, Trace
 
-_IDS = (32, 256)  # behind special tokens, before merges
+_IDS = (32, 256)  # after special tokens, before merges
 
 
 def token_ids(trace: Trace, arrival: Arrival) -> list[int]:
@@ -36,7 +36,7 @@ def _random_ids(name: str, tokens: int) -> tuple[int, ...]:
 
 
 def body(trace: Trace, arrival: Arrival, model: str) -> dict[str, Any]:
-    """A call of `/v1/completions` with that prompt, whose answer is as long as the trace's."""
+    """Return a call of `/v1/completions` with that prompt; its answer is as long as the trace's."""
     return {
         "model": model,
         "prompt": token_ids(trace, arrival),

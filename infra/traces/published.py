@@ -1,8 +1,8 @@
-"""The CSV files that Azure and BurstGPT publish: times and lengths, no texts, no block ids.
+"""Reads the CSV files that Azure and BurstGPT publish: times and lengths, no texts, no block ids.
 
 Azure (`AzureLLMInferenceDataset2023.md` and `2024.md` of its public dataset, CC-BY 4.0): TIMESTAMP,
 ContextTokens, GeneratedTokens. BurstGPT (its README, release 1.2): Timestamp in s, Session ID and
-Elapsed time in newer files, Model, Request tokens, Response tokens (0 of a call that failed).
+Elapsed time in newer files, Model, Request tokens, Response tokens (0 for a failed call).
 """
 
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ BURSTGPT = {"Timestamp", "Model", "Request tokens", "Response tokens"}
 
 
 def read_azure(path: Path) -> Trace:
-    """Requests that stand alone; time counts from the first line."""
+    """Return requests without sessions; times count from the first line."""
     builder, began = TraceBuilder("azure"), None
     for row in csv_rows(path):
         at = _time(row)
@@ -41,7 +41,7 @@ def _time(row: Fields) -> datetime:
 
 
 def read_burstgpt(path: Path) -> Trace:
-    """Calls of an API stand alone, conversations have sessions."""
+    """Return calls of an API, without sessions, and conversations, with sessions."""
     builder = TraceBuilder("burstgpt")
     for row in csv_rows(path):
         builder.arrivals.append(

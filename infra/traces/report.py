@@ -1,8 +1,8 @@
-"""What was measured, with the names, units and definitions of aiperf's summary.
+"""Reports measurements with the names, units and definitions of aiperf's summary.
 
-By its metrics reference and the schema of `profile_export_aiperf.json`. Latencies count from when a
-request was sent, to chunks with text; how late that was, the replay_sched_lag figures tell: against
-the least late request, of those that waited for nothing but their time.
+Sources: aiperf's metrics reference and the schema of `profile_export_aiperf.json`. Latencies count
+from when a request was sent, to chunks with text. The replay_sched_lag figures show how late
+requests were sent: relative to the least late one, among requests that waited only for their time.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _LAG_PERCENTS = (50, 90, 99)
 
 
 def report(requests: Sequence[SentRequest]) -> dict[str, Any]:
-    """Of answers that came whole; errors are counted beside them."""
+    """Return the figures of complete answers; errors are counted separately."""
     good = [request for request in requests if not request.error and request.chunks_s]
     bad = [
         request.error or "empty answer"
@@ -93,7 +93,7 @@ def _ttft_ms(request: SentRequest) -> float:
 
 
 def _itl_ms(request: SentRequest) -> float:
-    """aiperf's: what follows the first token, by as many tokens."""
+    """Return aiperf's latency between tokens: the time after the first, per later token."""
     return (_latency_ms(request) - _ttft_ms(request)) / (request.output_tokens - 1)
 
 

@@ -1,8 +1,8 @@
-"""A recording's traffic once more, for a running cluster: the same prompts, and what came of them.
+"""Prepares a recording's traffic for a running cluster again, and compares the outcomes.
 
-A prompt is the recorded tokens, with the recorded sampling and seed, so that an engine that answers
-the same always does so here. Where a recording has no bodies, prompts and lengths are those of a
-trace (`prompts.py`). Sends nothing; `trivium replay --live` does, by `sender.py`.
+A prompt is the recorded tokens, with the recorded sampling and seed, so that a deterministic engine
+gives the same answer. Where a recording has no bodies, prompts and lengths are those of a trace
+(`prompts.py`). It sends nothing itself; `trivium replay --live` does, by `sender.py`.
 """
 
 import json
@@ -23,7 +23,7 @@ from schemas.records import Outcome, OutcomeKind, Request, Structured, Structure
 from schemas.rules.outcomes import counting_outcomes
 from schemas.rules.tokens import unpack_tokens
 
-BLOCK_TOKENS = 16  # how finely prompts are told apart that have to be made
+BLOCK_TOKENS = 16  # the granularity of shared prefixes in generated prompts
 _GUIDED = {
     StructuredKind.JSON_SCHEMA: "guided_json",
     StructuredKind.REGEX: "guided_regex",
@@ -33,7 +33,7 @@ _GUIDED = {
 
 @dataclass(frozen=True, slots=True)
 class OutcomeDifference:
-    """A request that ended otherwise: how it ended then, and how it does now."""
+    """A request whose outcome differs: the recorded outcome and the present one."""
 
     request_id: str
     then: str
@@ -42,21 +42,21 @@ class OutcomeDifference:
 
 @dataclass(slots=True, kw_only=True)
 class ResendComparison:
-    """What came of the same requests; times in ms."""
+    """Outcomes of the same requests, recorded and present; times in ms."""
 
     completed_then: int = 0
     completed_now: int = 0
-    same: int = 0  # that completed then, and did so for the same reason, with as many tokens
+    same: int = 0  # completed both times, with the same finish reason and as many tokens
     differences: list[OutcomeDifference] = field(default_factory=list)
-    failed: int = 0  # of these, that do not complete any more
-    times: dict[str, tuple[float, float]] = field(default_factory=dict)  # then, now
+    failed: int = 0  # of `completed_then`, requests that do not complete now
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)  # (recorded, present)
 
 
 class Resend:
     """Makes the requests of one recording again, and compares how they end."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RecordError for a file that has no request that ended."""
+        """Read the recording. Raises RecordError for a file without a finished request."""
         with open_recording(path) as recording:
             self._requests, outcomes = requests_in(recording)
             self.has_bodies = not recording.about.get("leaves_out")
@@ -66,11 +66,11 @@ class Resend:
             raise RecordError(f"{path}: expected requests that have ended, found none")
 
     def make_body(self, arrival: Arrival, model: str) -> dict[str, Any]:
-        """The body of a call of `/v1/completions` that asks the same."""
+        """Return the body of a call of `/v1/completions` that makes the same request."""
         if not self.has_bodies:
             return body(self.trace, arrival, model)
         payload = _request_body(self._requests[arrival.request_id], model)
-        if self._kind(arrival) is OutcomeKind.CANCELLED:  # nobody cancels it now
+        if self._kind(arrival) is OutcomeKind.CANCELLED:  # no client cancels it now
             payload["max_tokens"] = max(1, arrival.output_tokens)
             payload["min_tokens"] = min(payload["min_tokens"], payload["max_tokens"])
         return payload
@@ -80,11 +80,11 @@ class Resend:
         return None if end is None else end.kind
 
     def compare(self, requests: Sequence[SentRequest]) -> ResendComparison:
-        """How it went, beside how it went then."""
+        """Return the present outcomes beside the recorded ones."""
         comparison = ResendComparison()
         both: list[SentRequest] = []
         for request in requests:
-            end = self._ends[request.arrival.request_id]  # a trace has what ended
+            end = self._ends[request.arrival.request_id]  # a trace has only requests that ended
             is_whole = not request.error
             comparison.completed_now += is_whole
             if end.kind is not OutcomeKind.COMPLETED:
@@ -104,7 +104,7 @@ class Resend:
         return comparison
 
     def _is_same_end(self, end: Outcome, request: SentRequest) -> bool:
-        """Without bodies all answers are as long as they are told to be."""
+        """Return whether both ended alike; without bodies only the fixed lengths count."""
         reasons = request.finish_reason, end.finish_reason
         as_long = request.output_tokens == end.completion_tokens and not request.error
         return as_long and (reasons[0] == reasons[1] or not self.has_bodies)
@@ -143,7 +143,7 @@ def _form(form: Structured) -> dict[str, Any]:
 
 
 def _times(requests: Sequence[SentRequest]) -> dict[str, tuple[float, float]]:
-    """Return percentiles of the answers that came whole both times, then and now."""
+    """Return percentiles of the answers that were complete both times, recorded and present."""
     pairs = {
         "TTFT": [
             (request.arrival.ttft_ms, (request.chunks_s[0] - request.sent_s) * 1e3)

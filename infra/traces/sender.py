@@ -1,8 +1,8 @@
-"""Sends a trace to a gateway, at the trace's times or as fast as it goes, and notes what came.
+"""Sends a trace to a gateway, at the trace's times or at full speed, and records the answers.
 
-Each request goes when it is due and what it waits for has happened: a session's turn before it has
-ended, or what the trace says. One that fails counts as ended, and is not sent again. Prompts and
-bodies are those of `prompts.py`; the figures are `report.py`'s.
+Each request is sent when it is due and what it waits for has happened: the session's previous turn
+has ended, or the trace's condition holds. A failed request counts as ended, and is not retried.
+`prompts.py` makes prompts and bodies, `report.py` the figures.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from infra.traces.order import SendStep, in_order
 from infra.traces.prompts import body
 from infra.traces.trace import Arrival, Trace
 
-MakeBody = Callable[[Arrival, str], dict[str, Any]]  # the body of a request's call, to this model
-IN_FLIGHT_MAX = 1_024  # of one client; what is due beyond it is late, and the report says so
-_AHEAD_MAX = 10_000  # requests that wait for others at a time
+MakeBody = Callable[[Arrival, str], dict[str, Any]]  # returns the body for this model
+IN_FLIGHT_MAX = 1_024  # requests of one client; those due beyond it are late, as the report shows
+_AHEAD_MAX = 10_000  # requests that may wait for others at a time
 _CONNECT_S = 30.0
-_NOT_OPENAI = (ValueError, TypeError, LookupError, AttributeError)  # over events of other servers
+_NOT_OPENAI = (ValueError, TypeError, LookupError, AttributeError)  # from other servers' events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How many times faster than the trace; at infinity there are no times, and delays are none."""
+    """How many times faster than the trace; at infinity, times and delays are ignored."""
 
     speed: float = 1.0
     in_flight: int = IN_FLIGHT_MAX
@@ -37,13 +37,13 @@ class Pace:
 
 @dataclass(slots=True, kw_only=True)
 class SentRequest:
-    """One request and its answer as the client saw them; times in s, of one clock."""
+    """One request and its answer as the client received it; times in s, of one monotonic clock."""
 
     arrival: Arrival
     due_s: float = 0.0
-    is_scheduled: bool = True  # it waited for its time, for no other request
+    is_scheduled: bool = True  # it waited for its time, not for another request
     sent_s: float = 0.0
-    chunks_s: list[float] = field(default_factory=list)  # those with text
+    chunks_s: list[float] = field(default_factory=list)  # of chunks with text
     prompt_tokens: int = 0
     output_tokens: int = 0
     finish_reason: str = ""
@@ -63,19 +63,19 @@ class TraceSender:
         pace: Pace,
         make_body: MakeBody | None = None,
     ) -> None:
-        """`make_body` makes the body of each call; without it, it is made from the trace."""
+        """Prepare a run; `make_body` makes the body of each call, by default from the trace."""
         self._client, self._trace, self._model, self._pace = client, trace, model, pace
         self._make_body = make_body or (lambda arrival, model: body(trace, arrival, model))
         self._slots = asyncio.Semaphore(pace.in_flight)
         self._ahead = asyncio.Semaphore(pace.in_flight + _AHEAD_MAX)
-        self._run = uuid.uuid4().hex[:12]  # sessions of another run are not gone on with
+        self._run = uuid.uuid4().hex[:12]  # so that no session of another run continues
         self._begin_s = 0.0
         self.requests: list[SentRequest] = []
 
     async def run(
         self, on_end: Callable[[SentRequest], None] = lambda request: None
     ) -> list[SentRequest]:
-        """Send all; raises ConfigError before anything is sent where requests wait in a circle."""
+        """Send all requests; raises ConfigError before, where some wait in a circle."""
         steps = in_order(self._trace)
         first_ms = steps[0].at_ms if steps else 0.0
         self._begin_s = time.monotonic()
@@ -166,7 +166,7 @@ async def send(
     api_key: str,
     on_end: Callable[[SentRequest], None] = lambda request: None,
 ) -> list[SentRequest]:
-    """The whole trace to the gateway at that address."""
+    """Send the whole trace to the gateway at that address."""
     limits = httpx.Limits(max_connections=pace.in_flight, max_keepalive_connections=pace.in_flight)
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     headers = {"Authorization": f"Bearer {api_key}"}

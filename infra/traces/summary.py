@@ -1,4 +1,4 @@
-"""What a trace holds: how many requests, how long, how dense, and how much of it begins alike."""
+"""Summarizes a trace: number of requests, duration, rates, and how many prompts share prefixes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,9 +14,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def rates(arrivals: Sequence[Arrival]) -> tuple[float, float]:
-    """Requests/s, mean and of the busiest minute; a shorter trace counts as one as long as it
-    is.
-    """
+    """Return requests/s: the mean, and the busiest minute's (or of a shorter trace)."""
     times = [arrival.at_ms for arrival in arrivals]
     length_ms = max(times) - min(times)
     window_ms = min(_MINUTE_MS, length_ms) or 1.0
@@ -26,7 +24,7 @@ def rates(arrivals: Sequence[Arrival]) -> tuple[float, float]:
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """As `trivium trace show --json` has it; lengths in tokens, times in ms."""
+    """Return the figures of `trivium trace show --json`: lengths in tokens, times in ms."""
     arrivals = trace.arrivals
     turns = Counter(arrival.session_id for arrival in arrivals if arrival.session_id)
     mean_per_s, busiest_per_s = rates(arrivals)
@@ -51,8 +49,9 @@ def summary(trace: Trace) -> dict[str, Any]:
 
 
 def _shared_prefix_ratio(trace: Trace) -> float:
-    """The share of prompt tokens in blocks that an earlier prompt had: what a prefix cache without
-    a bound could find.
+    """Return the share of prompt tokens in blocks that an earlier prompt had.
+
+    An unbounded prefix cache could hit that share.
     """
     seen_blocks, shared_tokens = set[int](), 0
     for arrival in trace.arrivals:
@@ -75,7 +74,7 @@ def _figures(values: Sequence[float]) -> dict[str, float]:
 
 
 def bars(trace: Trace, columns: int, weight: str = "") -> str:
-    """Requests over time, or the sum of one of their figures, as one line of bars."""
+    """Return requests over time, or the sum of one of their fields, as one line of bars."""
     times = np.array([arrival.at_ms for arrival in trace.arrivals])
     weights = [getattr(arrival, weight) for arrival in trace.arrivals] if weight else None
     counts, _ = np.histogram(times, bins=columns, weights=weights)

@@ -1,7 +1,7 @@
-"""One form for all traffic traces: who asks when, how much, and behind what.
+"""Defines one form for all traffic traces: arrival times, lengths, sessions and block ids.
 
-Knows no file format (`formats.py` lists those), and no texts: a prompt is its length and, where the
-trace tells them, the ids of its blocks. Equal ids are equal prefixes.
+It knows no file format (`formats.py` lists those), and no texts: a prompt is its length and, where
+the trace has them, the ids of its blocks. Equal ids are equal prefixes.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from schemas.errors import ConfigError
 
-BLOCK_TOKENS = 512  # of a block id, where a format does not say; Mooncake's
+BLOCK_TOKENS = 512  # where a format gives no block size; Mooncake's size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """What has to happen before a request may be sent: another one's dispatch or completion."""
+    """A condition for sending a request: another request's dispatch or completion."""
 
     request_id: str
     delay_ms: float = 0.0
@@ -26,7 +26,7 @@ class After:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One request of a trace. Those with one session are its turns, in order of time."""
+    """One request of a trace. Requests with the same session are its turns, in order of time."""
 
     at_ms: float
     prompt_tokens: int
@@ -37,7 +37,7 @@ class Arrival:
     after: Sequence[After] = ()
     model: str = ""
     priority: str = ""
-    ttft_ms: float | None = None  # as it was measured where the trace comes from
+    ttft_ms: float | None = None  # as measured where the trace was taken
     total_ms: float | None = None
 
 
@@ -48,12 +48,12 @@ class Trace:
     format: str
     arrivals: Sequence[Arrival]
     block_tokens: int = BLOCK_TOKENS
-    began_unix_ms: int = 0  # wall time of at_ms 0; 0: not told
-    left_out: Mapping[str, int] = field(default_factory=dict)  # lines that are no request, by why
+    began_unix_ms: int = 0  # wall time of at_ms 0; 0: unknown
+    left_out: Mapping[str, int] = field(default_factory=dict)  # other lines, by reason
 
 
 class TraceBuilder:
-    """A trace as a reader puts it together."""
+    """Collects requests while a reader builds a trace."""
 
     def __init__(self, format_: str) -> None:
         self._format = format_
@@ -61,7 +61,7 @@ class TraceBuilder:
         self.left_out = Counter[str]()
 
     def build(self, *, block_tokens: int = BLOCK_TOKENS, began_unix_ms: int = 0) -> Trace:
-        """All of it, in order of time; lines of one time keep their order."""
+        """Return the trace in order of time; lines of the same time keep their order."""
         return Trace(
             format=self._format,
             arrivals=sorted(self.arrivals, key=lambda arrival: arrival.at_ms),
@@ -72,25 +72,23 @@ class TraceBuilder:
 
 
 class BlockIds:
-    """Small ids for whatever names blocks elsewhere: the same name, the same id."""
+    """Small ids for names of blocks; equal names get equal ids."""
 
     def __init__(self) -> None:
         self._ids: dict[object, int] = {}
 
     def of(self, names: Iterable[object]) -> tuple[int, ...]:
-        """One id for each name."""
+        """Return one id for each name."""
         return tuple(self._ids.setdefault(name, len(self._ids)) for name in names)
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
-    """How many blocks a prompt has; the last one may be partly full."""
+    """Return how many blocks a prompt has; the last one may be partly full."""
     return math.ceil(tokens / block_tokens)
 
 
 def scale_trace(trace: Trace, scale: float) -> Trace:
-    """The same traffic with shorter (or longer) prompts and answers, and blocks to match, so that
-    equal prefixes stay equal.
-    """
+    """Scale prompts, answers and blocks, so that equal prefixes stay equal."""
     block_tokens = max(1, round(trace.block_tokens * scale))
     ratio = block_tokens / trace.block_tokens
     arrivals = [
@@ -105,7 +103,7 @@ def scale_trace(trace: Trace, scale: float) -> Trace:
 
 
 def with_request_ids(trace: Trace) -> list[Arrival]:
-    """Its requests, each with an id."""
+    """Return the requests, each with an id."""
     return [
         arrival if arrival.request_id else replace(arrival, request_id=f"r{number}")
         for number, arrival in enumerate(trace.arrivals)
@@ -113,9 +111,9 @@ def with_request_ids(trace: Trace) -> list[Arrival]:
 
 
 def with_delays(trace: Trace) -> list[tuple[Arrival, float | None]]:
-    """Its requests with ids, each with its delay after the turn before; None where it tells none.
+    """Return requests with ids and delays after their session's last turn, or None without a delay.
 
-    Raises ConfigError for other dependencies, which most formats cannot say.
+    Raises ConfigError for other dependencies, which most formats cannot express.
     """
     turns: list[tuple[Arrival, float | None]] = []
     last: dict[str, str] = {}
@@ -135,8 +133,9 @@ def with_delays(trace: Trace) -> list[tuple[Arrival, float | None]]:
 
 
 def reblock(trace: Trace, block_tokens: int) -> Trace:
-    """With blocks of another size, of which each holds so many whole ones; raises ConfigError where
-    that cannot be. What was equal up to a new block's end is so still.
+    """Return the trace with larger blocks, each of several whole ones; shared prefixes stay shared.
+
+    Raises ConfigError where `block_tokens` is no multiple of the trace's block size.
     """
     ratio = block_tokens // trace.block_tokens
     if ratio * trace.block_tokens != block_tokens and any(

@@ -1,4 +1,4 @@
-"""The topic table as an AsyncAPI 3 document: channels, operations and Avro messages.
+"""Generates an AsyncAPI 3 document of the topic table: channels, operations and Avro messages.
 
 Generated, never edited: `make schemas` rewrites the committed copy, and a test compares the two.
 Partition counts are the defaults of the settings.
@@ -67,7 +67,7 @@ _DEAD_LETTER_HEADERS: Json = {
 
 
 def asyncapi_document(settings: LogSettings | None = None) -> Json:
-    """The whole document as plain JSON."""
+    """Return the whole document as plain JSON."""
     log = settings or LogSettings()
     names = sorted({record for topic in TOPICS.values() for record in topic.records})
     channels: Json = {}

@@ -1,4 +1,4 @@
-"""The AsyncAPI document as one page of HTML, which asks nobody for anything: topics, then types."""
+"""Renders the AsyncAPI document as one self-contained page of HTML: topics, then types."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -89,7 +89,7 @@ def _actors(document: Json, channel: str, action: str) -> str:
 
 
 def _types(messages: Iterable[Json]) -> dict[str, Json]:
-    """Every named Avro type by its short name, wherever it is written out; the first one stands."""
+    """Return every named Avro type by its short name; the first definition counts."""
     types: dict[str, Json] = {}
 
     def walk(node: Any) -> None:
@@ -126,7 +126,7 @@ def _fields(schema: Json) -> Iterator[str]:
 
 
 def _hint(node: Any) -> str:
-    """A type in words, with links to those that have a name."""
+    """Return a type in words, with links to named types."""
     if isinstance(node, list):
         return " or ".join(map(_hint, node))
     if isinstance(node, dict):

@@ -1,6 +1,6 @@
-"""`schemas/marks.json`: the fingerprint of each record's schema, so that no start works them out.
+"""Generates `schemas/marks.json`, the fingerprint of each record's schema, so that starts are fast.
 
-Written by `make schemas`; a test says when it is stale.
+`make schemas` writes it; a test fails when it is stale.
 """
 
 import json

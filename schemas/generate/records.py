@@ -1,7 +1,7 @@
-"""`schemas/records.py` from `schemas/avro`: one dataclass or enum for each schema file.
+"""Generates `schemas/records.py` from `schemas/avro`: one dataclass or enum for each schema file.
 
-The schemas are the one source; `make schemas` writes the classes, and a test says when they are
-stale. Called by that only, and imports nothing of what it writes.
+The schemas are the only source; `make schemas` writes the classes, and a test fails when they are
+stale. Nothing else calls this, and it imports nothing that it writes.
 """
 
 import json
@@ -39,12 +39,12 @@ _PLAIN = {
 
 
 def schemas() -> dict[str, Schema]:
-    """Every schema by its full name, `trivium.Request`."""
+    """Return every schema by its full name, such as `trivium.Request`."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(AVRO_DIR.glob("*.avsc"))}
 
 
 def records_text() -> str:
-    """The whole module: enums first, then each record after those that it is made of."""
+    """Return the whole module: enums first, then each record after the records that it contains."""
     by_name = schemas()
     enums = [name for name, schema in by_name.items() if schema["type"] == "enum"]
     classes = [_enum(by_name[name]) for name in enums]
@@ -68,7 +68,7 @@ def _parts_first(by_name: dict[str, Schema]) -> list[str]:
 
 
 def _named_in(node: Any, by_name: dict[str, Schema]) -> Iterator[str]:
-    """The types of ours that a part of a schema names."""
+    """Yield our types that a part of a schema names."""
     if isinstance(node, str):
         yield from [node] if node in by_name else []
     elif isinstance(node, dict | list):
@@ -97,7 +97,7 @@ def _docstring(text: str) -> str:
 
 
 def _field(field: Schema, by_name: dict[str, Schema]) -> str:
-    """A field with its documentation: behind it, or above it where the line is too short."""
+    """Return a field with its documentation: after it, or above it if the line is too long."""
     code = f"{INDENT}{field['name']}: {_hint(field['type'])}"
     if "default" in field:
         code += f" = {_default(field['type'], field['default'], by_name)}"

@@ -1,4 +1,4 @@
-"""What each topic is for, as rows, and as the table of `infra/docs/integrate.md`.
+"""Generates the rows of the topic table, and the table of `infra/docs/integrate.md`.
 
 `make schemas` rewrites the part of the page between its two marks, and a test compares them.
 """
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def about_topics(log: LogSettings) -> list[Row]:
-    """Everything that the table says of each topic, for programs too."""
+    """Return all data of the table about each topic, also for programs."""
     return [
         {
             "topic": log.topic_prefix + topic.name,
@@ -39,7 +39,7 @@ def about_topics(log: LogSettings) -> list[Row]:
 
 
 def cells(row: Row) -> list[str]:
-    """A row as text, in the order of the columns."""
+    """Return a row as texts, in the order of the columns."""
     scales = f"{row['partitions']}, {row['scales']}" if row["scales"] else "1, read whole"
     lists = {name: ", ".join(row[name]) for name in ("written_by", "read_by", "records")}
     return [
@@ -49,7 +49,7 @@ def cells(row: Row) -> list[str]:
 
 
 def table_text() -> str:
-    """The table of the page, with the defaults of the settings."""
+    """Return the table of the page, with the defaults of the settings."""
     columns = (*COLUMNS, "what it is")
     rows = [[*cells(row), row["doc"]] for row in about_topics(LogSettings())]
     lines = [columns, ["---"] * len(columns), *([f"`{row[0]}`", *row[1:]] for row in rows)]
@@ -57,7 +57,7 @@ def table_text() -> str:
 
 
 def page_with_table(page: str) -> str:
-    """The page with the present table between its marks."""
+    """Return the page with the current table between its marks."""
     before, _, rest = page.partition(_FROM)
     _, _, after = rest.partition(_TO)
     return f"{before}{_FROM}\n{table_text()}\n{_TO}{after}"

@@ -1,4 +1,4 @@
-"""Creates the topics of the table, and checks that those on the broker fit it.
+"""Creates the topics of the table, and checks that the broker's topics fit it.
 
 The command line and tests create topics; routers and gateways only check them at their start.
 """
@@ -27,14 +27,14 @@ _GROUPS, _TRANSACTIONS = 0, 1  # kinds of coordinators
 _WAKE_S = 1.0
 _UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
-_FENCED = "currently fenced"  # of brokers that starve, in what Kafka says of copies
-_NAMES_SHOWN = 4  # of what is missing; the others are counted
-Needs = Mapping[str, tuple[str, int]]  # topic, and which setting has what is on it live how long
+_FENCED = "currently fenced"  # in Kafka's error about replicas, while brokers are starved
+_NAMES_SHOWN = 4  # missing names in a message; the others are counted
+Needs = Mapping[str, tuple[str, int]]  # by topic: a setting's name, and how long it needs records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """A topic as the table wants it and as the broker has it; `found` is 0 where it is missing."""
+    """A topic as the table needs it and as the broker has it; `found` is 0 if it is missing."""
 
     name: str
     expected: int
@@ -49,7 +49,7 @@ class TopicStatus:
 
 
 def expected_topics(settings: LogSettings) -> dict[str, NewTopic]:
-    """Every topic with its dead letters, by full name."""
+    """Return every topic and its dead-letter topic, by full name."""
     topics: dict[str, NewTopic] = {}
     for topic in TOPICS.values():
         full = settings.topic_prefix + topic.name
@@ -88,10 +88,10 @@ async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
 
 
 async def create_topics(settings: LogSettings) -> list[str]:
-    """Create what is missing, check what is there; returns the names created. Safe to repeat.
+    """Create missing topics, check existing ones; return the names created. Safe to repeat.
 
-    Raises TopicError where an existing topic has another partition count or one is refused, and
-    BrokerUnavailable, naming what is missing, where the broker is too slow for now.
+    Raises TopicError if an existing topic has another partition count or a new one is refused, and
+    BrokerUnavailable, with the missing names, if the broker is too slow.
     """
     created_names, counts = await _create_missing(settings, expected_topics(settings))
     _check_counts(_rows(settings, counts))
@@ -101,9 +101,9 @@ async def create_topics(settings: LogSettings) -> list[str]:
 async def create_extra_topics(
     settings: LogSettings, retentions: Mapping[str, int]
 ) -> dict[str, int]:
-    """Create what is missing of topics that are not in the table, given with how long they keep
-    records, and their dead letters; returns how many partitions each has. Raises as
-    `create_topics`, but for the count of partitions, which is their owner's to choose.
+    """Create topics outside the table, given with their retentions in ms, and their dead-letter
+    topics, if missing; return the partition count of each. Raises as `create_topics`, except about
+    partition counts, which their owners choose.
     """
     topics = {}
     for name, retention_ms in retentions.items():
@@ -117,7 +117,7 @@ async def create_extra_topics(
 async def _create_missing(
     settings: LogSettings, topics: Mapping[str, NewTopic]
 ) -> tuple[list[str], dict[str, int]]:
-    """The names created, and how many partitions each topic has."""
+    """Create missing topics; return the names created, and the partition count of each topic."""
     client = await _admin(settings)
     created_names: list[str] = []
     try:
@@ -135,10 +135,10 @@ async def _create_missing(
 
 
 async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
-    """Let a new cluster make its own topics, of groups and transactions, beside ours.
+    """Make a new cluster create its own topics, for groups and transactions, besides ours.
 
-    Else that begins when the first router asks, and takes it seconds. What it answers is nothing
-    to us: that it has none yet, or does not tell us, or is slow.
+    Otherwise the first router's request would begin that, and wait for seconds. The answers do not
+    matter: there may be no coordinator yet, or no permission, or the broker may be slow.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAKE_S):
@@ -151,10 +151,10 @@ async def _wake_coordinators(client: AIOKafkaAdminClient) -> None:
 async def _create(
     client: AIOKafkaAdminClient, topics: list[NewTopic], settings: LogSettings
 ) -> list[str]:
-    """The names that were not there."""
+    """Create topics; return the names that did not exist."""
     try:
         response = await client.create_topics(topics, timeout_ms=settings.request_timeout_ms)
-    except AttributeError as error:  # aiokafka 0.14, where the brokers name no controller
+    except AttributeError as error:  # aiokafka 0.14, if the brokers know no controller
         raise NodeNotReadyError("no controller is known") from error
     created_names = []
     for name, code, *rest in response.topic_errors:
@@ -171,7 +171,7 @@ async def _create(
 async def _all_counts(
     client: AIOKafkaAdminClient, names: Iterable[str], settings: LogSettings
 ) -> dict[str, int]:
-    """Wait until every topic has leaders: metadata follows the controller's answer."""
+    """Wait until every topic has leaders, and return the counts; metadata lag the controller."""
     missing = list(names)
     try:
         async with asyncio.timeout(settings.request_timeout_ms / 1000):
@@ -206,9 +206,9 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
-    """Of those that are there; to ask must not make them, as brokers do whose settings allow it."""
+    """Return the counts of existing topics; the request must not create any, as some brokers do."""
     question = MetadataRequest(list(names), allow_auto_topic_creation=False)
-    described = await client._send_request(question)  # noqa: SLF001  # the public one makes them
+    described = await client._send_request(question)  # noqa: SLF001  # the public one creates them
     return {
         topic["topic"]: len(topic["partitions"])
         for topic in described.to_object()["topics"]
@@ -217,7 +217,7 @@ async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -
 
 
 async def partition_counts(settings: LogSettings, names: Iterable[str]) -> dict[str, int]:
-    """How many partitions those of the named topics have that are there."""
+    """Return the partition counts of those named topics that exist."""
     client = await _admin(settings)
     try:
         with _in_time(settings, "say which topics it has"):
@@ -227,7 +227,7 @@ async def partition_counts(settings: LogSettings, names: Iterable[str]) -> dict[
 
 
 async def group_owners(settings: LogSettings, group_id: str) -> dict[tuple[str, int], str]:
-    """Which member of a consumer group has which partition, by the client's name."""
+    """Return which partitions of a consumer group each member has, by the client's name."""
     client = await _admin(settings)
     try:
         with _in_time(settings, f"say who is in the group {group_id}"):
@@ -244,7 +244,7 @@ async def group_owners(settings: LogSettings, group_id: str) -> dict[tuple[str, 
 
 
 async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
-    """Every wanted topic beside what the broker has."""
+    """Return every expected topic with its state on the broker."""
     return _rows(settings, await partition_counts(settings, expected_topics(settings)))
 
 
@@ -267,7 +267,7 @@ def _rows(settings: LogSettings, counts: Mapping[str, int]) -> list[TopicStatus]
 
 
 async def verify_topics(settings: LogSettings) -> None:
-    """Raise TopicError, saying what to do, unless every topic is there with its partition count."""
+    """Raise TopicError, with a remedy, unless every topic exists with its partition count."""
     _check_counts(await describe_topics(settings))
 
 
@@ -286,14 +286,14 @@ def _check_counts(rows: Sequence[TopicStatus]) -> None:
 
 
 def needs_of_requests(deadline_ms_max: int) -> dict[str, tuple[str, int]]:
-    """Where a request has to be found for as long as it may live."""
+    """Return the needs of requests: topics that must keep a request's records while it lives."""
     return dict.fromkeys((*REBUILT_FROM, "tokens"), ("gateway.deadline_ms_max", deadline_ms_max))
 
 
 async def check_retention(settings: LogSettings, needs: Needs) -> None:
-    """Raise ConfigError unless the broker keeps each topic an hour longer than what is on it lives.
+    """Raise ConfigError unless the broker keeps each topic's records an hour longer than needed.
 
-    What the broker does not tell is only logged: it may not be asked by everybody.
+    A setting that the broker does not return is only logged: reading it may need a permission.
     """
     topics = {settings.topic_prefix + name: need for name, need in needs.items()}
     configs = await _configs(settings, topics, ("cleanup.policy", "retention.ms"))
@@ -302,7 +302,7 @@ async def check_retention(settings: LogSettings, needs: Needs) -> None:
 
 
 async def bytes_max_of(settings: LogSettings, topics: Iterable[str]) -> dict[str, int]:
-    """How large a record each topic takes, and never more than Trivium writes."""
+    """Return the largest record that each topic accepts, at most what Trivium writes, in bytes."""
     name = "max.message.bytes"
     configs = await _configs(settings, topics, (name,))
     return {
@@ -314,7 +314,7 @@ async def bytes_max_of(settings: LogSettings, topics: Iterable[str]) -> dict[str
 async def _configs(
     settings: LogSettings, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """These settings of those topics that are there and whose settings are told."""
+    """Return these settings of the topics that exist and whose settings the broker returns."""
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(names, ""))
         for topic in topics
@@ -330,7 +330,7 @@ async def _configs(
         for code, _, _, topic, entries in response.resources:
             if not code:
                 configs[topic] = {name: value for name, value, *_ in entries}
-            elif code != _UNKNOWN_TOPIC:  # what is missing, others say
+            elif code != _UNKNOWN_TOPIC:  # other checks report missing topics
                 why = for_code(code).__name__
                 log.warning("%s: %s not told, and not checked: %s", topic, ", ".join(names), why)
     return configs

@@ -1,10 +1,11 @@
-"""Ends what may not heed its cancellation: tasks, and the closing of clients, in bounded time.
+"""Ends tasks and closes clients in bounded time, even if they ignore their cancellation.
 
 Libraries lose cancellations. aiokafka 0.14 closes by waiting for tasks of its own, which end
-quietly when they are cancelled, as they are when whoever waits for them is. Faust's services
-suppress the cancellation of a `stop` and go on. The bound of an `asyncio.timeout` is lost with it,
-and what comes next has none. So here work runs in a task of its own that is only waited for, is
-cancelled again while it goes on, and is left behind in the end.
+without an error when they are cancelled, also when the cancellation was meant for the caller.
+Faust's services suppress the cancellation of a `stop` and continue. The bound of an
+`asyncio.timeout` is lost with the cancellation, and later steps have none. So the work runs here in
+a task of its own. The caller only waits for it, cancels it again while it runs, and abandons it in
+the end.
 """
 
 import asyncio
@@ -14,12 +15,12 @@ from typing import Any
 
 log = logging.getLogger("trivium.log")
 RECANCEL_S = 1.0  # between two cancellations of a task
-LEAVE_S = 30.0  # a task that goes on for so long is left behind; closing a client takes less
+LEAVE_S = 30.0  # after this time a task is abandoned; closing a client takes less
 Tasks = set[asyncio.Future[Any]]
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S) -> None:
-    """Cancel tasks and wait until all have ended, whatever with. One that does not is left behind
+    """Cancel tasks and wait until all have ended, with any result. Abandon those that do not end,
     with a warning. The caller's own cancellation is raised at the end."""
     loop = asyncio.get_running_loop()
     until_s, pending, was_cancelled = loop.time() + within_s, set(tasks), False
@@ -38,8 +39,8 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any], within_s: float = LEAVE_S
 
 
 async def run_within(seconds: float, closing: Coroutine[Any, Any, object]) -> bool:
-    """Whether something was closed in so long; if not, that is cancelled, and waited for no longer.
-    Raises what it raised. The caller's own cancellation is raised at the end."""
+    """Run `closing`, and cancel it after `seconds`; return whether it ended in time. Raise what it
+    raised. The caller's own cancellation is raised at the end."""
     task = asyncio.ensure_future(closing)
     pending, was_cancelled = await wait_uncancelled({task}, seconds)
     if pending:
@@ -54,7 +55,8 @@ async def run_within(seconds: float, closing: Coroutine[Any, Any, object]) -> bo
 
 
 async def wait_uncancelled(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
-    """Those that have not ended in so long, and whether the caller was cancelled meanwhile."""
+    """Wait for tasks; return those that have not ended after `seconds`, and whether the caller was
+    cancelled in the meantime."""
     loop = asyncio.get_running_loop()
     until_s, was_cancelled = loop.time() + seconds, False
     while tasks and (left_s := until_s - loop.time()) > 0:
@@ -68,4 +70,4 @@ async def wait_uncancelled(tasks: Tasks, seconds: float) -> tuple[Tasks, bool]:
 def _retrieve_exceptions(tasks: Iterable[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # else asyncio tells of errors that nobody has asked for
+            task.exception()  # else asyncio logs exceptions that were never retrieved

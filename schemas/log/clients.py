@@ -1,8 +1,8 @@
-"""How any process writes to and reads from the log: one producer class, one reader class.
+"""The clients by which every process writes to and reads from the log: a producer and a reader.
 
-Every aiokafka setting that Trivium uses on a hot path stands here, once. Consumer groups are not
-used: readers are assigned their partitions, because a rebalance has no place between a dispatch and
-its worker. Faust agents are the one exception (`schemas/log/faust`).
+Every aiokafka setting that Trivium uses on a hot path is set here, once. There are no consumer
+groups: readers are assigned their partitions, because a rebalance must not come between a dispatch
+and its worker. Faust agents are the one exception (`schemas/log/faust`).
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
-_HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
-_FETCH_MS = 500  # a fetch waits, if something may be in its way soon
-# Marks of transactions at an end are no records: only the position tells of them.
+_HELD_MAX = 5_000  # buffered records above which a partition is not read, in `by_time`
+_FETCH_MS = 500  # shortest wait of a fetch at the broker
+# Transaction markers at a partition's end are no records: only the position passes them.
 MARKS_MS, MARKS_MAX_MS = 5, 100
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
@@ -38,8 +38,8 @@ class LogProducer:
     """Writes records to the topics of the table.
 
     `durable` is idempotent and carries CloudEvents attributes in binary mode; the other one, for
-    token frames, does neither. Both wait for all replicas in sync where there are several; the
-    latter takes a single broker's word where the settings know of no more, so ends go by `durable`.
+    token frames, does neither. Both wait for all in-sync replicas if there are several. With one
+    replica, the latter waits for the leader only, so ends of answers need a `durable` producer.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LogProducer:
         await self.stop()
 
     async def start(self) -> None:
-        """Connect to the brokers; raises BrokerUnavailable."""
+        """Connect to the brokers. Raise BrokerUnavailable if none answers."""
         producer = AIOKafkaProducer(
             **connecting.client_options(self._settings),
             client_id=self._client_id,
@@ -77,16 +77,16 @@ class LogProducer:
         self._producer = producer
 
     async def stop(self) -> None:
-        """Flush and close; what no broker takes within `request_timeout_ms` is given up."""
+        """Flush and close; drop records that no broker accepts within `request_timeout_ms`."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await connecting.close_producer(producer, self._settings.request_timeout_ms / 1000)
 
     async def discard(self) -> None:
-        """Close, and write nothing more: what is buffered is of a life that is over.
+        """Close without a flush: buffered records belong to an incarnation that is over.
 
-        A request that is on its way may still arrive; readers know from the fleet what to make of
-        it.
+        A request in flight may still arrive; its readers see on the fleet topic that its writer's
+        epoch is over.
         """
         producer, self._producer = self._producer, None
         if producer is not None:
@@ -94,7 +94,7 @@ class LogProducer:
             await connecting.abort_producer(producer)
 
     def session_partition(self, session_id: str) -> int:
-        """The partition of everything about a session."""
+        """Return the partition of all records about a session."""
         return partition_of(session_id, self._settings.session_partitions)
 
     async def send(
@@ -102,8 +102,8 @@ class LogProducer:
     ) -> Ack:
         """Buffer a record; await the returned future for the broker's acknowledgement.
 
-        Raises RecordTooLarge where it breaks the size rule, BrokerUnavailable when the client
-        cannot take it.
+        Raises RecordTooLarge if it breaks the size rule, BrokerUnavailable if the client cannot
+        take it.
         """
         check_record(topic, record)
         value = self._codec.encode(record)
@@ -128,7 +128,7 @@ class LogProducer:
         partition: int,
         headers: Headers = (),
     ) -> Ack:
-        """The same for bytes that are no record of the table (dead letters)."""
+        """Buffer bytes as `send` does, for records outside the topic table (dead letters)."""
         if self._producer is None:
             raise BrokerUnavailable("the producer is not started")
         try:
@@ -138,14 +138,14 @@ class LogProducer:
             return ack
         except MessageSizeTooLargeError as error:
             raise RecordTooLarge(f"{full_topic}[{partition}]: not sent: {error}") from error
-        except (KafkaError, AssertionError) as error:  # an unknown partition is an assertion there
+        except (KafkaError, AssertionError) as error:  # an assertion: unknown partition
             raise BrokerUnavailable(
                 f"{full_topic}[{partition}]: not sent: {type(error).__name__}: {error}"
             ) from error
 
 
 def event_headers(kind: str, client_id: str, event_id: str) -> Headers:
-    """CloudEvents attributes in binary mode."""
+    """Return CloudEvents attributes in binary mode."""
     return (
         ("content-type", b"application/avro"),
         ("ce_specversion", b"1.0"),
@@ -156,12 +156,11 @@ def event_headers(kind: str, client_id: str, event_id: str) -> Headers:
 
 
 class AssignedReader:
-    """Reads fixed partitions of one topic of the table, with no consumer group on the way.
+    """Reads fixed partitions of one topic of the table, without a consumer group.
 
-    With `committed_group` the positions are committed now and then, only so that lag tools see
-    them. With `committed_only` it sees no record whose transaction is not committed, nor what comes
-    behind it meanwhile. `fetch_bytes` are asked of a broker at once, which gives one batch at
-    least.
+    With `committed_group` it commits positions every 5 s, only for lag tools. With `committed_only`
+    it reads no record of an open transaction, and none behind it until the transaction ends. Each
+    fetch asks a broker for at most `fetch_bytes` per partition, or one batch if that is larger.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class AssignedReader:
 
     @contextlib.asynccontextmanager
     async def reading(self, at: ReadFrom) -> AsyncIterator[Self]:
-        """Started there, and stopped at the end."""
+        """Start at the given place, and stop at the end of the context."""
         await self.start(at)
         try:
             yield self
@@ -210,9 +209,9 @@ class AssignedReader:
             await self.stop()
 
     async def start(self, at: ReadFrom) -> None:
-        """Connect and stand at the given place; `latest` is fixed when this returns.
+        """Connect and seek to the given place; `latest` is fixed when this returns.
 
-        `nowhere` fetches nothing before `seek`, which would wait for the fetch under way.
+        `nowhere` fetches nothing before `seek`, which would wait for an active fetch.
         """
         consumer = AIOKafkaConsumer(**self._options)
         prepare_fetches(consumer, _FETCH_MS, self._fetch_ms)
@@ -243,13 +242,13 @@ class AssignedReader:
             self._started.resume(place)
 
     async def first_offsets(self) -> dict[int, int]:
-        """The offset of the first record of each partition; raises as `end_offsets`."""
+        """Return the offset of each partition's first record; raises as `end_offsets`."""
         return await self._bounds(self._started.beginning_offsets)
 
     async def end_offsets(self) -> dict[int, int]:
-        """The offset after the last record of each partition.
+        """Return the offset after the last record of each partition.
 
-        Raises TopicError for a topic that is missing, BrokerUnavailable where no broker answers.
+        Raises TopicError for a missing topic, BrokerUnavailable if no broker answers.
         """
         return await self._bounds(self._started.end_offsets)
 
@@ -262,7 +261,7 @@ class AssignedReader:
         return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def reaches(self, offsets: dict[int, int]) -> bool:
-        """Whether the topic has these partitions and offsets; to be asked before `start`."""
+        """Return whether the topic has these partitions and offsets; call it before `start`."""
         await self.start("latest")
         try:
             ends = await self.end_offsets()
@@ -271,14 +270,14 @@ class AssignedReader:
         return offsets.keys() == ends.keys() and all(offsets[p] <= end for p, end in ends.items())
 
     def lag(self, offsets: dict[int, int]) -> int:
-        """Records after these offsets, as far as the broker has told."""
+        """Return the number of records after these offsets, as of the last fetches."""
         if self._consumer is None:
             return 0
         ends = {tp.partition: self._consumer.highwater(tp) or 0 for tp in self._partitions}
         return sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends.items())
 
     async def _read_error(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
-        """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
+        """Return the error to raise; aiokafka has one for both a missing topic and no answer."""
         trouble = f"{self.topic}: cannot be read: {type(error).__name__}"
         try:
             async with asyncio.timeout(self._answer_s):
@@ -290,8 +289,8 @@ class AssignedReader:
         return TopicError(f"{trouble}; create the topics with `trivium topics create`")
 
     async def offsets_at(self, timestamp_ms: int) -> dict[int, int]:
-        """The first offset at or after a time, of each partition; its end where there is none."""
-        ends = await self.end_offsets()  # first, or what comes in between is passed over
+        """Return each partition's first offset at or after a time; its end if there is none."""
+        ends = await self.end_offsets()  # first, or records that come in between are skipped
         offsets = await self._started.offsets_for_times(
             dict.fromkeys(self._partitions, timestamp_ms)
         )
@@ -303,28 +302,28 @@ class AssignedReader:
     async def batch(
         self, *, max_records: int = 500, timeout_ms: int = 60_000
     ) -> list[ConsumerRecord]:
-        """Wait for records and return what is there; empty only after the timeout."""
+        """Wait for records and return those that have arrived; none only after the timeout."""
         batches = await self._started.getmany(timeout_ms=timeout_ms, max_records=max_records)
         if len(batches) == 1:
             return list(next(iter(batches.values())))
         return [record for records in batches.values() for record in records]
 
     async def read_to_end(self) -> list[ConsumerRecord]:
-        """Everything between the present position and the end as of this call."""
+        """Return all records between the current position and the end as of this call."""
         ends = await self.end_offsets()
         return [record async for batch in self.until(ends) for record in batch]
 
     async def until(
         self, ends: dict[int, int], *, max_records: int = 5_000
     ) -> AsyncIterator[list[ConsumerRecord]]:
-        """Batches until every partition stands at its end or beyond; the last may hold more."""
+        """Yield batches until every partition is at its end or beyond; the last may have more."""
         look_ms = MARKS_MS
         while not await self.has_reached(ends):
             yield await self.batch(max_records=max_records, timeout_ms=look_ms)
             look_ms = min(2 * look_ms, MARKS_MAX_MS)
 
     async def has_reached(self, offsets: Mapping[int, int]) -> bool:
-        """Whether it stands at these offsets or beyond, so all before them was handed out."""
+        """Return whether it is at these offsets or beyond: all records before were returned."""
         return all([await self._position(tp) >= offsets[tp.partition] for tp in self._partitions])
 
     def pause(self) -> None:
@@ -332,11 +331,10 @@ class AssignedReader:
         self._started.pause(*self._partitions)
 
     async def by_time(self, ends: dict[int, int]) -> AsyncIterator[ConsumerRecord]:
-        """Records until every partition stands at its end or beyond, whatever comes first over the
-        network.
+        """Yield records until every partition is at its end or beyond, in order of time.
 
-        Of the next ones of all partitions the oldest is first, by the log's timestamps, of equally
-        old ones that of the lowest partition.
+        Of the partitions' next records it yields the oldest by the log's timestamps, on ties that
+        of the lowest partition. The order in which fetches return does not matter.
         """
         queues: dict[TopicPartition, deque[ConsumerRecord]] = {
             tp: deque() for tp in self._partitions
@@ -364,16 +362,16 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close; positions that no broker takes soon are not committed."""
+        """Close; positions that no broker accepts soon are not committed."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await connecting.stop_consumer(consumer)
 
 
 async def send_dead_letter(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
-    """Put a record that cannot be read on its topic's dead-letter topic, and wait for the
-    acknowledgement. Of one that is too large for that, and of what stands for a batch, only the
-    origin is told.
+    """Send an unreadable record to its topic's dead-letter topic, and wait for the acknowledgement.
+
+    If the record is too large for that, or stands for an unreadable batch, only its origin is sent.
     """
     FAULTS.note_unreadable(record.topic, record.partition, record.offset, str(error))
     origin = {
@@ -387,7 +385,7 @@ async def send_dead_letter(producer: LogProducer, record: ConsumerRecord, error:
     reasons = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
     topic = record.topic + DEAD_LETTER_SUFFIX
     value = None if why_unreadable(record.value) else record.value
-    key = b"" if value is record.key is None else record.key  # the client sends no nothing
+    key = b"" if value is record.key is None else record.key  # the client refuses None twice
     try:
         headers = [*record.headers, *reasons]
         ack = await producer.send_raw(topic, value, key=key, partition=0, headers=headers)

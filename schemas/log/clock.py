@@ -1,23 +1,23 @@
-"""The clock of what crosses a boundary. Pure code takes the time as an argument instead.
+"""The wall clock of all processes; pure code takes the time as an argument instead.
 
-Durations are differences of this time, so it runs with a clock that nobody sets. It follows the
-host's wall clock: small differences slowly, without ever running backwards, and larger ones in one
-step, once they have lasted. A wall clock that jumps for a second moves nothing.
+Durations are differences of this time, so it runs with the monotonic clock. It follows the host's
+wall clock: small differences slowly, without going backwards, and larger ones in one step, once
+they have lasted. A wall clock that jumps for a second has no effect.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
 
-EXACT_MS = 1  # smaller differences are none
-SLEWED_MS = 500  # up to here they are followed slowly
-SLEW = 0.05  # at most so much faster or slower than time passes
-LASTING_MS = 10_000  # larger ones are a new time once they have lasted so long
+EXACT_MS = 1  # smaller differences are ignored
+SLEWED_MS = 500  # up to this difference, the clock is slewed
+SLEW = 0.05  # largest change of speed while it is slewed
+LASTING_MS = 10_000  # a larger difference is stepped after this time
 _MS_NS = 1_000_000
 
 
 class SteadyClock:
-    """Wall time in steady steps. Whoever calls it often enough, notices that a jump is over."""
+    """Wall time without jumps; only frequent calls detect that a jump is over."""
 
     def __init__(self, wall_ns: Callable[[], int], steady_ns: Callable[[], int]) -> None:
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
@@ -48,11 +48,11 @@ class SteadyClock:
             self._differs_since_ns = None
 
 
-# A clock that nobody sets, and that runs on while the machine sleeps, where there is one.
+# A monotonic clock, if possible one that also runs while the machine sleeps.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CLOCK = SteadyClock(time.time_ns, partial(time.clock_gettime_ns, _STEADY))
 
 
 def wall_ms() -> int:
-    """Wall time in milliseconds since the epoch; durations are differences of it."""
+    """Return the wall time in milliseconds since the epoch; durations are differences of it."""
     return _CLOCK.ms()

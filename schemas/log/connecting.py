@@ -1,4 +1,4 @@
-"""How aiokafka clients connect: their options, their start, and words for where none answers."""
+"""Options, start and close of all aiokafka clients, and the errors if no broker answers."""
 
 import asyncio
 import ssl
@@ -15,13 +15,13 @@ from schemas.settings import LogSettings
 
 START_S = 15.0
 Close = Callable[[], Coroutine[Any, Any, object]]
-_END_S = 1.5  # for tasks that are cancelled twice; less than closing may take
+_END_S = 1.5  # for tasks that are cancelled twice; less than `CLOSE_S`
 _TASKS_OF_A_GROUP = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")
-CLOSE_S = 2.0  # for a client to close; last positions, which only lag tools read, may be lost
+CLOSE_S = 2.0  # for a client to close; last positions, only for lag tools, may be lost
 
 
 def client_options(settings: LogSettings) -> dict[str, Any]:
-    """Connection and security options of any aiokafka client."""
+    """Return the connection and security options of any aiokafka client."""
     options: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap,
         "security_protocol": settings.security_protocol,
@@ -39,10 +39,10 @@ def client_options(settings: LogSettings) -> dict[str, Any]:
 
 
 async def start_client(start: Callable[[], Awaitable[object]], stop: Close) -> None:
-    """Start an aiokafka client, or stop it again where that fails or is cancelled.
+    """Start an aiokafka client; stop it again if the start fails or is cancelled.
 
-    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for
-    first: about as long as a request may take.
+    A cancelled start leaks its first connection (aiokafka 0.14), so this waits for the start first:
+    about as long as a request may take.
     """
     starting = asyncio.ensure_future(start())
     try:
@@ -50,7 +50,7 @@ async def start_client(start: Callable[[], Awaitable[object]], stop: Close) -> N
     except BaseException as error:
         _, is_over = await wait_uncancelled(
             {starting}, START_S
-        )  # a producer may ask for its id for ever
+        )  # a producer may request its id for ever
         raised = [error, asyncio.CancelledError()] if is_over else [error]
         await _close_within(2 * LEAVE_S, lambda: cancel_and_wait(starting), raised)
         await _close_within(CLOSE_S, stop, raised)
@@ -58,12 +58,12 @@ async def start_client(start: Callable[[], Awaitable[object]], stop: Close) -> N
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -> None:
-    """Stop an aiokafka consumer soon: whoever closes because the log was away is to join again as
-    soon as it is back. A member of a group takes longer, which it leaves.
+    """Stop an aiokafka consumer within `within_s`, so that a member can rejoin as soon as the log
+    is back. A member of a group takes longer, because it leaves the group.
 
-    aiokafka 0.14 would offer its last positions for ever, where no broker takes them. And a fetch
-    that waits to try again, because its broker is away, passes its own cancellation on to whoever
-    closes the consumer. Then what is left is closed here, or its connections would stay.
+    aiokafka 0.14 would retry to commit its last positions for ever if no broker accepts them. And
+    a fetch that waits for a retry, because its broker is unreachable, raises its own cancellation
+    in the caller of `stop`. Then this closes the rest, or its connections would leak.
     """
 
     async def leave_group() -> None:
@@ -80,26 +80,26 @@ async def stop_consumer(consumer: AIOKafkaConsumer, within_s: float = CLOSE_S) -
 
 
 async def close_producer(producer: AIOKafkaProducer, within_s: float) -> None:
-    """Flush and close an aiokafka producer; what no broker takes in so long is given up. An
-    idempotent one would offer its records for ever."""
-    parts = (producer._sender.close, producer.client.close)  # noqa: SLF001  # as above
+    """Flush and close an aiokafka producer; drop what no broker accepts within `within_s`. An
+    idempotent one would retry its records for ever."""
+    parts = (producer._sender.close, producer.client.close)  # noqa: SLF001  # there is no other way
     await _close_parts(parts, producer.stop, within_s)
 
 
 async def abort_producer(producer: AIOKafkaProducer) -> None:
-    """Close an aiokafka producer without what it still holds: its connections first."""
-    await _close_parts((producer.client.close, producer._sender.close))  # noqa: SLF001  # as above
+    """Close an aiokafka producer without its buffered records: its connections first."""
+    await _close_parts((producer.client.close, producer._sender.close))  # noqa: SLF001  # no way
 
 
 async def _close_parts(
     parts: Iterable[Close], whole: Close | None = None, within_s: float = 0
 ) -> None:
-    """Close a client, or part by part where that fails or takes longer: each in bounded time, and
-    whatever the others raise.
+    """Close a client, or its parts if that fails or takes too long: each in bounded time, even if
+    others raise.
 
-    Raises CancelledError, or else BrokerUnavailable, KafkaError or OSError. Its own tasks may have
-    met more than that: uvloop raises RuntimeError for a write behind the end of a connection. For
-    whoever closes it, it is one trouble with the log.
+    Raises CancelledError, or else BrokerUnavailable, KafkaError or OSError. Other errors of the
+    client's own tasks become one of these: uvloop raises RuntimeError for a write after the end of
+    a connection.
     """
     raised = list[BaseException]()
     if whole is not None and await _close_within(within_s, whole, raised):
@@ -115,13 +115,13 @@ async def _close_parts(
 
 
 def _raise_first(raised: list[BaseException]) -> None:
-    """A cancellation, or else the first error, if there was one."""
+    """Raise a cancellation, or else the first error, if there was one."""
     for error in sorted(raised, key=lambda error: not isinstance(error, asyncio.CancelledError)):
         raise error
 
 
 async def _close_within(seconds: float, close: Close, raised: list[BaseException]) -> bool:
-    """Whether it was closed in so long, and raised nothing."""
+    """Close in at most `seconds`; return whether that ended without an error."""
     try:
         return await run_within(seconds, close())
     except (Exception, asyncio.CancelledError) as error:
@@ -137,11 +137,10 @@ async def query_client(
     committed_only: bool = False,
     topics: Collection[str] = (),
 ) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer that fetches nothing: on a connection with a fetch under way every question would
-    wait for that fetch. With a group it commits what it is told to, and nothing by itself.
-    With `committed_only` a partition ends before the first transaction that is under way. It asks
-    at once where these `topics` are, by full name; of others aiokafka finds out one after the
-    other, with a pause behind each."""
+    """Yield a consumer that fetches nothing: on a connection with an active fetch every request
+    would wait for that fetch. With a group, it commits only on demand. With `committed_only` a
+    partition ends before its first open transaction. It requests the metadata of `topics` (full
+    names) at once; for others aiokafka requests it one by one, with a pause after each."""
     consumer = AIOKafkaConsumer(
         **client_options(settings),
         group_id=group_id,
@@ -158,7 +157,7 @@ async def query_client(
 
 
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
-    """What a client raises that could not start; aiokafka's own words name its addresses only."""
+    """Return the error of a client that could not start; aiokafka's message has only addresses."""
     silent = isinstance(error, KafkaConnectionError)
     why = "nobody answers there as Kafka does" if silent else error
     return BrokerUnavailable(
@@ -168,7 +167,7 @@ def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
 
 
 def is_unreachable(error: BaseException | None) -> bool:
-    """Whether a failed send says that no broker answers; else one did, and refused this record."""
+    """Return whether a send failed because no broker answers; else one has refused the record."""
     if isinstance(error, BrokerUnavailable) and error.__cause__ is not None:
         error = error.__cause__
     refused = isinstance(error, BrokerResponseError) and not error.retriable

@@ -1,8 +1,8 @@
-"""Dead letters: records that nobody could read or answer, as they lie on `<topic>.dlq`.
+"""Reads and retries dead letters: records on `<topic>.dlq` that could not be read or handled.
 
-A log forgets nothing, so one that was sent again stays where it is, and a mark behind it says so.
+A retried letter stays on its topic, because the log is append-only; a mark behind it names it.
 Record and mark are in one transaction, and one command at a time sends: nothing is sent twice,
-wherever a command breaks off.
+even if a command is interrupted. `trivium dlq` calls this.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -21,17 +21,17 @@ from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, RETRIED, SEN
 
 _MARK, _TIMES = DEAD_LETTER_HEADERS + RETRIED, DEAD_LETTER_HEADERS + SENT_AGAIN
 _COMMIT_RECORDS = 500
-Place = tuple[str, int, int]  # full topic that it was on; partition and offset where it lies now
+Place = tuple[str, int, int]  # full original topic; partition and offset on the dead-letter topic
 _COMMIT_BYTES = 4_000_000
 _TIMES_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A dead letter; `details` say why it is one, by header names without prefix."""
+    """A dead letter; `details` have its error and origin, by header names without prefix."""
 
-    topic: str  # full name of the topic that it was on
-    partition: int  # where it lies now, as offset
+    topic: str  # full name of the original topic
+    partition: int  # on the dead-letter topic, as is `offset`
     offset: int
     at_ms: int
     key: bytes | None
@@ -42,41 +42,41 @@ class DeadLetter:
 
     @property
     def place(self) -> Place:
-        """Return where the letter lies: topic, partition and offset."""
+        """Return where the letter is: original topic, dead-letter partition and offset."""
         return self.topic, self.partition, self.offset
 
     @property
     def name(self) -> str:
-        """What `trivium dlq` calls it."""
+        """Return its name in `trivium dlq`."""
         return "/".join(map(str, self.place))
 
     @property
     def error(self) -> str:
-        """What went wrong, in a line."""
+        """Return its error's class and message in one line."""
         return (
             f"{self.details.get('error-class', 'unknown')}: {self.details.get('error-message', '')}"
         )
 
     @property
     def retry_count(self) -> int:
-        """Return how often the record was sent again before it came back."""
+        """Return how often the record had been retried before it failed again."""
         text = self.details.get(SENT_AGAIN, "")
         return int(text) if text.isdecimal() and len(text) < _TIMES_DIGITS else 0
 
     @property
     def origin(self) -> str:
-        """Where it was, as far as that was told."""
+        """Return its original partition and offset; `?` for what its headers lack."""
         return f"{self.details.get('partition', '?')}/{self.details.get('offset', '?')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSelection:
-    """Selects dead letters: all of them where no field is set."""
+    """Selects dead letters by the fields that are set; without any, all of them."""
 
     places: frozenset[Place] = frozenset()
     since_ms: int = 0
     before_ms: int = 1 << 62
-    error: str = ""  # a part of what went wrong, in any case of letters
+    error: str = ""  # a part of the error, ignoring case
 
     def __contains__(self, letter: DeadLetter) -> bool:
         return (
@@ -91,14 +91,15 @@ class RetryCounts:
     """Counts of a retry of dead letters so far."""
 
     sent: int = 0
-    already: int = 0  # by an earlier command
-    repeatedly: int = 0  # of those sent: had been before, and came back
-    impossible: int = 0  # only the origin was kept, or not even that
+    already: int = 0  # retried by an earlier command
+    repeatedly: int = 0  # of those sent: had been retried before, and failed again
+    impossible: int = 0  # their values or their original partitions are lost
 
 
 async def topics_with_letters(log: LogSettings, counts: Mapping[str, int]) -> set[str]:
-    """Topics, by their full names, whose dead-letter topics are not empty; with the counts of their
-    partitions. To read one that is empty takes half a second.
+    """Return the topics, by full name, whose dead-letter topics are not empty.
+
+    `counts` has the number of partitions of each topic. Reading an empty topic takes half a second.
     """
     places = [
         TopicPartition(name + DEAD_LETTER_SUFFIX, number)
@@ -118,10 +119,10 @@ async def topics_with_letters(log: LogSettings, counts: Mapping[str, int]) -> se
 async def read_letters(
     log: LogSettings, topic: str, partitions: int
 ) -> AsyncGenerator[DeadLetter, None]:
-    """All letters of a topic, by its full name, as of now; those of a partition in order.
+    """Yield all letters of a topic, by its full name, as of now; each partition's in order.
 
-    `partitions` is the count of its dead-letter topic. Marks follow what they mark, so they are
-    read before. Whoever does not read to the end closes it.
+    `partitions` is the number of partitions of its dead-letter topic. Marks come after their
+    letters, so a first pass reads them. A caller that does not read to the end must close it.
     """
     reader = AssignedReader(
         replace(log, topic_prefix=""),
@@ -148,7 +149,7 @@ async def read_letters(
 
 
 def _marked_offset(record: ConsumerRecord) -> int | None:
-    """The offset that a mark names; None for a letter."""
+    """Return the offset that a mark names; None for a letter."""
     value = dict(record.headers).get(_MARK, b"")
     return int(value) if value.isdigit() else None
 
@@ -181,16 +182,16 @@ async def retry(
     selection: LetterSelection,
     counts: RetryCounts,
 ) -> None:
-    """Send what is wanted to its topic again: the same key, value and headers, on its partition,
-    and in a header more how often that was done.
+    """Send the selected letters to their topic again: same key, value, headers and partition, and
+    one more header with the number of retries.
 
-    `partitions` are the counts of the topic and of its dead-letter topic. `counts` counts what is
-    committed, also where this raises: Fenced where another command sends letters of the topic
-    meanwhile, and BrokerUnavailable, after which some more may be committed. The marks tell.
+    `partitions` are the numbers of partitions of the topic and of its dead-letter topic. `counts`
+    has what is committed, even if this raises. Raises Fenced if another command sends letters of
+    the topic, and BrokerUnavailable, after which more letters may be committed; see their marks.
     """
     transactions = Transactions(log, f"dlq-{topic}")
     try:
-        await transactions.start()  # what another command has not committed is void
+        await transactions.start()  # voids what another command has not committed
         sends, size = list[OutgoingRecord](), 0
         async with aclosing(_select(log, topic, partitions, selection, counts)) as chosen:
             async for sending, mark in chosen:
@@ -214,7 +215,7 @@ async def count_retries(
     selection: LetterSelection,
     counts: RetryCounts,
 ) -> None:
-    """Count what `retry` would do."""
+    """Count the letters that `retry` would send, without sending them."""
     async with aclosing(_select(log, topic, partitions, selection, counts)) as chosen:
         async for _ in chosen:
             counts.sent += 1
@@ -227,7 +228,7 @@ async def _select(
     selection: LetterSelection,
     counts: RetryCounts,
 ) -> AsyncGenerator[tuple[OutgoingRecord, OutgoingRecord], None]:
-    """What is sent, each with the mark that says so; the rest is counted."""
+    """Yield the records to send, each with its mark; count the letters that are not sent."""
     count, of_letters = partitions
     async with aclosing(read_letters(log, topic, of_letters)) as letters:
         async for letter in letters:
@@ -243,7 +244,7 @@ async def _select(
 
 
 def _original(letter: DeadLetter, count: int) -> OutgoingRecord | None:
-    """Return the original record; None where its value was not kept."""
+    """Return the original record; None if its value or its partition is lost."""
     partition = letter.details.get("partition", "")
     if letter.value is None or not partition.isdigit() or int(partition) >= count:
         return None

@@ -1,22 +1,22 @@
-"""Documents on their topic, under their key, on their partition; and who makes passages of them."""
+"""Writes documents and collection records to their topics; names the embedding workers' group."""
 
 from schemas.log.clients import Ack, LogProducer
 from schemas.records import CollectionDeclared, Document
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key, document_key, partition_of
 
-KEPT = ("x-vectors", b"kept")  # header of passages that were there, of which only facts changed
+KEPT = ("x-vectors", b"kept")  # header of passages whose vectors have not changed
 
 
 def embedding_group(log: LogSettings) -> str:
-    """The consumer group of all embedding workers."""
+    """Return the consumer group of all embedding workers."""
     return f"{log.topic_prefix}embedding"
 
 
 async def declare(
     producer: LogProducer, log: LogSettings, collection: str, declaration: CollectionDeclared | None
 ) -> None:
-    """Say something of a collection, or take it back; raises BrokerUnavailable."""
+    """Write a record about a collection, or its tombstone. Raise BrokerUnavailable."""
     key = declaration_key(collection)
     if declaration is not None:
         ack = await producer.send("documents", declaration, key=key, partition=0)
@@ -27,7 +27,7 @@ async def declare(
 
 
 async def send_document(producer: LogProducer, log: LogSettings, document: Document) -> Ack:
-    """As `LogProducer.send`; raises RecordTooLarge, BrokerUnavailable."""
+    """Send a document as `LogProducer.send` does. Raise RecordTooLarge, BrokerUnavailable."""
     key = document_key(document.collection, document.document_id)
     partition = partition_of(key, log.document_partitions)
     return await producer.send("documents", document, key=key, partition=partition)

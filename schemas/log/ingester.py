@@ -1,9 +1,9 @@
-"""Writes documents to the log, and tells what has become of them: embedded, unchanged, refused.
+"""Writes documents to the log, and follows what becomes of them: embedded, unchanged, refused.
 
-Embedding workers write a document's passages, or a dead letter, or nothing where its passages are
-there already, and acknowledge it then. Retrieval workers take the passages, or bury them, and tell
-how far they are. So a document is done when its group has read on and nothing came of it, or when a
-worker of its shard has taken or buried its passages; a shard that nobody serves is not waited for.
+Embedding workers write a document's passages, or a dead letter, or nothing if it has not changed,
+and then acknowledge it. Retrieval workers index or dead-letter the passages, and report their
+offsets. So a document is done when its group has read past it without passages, or when all workers
+of its shard have indexed or dead-lettered its passages; a shard without workers is not waited for.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from schemas.retrieval import layout_of, shard_of
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
 
-_UNDER_WAY = 500  # sent and not acknowledged
+_UNDER_WAY = 500  # most sends without acknowledgement
 _LOOK_MS = 300
-_LOOK_AT_LEAST_S = 2.0  # where others' passages come all the time
+_LOOK_AT_LEAST_S = 2.0  # while other documents' passages keep coming
 _TOPIC, _PASSAGES = "documents", "passages"
 _ORIGIN = ("x-dlq-partition", "x-dlq-offset")
 Place = tuple[int, int]  # partition and offset
@@ -38,7 +38,7 @@ OnDone = Callable[[str], None]
 
 @dataclass(slots=True)
 class IngestCounts:
-    """Counts of what became of one call's documents."""
+    """Counts of one call's documents by their results."""
 
     written: int = 0
     deleted: int = 0
@@ -49,7 +49,7 @@ class IngestCounts:
 
     @property
     def unchanged(self) -> int:
-        """Read by a worker that had nothing to embed."""
+        """Return the documents for which a worker had nothing to embed."""
         return self.done_count - self.embedded - len(self.refused)
 
     @property
@@ -63,15 +63,15 @@ class _PendingDocument:
 
     document_id: str
     on_done: OnDone
-    on_read: Callable[[], None]  # hears that no embedding worker has it before it any more
-    embedded: int = 0  # passages that were made of it now
+    on_read: Callable[[], None]  # called when an embedding worker is done with it
+    embedded: int = 0  # passages that were embedded now
 
 
 class Ingester:
-    """`start`, then `put` and `delete`, then `follow` as long as one wants to know; then `stop`."""
+    """Ingests documents: `start`, then `put` and `delete`, then `follow` their results; `stop`."""
 
     def __init__(self, log: LogSettings, codec: Codec, view: Callable[[], FleetView]) -> None:
-        """`view` is the fleet as it is now."""
+        """Create an ingester; `view` returns the current fleet."""
         self.counts = IngestCounts()
         self._log, self._codec, self._view = log, codec, view
         self._producer = LogProducer(log, codec, durable=True, client_id="trivium-ingest")
@@ -84,13 +84,13 @@ class Ingester:
             for topic in (_TOPIC, _PASSAGES)
         }
         self._acks: list[Any] = []
-        self._open: dict[Place, _PendingDocument] = {}  # documents of which nothing is known yet
+        self._open: dict[Place, _PendingDocument] = {}  # documents without a result yet
         self._unindexed: dict[
             Place, _PendingDocument
-        ] = {}  # by their passages, which no index has yet
+        ] = {}  # by the place of their passages, which are not indexed yet
 
     async def start(self) -> None:
-        """Raises BrokerUnavailable. What comes from now on is seen."""
+        """Connect; results from now on are not missed. Raise BrokerUnavailable."""
         await self._producer.start()
         await self._passages.start("latest")
         for letters in self._letters.values():
@@ -109,8 +109,8 @@ class Ingester:
         on_done: OnDone = lambda reason: None,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_done` hears why it was refused, nothing if it was not, once `follow` knows; before
-        that `on_read` hears that an embedding worker is through with it.
+        """Write a document. `follow` calls `on_read` when an embedding worker is done with it, then
+        `on_done` with the reason of a refusal, or an empty text.
 
         Raises RecordTooLarge, BrokerUnavailable.
         """
@@ -133,7 +133,7 @@ class Ingester:
             await self.flush()
 
     async def flush(self) -> None:
-        """Wait until the broker has all that was written."""
+        """Wait until the broker has acknowledged all writes."""
         acks, self._acks = self._acks, []
         await asyncio.gather(*acks)
 
@@ -142,7 +142,7 @@ class Ingester:
         self._open[int(place.partition), int(place.offset)] = waiting
 
     async def follow(self, report: Callable[[IngestCounts], None]) -> None:
-        """Wait until all that was written is done; `report` gets every change."""
+        """Wait until all written documents are done; `report` gets every change of the counts."""
         await self.flush()
         topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
@@ -161,7 +161,8 @@ class Ingester:
                 report(self.counts)
 
     async def _check_group(self, committed: dict[int, int | None]) -> None:
-        """How far the group has read: passages and dead letters were written before that."""
+        """Close documents before the group's committed offsets: workers write passages and dead
+        letters before they commit."""
         for place, reason in await self._buried(_TOPIC):
             self._close(self._open, place, reason)
         await self._take(await self._passages.read_to_end())
@@ -170,7 +171,8 @@ class Ingester:
                 self._close(self._open, (partition, offset))
 
     async def _check_indexes(self) -> None:
-        """How far they are; what they have not taken was buried before they told so."""
+        """Close documents that the indexes have passed: workers dead-letter the passages that they
+        refuse before they report their offsets."""
         done_places = [
             place for place, doc in self._unindexed.items() if self._is_done(place, doc.document_id)
         ]
@@ -181,7 +183,7 @@ class Ingester:
                 self._close(self._unindexed, place)
 
     def _is_done(self, place: Place, document_id: str) -> bool:
-        """Whether all workers of the document's shard have read on behind these passages."""
+        """Return whether all workers of the document's shard have read past these passages."""
         now_ms, view, (partition, offset) = wall_ms(), self._view(), place
         layout = layout_of(view, now_ms)
         shard = shard_of(document_id, layout.shards) if layout.shards else 0
@@ -190,13 +192,13 @@ class Ingester:
             if search is None or (search.shard, search.shards) != (shard, layout.shards):
                 continue
             done_offsets = member.search.passages_done if member.search is not None else ()
-            offsets = done_offsets[partition : partition + 1]  # none by an older release
+            offsets = done_offsets[partition : partition + 1]  # older releases report none
             if member.state is MemberState.READY and offsets and offsets[0] <= offset:
                 return False
         return True
 
     async def _buried(self, topic: str) -> list[tuple[Place, str]]:
-        """Places of records of a topic among its dead letters, and why."""
+        """Return the places of a topic's dead-lettered records, with reasons."""
         burials: list[tuple[Place, str]] = []
         for record in await self._letters[topic].read_to_end():
             headers = dict(record.headers)
@@ -206,13 +208,13 @@ class Ingester:
         return burials
 
     async def _take(self, records: list[ConsumerRecord]) -> None:
-        """Match the passages that were written to their documents."""
+        """Match passages of the log to their documents."""
         async for record in in_slices(records):
             if not record.value:
                 continue
             try:
                 passages = self._codec.decode(record.value)
-            except RecordError:  # somebody else's, which retrieval workers bury
+            except RecordError:  # retrieval workers dead-letter it
                 continue
             if not isinstance(passages, DocumentPassages):
                 continue
@@ -240,7 +242,7 @@ class Ingester:
 
 
 def _number(header: bytes | None) -> int:
-    """Parse the number in a header; -1 where there is none."""
+    """Return the number in a header; -1 if there is none."""
     return int(header) if header is not None and header.isdigit() else -1
 
 

@@ -1,14 +1,15 @@
-"""Joining the fleet: registration, leases, heartbeats, and the fleet topic folded into a view.
+"""Membership in the fleet: registration, leases, heartbeats, and a view of the fleet topic.
 
-Used by workers, gateways and routers alike. A lease belongs to the first claim by offset among the
-living, so a joiner claims, reads its claim back, and moves on where somebody else was first. A
-member that was silent for a lease is fenced: its later heartbeats are void for every reader,
-because the broker's own timestamps show the gap, and the member itself stops when it finds out.
+Used by workers, gateways and routers alike. A lease belongs to the living member whose claim has
+the lowest offset. So a joiner writes a claim, reads it back, and tries another partition if another
+member was first. A member that was silent for a lease is fenced: every reader ignores its later
+heartbeats, because the broker's timestamps show the gap, and the member itself stops when it
+finds out.
 
-Doubt comes before that: acknowledgements are late, and the member writes nothing
-(`wait_until_valid`) until it knows. It does when it reads its own heartbeat back from the log,
-where the timestamps are. Without any word the lease is given up after two of its lengths: at most
-one batch of heartbeats is under way at a time, so one of the gaps beside it is too long.
+Before that, the lease is in doubt: acknowledgements are late, and the member writes nothing
+(`wait_until_valid`) until it reads its own heartbeat back from the log, with its timestamp. Without
+any acknowledgement a member gives up its lease after two lengths of it: at most one batch of
+heartbeats is in flight at a time, so one of the gaps beside it is too long.
 """
 
 import asyncio
@@ -57,8 +58,8 @@ OnRecord = Callable[[Registration | Heartbeat, int, int], None]
 
 
 def check_leases(record: object, settings: LogSettings) -> None:
-    """Raise RecordError for leases of partitions that are not there: whoever believed in them
-    could send nothing to their holder."""
+    """Raise RecordError for leases of partitions that do not exist: no record could reach their
+    holder."""
     if not isinstance(record, Registration):
         return
     for lease in record.leases:
@@ -71,15 +72,15 @@ def check_leases(record: object, settings: LogSettings) -> None:
 
 
 def _last_beat_s(now_s: float, phase_s: float) -> float:
-    """When members last beat, by a clock that all processes of a host share."""
+    """Return when heartbeats were last due, by the clock that all processes of a host share."""
     beat_s = HEARTBEAT_MS / 1000
     return now_s - (now_s - phase_s) % beat_s
 
 
 class Membership:
-    """This process as a member of the fleet. `join`, then `run` until the end, then `leave`.
+    """This process as a member of the fleet. Call `join`, then `run` until the end, then `leave`.
 
-    `meet` may come before, where a member has to know its epoch before it can serve.
+    Call `meet` before `join` if the member needs its epoch before it can serve.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Membership:
         former_epoch: int = 0,
         started_ms: int = 0,
     ) -> None:
-        """`former_epoch` is that of this process's last life, 0 in the first; `started_ms` when
-        that life began, or now."""
+        """Create a member. `former_epoch` is the epoch of this process's last incarnation, 0 in the
+        first; `started_ms` is when the process started, 0 for now."""
         self.member_id = member_id
         self.epoch = 0
         self.leases: dict[str, int] = {}
@@ -126,17 +127,17 @@ class Membership:
         self._beat_seq = 0
         self._lease_monitor = LeaseMonitor(settings.replication_factor)
         self._running = False
-        self._changed = asyncio.Event()  # there is something to tell before the next beat is due
-        self._read_offset = -1  # of the fleet topic, folded into the view
+        self._changed = asyncio.Event()  # a heartbeat should go out before the next one is due
+        self._read_offset = -1  # of the last fleet record in the view
         self._progress = asyncio.Event()
         self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
 
     async def meet(self) -> None:
-        """Read the fleet and take an epoch. Nothing is claimed yet, so there is nothing to lose.
+        """Read the fleet and choose an epoch, without a claim, so that no lease can be lost.
 
-        For a member that takes long to start; others just `join`. Raises LeaseError when every
-        partition of a lease topic is taken, and NameTaken where another process followed on this
-        one's last life.
+        For a member that takes long to start; others just `join`. Raises LeaseError if every
+        partition of a lease topic is taken, and NameTaken if another process has registered this
+        name after this one's last incarnation.
         """
         await self._reader.start("earliest")
         await self._read_all()
@@ -150,11 +151,11 @@ class Membership:
     async def join(self, capability: Capability | None = None) -> None:
         """Read the fleet, claim a partition of each lease topic, and wait until the claims win.
 
-        Raises LeaseError when every partition is taken, or a later life of this member is there.
+        Raises LeaseError if every partition is taken, or a later epoch of this member exists.
         """
         self._capability = capability
         if self.epoch:
-            await self._read_all()  # what came since
+            await self._read_all()  # records since `meet`
         else:
             await self.meet()
         if (member := self.view.members.get(self.member_id)) is not None:
@@ -167,7 +168,7 @@ class Membership:
                 topic: self._choose(topic, losses, now_ms) for topic in self._lease_topics
             }
             registered, logged_ms = await self._register()
-            # What was read so far has the broker's times, by which others are judged.
+            # The broker's timestamps of these records decide over other members' leases.
             ahead_ms = max(0, wall_ms() - logged_ms)
             if self.leases:
                 await self._read_to(registered)
@@ -179,7 +180,7 @@ class Membership:
             losses.update(beaten)
 
     def check_name(self, record: Registration) -> None:
-        """Raise NameTaken where a later life of this member has registered."""
+        """Raise NameTaken if a later epoch of this member has registered."""
         if record.member_id == self.member_id and record.epoch > self.epoch > 0:
             raise self._name_taken()
 
@@ -199,7 +200,7 @@ class Membership:
             p for p in self.view.free_partitions(topic, count, now_ms) if (topic, p) not in losses
         ]
         own_member = self.view.members.get(self.member_id)
-        if own_member is not None:  # what an earlier life of this member held is free again
+        if own_member is not None:  # leases of this member's earlier epochs are free again
             free += [
                 lease.partition
                 for lease in own_member.registration.leases
@@ -219,9 +220,9 @@ class Membership:
         return holder is not None and holder.member_id == self.member_id
 
     async def lease(self, topic: str) -> int:
-        """Claim a partition of one more topic while `run` runs; returns it once the claim has won.
+        """Claim a partition of one more topic while `run` runs; return it once the claim has won.
 
-        Raises LeaseError when every partition is taken; the other leases stay.
+        Raises LeaseError if every partition is taken; the other leases stay.
         """
         losses: set[tuple[str, int]] = set()
         while True:
@@ -239,14 +240,14 @@ class Membership:
             losses.add((topic, partition))
 
     async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:
-        """Publish what the engine is, once it is known, or a change of roles; leases stay."""
+        """Publish the engine's capability, once it is known, or a change of roles; leases stay."""
         self._capability = capability
         if roles is not None:
             self._roles = tuple(roles)
         await self._register()
 
     async def _register(self) -> tuple[int, int]:
-        """Returns the record's offset, and when the broker appended it."""
+        """Write a registration; return its offset, and when the broker appended it."""
         leases = tuple(Lease(topic=t, partition=p) for t, p in self.leases.items())
         registration = Registration(
             member_id=self.member_id,
@@ -268,7 +269,7 @@ class Membership:
         return int(logged.offset), int(logged.timestamp)
 
     async def _read_to(self, offset: int) -> None:
-        """Wait until the record at the offset is folded."""
+        """Wait until the view has the record at the offset."""
         while self._read_offset < offset:
             if self._running:
                 self._progress.clear()
@@ -284,7 +285,7 @@ class Membership:
         self._progress.set()
 
     async def run(self) -> None:
-        """Beat and follow the fleet until cancelled; raises LeaseError when this member is
+        """Send heartbeats and follow the fleet until cancelled. Raise LeaseError if this member is
         fenced."""
         self._running = True
         loops = [asyncio.create_task(loop) for loop in (self._beat_forever(), self._follow())]
@@ -296,9 +297,9 @@ class Membership:
             loop.result()
 
     async def _beat_forever(self) -> None:
-        """With all other members of this host, whose clock is one: so whoever reads the fleet wakes
-        up once for all of them. Only routers beat in between: the topic must not be silent for so
-        long that it counts (`DEAF_MS`). Other hosts have begun at other times."""
+        """Send heartbeats at the same times as all members of this host, which share a clock: so
+        readers of the fleet wake up once for all of them. Only routers send theirs in between: the
+        topic must not be silent for `DEAF_MS`. Other hosts have other phases."""
         loop, beat_s = asyncio.get_running_loop(), HEARTBEAT_MS / 1000
         phase_s = beat_s / 2 if self._kind is MemberKind.ROUTER else 0.0
         due_s = _last_beat_s(loop.time(), phase_s)
@@ -311,14 +312,14 @@ class Membership:
             await self._try_beat()
             due_s = max(due_s + beat_s, _last_beat_s(loop.time(), phase_s))
             if await wait_for_stop(self._changed, due_s - loop.time()):
-                due_s -= beat_s  # the next one stays due
+                due_s -= beat_s  # the regular one stays due
 
     async def _try_beat(self) -> None:
         try:
             async with asyncio.timeout(LEASE_MS / 1000):
                 await self.beat_now()
         except (BrokerUnavailable, KafkaError, TimeoutError):
-            return  # the next one may get through
+            return  # the next heartbeat may get through
 
     async def _follow(self) -> None:
         while True:
@@ -333,7 +334,7 @@ class Membership:
             check_record("fleet", decoded)
             check_leases(decoded, self._settings)
         except RecordError as error:
-            if self._running:  # those read while joining were buried by whoever read them first
+            if self._running:  # the members that ran have dead-lettered older ones
                 await send_dead_letter(self._producer, record, error)
             return
         if isinstance(decoded, Wanted):
@@ -350,7 +351,7 @@ class Membership:
             self._on_record(decoded, record.offset, now_ms)
 
     def set_state(self, state: MemberState) -> None:
-        """A new state is told at once."""
+        """Set the state; a heartbeat reports a change at once."""
         if state is not self.state:
             self.state = state
             self._changed.set()
@@ -377,19 +378,19 @@ class Membership:
         self._lease_monitor.note_acknowledged(beat.seq)
 
     def is_valid(self) -> bool:
-        """Whether the lease still stands beyond doubt; cheap."""
+        """Return whether the lease is valid beyond doubt; cheap."""
         return self._lease_monitor.is_valid()
 
     def waits_for_leader(self) -> bool:
-        """Whether the fleet's topic may be without a leader, so that nobody's lease runs."""
+        """Return whether the fleet topic may be without a leader, so that no leases run out."""
         return self._lease_monitor.waits_for_leader()
 
     async def wait_until_valid(self) -> None:
-        """Wait until the lease stands beyond doubt. Who writes or starts work asks first."""
+        """Wait until the lease is valid beyond doubt. Call it before writing or starting work."""
         await self._lease_monitor.wait_until_valid()
 
     async def leave(self) -> None:
-        """Say goodbye, if the broker still listens, and stop reading; a caller's cancellation is
+        """Send a goodbye, if the lease is valid, and stop reading; the caller's cancellation is
         raised after that."""
         self.state = MemberState.GONE
         try:

@@ -1,9 +1,9 @@
 """A small client of a Confluent-compatible schema registry, used once at start.
 
-It registers the schemas of the topic table under the subjects that `Topic.subject` says, asks for
+It registers the schemas of the topic table under the subjects of `Topic.subject`, requests
 transitive backward compatibility, and fetches older versions so that the codec can read them.
-Nothing on the path calls it: when it is done, ids are in the codec. Bridges fetch the schemas of
-other people's prompts, each once.
+Nothing on the hot path calls it: after the start, the codec has the ids. Bridges fetch the schemas
+of other producers' prompts, each once.
 """
 
 import base64
@@ -20,7 +20,7 @@ from schemas.topics import TOPICS
 
 COMPATIBILITY = "BACKWARD_TRANSITIVE"
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
-SchemaId = int | UUID  # of one registry, or Confluent's of all
+SchemaId = int | UUID  # unique in one registry, or Confluent's globally unique id
 
 
 class NotRegistered(ConfigError):
@@ -54,7 +54,7 @@ class Registry:
             self._headers["Authorization"] = "Basic " + base64.b64encode(secret.encode()).decode()
 
     def register(self, subject: str, schema: Schema) -> int:
-        """The schema's id under the subject; the same id again where it is already there."""
+        """Register a schema under the subject; return its id, the same one if it exists already."""
         what = f"schema of {subject}"
         name = urllib.parse.quote(subject, safe="")
         self._call("PUT", f"/config/{name}", {"compatibility": COMPATIBILITY}, what)
@@ -62,10 +62,10 @@ class Registry:
         return int(self._call("POST", f"/subjects/{name}/versions", body, what)["id"])
 
     def fetch(self, schema_id: SchemaId) -> Schema | None:
-        """The Avro schema that an id stands for; None where it is one of JSON.
+        """Return the Avro schema of an id; None if it is a JSON schema.
 
-        Raises NotRegistered where the registry has no such id. Nothing is kept: whoever reads
-        records by their ids keeps what it was told.
+        Raises NotRegistered if the registry has no such id. Results are not cached: callers that
+        read records by their ids cache them.
         """
         what = f"schema id {schema_id}"
         kind = "guids" if isinstance(schema_id, UUID) else "ids"
@@ -78,11 +78,11 @@ class Registry:
         return cast(Schema, json.loads(answer["schema"]))
 
     def subjects(self) -> set[str]:
-        """Every subject that the registry has."""
+        """Return every subject that the registry has."""
         return set(self._call("GET", "/subjects", None, "subjects"))
 
     def versions(self, subject: str) -> list[SchemaVersion]:
-        """Every version that the registry holds of a subject, oldest first; none if it has no such
+        """Return every version of a subject, oldest first; none if the registry has no such
         subject."""
         what = f"versions of {subject}"
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
@@ -125,7 +125,7 @@ class Registry:
 
 
 def subjects(prefix: str = "") -> dict[str, str]:
-    """Every subject of the topic table and the record that it holds."""
+    """Return every subject of the topic table, with the name of its record."""
     return {
         prefix + topic.subject(record): record
         for topic in TOPICS.values()
@@ -134,7 +134,7 @@ def subjects(prefix: str = "") -> dict[str, str]:
 
 
 def _former_subjects(prefix: str) -> set[str]:
-    """What all subjects were called once: records in the log may have ids of theirs."""
+    """Return the former names of all subjects: records in the log may have ids of these."""
     return {
         f"{prefix}{topic.name}-trivium.{record}"
         for topic in TOPICS.values()
@@ -143,10 +143,10 @@ def _former_subjects(prefix: str) -> set[str]:
 
 
 def register_all(url: str, *, prefix: str = "", timeout_ms: int = 5_000) -> dict[str, int]:
-    """Register the schemas of all topics; returns subject to id.
+    """Register the schemas of all topics; return their ids by subject.
 
-    Raises ConfigError where the registry refuses a schema as incompatible with what it holds, and
-    BrokerUnavailable where it does not answer.
+    Raises ConfigError if the registry refuses a schema as incompatible with older versions, and
+    BrokerUnavailable if it does not answer.
     """
     registry = Registry(url, timeout_ms=timeout_ms)
     return {
@@ -156,7 +156,7 @@ def register_all(url: str, *, prefix: str = "", timeout_ms: int = 5_000) -> dict
 
 
 def make_codec(settings: LogSettings) -> Codec:
-    """The codec that the settings ask for; with a registry, every version that it holds reads."""
+    """Return the codec for the settings; with a registry, it reads every registered version."""
     if not settings.schema_registry:
         return Codec()
     url, timeout_ms = settings.schema_registry, settings.request_timeout_ms

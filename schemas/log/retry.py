@@ -1,8 +1,8 @@
-"""How any process outlives a log that is away: life after life, with pauses that grow in between.
+"""Restarts a process's membership after the log was unreachable, with growing pauses in between.
 
-A life is one membership with its clients. What is dear (engine, model, caches, indexes) belongs to
-the process and is kept. Used by workers of every kind, routers and gateways; a deployment's start
-asks its broker in the same way, with a bound (`retry_until`).
+One incarnation is one membership with its clients. Expensive state (engine, model, caches, indexes)
+belongs to the process and stays. Used by workers of every kind, routers and gateways; the start of
+a deployment retries its broker in the same way, with a time limit (`retry_until`).
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from schemas.errors import BrokerUnavailable, LeaseError, NameTaken
 
 Result = TypeVar("Result")
 log = logging.getLogger("trivium.log")
-PAUSE_S, PAUSE_MAX_S = 0.25, 5.0  # before the second life, and at most
-STABLE_S = 15.0  # after so long a life the pauses start anew
-# What lies outside a process and passes by itself.
+PAUSE_S, PAUSE_MAX_S = 0.25, 5.0  # first pause, and longest
+STABLE_S = 15.0  # an incarnation of this length resets the pauses
+# Errors with causes outside the process, which pass by themselves.
 TRANSIENT_ERRORS = (BrokerUnavailable, LeaseError, KafkaError, OSError)
 
 
 class Backoff:
-    """How long to wait before the next try."""
+    """Computes how long to wait before the next try."""
 
     def __init__(self, max_s: float = PAUSE_MAX_S) -> None:
         self._next_s, self._max_s = PAUSE_S, max_s
 
     def after(self, tried_s: float) -> float:
-        """The pause after a try that lasted so long."""
+        """Return the pause in s after a try that lasted `tried_s`."""
         if tried_s > STABLE_S:
             self._next_s = PAUSE_S
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
@@ -39,8 +39,8 @@ class Backoff:
 async def run_with_reconnect(
     member_id: str, life: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
-    """Live until a life ends by itself or `stop` is set; one that the log ended is followed by
-    another. Raises what ended a life otherwise, and NameTaken.
+    """Run incarnations (`life`) until one returns or `stop` is set; start another one after a
+    transient error. Raise NameTaken and all other errors.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff()
     while True:
@@ -51,7 +51,7 @@ async def run_with_reconnect(
         except NameTaken:
             raise
         except TRANSIENT_ERRORS as error:
-            if stop.is_set():  # it could not be drained
+            if stop.is_set():  # draining failed
                 raise
             pause_s = backoff.after(loop.time() - began_s)
             why = f"{type(error).__name__}: {error}"
@@ -67,8 +67,9 @@ async def retry_forever(
     *,
     errors: tuple[type[Exception], ...] = TRANSIENT_ERRORS,
 ) -> None:
-    """Go on again whenever it ends or meets one of these troubles, until cancelled; `name` says in
-    the process's own log what was troubled.
+    """Call `go` again whenever it returns or raises one of `errors`, until cancelled.
+
+    `log` gets the errors, under `name`.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff()
     while True:
@@ -83,9 +84,9 @@ async def retry_forever(
 async def retry_until(
     ask: Callable[[], Awaitable[Result]], report: Callable[[str], None], within_s: float
 ) -> Result:
-    """Ask until there is an answer; each trouble is `report`, and an empty text when it is over.
+    """Call `ask` until it returns; `report` gets each error, and an empty text when it is over.
 
-    Raises BrokerUnavailable with the last trouble when that takes longer than `within_s`.
+    Raises BrokerUnavailable with the last error after `within_s`.
     """
     backoff, last = Backoff(), "no answer"
     try:
@@ -106,7 +107,7 @@ async def retry_until(
 
 
 async def wait_for_stop(stop: asyncio.Event, pause_s: float) -> bool:
-    """Wait for so long, or until `stop` is set; whether it is."""
+    """Wait for `pause_s`, or until `stop` is set; return whether it is set."""
     try:
         async with asyncio.timeout(pause_s):
             await stop.wait()

@@ -1,8 +1,9 @@
-"""A topic that a process follows to keep a copy of what it says, and questions to that copy.
+"""Follows a topic of which a process keeps a copy, and lets readers wait until the copy is current.
 
-Several processes have such a copy, and each is behind by what it has not read yet. Who asks one of
-them about what another has just written waits in `catch_up` until the copy has all that was in the
-log when the question came: a read index, as in section 6.4 of Ongaro's dissertation on Raft (2014).
+Several processes have such a copy, and each lags by the records that it has not read yet. A reader
+that needs records which another process has just written waits in `catch_up` until the copy has all
+records that were in the log at the call: a read index, as in section 6.4 of Ongaro's dissertation
+on Raft (2014).
 """
 
 import asyncio
@@ -16,22 +17,22 @@ from schemas.log.clients import MARKS_MAX_MS, MARKS_MS, AssignedReader
 
 
 class TopicFollower:
-    """How far a copy has come. A process may lose its reader, and follow by another."""
+    """The progress of a copy. A process may lose its reader, and follow with another one."""
 
     def __init__(self, topic: str, *, wait_ms: int) -> None:
-        self.news = asyncio.Condition()  # the copy has more
+        self.news = asyncio.Condition()  # notified when the copy has more records
         self._topic, self._wait_s = topic, wait_ms / 1000
         self._reader: AssignedReader | None = None
-        self._is_applying = False  # what was read is not in the copy yet
+        self._is_applying = False  # the last batch is not in the copy yet
         self._asks = asyncio.Lock()
-        self._ends: asyncio.Task[dict[int, int]] | None = None  # the question that is to be asked
+        self._ends: asyncio.Task[dict[int, int]] | None = None  # the next request for ends
 
     async def follow(
         self, reader: AssignedReader, *, max_records: int = 500
     ) -> AsyncGenerator[list[ConsumerRecord]]:
-        """What comes, without end; who takes the next records has put the last ones in the copy.
+        """Yield batches without end; the caller puts each into the copy before it takes the next.
 
-        The copy has all that lies before the reader's place. To be closed before the reader is.
+        The copy has all records before the reader's position. Close this before the reader.
         """
         self._reader = reader
         try:
@@ -46,15 +47,15 @@ class TopicFollower:
             self._reader = None
 
     async def catch_up(self) -> None:
-        """Return when the copy has all that was decided in the log when this was called.
+        """Wait until the copy has all records that were decided in the log at the call.
 
-        Raises BrokerUnavailable where that cannot be known in time.
+        Raises BrokerUnavailable if that takes longer than `wait_ms`.
         """
         async with self._in_time():
             await self._reach(await self._ends_now())
 
     async def reach(self, offsets: Mapping[int, int]) -> None:
-        """Return when the copy has all before these offsets; raises as `catch_up`."""
+        """Wait until the copy has all records before these offsets; raises as `catch_up`."""
         async with self._in_time():
             await self._reach(offsets)
 
@@ -69,8 +70,8 @@ class TopicFollower:
             ) from error
 
     async def _ends_now(self) -> dict[int, int]:
-        """The ends as of this call or later: who comes while others wait for their turn to ask
-        shares their question."""
+        """Return the ends as of this call or later; callers that wait at the same time share one
+        request."""
         if self._ends is None:
             self._ends = asyncio.create_task(self._ask_ends())
             self._ends.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -79,7 +80,7 @@ class TopicFollower:
     async def _ask_ends(self) -> dict[int, int]:
         async with self._asks:
             reader = await self._wait_for_reader()
-            self._ends = None  # who comes from here on wants later ones
+            self._ends = None  # later callers need later ends
             return await reader.end_offsets()
 
     async def _wait_for_reader(self) -> AssignedReader:

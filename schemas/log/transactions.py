@@ -1,14 +1,14 @@
-"""Records and read positions that the log takes together, from one writer at a time.
+"""Commits records and read positions in one transaction, from one writer at a time.
 
-Starting with a `transactional_id` fences the process that had it before: what that one had not
-committed is void, and it commits nothing more, however long it was paused. So a successor that
-reads the committed position (`committed_offsets`) knows what was done. Consumers see committed
+Starting with a `transactional_id` fences the process that had it before: its open transaction is
+aborted, and it commits nothing more, however long it was paused. So a successor that reads the
+committed position (`committed_offsets`) finds all that was committed. Consumers see committed
 records only with `isolation.level=read_committed`. Kafka's own protocol (KIP-98), by aiokafka.
 
-A broker that is killed can leave a transaction open that its coordinator has forgotten (KIP-890).
-Nobody would read past it, and the next commit to that partition would commit it, too. So the first
-transaction on each partition is aborted: that voids such records, and the partition then refuses
-what a former writer sends late.
+A broker that is killed can leave a transaction open that its coordinator has lost (KIP-890).
+Readers would stop before it, and the next commit to that partition would commit it too. So the
+first transaction on each partition is aborted: that voids such records, and the partition then
+refuses late records of a former writer.
 """
 
 import asyncio
@@ -34,21 +34,20 @@ from schemas.log.connecting import CLOSE_S, client_options, close_producer, no_b
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 
-# What a writer that died has left open holds back readers of committed records for so long, where
-# no successor comes.
+# For this time the open transaction of a dead writer blocks readers of committed records, unless a
+# successor comes.
 TRANSACTION_MS = 10_000
 _RETRY_S = 0.1
-_VOID = b"trivium/void"  # the key of what is never committed; it deletes nothing that there is
-_FRAME_BYTES, _HEADER_BYTES = 128, 10  # of a batch of one record, and of a header
+_VOID = b"trivium/void"  # key of the aborted records; no other record has it
+_FRAME_BYTES, _HEADER_BYTES = 128, 10  # overhead of a batch of one record, and of a header
 _FENCED = (ProducerFenced, OutOfOrderSequenceNumber)
-_REFUSALS = (IllegalOperation, AssertionError)  # of what comes after a transaction's failure
+_REFUSALS = (IllegalOperation, AssertionError)  # raised after a transaction has failed
 FullPlace = tuple[str, int]  # topic, with its prefix, and partition
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """What a group has read, and in `metadata` (4 096 bytes at most) what its next reader is to
-    know."""
+    """A group's committed offset, with `metadata` (at most 4 096 bytes) for its next reader."""
 
     offset: int
     metadata: str = ""
@@ -56,7 +55,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingRecord:
-    """One record as bytes, with its full topic's name; without a value it deletes."""
+    """One record as bytes, with its topic's full name; without a value, a tombstone."""
 
     topic: str
     partition: int
@@ -66,27 +65,27 @@ class OutgoingRecord:
 
     @property
     def bytes_at_most(self) -> int:
-        """What it takes of the size that a topic allows (`max.message.bytes`), framing included."""
+        """Return an upper bound of its size, framing included, for `max.message.bytes`."""
         texts = [len(name) + len(value or b"") + _HEADER_BYTES for name, value in self.headers]
         return len(self.key or b"") + len(self.value or b"") + sum(texts) + _FRAME_BYTES
 
 
 class Transactions:
-    """Commits for one `transactional_id`, one at a time; of no use after any error: make another
+    """Commits for one `transactional_id`, one at a time. Not usable after any error: create another
     one, and read what is committed."""
 
     def __init__(self, settings: LogSettings, transactional_id: str) -> None:
         self._settings = settings
         self._id = settings.topic_prefix + transactional_id
         self._producer: AIOKafkaProducer | None = None
-        self._voided: set[FullPlace] = set()  # partitions on which nothing is open
-        # A log with copies may want more: its leaders change.
+        self._voided: set[FullPlace] = set()  # partitions without a stale open transaction
+        # A replicated log may need more time: its leaders change.
         self._limit_ms = max(TRANSACTION_MS, settings.request_timeout_ms)
 
     async def start(self, reads: Sequence[FullPlace] = ()) -> None:
-        """Connect, and fence whoever had the id; raises BrokerUnavailable and Fenced.
+        """Connect, and fence the last owner of the id; raises BrokerUnavailable and Fenced.
 
-        `reads` are partitions of this id that are to be read next, to the end of what is decided.
+        Stale transactions on `reads`, partitions that are read next, are aborted first.
         """
         producer = AIOKafkaProducer(
             **client_options(self._settings),
@@ -103,7 +102,7 @@ class Transactions:
             await self._void(producer, reads)
 
     async def _void(self, producer: AIOKafkaProducer, places: Iterable[FullPlace]) -> None:
-        """End what former transactions may have left open on partitions: see the module's words."""
+        """Abort what former transactions may have left open: see the module's docstring."""
         new = set(places) - self._voided
         if not new:
             return
@@ -119,11 +118,11 @@ class Transactions:
         positions: Mapping[FullPlace, CommittedOffset] | None = None,
         group_id: str = "",
     ) -> list[int]:
-        """All of it or nothing; it is decided when this returns, and seen by others a moment later.
-        Gives the offset of each record.
+        """Commit all of it or nothing; return the offset of each record. It is decided when this
+        returns, and visible to readers a moment later.
 
-        Raises Fenced where another has the id now, RecordTooLarge, and BrokerUnavailable where
-        nobody says whether it is done.
+        Raises Fenced if another process has the id now, RecordTooLarge, and BrokerUnavailable if it
+        is unknown whether the transaction was committed.
         """
         producer = self._producer
         if producer is None:
@@ -147,20 +146,20 @@ class Transactions:
         return [metadata.offset for metadata in written]
 
     async def stop(self) -> None:
-        """Close; what is not committed is void."""
+        """Close; abort what is not committed."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(KafkaError):
                 await close_producer(producer, self._settings.request_timeout_ms / 1000)
 
     async def restart(self) -> None:
-        """Go on after a commit that a topic has refused; raises as `start` does."""
+        """Restart after a commit that a topic has refused; raises as `start` does."""
         await self.stop()
         await self.start()
 
     @contextlib.asynccontextmanager
     async def _translated_errors(self, producer: AIOKafkaProducer) -> AsyncIterator[None]:
-        """Bound the time within, and raise Kafka's errors by our own names."""
+        """Bound the time of the context, and raise our errors for Kafka's."""
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
                 yield
@@ -182,8 +181,8 @@ class Transactions:
 
 @contextlib.asynccontextmanager
 async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
-    """Commits at the end, or aborts. aiokafka's own would wait for an abort for ever where nobody
-    answers; whoever has the id next ends what stays open."""
+    """Commit at the end of the context, or abort. aiokafka's own context would wait for an abort
+    for ever if no broker answers; the next owner of the id aborts what stays open."""
     await producer.begin_transaction()
     try:
         yield
@@ -197,7 +196,7 @@ async def _transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
 
 
 def _failure(producer: AIOKafkaProducer) -> BaseException | None:
-    """What the transaction under way failed with, as aiokafka's sender found out meanwhile."""
+    """Return the error of the open transaction that aiokafka's sender has met, if any."""
     end = producer._txn_manager._transaction_waiter  # noqa: SLF001  # it has no public name
     return end.exception() if end is not None and end.done() and not end.cancelled() else None
 
@@ -214,8 +213,9 @@ def _offsets(
 async def committed_offsets(
     settings: LogSettings, group_id: str, places: Sequence[FullPlace]
 ) -> dict[FullPlace, CommittedOffset]:
-    """What a group has committed, where it has; to be asked after `Transactions.start`, which ends
-    what was under way. Raises BrokerUnavailable.
+    """Return a group's committed offsets, as far as there are any. Raise BrokerUnavailable.
+
+    Call it after `Transactions.start`, which aborts open transactions.
     """
     admin = AIOKafkaAdminClient(**client_options(settings))
     try:
@@ -232,7 +232,7 @@ async def committed_offsets(
                     )
                     break
                 except KafkaError as error:
-                    if not error.retriable:  # a new cluster's coordinator is not there at once
+                    if not error.retriable:  # a new cluster has no coordinator at first
                         raise
                     await asyncio.sleep(_RETRY_S)
     except (KafkaError, TimeoutError) as error:

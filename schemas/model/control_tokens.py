@@ -1,17 +1,17 @@
-"""Which tokens steer the model, and how texts from outside are kept from having them.
+"""Finds the control tokens of a model, and keeps users' texts from being tokenized to them.
 
-Theory of operation. Control tokens are those that a tokenizer takes whole wherever a text spells
-their names, and that are marked as special, or that the chat template writes. Whoever writes a
-message or a document may spell such a name, and it is text. So `mark` puts a mark into a text from
-outside wherever a name might hold it: behind a name's first character, and where the text begins
-with the end of a name or ends with the beginning of one, since a template may write the rest. Once
-all stands together, `pieces` cuts at those marks that lie within a name. A tokenizer finds no name
-in a piece but those of the template. All other marks go without a trace, so that other texts have
-the tokens that they have anywhere else.
+Theory of operation. Control tokens are those that a tokenizer recognises wherever a text spells
+their names, and that are marked as special, or that the chat template writes. A message or a
+document may spell such a name, and must stay text. So `mark` puts a mark into a user's text
+wherever a name might be: after a name's first character, and where the text begins with the end of
+a name or ends with the beginning of one, because a template may write the rest. In the complete
+prompt, `pieces` cuts at those marks that are within a name. So a tokenizer finds only the
+template's names in a piece. All other marks are removed, so that other texts have their usual
+tokens.
 
-Words and single signs that a tokenizer takes whole, but that are not special, are text though
-templates write them; so are spaces. Letters count in either case, since templates and tokenizers
-may change it. Names of a single character cannot be cut.
+Words and single signs that a tokenizer recognises, but that are not special, count as text although
+templates write them; so do spaces. Case does not matter, because templates and tokenizers may
+change it. Names of a single character cannot be cut.
 """
 
 import re
@@ -21,12 +21,12 @@ from itertools import accumulate, pairwise
 from os.path import commonprefix
 from typing import Protocol
 
-MARK = f"{secrets.randbits(64):020d}"  # digits, which every filter of a template leaves alone
+MARK = f"{secrets.randbits(64):020d}"  # digits, which no filter of a template changes
 _END = "\0"  # of a name
 
 
 class AddedToken(Protocol):
-    """As `tokenizers` tells of it."""
+    """An added token as `tokenizers` describes it."""
 
     @property
     def content(self) -> str:
@@ -34,11 +34,11 @@ class AddedToken(Protocol):
 
     @property
     def special(self) -> bool:
-        """Whether answers leave it out."""
+        """Return whether decoded answers omit it."""
 
 
 class ControlTokens:
-    """Those of one model. May be used from any thread."""
+    """The control tokens of one model. May be used from any thread."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class ControlTokens:
         special: Mapping[str, str],
         unknown: str | None,
     ) -> None:
-        """`special` are names by their use, as `eos_token`; `unknown` is the name that the
-        tokenizer writes for what it does not know.
+        """Find the control tokens; `special` has names by their use, such as `eos_token`; `unknown`
+        is the name of the tokenizer's unknown token.
         """
         control = {
             token.content: token_id
@@ -64,7 +64,7 @@ class ControlTokens:
         self._names = Names(self.names)
 
     def without(self, names: Collection[str]) -> "Names":
-        """What marks all names but these."""
+        """Return an object that marks all names except these."""
         return Names(self.names.difference(names))
 
     def mark(self, text: str) -> str:
@@ -72,7 +72,7 @@ class ControlTokens:
         return self._names.mark(text)
 
     def pieces(self, marked: str) -> list[str]:
-        """A text in pieces that are to be encoded one by one, without its marks."""
+        """Return a marked text in pieces to encode one by one, without its marks."""
         parts = marked.split(MARK)
         if len(parts) == 1:
             return [marked] if marked else []
@@ -90,7 +90,7 @@ class ControlTokens:
 
 
 class Names:
-    """Finds names, and what may become one."""
+    """Finds names in texts, and parts that may become one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         lower = sorted({name.lower() for name in names if len(name) > 1})
@@ -100,7 +100,7 @@ class Names:
         self._first, self._last = ({name[i] for name in lower} for i in (0, -1))
 
     def mark(self, text: str, words: Collection[str] = ()) -> str:
-        """With marks, also around these words where the text is one of them."""
+        """Return the text with marks, also around it if it is one of these words."""
         places = [start + 1 for start, _ in self.places(text)]
         inner = text.strip()
         if inner and (inner in words or self._is_end(inner) or self._is_begun(inner)):
@@ -111,12 +111,12 @@ class Names:
         return MARK.join(text[a:b] for a, b in pairwise([0, *places, len(text)]))
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """Begin and end of every name, of those that begin together the longest."""
+        """Return begin and end of every name; of names with the same begin, the longest."""
         return [(name.start(), name.end(1)) for name in self._pattern.finditer(text)]
 
     def _is_end(self, text: str) -> bool:
-        """Whether it begins with the end of a name, or is from the middle of one; words alone are
-        words."""
+        """Return whether a text begins with the end of a name, or is the middle of one; a text of
+        word characters only is not."""
         head = text[: self._longest].lower()
         if len(text) < self._longest and head in self._joined and re.search(r"[^\w\0]", head):
             return True
@@ -126,7 +126,7 @@ class Names:
         return any(head[:end] + _END in self._joined for end in ends)
 
     def _is_begun(self, text: str) -> bool:
-        """Whether it ends with the beginning of a name."""
+        """Return whether a text ends with the beginning of a name."""
         tail = text[-self._longest :].lower()
         if self._first.isdisjoint(tail):
             return False
@@ -135,15 +135,15 @@ class Names:
 
 
 def _writes(template: str, name: str) -> bool:
-    """Whether a template writes a name that is neither a word nor a single sign, as texts have."""
+    """Return whether a template writes a name that is neither a word nor a single sign."""
     return len(name) > 1 and re.search(r"[^\w\s]", name) is not None and name in template
 
 
 def _pattern(names: Collection[str]) -> re.Pattern[str]:
-    """The first characters of these names, wherever a text has the whole name, which is looked at
-    from there.
+    """Return a pattern that matches the first character of each of these names, if the whole name
+    follows.
 
-    It begins with these characters, for which a text is searched in no time.
+    The pattern begins with a set of characters, for which a search is fast.
     """
     rests: dict[str, set[str]] = {}
     for name in names:
@@ -156,7 +156,7 @@ def _pattern(names: Collection[str]) -> re.Pattern[str]:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A pattern of these texts that takes the longest, and tries none twice."""
+    """Return a pattern of these texts that matches the longest one, and tries none twice."""
     by_sign: dict[str, set[str]] = {}
     for text in filter(None, texts):
         by_sign.setdefault(text[0], set()).add(text)

@@ -1,4 +1,4 @@
-"""What a model's folder says of text: where it is, its control tokens and its chat template."""
+"""Finds a model's folder, and reads its special tokens, control tokens and chat template."""
 
 import json
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ FILES = (
 
 
 def model_folder(model: ModelSettings) -> Path:
-    """The folder of a model: as given if it exists, else fetched by its Hugging Face name and
-    revision. Raises ConfigError.
+    """Return the folder of a model: the given one if it exists, else downloaded by its Hugging Face
+    name and revision. Raise ConfigError.
     """
     path, folder = model.path, Path(model.path)
     if folder.is_dir():
@@ -39,7 +39,7 @@ def model_folder(model: ModelSettings) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty where there is none; raises ConfigError."""
+    """Return the JSON object in a file; empty if there is no file. Raise ConfigError."""
     if not path.exists():
         return {}
     try:
@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens_of(folder: Path) -> dict[str, str]:
-    """Texts of the special tokens by their name, as `bos_token`; raises ConfigError."""
+    """Return the special tokens' texts by name, such as `bos_token`. Raise ConfigError."""
     return _special_tokens(read_json(folder / "special_tokens_map.json")) | _special_tokens(
         read_json(folder / "tokenizer_config.json")
     )
@@ -69,21 +69,21 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def template_source_of(folder: Path) -> str | None:
-    """The chat template, if the model has one; raises ConfigError."""
+    """Return the chat template, if the model has one. Raise ConfigError."""
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")
     source = read_json(folder / "chat_template.json").get("chat_template")
     if source is None:
         source = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(source, list):  # several by name; the one called default is meant for chat
+    if isinstance(source, list):  # several by name; `default` is the one for chat
         templates = {entry["name"]: entry["template"] for entry in source}
         source = templates.get("default")
     return source if isinstance(source, str) else None
 
 
 def control_tokens_of(folder: Path, tokenizer: Any) -> ControlTokens:
-    """Those of a model by its folder and its tokenizer, one of `tokenizers`; raises ConfigError."""
+    """Return a model's control tokens; `tokenizer` is one of `tokenizers`. Raise ConfigError."""
     special = special_tokens_of(folder)
     return ControlTokens(
         tokenizer.get_added_tokens_decoder(),

@@ -1,7 +1,7 @@
-"""How times are counted in histograms: by upper bounds, those below first.
+"""Counts times in histograms, by rising upper bounds.
 
-Whoever writes counts to the log and whoever shows them read the same bounds here. Counts by other
-bounds, of another version, are not shown.
+The writers of counts and the processes that show them use the same bounds from here. Counts by
+other bounds, of another version, are not shown.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ SEARCH_MS = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_00
 
 
 class Buckets:
-    """Counts of times up to each of `bounds`, and of longer ones."""
+    """Counts of times up to each of `bounds`, and of longer times."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -20,12 +20,12 @@ class Buckets:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """A value, so many times."""
+        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
 
 def cumulative_counts(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Of each bound and of all: how many were at most that, as Prometheus counts."""
+    """Return for each bound, and in total, how many values were at most that, as in Prometheus."""
     labels = [*map(str, bounds), "+Inf"]
     return list(zip(labels, map(float, accumulate(counts)), strict=True))

@@ -1,11 +1,11 @@
-"""How passages that were put in are told of: in a prompt by a router, in an answer by a worker."""
+"""Builds citations and notices of inserted passages: in prompts (routers) and answers (workers)."""
 
 from schemas.records import Citation, Passage, Retrieved, StreamRetrieved
 from schemas.rules.tokens import token_count
 
 
 def citation(passage: Passage, seq: int = 0, probe: int = 0) -> Citation:
-    """Of a probe also which one, and before which token of the answer."""
+    """Return the citation of a passage; for a probe, with its number and its answer position."""
     return Citation(
         passage_id=passage.passage_id,
         document_id=passage.document_id,
@@ -21,7 +21,7 @@ def citation(passage: Passage, seq: int = 0, probe: int = 0) -> Citation:
 
 
 def probe_notice(record: Retrieved, collection: str) -> StreamRetrieved:
-    """Return the notice of a probe that put passages in."""
+    """Return the notice of a probe that inserted passages."""
     return StreamRetrieved(
         request_id=record.request_id,
         collection=collection,

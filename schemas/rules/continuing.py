@@ -1,10 +1,10 @@
-"""Which answers go on where they stopped, and behind what: for routers, workers and rebuilds alike.
+"""Decides which answers a later attempt continues where they stopped; for routers and workers.
 
-A later attempt takes the tokens that its reader has as the end of its prompt. That is the same
-answer where each token follows from the tokens before it alone. It begins anew where an engine
-keeps something else of an answer, which it does not rebuild from a prompt: the state of a form,
-penalties and forbidden words over the answer's own tokens, text that is held back because it may
-become a stop string, and what searches have put in.
+A later attempt takes the tokens that the reader has as the end of its prompt. That gives the same
+answer if each token depends on the tokens before it only. The answer restarts if the engine has
+other state of it, which a prompt does not restore: the state of structured output, penalties and
+bad words over the answer's own tokens, text that is withheld because it may become a stop string,
+and passages that searches have inserted.
 """
 
 from schemas.records import Continued, Request
@@ -15,7 +15,7 @@ _TOKEN_BYTES = 4
 
 
 def may_continue(request: Request) -> bool:
-    """Whether an answer to it can go on behind its tokens."""
+    """Return whether a later attempt can continue the request's answer after its tokens."""
     sampling = request.sampling
     is_plain = sampling.structured is None and not sampling.stop and not sampling.bad_words
     is_penalized = bool(sampling.presence_penalty or sampling.frequency_penalty)
@@ -23,11 +23,11 @@ def may_continue(request: Request) -> bool:
 
 
 def awaits_progress(request: Request, *, continues: bool) -> bool:
-    """Whether nothing is to begin before all know where the last attempt of an answer ends.
+    """Return whether a new attempt must wait until it is known where the last one ends.
 
-    What goes on there does, if answers are to go on at all. So does what searches while it is
-    generated: all that was put in before a token that somebody reads is to be put in again, and by
-    then it has been read in the log.
+    An answer that is continued must, if `continues` is set. So must an answer with searches: all
+    inserts before a token that the reader has must be inserted again, and by then the router has
+    read them in the log.
     """
     return _probes(request) or (continues and may_continue(request))
 
@@ -37,9 +37,8 @@ def _probes(request: Request) -> bool:
 
 
 def prior_answer(request: Request, continued: Continued | None) -> tuple[bytes, int]:
-    """Tokens and characters behind which an answer goes on; none where it begins anew.
-
-    So it does where nothing is left to be said but its end, which was lost.
+    """Return the tokens and the number of characters after which an answer continues; none if it
+    restarts. It restarts, too, if only its end, which was lost, is left to generate.
     """
     if continued is None or not may_continue(request):
         return b"", 0

@@ -1,13 +1,13 @@
-"""Filters over metadata as JSON, in the operators that vector databases share: the one grammar.
+"""Parses filters over metadata: JSON with the operators that vector databases share.
 
-`{"language": "it", "year": {"$gte": 2020, "$lt": 2025}, "tags": {"$in": ["a", "b"]}}` holds where
-all three do. `{"$or": [..., ...]}`, `{"$and": [..., ...]}` and `{"$not": ...}` combine expressions.
-Of one field, `$eq`, `$ne`, `$in`, `$nin`, `$contains`, `$contains_any`, `$contains_all`, `$gt`,
-`$gte`, `$lt`, `$lte` and `$exists` are known; null stands for what does not exist. Ranges are of
-numbers, or of dates in ISO 8601. A list in metadata is several values of its field: what holds for
-one of them holds.
+`{"language": "it", "year": {"$gte": 2020, "$lt": 2025}, "tags": {"$in": ["a", "b"]}}` is true if
+all three are. `{"$or": [..., ...]}`, `{"$and": [..., ...]}` and `{"$not": ...}` combine filters.
+Operators of a field are `$eq`, `$ne`, `$in`, `$nin`, `$contains`, `$contains_any`, `$contains_all`,
+`$gt`, `$gte`, `$lt`, `$lte` and `$exists`; null stands for a missing value. Ranges are of numbers,
+or of dates in ISO 8601. A list in metadata is several values of its field: a condition is true if
+it is true for one of them.
 
-Gateways check filters here, and retrieval workers make theirs of what `parse` returns.
+Gateways check filters with this, and retrieval workers evaluate the result of `parse`.
 """
 
 import json
@@ -54,7 +54,7 @@ class NumberRange:
 
 @dataclass(frozen=True, slots=True)
 class DateRange:
-    """The same of a date, in microseconds since 1970."""
+    """A field has a date in [low, high], in microseconds since 1970; None leaves a side open."""
 
     field: str
     low: int | None = None
@@ -70,14 +70,14 @@ class FieldExists:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """A condition does not hold."""
+    """A condition is not true."""
 
     inner: "Condition"
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """All of these hold; `is_any`: at least one."""
+    """All of these conditions are true; with `is_any`, at least one."""
 
     parts: tuple["Condition", ...]
     is_any: bool = False
@@ -87,7 +87,7 @@ Condition = FieldIn | NumberRange | DateRange | FieldExists | Not | All
 
 
 def parse(text: str) -> Condition:
-    """What a JSON expression says; raises InvalidRequest saying what was expected."""
+    """Return the condition of a JSON expression. Raise InvalidRequest with what was expected."""
     if len(text) > LENGTH_MAX:
         raise _wrong(f"at most {LENGTH_MAX} characters", len(text))
     try:
@@ -98,9 +98,10 @@ def parse(text: str) -> Condition:
 
 
 def text_of(expression: object) -> str:
-    """An expression as text, given as that or as an object; empty for none. Raises InvalidRequest.
+    """Return an expression, given as text or as an object, as text; empty for none.
 
-    Whoever takes a filter calls this, so that who asks hears of a mistake at once.
+    Every process that accepts a filter calls this, so that callers get errors at once. Raises
+    InvalidRequest.
     """
     if expression is None or expression == "":
         return ""
@@ -110,7 +111,7 @@ def text_of(expression: object) -> str:
             if isinstance(expression, str)
             else json.dumps(expression, ensure_ascii=False)
         )
-    except TypeError as error:  # of TOML, which has dates
+    except TypeError as error:  # TOML has dates
         raise InvalidRequest(
             f"filter: expected texts, numbers, lists and objects, dates as texts: {error}", "filter"
         ) from error
@@ -119,7 +120,7 @@ def text_of(expression: object) -> str:
 
 
 def moment_us(text: str) -> int | None:
-    """Microseconds since 1970 of a date in ISO 8601, or None.
+    """Return the microseconds since 1970 of a date in ISO 8601; None for other texts.
 
     Without a time it is the day's first moment; without an offset it is in UTC.
     """
@@ -218,7 +219,7 @@ def _number(value: Any) -> float:
         raise _wrong("a number", value)
     if not abs(value) <= sys.float_info.max:  # nor NaN
         raise _wrong("a number that a float can hold", value)
-    # What no float stands for is beyond all numbers of metadata, which are within 2**53.
+    # A number that no float equals is beyond all numbers of metadata, which are within 2**53.
     return number if (number := float(value)) == value else math.copysign(math.inf, value)
 
 

@@ -1,28 +1,28 @@
-"""One spelling for characters that mean the same, for embedders, lists of words, and texts of PDFs.
+"""Normalizes characters with the same meaning, for embedders, word lists and texts of PDFs.
 
 Ligatures, full-width and half-width forms, letters of mathematical fonts, presentation forms of
-Arabic and Hebrew become the letters that they stand for, as by Unicode's NFKC. That also joins what
-should stay apart, so here a raised number or letter gets a `^` (`10⁶` is no 106, `2ⁿ` no 2n), a
-lowered number beside digits a `_` (`101₂` is no 1012), a fraction a space (`1½` is no 11/2), and
-what stands beside a word (™, ①, a lone accent) stays. What is not seen, as a soft hyphen, goes.
-Pure.
+Arabic and Hebrew become the letters that they stand for, as in Unicode's NFKC. NFKC also joins
+characters that should stay apart, so here a superscript number or letter gets a `^` (`10⁶` is not
+106, `2ⁿ` not 2n), a subscript number beside digits a `_` (`101₂` is not 1012), a fraction a space
+(`1½` is not 11/2), and marks beside a word (™, ①, a lone accent) stay. Invisible characters, such
+as a soft hyphen, are removed. Pure.
 """
 
 import re
 import unicodedata
 from functools import cache
 
-# Soft hyphen, joiners of lines, marks of direction. Not those between words or letters.
+# Soft hyphen, line joiners, direction marks; not the invisible ones between words or letters.
 _UNSEEN = [0xAD, 0xFEFF, 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
 _DIGITS, _SIGNS = "⁰¹²³⁴-⁹", "⁺⁻"
-_LETTERS = "".join(  # that stand for one each; ª and º are ordinals
+_LETTERS = "".join(  # superscripts of one letter each; ª and º are ordinals
     letter
     for letter in map(chr, range(0xBB, 0x2C7E))
     if unicodedata.decomposition(letter).startswith("<super>")
     and len(unicodedata.normalize("NFKC", letter)) == 1
     and unicodedata.normalize("NFKC", letter).isalpha()
 )
-# A number, a letter, or what signs join of these; no ordinal, as `1ᵉʳ` and `2ᵉ` are.
+# A number, a letter, or several of these joined by signs; not ordinals such as `1ᵉʳ` and `2ᵉ`.
 _OPERAND = (
     rf"(?:[{_DIGITS}]+(?:[{_LETTERS}](?![{_LETTERS}]))?|(?![ᵃᵉᵒ])[{_LETTERS}](?![{_LETTERS}]))"
 )
@@ -37,14 +37,14 @@ MARKS = "".join(  # accents, points and vowel signs, for a class of a regular ex
     for sign in map(chr, range(0x300, 0xFE30))
     if unicodedata.category(sign).startswith("M")
 )
-_LAST = 0x2FA1E  # beyond it, no character stands for another
+_LAST = 0x2FA1E  # beyond it, no character has a replacement
 
 
 def plain_letters(text: str) -> str:
-    """The text in the usual characters; what has only those stays as it is."""
+    """Return the text in the usual characters; a text that has only those is unchanged."""
     if text.isascii():
         return text
-    if not _usual().keys().isdisjoint(map(ord, set(text))):  # to look at each letter is slow
+    if not _usual().keys().isdisjoint(map(ord, set(text))):  # a look at each letter is slow
         text = _RAISED.sub(_raised, text)
         text = _LOWERED.sub(_lowered, text)
         text = _FRACTION.sub(" ", text).translate(_usual())
@@ -62,7 +62,7 @@ def _lowered(match: re.Match[str]) -> str:
 
 @cache
 def _usual() -> dict[int, str | None]:
-    """What stands for each character that has something in its stead."""
+    """Return the replacements of all characters that have one, by code point."""
     letters: dict[int, str | None] = dict.fromkeys(_UNSEEN)
     for code in range(0x80, _LAST):
         kind = unicodedata.decomposition(chr(code)).partition(" ")[0]

@@ -1,8 +1,8 @@
-"""What may stand beside a document's text or vector: the one rule, and who keeps it.
+"""The rules for a document's metadata: which fields and values are allowed.
 
-Who writes documents refuses what an index could not hold while the file and the line are known;
-embedding workers keep the rule for what others write, and the index for the kinds of its columns: a
-field holds numbers, or texts and truth values. Pure.
+Writers of documents refuse metadata that an index could not store, while file and line are known;
+embedding workers check the documents of other writers, and the index checks the kinds of its
+columns: a field has numbers, or texts and booleans. Pure.
 """
 
 import json
@@ -16,15 +16,15 @@ from schemas.rules.numbers import float_of
 
 METADATA_CHARS_MAX = 65_536
 FIELDS_MAX = 64  # of a collection
-TENANT = "$tenant"  # a field of ours; no filter expression can name it
+TENANT = "$tenant"  # an internal field; no filter expression can name it
 EXACT_MAX = 2**53
 Metadata = Mapping[str, Value | list[Value]]  # by field
 _HALF = re.compile("[\ud800-\udfff]")
-Kinds = dict[str, bool]  # whether a field holds numbers
+Kinds = dict[str, bool]  # by field, whether it has numbers
 
 
 def metadata_of(text: str) -> dict[str, Any]:
-    """The fields that have a value, unchecked; raises InvalidRequest unless it is an object."""
+    """Return the fields with a value, unchecked. Raise InvalidRequest unless JSON of an object."""
     if len(text) > METADATA_CHARS_MAX:
         raise _wrong(f"at most {METADATA_CHARS_MAX} characters, found {len(text)}")
     try:
@@ -42,7 +42,7 @@ def metadata_of(text: str) -> dict[str, Any]:
 
 
 def check_metadata(row: Mapping[str, Any], kinds: Kinds) -> None:
-    """Raise InvalidRequest for what does not fit; what does is added to the kinds."""
+    """Raise InvalidRequest for fields that do not fit; add new fields to the kinds."""
     for field, field_value in row.items():
         values = values_of(field_value)
         if len(values) > LIST_MAX:
@@ -74,7 +74,7 @@ def _check(field: str, value: Any, kinds: Kinds) -> None:
 
 
 def is_number(value: Value) -> bool:
-    """Whether a value goes to a column of numbers."""
+    """Return whether a value belongs into a column of numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,6 +1,6 @@
-"""Which orchestrations run prefill and decode of a request at the same time.
+"""Decides which orchestrations run prefill and decode of a request at the same time.
 
-The two are a pair: prefill writes the KV into decode's blocks, while both hold the attempt.
+The two workers are a pair: prefill writes the KV into decode's blocks, while both have the attempt.
 """
 
 from schemas.records import Orchestration
@@ -9,5 +9,5 @@ _PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 def is_paired(orchestration: Orchestration) -> bool:
-    """Whether both workers hold the attempt at once."""
+    """Return whether both workers have the attempt at the same time."""
     return orchestration in _PAIRED

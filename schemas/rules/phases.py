@@ -1,4 +1,4 @@
-"""The phase of a piece of work: what its worker says of it, or somebody in its place.
+"""Builds the phase of a piece of work: its worker's report, or one in its place.
 
 Called by workers, by routers for work that could not be sent, and by the simulator.
 """
@@ -9,7 +9,7 @@ from schemas.records import Phase, PhaseKind, Work
 
 
 def phase_of(work: Work, kind: PhaseKind, started_ms: int, ended_ms: int, **fields: Any) -> Phase:
-    """Return a phase of the worker that has the work; `fields` are more of Phase."""
+    """Return a phase of the worker that has the work; `fields` are further fields of Phase."""
     return Phase(
         request_id=work.request_id,
         session_id=work.session_id,

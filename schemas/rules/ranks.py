@@ -1,7 +1,7 @@
-"""How hits by vector and hits by words become one list: the rule of shards and askers alike.
+"""Fuses hits by vector and hits by words into one list; shards and clients use the same rule.
 
 Reciprocal ranks (Cormack, Clarke and Buettcher, SIGIR 2009): a hit's score is the sum of
-1 / (60 + rank) over the lists that it stands in, with ranks from 1. So a distance and a BM25 score
+1 / (60 + rank) over the lists that contain it, with ranks from 1. So a distance and a BM25 score
 need no common scale. Pure.
 """
 
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from math import inf
 
 RANK_OFFSET = 60  # the paper's k
-DEPTH_MIN = 50  # of each list: a hit that stands low in both may beat the first of one
+DEPTH_MIN = 50  # of each list: a hit with low ranks in both may beat the first of one list
 
 
 def depth_of(k: int) -> int:
-    """How long the lists are from which k hits are fused."""
+    """Return the length of the lists from which k hits are fused."""
     return max(k, DEPTH_MIN)
 
 
 def fuse_ranks(lists: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The score of each id, the best first, equal ones in order of the lists, as they are given.
+    """Return the score of each id, the best first, equal ones in order of the given lists.
 
-    Half of all hits stand in one list alone and equal one of the other. Names say nothing of them;
-    the first list is the one to trust more. No id stands twice in a list.
+    Half of all hits are in one list only and tie with one of the other. Ids would be an arbitrary
+    tie-break; the first list is the more reliable one. No list has an id twice.
     """
     scores: dict[str, float] = {}
     for ids in lists:
@@ -32,10 +32,10 @@ def fuse_ranks(lists: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def candidates(by_vector: Sequence[str], by_words: Sequence[str], k: int) -> list[str]:
-    """Ids of a shard that may be among the k best of all shards, the best of this shard first.
+    """Return the ids of a shard that may be among the k best of all shards, its best ones first.
 
-    Other shards' hits come between, but never change the order within one. So what k others of the
-    same shard precede in both lists is out, whatever they bring.
+    Other shards' hits come in between, but never change the order within one shard. So an id that
+    k others of the same shard precede in both lists is out, whatever the other shards have.
     """
     ranks = [{hit_id: rank for rank, hit_id in enumerate(ids)} for ids in (by_vector, by_words)]
     places = {

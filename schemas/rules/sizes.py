@@ -1,16 +1,15 @@
-"""How large what crosses the log may be: the one size rule, and who keeps it.
+"""The size limits of records in the log, and the checks of writers and readers.
 
-Theory of operation. The broker takes no record above RECORD_BYTES_MAX, whoever sends it. Frames and
-journal batches are split by their writers; a request cannot be split, and its work repeats it, with
-a KV handle that some phase or outcome brought, and the answer behind which it goes on. So requests
-leave room for the largest report and answer, and for the tokens that may be put into their prompts,
-and whatever names, headers and error a record
-has besides fits into REST_BYTES_MAX. Then no record that follows from one that was let in can be
-too large. Hits repeat the names of their retrieval, which are bounded alike. `LogProducer.send`
-keeps the rule for what leaves a process, and whoever reads from others keeps it again. To decode a
-record of many empty items takes 0.2 to 0.6 s per MB, and nobody else's turn comes meanwhile; so
-`Codec.decode` refuses by their bytes alone the kinds that many read and that are never large.
-Nothing here does I/O.
+Theory of operation. The broker refuses records above RECORD_BYTES_MAX from every client. Writers
+split frames and journal batches; a request cannot be split, and its work repeats it, with a KV
+handle of a phase or outcome, and the prior answer that it continues. So requests leave space for
+the largest report and answer, and for the tokens that may be inserted into their prompts, and all
+other names, headers and errors of a record fit into REST_BYTES_MAX. Then no record that follows
+from an accepted one can be too large. Hits repeat the names of their retrieval, which are bounded
+likewise. `LogProducer.send` checks records that leave a process, and readers of other processes'
+records check again. Decoding a record of many empty items takes 0.2 to 0.6 s per MB, and blocks the
+event loop; so `Codec.decode` refuses, by their bytes alone, kinds that have many readers and are
+never large. Nothing here does I/O.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,29 +43,29 @@ from schemas.records import (
 RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` of every topic
 REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
 REST_BYTES_MAX = 64 << 10
-PRIOR_BYTES_MAX = 256 << 10  # of an answer's tokens, that a later attempt goes on behind
+PRIOR_BYTES_MAX = 256 << 10  # of an answer's tokens that a later attempt continues
 REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - PRIOR_BYTES_MAX - REST_BYTES_MAX
-FRAME_BYTES_MAX = 1 << 20  # of tokens, split by `workers/llm/frames.py`; one row may be larger
+FRAME_BYTES_MAX = 1 << 20  # of a token frame; `workers/llm/frames.py` splits; a row may be larger
 JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
 JOURNAL_BYTES_MAX = 1 << 20  # of records in a batch, and of a part of a snapshot
-FLEET_BYTES_MAX = 256 << 10  # of a member's words, most of which are its collections
+FLEET_BYTES_MAX = 256 << 10  # of a member's record, most of which is its collections
 RETRIEVAL_BYTES_MAX = 512 << 10  # of a retrieval, or of its hits
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
-COLLECTION_CHARS_MAX = 128  # of its name
-SHARDS_MAX = 1_024  # of the documents
+COLLECTION_CHARS_MAX = 128  # of a collection's name
+SHARDS_MAX = 1_024  # of the retrieval index
 DIM_MAX = 65_536  # values of a document's vector
-SEEDS_MAX = 4_096  # of a retrieval
-QUOTED_MAX = 1_024  # documents of which a retrieval asks whether they changed
+SEEDS_MAX = 4_096  # seeds of a retrieval
+QUOTED_MAX = 1_024  # quoted documents that a retrieval checks for changes
 TEXTS_MAX = 2_048  # of one call for embeddings
 DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
 CHUNKS_MAX = 4_096  # passages of a document
 PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
-PROBES_MAX = 64  # of one answer
-TRIGGER_CHARS_MAX = 64  # of the name of what asks for them
-PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
-HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
-PROBED_BYTES_MAX = 256 << 10  # of what probes put into one answer, with texts and names
-_PASSAGE_BYTES = 64  # of one, beside its texts and tokens
+PROBES_MAX = 64  # probes of one answer
+TRIGGER_CHARS_MAX = 64  # of a probe trigger's name
+PASSAGE_BYTES_MAX = 512 << 10  # of all retrieved passages of a request
+HISTORY_BYTES_MAX = 256 << 10  # of the inserts of earlier turns of a session
+PROBED_BYTES_MAX = 256 << 10  # of the results of probes in one answer, with texts and names
+_PASSAGE_BYTES = 64  # overhead of a passage, besides its texts and tokens
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
@@ -90,14 +89,14 @@ _UNREAD = {
 
 
 def check_bytes(kind: str, record_bytes: int) -> None:
-    """Raise RecordTooLarge for a record that is not worth to be decoded."""
+    """Raise RecordTooLarge for a record that is too large to decode."""
     limit = _UNREAD.get(kind, RECORD_BYTES_MAX)
     if record_bytes > limit:
         raise RecordTooLarge(f"{kind}: expected at most {limit} bytes, found {record_bytes}")
 
 
 def check_size(record: Any, record_bytes: int) -> None:
-    """Raise RecordTooLarge unless a record of so many bytes, and all that follows from it, fits."""
+    """Raise RecordTooLarge unless a record of `record_bytes`, and all that follow from it, fit."""
     kind = type(record)
     if kind is Request and record.retrieval is not None:
         record_bytes += _put_in_bytes(record.retrieval)
@@ -120,26 +119,26 @@ def check_size(record: Any, record_bytes: int) -> None:
 
 
 def is_collection(name: str) -> bool:
-    """Whether a collection may have that name: keys of documents have a slash behind it."""
+    """Return whether a collection may have that name: keys of documents have a slash after it."""
     return 0 < len(name) <= COLLECTION_CHARS_MAX and "/" not in name
 
 
 def _put_in_bytes(retrieval: Retrieval) -> int:
-    """By how much its work may grow at most; lead, trail and tail are in the record already."""
+    """Return the most bytes by which its work may grow; lead, trail and tail are in the record."""
     joints = min(retrieval.k, PASSAGES_MAX) * len(retrieval.joint)
     before = max(0, 4 * retrieval.tokens_max + joints, 4 * retrieval.room_tokens)
     return before + (_probe_bytes(retrieval.probing) if retrieval.probing else 0)
 
 
 def _probe_bytes(probing: Probing) -> int:
-    """What probes put into an answer at most; a later attempt's work repeats it."""
+    """Return the most bytes that probes insert into an answer; a later attempt repeats them."""
     k, probe_count = min(probing.k, PASSAGES_MAX), min(probing.probes_max, PROBES_MAX)
     around = len(probing.lead) + k * len(probing.joint) + len(probing.trail)
     return 4 * probing.tokens_max + probe_count * around
 
 
 def fit_passages(passages: Sequence[Passage]) -> tuple[Passage, ...]:
-    """The best, as long as a record has room for all of them."""
+    """Return the best passages that fit together into a record."""
     bytes_left, best_passages = PASSAGE_BYTES_MAX, []
     for passage in passages:
         names = (passage.text, passage.passage_id, passage.document_id)
@@ -152,7 +151,7 @@ def fit_passages(passages: Sequence[Passage]) -> tuple[Passage, ...]:
 
 
 def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
-    """All fields of a kind of record that are strings; there are several in each."""
+    """Return a getter of all string fields of a kind of record; each kind has several."""
     texts = [name for name, hint in get_type_hints(kind).items() if hint is str]
     return attrgetter(*texts)
 

@@ -1,4 +1,4 @@
-"""Token ids as they cross the log: little-endian int32, so that a long prompt costs no time."""
+"""Packs token ids for the log as little-endian int32, so that long prompts cost little time."""
 
 from array import array
 from bisect import bisect_left
@@ -11,32 +11,31 @@ _ID_MIN, _ID_MAX = -(1 << 31), (1 << 31) - 1
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as `Request.prompt_tokens` has them."""
+    """Return token ids in the form of `Request.prompt_tokens`."""
     return array("i", token_ids).tobytes()
 
 
 def token_count(packed: bytes) -> int:
-    """How many token ids are packed."""
+    """Return the number of packed token ids."""
     return len(packed) // _TOKEN_BYTES
 
 
 def token_array(packed: bytes) -> "array[int]":
-    """Inverse of `pack_tokens`, as cheap as a copy; raises RecordError where the length is no
-    multiple of 4.
-    """
+    """Return the array of packed token ids, as cheap as a copy. Raise RecordError unless the length
+    is a multiple of 4."""
     if len(packed) % _TOKEN_BYTES:
         raise RecordError(f"token ids: expected a multiple of 4 bytes, found {len(packed)}")
     return array("i", packed)
 
 
 def unpack_tokens(packed: bytes) -> list[int]:
-    """The same as a list."""
+    """Return packed token ids as a list; raises as `token_array`."""
     return token_array(packed).tolist()
 
 
 def pack_ranges(token_ids: Iterable[int], vocab: int) -> bytes:
-    """These ids and all that are none of a vocabulary of that size, as pairs of the first and the
-    last of a range: `Retrieval.reserved`."""
+    """Return these ids and all ids outside a vocabulary of that size, packed as pairs of the first
+    and the last id of a range: `Retrieval.reserved`."""
     ranges = [(_ID_MIN, -1)]
     for token_id in sorted(token_ids):
         first, last = ranges[-1]
@@ -48,7 +47,7 @@ def pack_ranges(token_ids: Iterable[int], vocab: int) -> bytes:
 
 
 def is_insertable(packed: bytes, reserved: bytes) -> bool:
-    """Whether these are token ids, at least one, and none of them in a range of `pack_ranges`."""
+    """Return whether these are one or more token ids, none of them in a range of `pack_ranges`."""
     if not packed or len(packed) % _TOKEN_BYTES:
         return False
     ids, bounds = sorted(set(token_array(packed))), array("i", reserved[: len(reserved) & ~7])

@@ -1,4 +1,7 @@
-"""The routers' consumer group: its name, its topics and its Faust app."""
+"""The routers' consumer group: its name, its topics and its Faust app.
+
+Called by `streams/agents/lifecycle.py`.
+"""
 
 from typing import Any
 
@@ -15,7 +18,7 @@ def group_id(log: LogSettings) -> str:
 
 
 def make_app(log: LogSettings, router_id: str, partitions: GroupMember) -> Any:
-    """An app that hands records and rebalances to `OwnedPartitions`."""
+    """Return a Faust app that passes records and rebalances to `OwnedPartitions`."""
     app = faust_app.make_app(log, group=group_id(log), member_id=router_id)
     faust_app.add_agents(app, log.topic_prefix, "router", TOPICS, partitions)
     faust_app.follow_rebalances(app, log.topic_prefix, partitions)

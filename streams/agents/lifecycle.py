@@ -1,6 +1,6 @@
-"""The lives of a router: joins, routes until something ends it, winds up, and joins again.
+"""Runs the incarnations of a router: each joins, routes until something ends it, and shuts down.
 
-What it does in between is `streams/agents/router.py`'s. Called by the command line.
+`streams/agents/router.py` is one incarnation. Called by the command line.
 """
 
 import asyncio
@@ -36,11 +36,10 @@ async def run_router(
     codec: Codec | None = None,
     deadline_ms_max: int | None = None,
 ) -> None:
-    """Route until `stop` is set, in as many lives as the log makes necessary; raises what ended
-    one otherwise, and ConfigError where the log keeps too little.
+    """Route until `stop` is set, with a new incarnation whenever the log was unreachable.
 
-    `deadline_ms_max` is the gateways'; without it, requests may live as long as any gateway lets
-    them.
+    Raises any other error that ended one, and ConfigError if the log's retention is too short.
+    `deadline_ms_max` is the gateways' setting; without it, the longest possible one is assumed.
     """
     epoch = 0
     needs = needs_of_requests(deadline_ms_max or live_ms_max())
@@ -89,8 +88,9 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
 async def _shut_down(
     partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
 ) -> None:
-    """Stop reading, and let what was decided out while the lease stands. Bounded: the log has
-    everything else.
+    """Stop reading, and send what was decided while the lease is valid.
+
+    Bounded in time: the next owner rebuilds the rest from the log.
     """
     process = partitions.process
     outbox, _membership, *other_tasks = tasks

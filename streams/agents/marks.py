@@ -1,8 +1,9 @@
-"""From where a takeover has to read: the oldest live request of each partition, told to the broker.
+"""Commits from where a takeover has to read: the offset of each partition's oldest live request.
 
 A mark is the offset, committed in a group of its own, before which every request has ended and its
-outcome is in the log. So nothing has to agree with it: no horizon in time, no longest deadline, and
-not the offsets that Faust commits as soon as a request is placed.
+outcome is in the log. So a takeover depends on no time horizon, no longest deadline, and not on the
+offsets that Faust commits as soon as a request is placed. Called by `streams/agents/lifecycle.py`
+and `streams/agents/partitions.py`.
 """
 
 import asyncio
@@ -17,20 +18,20 @@ from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 
 MARK_S = 1.0  # between two commits
-_SPARE = 1_024  # ended requests that are kept in a list beside as many live ones
+_SPARE = 1_024  # entries of a list beyond twice its live requests
 Offsets = dict[int, int]  # by partition
 
 
 class Marks:
-    """Offsets of requests in order of arrival, without those that have ended since."""
+    """Offsets of requests in order of arrival; drops those that have ended."""
 
     def __init__(self, is_live: Callable[[str], bool]) -> None:
         self._is_live = is_live
         self._arrived: dict[int, list[tuple[int, str]]] = {}
-        self._lengths_max: dict[int, int] = {}  # above it a list is cleared of ended ones
+        self._lengths_max: dict[int, int] = {}  # above it, ended requests are dropped
 
     def add(self, partition: int, offset: int, request_id: str) -> None:
-        """A request was read, and applied."""
+        """Add a request that was read and applied."""
         requests = self._arrived.setdefault(partition, [])
         requests.append((offset, request_id))
         if len(requests) > self._lengths_max.get(partition, _SPARE):
@@ -46,7 +47,7 @@ class Marks:
         self._lengths_max.pop(partition, None)
 
     def oldest(self, read: Offsets) -> Offsets:
-        """The mark of each partition, where `read` is the offset up to which it was read."""
+        """Return the mark of each partition; `read` has the offsets up to which each was read."""
         marks = {}
         for partition, end in read.items():
             if partition in self._arrived:
@@ -60,16 +61,16 @@ class MarkSource(Protocol):
     """A source of marks: the partitions that a router owns."""
 
     def marks(self) -> Offsets:
-        """As of now, of the partitions that are rebuilt."""
+        """Return the current marks of the partitions that are rebuilt."""
 
 
 def marks_group(log: LogSettings) -> str:
-    """The group under which marks are committed; nobody reads in it."""
+    """Return the group under which marks are committed; it has no members."""
     return f"{log.topic_prefix}router.live"
 
 
 async def keep_marks(log: LogSettings, partitions: MarkSource) -> None:
-    """Commit what has changed, until cancelled. A commit that fails only costs a longer rebuild."""
+    """Commit changed marks until cancelled. A failed commit only costs a longer rebuild."""
     places = [
         TopicPartition(f"{log.topic_prefix}requests", p) for p in range(log.session_partitions)
     ]

@@ -1,15 +1,14 @@
 """Carries effects out in the order in which they were decided, and acknowledges their causes.
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
-and never before an earlier record of its partition (`schemas/log/faust/receipts.py`). A send that
-fails is fatal to the process, unless it is of work that is too large: then a phase says so for the
-worker, and only the attempt fails.
+and never before an earlier record of its partition (`schemas/log/faust/receipts.py`). A failed send
+is fatal to the process, except for work that is too large: then a phase reports that in place of
+the worker, and only the attempt fails.
 
-Order between partitions. What was decided goes first, what workers are told after it. Nothing waits
-for an acknowledgement in between on the usual way: of work of a first attempt the next router knows
-that it may be there without its decision. Later attempts, void orders and marks
-wait until their decisions, and outcomes, are in the log, and work with passages until its reader
-was told of them. Nothing leaves while the router's lease is in doubt.
+Order between partitions: decisions go first, orders to workers after them. First attempts do not
+wait for acknowledgements in between, because the next router allows for work without its decision.
+Later attempts, void orders and marks wait until decisions and outcomes are in the log, and work
+with passages until its reader's notice is. Nothing is sent while the router's lease is in doubt.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ TRACES_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class OwnRecord:
-    """A record of the router's own (journal, sessions); without a record, a tombstone."""
+    """A record that the agents make (journal, sessions, phases); None stands for a tombstone."""
 
     topic: str
     key: str
@@ -63,7 +62,7 @@ Entry = tuple[Effect | OwnRecord, Receipt | None]
 
 
 class Outbox:
-    """Effects wait here for the one task that sends them."""
+    """The queue of effects, and the one task that sends them."""
 
     def __init__(
         self,
@@ -75,11 +74,11 @@ class Outbox:
         ask: Callable[[StartRetrieval], None],
         write_usage: Callable[[RecordUsage, Ack | None], Ack],
     ) -> None:
-        """`ask` begins a search, and waits for nothing. `use` has written what a request has used,
-        once the outcome is acknowledged, where this router has sent that."""
+        """Create an outbox. `ask` begins a search and does not block. `write_usage` writes a usage
+        record after the ack of its outcome, if this router has sent the outcome."""
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
         self.unsaved: dict[SessionKey, SaveSession | DropSession] = {}
-        self.ending: Counter[str] = Counter()  # by request, what of its end is not acknowledged
+        self.ending: Counter[str] = Counter()  # by request, unacknowledged parts of its end
         self._producer = producer
         self._prefix = prefix
         self._router_id = router_id
@@ -87,7 +86,7 @@ class Outbox:
         self._wait_for_lease = wait_for_lease
         self._ask = ask
         self._write_usage = write_usage
-        self._outcomes: dict[str, Ack] = {}  # by request, for what it has used
+        self._outcomes: dict[str, Ack] = {}  # by request, for its usage
         self._notice_acks: dict[str, asyncio.Future[Any]] = {}  # by request, until acknowledged
         self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
@@ -101,7 +100,7 @@ class Outbox:
         effects: Sequence[Effect | OwnRecord],
         receipt: Receipt | None = None,
     ) -> None:
-        """Have effects sent; with a receipt, `pending` must count them."""
+        """Queue effects to send; `receipt`, if any, must count them."""
         if self._discarded:
             return
         for effect in effects:
@@ -114,29 +113,29 @@ class Outbox:
             self._wake.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until few enough sends are pending."""
+        """Wait until all sends are acknowledged, if more than `pending_max` are pending."""
         if self._pending > self._pending_max:
             await self._idle.wait()
 
     async def drain(self) -> None:
-        """Wait until everything put so far is acknowledged, or nothing is sent any more."""
+        """Wait until all queued effects are acknowledged, or discarded."""
         await self._idle.wait()
 
     def discard(self) -> None:
-        """Send nothing more of what was put: it is no longer for this router to say."""
+        """Drop all queued effects and ignore later ones: this router may not send any more."""
         self._queue.clear()
         self._pending, self._discarded = 0, True
         self._idle.set()
 
     def remember_trace(self, request_id: str, headers: Headers) -> None:
-        """Remember the caller's trace, to hand it on with the work."""
+        """Store the caller's trace, to send it on with the work."""
         for _, value in trace_of(headers):
             self.traces[request_id] = value
         if len(self.traces) > TRACES_MAX:
             self.traces.popitem(last=False)
 
     async def run(self) -> None:
-        """Send until cancelled, while the lease stands; raises what a send raised."""
+        """Send until cancelled, while the lease is valid; raise the error of a failed send."""
         try:
             while True:
                 await self._wake.wait()
@@ -153,7 +152,7 @@ class Outbox:
             raise self._error
 
     async def _send_all(self, entries: Iterable[Entry]) -> None:
-        """What was decided, then what workers are told; see the module's docstring."""
+        """Send decisions, then orders; see the module's docstring."""
         orders: list[Entry] = []
         acks: list[asyncio.Future[Any]] = []
         for entry in entries:
@@ -168,7 +167,7 @@ class Outbox:
             await self._send_one(entry)
 
     async def _wait_for_notice(self, entry: Entry) -> None:
-        """Wait until a reader's word of a prompt is in the log, before work of it leaves."""
+        """Wait until the reader's notice of a prompt is in the log, before its work is sent."""
         effect = entry[0]
         if self._notice_acks and isinstance(effect, Dispatch):
             ack = self._notice_acks.get(effect.record.request_id)
@@ -185,10 +184,10 @@ class Outbox:
                 return []
             raise
         self._watch(acks, entry)
-        return [] if isinstance(entry[0], RecordUsage) else acks  # nobody waits for that
+        return [] if isinstance(entry[0], RecordUsage) else acks  # no order waits for usage
 
     def _report_unsent(self, entry: Entry, error: BaseException) -> bool:
-        """Have a phase sent instead, which ends the attempt; false for what is no work."""
+        """Queue a phase that fails the attempt instead; return False if the effect is not work."""
         effect, receipt = entry
         phase = unsent_phase(effect, error, wall_ms())
         if phase is None:
@@ -228,7 +227,7 @@ class Outbox:
                 del self.ending[request_id]
         elif isinstance(effect, NotifyRetrieval):
             notice_ack = self._notice_acks.get(effect.retrieved.request_id)
-            if notice_ack is not None and notice_ack.done():  # and not the first of several
+            if notice_ack is not None and notice_ack.done():  # else a later notice is pending
                 del self._notice_acks[effect.retrieved.request_id]
         if not self._pending:
             self._idle.set()
@@ -255,7 +254,7 @@ class Outbox:
                 self._outcomes[outcome.request_id] = ack
                 return [ack, await send("tokens", frame, key=str(gateway), partition=gateway)]
             case RecordUsage(usage):
-                self.traces.pop(usage.request_id, None)  # whoever ended it
+                self.traces.pop(usage.request_id, None)  # worker or router ended it
                 return [self._write_usage(effect, self._outcomes.pop(usage.request_id, None))]
             case StartRetrieval():
                 self._ask(effect)
@@ -298,7 +297,7 @@ class Outbox:
         unsaved, self.unsaved = self.unsaved, {}
         writes = []
         for (tenant, session_id), effect in unsaved.items():
-            # Without a tenant as before there were any: else what was written then stays for ever.
+            # Keys without a tenant keep their old form, so that old records are overwritten.
             key = f"{len(tenant)}:{tenant}{session_id}" if tenant else session_id
             session = effect.session if isinstance(effect, SaveSession) else None
             writes.append(OwnRecord("sessions", key, effect.partition, session))
@@ -306,19 +305,19 @@ class Outbox:
 
 
 def _ended_request_id(effect: Effect | OwnRecord) -> str | None:
-    """Whose end it tells of."""
+    """Return the id of the request whose end an effect writes, if any."""
     if isinstance(effect, End):
         return effect.outcome.request_id
     return effect.usage.request_id if isinstance(effect, RecordUsage) else None
 
 
 def is_order(effect: object) -> bool:
-    """Whether it tells others what was decided."""
+    """Return whether an effect tells workers or readers of a decision."""
     return isinstance(effect, Dispatch | RequestProgress)
 
 
 def waits_for_decisions(order: object) -> bool:
-    """Whether an order may only leave when its decision is in the log."""
+    """Return whether an order must wait until its decision is in the log."""
     if not isinstance(order, Dispatch):
         return True
     record = order.record

@@ -1,9 +1,8 @@
-"""The partitions that a router owns: takes their records in order, rebuilds them when it gets them,
-and gives them up.
+"""The partitions that a router owns: rebuilds them, takes their records in order, gives them up.
 
-No record of a partition is applied before all that the log held of it: a gate holds them back. What
-a record means is the core's to say (`streams/agents/router.py`), what the log held is read by
-`streams/agents/takeover.py`.
+No new record of a partition is applied before its rebuild is complete: a gate makes them wait. The
+core decides what a record means (`streams/agents/router.py`); `streams/agents/takeover.py` reads
+the past records. Faust calls `OwnedPartitions`.
 """
 
 import asyncio
@@ -47,13 +46,14 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """One future per partition: true when records may pass, false when it was taken away."""
+    """Makes records wait until their partition is rebuilt; one future per partition: True once
+    records may pass, False if the partition was revoked."""
 
     def __init__(self) -> None:
         self._passing: dict[int, asyncio.Future[bool]] = {}
 
     async def passes(self, partition: int) -> bool:
-        """Wait until the partition is rebuilt; false where it was taken away instead."""
+        """Wait until the partition is rebuilt; return False if it was revoked instead."""
         passing = self._future(partition)
         return passing.result() if passing.done() else await asyncio.shield(passing)
 
@@ -64,17 +64,17 @@ class Gate:
             passing.set_result(True)
 
     def keep(self, partitions: set[int]) -> None:
-        """Turn away what waits for any other partition."""
+        """Reject records that wait for any other partition."""
         for partition in set(self._passing) - partitions:
             self._turn_away(partition)
 
     def close(self) -> None:
-        """Turn everything away and hold back what comes next."""
+        """Reject all waiting records; later ones wait again."""
         for partition in list(self._passing):
             self._turn_away(partition)
 
     def _future(self, partition: int) -> "asyncio.Future[bool]":
-        """Made by whoever asks first: a record may come before its assignment is announced."""
+        """Return the partition's future; create it if a record precedes its assignment."""
         passing = self._passing.get(partition)
         if passing is None:
             passing = self._passing[partition] = asyncio.get_running_loop().create_future()
@@ -87,25 +87,25 @@ class Gate:
 
 
 class OwnedPartitions:
-    """What Faust hands to a router, from its assignment to its loss."""
+    """A router's partitions, from their assignment by Faust to their loss."""
 
     def __init__(self, process: RouterProcess) -> None:
         self.process = process
         self.group = process.group
         self.gate = Gate()
         self._marks = Marks(process.is_live)
-        self._unreadable: set[tuple[str, int, int]] = set()  # found so by a rebuild, not buried yet
+        self._unreadable: set[tuple[str, int, int]] = set()  # in a rebuild; not dead-lettered
         self._takeover: asyncio.Task[None] | None = None
 
     def marks(self) -> dict[int, int]:
-        """From where on requests matter, of each partition that is rebuilt."""
+        """Return the mark of each rebuilt partition: the offset of its oldest live request."""
         rebuilt = self.process.router.rebuilt
         return self._marks.oldest({p: self.group.next_offsets["requests", p] for p in rebuilt})
 
     # Records
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record of the group's, from an agent."""
+        """Take one record of the consumer group from a Faust agent."""
         await self.group.guard(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
@@ -113,9 +113,9 @@ class OwnedPartitions:
         place = (topic, message.partition)
         await process.outbox.wait_for_room()
         if not await self.gate.passes(message.partition):
-            return  # of a partition that was taken away; read again by whoever owns it
+            return  # the partition was revoked; its next owner reads the record
         if group.has_failed:
-            return  # likewise
+            return  # the next owner reads it
         group.records_read += 1
         repeated = message.offset < group.next_offsets.get(place, 0)
         if repeated and (*place, message.offset) not in self._unreadable:
@@ -151,7 +151,7 @@ class OwnedPartitions:
     # Ownership
 
     def on_assigned(self, places: set[Place]) -> None:
-        """Faust owns these partitions now; rebuild them, then open the gate."""
+        """Take the partitions that Faust has assigned: rebuild them, then open the gate."""
         partitions, owned = {partition for _, partition in places}, self.process.router.owned
         self.group.on_assigned(places)
         self.gate.keep(partitions)
@@ -159,7 +159,7 @@ class OwnedPartitions:
         new_partitions = sorted(partitions - owned)
         for partition in new_partitions:
             self.process.apply(PartitionTaken(partition), "taken", partition, 0)
-            for topic in TOPICS:  # all of it is to be read
+            for topic in TOPICS:  # the rebuild sets the offsets that it reached
                 self.group.next_offsets.setdefault((topic, partition), 0)
         self._takeover = asyncio.create_task(self._take_over(new_partitions))
         self._takeover.add_done_callback(self._check_takeover)
@@ -192,7 +192,7 @@ class OwnedPartitions:
                 self._marks.add(partition, offset, request_id)
 
     async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
-        """Apply what the log holds; returns partition, offset and id of the requests in it."""
+        """Apply the past records; return partition, offset and id of the requests among them."""
         process, requests = self.process, list[tuple[int, int, str]]()
         conversations: dict[tuple[int, bytes | None], ConsumerRecord] = {}
         history = past_records(
@@ -205,7 +205,7 @@ class OwnedPartitions:
         async with aclosing(history) as records:
             async for topic, record in records:
                 self.group.records_read += 1
-                if topic == "sessions":  # compacted: of each only the last record counts
+                if topic == "sessions":  # compacted: only the last record of a key counts
                     conversations[record.partition, record.key] = record
                 else:
                     self._apply_past(topic, record, requests)
@@ -216,12 +216,12 @@ class OwnedPartitions:
     def _apply_past(
         self, topic: str, record: ConsumerRecord, requests: list[tuple[int, int, str]]
     ) -> None:
-        """One record of a rebuild; requests are noted in the list."""
+        """Apply one record of a rebuild; append requests to the list."""
         if record.value is None:
             return
         try:
             event = self._decode(topic, record)
-        except RecordError:  # Faust delivers it again if nobody has buried it yet
+        except RecordError:  # Faust delivers it again if it is not dead-lettered yet
             self._unreadable.add((topic, record.partition, record.offset))
             return
         self.process.apply(event, topic, record.partition, record.offset)
@@ -231,14 +231,14 @@ class OwnedPartitions:
             requests.append((record.partition, record.offset, event.request.request_id))
 
     def _pass_over(self, event: OutcomeArrived, record: ConsumerRecord) -> None:
-        """An outcome from before usage was told: nothing is told of that request."""
+        """Write no usage for an outcome from before usage was written."""
         if self.process.usage.is_older(record.partition, record.offset):
             usage_event = UsageLoaded(event.outcome.request_id, record.partition)
             self.process.apply(usage_event, PASSED_OVER, record.partition, record.offset)
 
     async def on_revoked(self) -> None:
-        """Faust owns nothing now. When this returns, all that was decided is in the log, so that
-        whoever takes the partitions sees it."""
+        """Give up all partitions. When this returns, all decisions are in the log, so that the next
+        owners read them."""
         self.gate.close()
         self._give_up(self.process.router.owned)
         self._unreadable.clear()
@@ -250,7 +250,7 @@ class OwnedPartitions:
         await self.process.usage.keep(())
 
     async def stop_takeover(self) -> None:
-        """End a rebuild under way, and wait until what it reads through is closed."""
+        """Cancel an active rebuild, and wait until its readers are closed."""
         if self._takeover is not None:
             await cancel_and_wait(self._takeover)
 

@@ -1,7 +1,8 @@
-"""Follows topic `prefixes`: what workers tell of their prefix caches, read whole by every router.
+"""Follows topic `prefixes`, the events of workers' prefix caches; every router reads all of it.
 
-No consumer group stands here, as for the fleet. A router starts at the topic's end, before it joins
-the fleet: workers publish a snapshot when they see a new router.
+There is no consumer group, as for the fleet. A router starts at the topic's end, before it joins
+the fleet: workers publish a snapshot when they see a new router. Called by
+`streams/agents/router.py`.
 """
 
 import asyncio
@@ -16,11 +17,12 @@ from schemas.records import KvEvents
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 
-RECORDS_PER_TURN = 8  # a record may hold thousands of hashes; others' turns come in between
+RECORDS_PER_TURN = 8  # a record may have thousands of hashes; other tasks run in between
 
 
 class Prefixes:
-    """`start`, `run` until cancelled, `stop`; each batch goes to `on_record` with its offset."""
+    """A reader of `prefixes`: `start`, `run` until cancelled, `stop`. Calls `on_record` with each
+    record and its offset."""
 
     def __init__(
         self,
@@ -37,11 +39,11 @@ class Prefixes:
         self._reader = AssignedReader(log, "prefixes", [0], client_id=client_id)
 
     async def start(self) -> None:
-        """Stand at the end as of now."""
+        """Start at the topic's current end."""
         await self._reader.start("latest")
 
     async def run(self) -> None:
-        """Read the topic and hand its records on, until cancelled."""
+        """Read the topic and pass its records on, until cancelled."""
         while True:
             for record in await self._reader.batch(max_records=RECORDS_PER_TURN):
                 await self.take(record)
@@ -52,7 +54,7 @@ class Prefixes:
         await self._reader.stop()
 
     async def take(self, record: ConsumerRecord) -> None:
-        """Hand one record on, or bury it."""
+        """Pass one record on, or send it to the dead-letter topic."""
         if record.value is None:
             return
         try:

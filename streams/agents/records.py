@@ -1,6 +1,7 @@
-"""Records that only agents make, because the core knows neither gateways' streams nor what the log
-takes: frames that a router writes into a stream, and the phase in place of work that could not be
-sent.
+"""Builds the records that only agents make: frames of a router, and phases of unsent work.
+
+The core knows neither gateways' streams nor the log's limits of size. Called by
+`streams/agents/outbox.py`.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ from streams.core.effects import Dispatch, Effect, End
 
 
 def unsent_phase(effect: Effect | object, error: BaseException, now_ms: int) -> Phase | None:
-    """The word of a worker that could not be sent its work: another try would end like this one.
+    """Return a failed phase in place of a worker whose work could not be sent; retries cannot help.
 
-    None for what is not work: nobody can speak for that, and the router cannot go on.
+    Return None if the effect is not work: then there is no substitute, and the router must end.
     """
     if not isinstance(effect, Dispatch) or not isinstance(effect.record, Work):
         return None
@@ -32,7 +33,7 @@ def unsent_phase(effect: Effect | object, error: BaseException, now_ms: int) -> 
 
 
 def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
-    """The last word to the gateway; seq and chars of 0 mean as many as it has."""
+    """Return an answer's end for the gateway; seq and chars of 0 mean what the gateway has."""
     outcome = end.outcome
     last = StreamEnd(
         request_id=outcome.request_id,
@@ -51,12 +52,12 @@ def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
 
 
 def retrieved_frame(retrieved: StreamRetrieved, router_id: str, now_ms: int) -> TokenFrame:
-    """What was put into a prompt, before its first token."""
+    """Return the notice of a prompt's passages, which precedes its first token."""
     return _frame(router_id, now_ms, retrieved=(retrieved,))
 
 
 def void_frame(void: StreamVoid, router_id: str, now_ms: int) -> TokenFrame:
-    """An attempt of an answer counts no more."""
+    """Return the mark that an attempt of an answer is void."""
     return _frame(router_id, now_ms, voids=(void,))
 
 

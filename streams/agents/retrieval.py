@@ -1,11 +1,11 @@
-"""Searches for requests in the background, and hands on what was found as a `Retrieved`.
+"""Runs searches of requests in the background, and passes each result on as a `Retrieved`.
 
-A router leases a partition of `hits` beside its membership, and asks through `RetrievalClient`.
-Nothing here holds up the router: a search that fails, that nobody can do, or that is one too many
-is answered with its error, and a router without a partition of `hits` serves on, and tries again to
-get one. The choices of a call want the same, so one search serves all that ask while it is under
-way; it is no request's own, and goes on whichever of them ends. What becomes of a `Retrieved` is
-the core's to say (`streams/core/handlers/retrievals.py`).
+A router leases a partition of `hits` besides its membership, and searches with `RetrievalClient`.
+Nothing here blocks the router: a search that fails, that no worker can do, or that exceeds the
+limit gets its error as result, and a router without a partition of `hits` keeps serving, and tries
+again to get one. The choices of a call need the same search, so they share one while it is active;
+it continues if any of their requests ends. `streams/core/handlers/retrievals.py` handles each
+`Retrieved`. Called by `streams/agents/router.py`.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from streams.core.requests.context import quoted_in
 
 log = logging.getLogger(__name__)
 
-_CallKey = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id and tenant, and what for
+_CallKey = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id, tenant, search, quotes
 
 
 class Retriever:
-    """`ask` at any time; `run` beside the membership's until cancelled, then `stop`."""
+    """Runs searches: `ask` at any time, `run` beside the membership until cancelled; `stop`."""
 
     def __init__(
         self,
@@ -47,7 +47,8 @@ class Retriever:
         asks_max: int,
         answer: Callable[[Retrieved, int], None],
     ) -> None:
-        """`answer` is told what was found, with the session's partition, and waits for nothing."""
+        """Create a retriever; it calls `answer`, which must not block, with each result and the
+        session's partition."""
         self._membership = membership
         self._asks_max = asks_max
         self._answer = answer
@@ -58,7 +59,7 @@ class Retriever:
         self._searches: dict[_CallKey, asyncio.Task[RetrievalResult]] = {}
 
     def ask(self, ask: StartRetrieval) -> None:
-        """Begin a search in the background, or answer that there are too many."""
+        """Begin a search in the background; answer with QueueFull above `asks_max`."""
         if len(self._asks) >= self._asks_max:
             error = QueueFull(f"{self._asks_max} searches are under way (router.retrievals_max)")
             self._answer(self._failed(ask, wall_ms(), error), ask.partition)
@@ -91,7 +92,7 @@ class Retriever:
         )
 
     def _search_for_call(self, ask: StartRetrieval) -> asyncio.Task[RetrievalResult]:
-        """The search of the request's call: the one under way, or a new one."""
+        """Return the search of the request's call: the active one, or a new one."""
         request, retrieval = ask.request, ask.request.retrieval
         assert retrieval is not None, f"{request.request_id}: wants nothing to be found"
         quoted = quoted_in(ask.history)
@@ -113,7 +114,7 @@ class Retriever:
             collection=retrieval.collection,
             k=min(retrieval.k, PASSAGES_MAX),
             deadline_ms=retrieval.by_ms,
-            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # it says if not
+            mode=cast(Literal["hybrid", "vector", "words"], retrieval.mode),  # it checks
             filter=retrieval.filter,
             min_score=retrieval.min_score,
             tenant=request.tenant,
@@ -133,9 +134,9 @@ class Retriever:
         )
 
     async def run(self) -> None:
-        """Lease a partition and hand hits to those who wait, until cancelled."""
+        """Lease a partition and pass hits to the searches that wait, until cancelled."""
         await self._leased.run()
 
     async def stop(self) -> None:
-        """Give up what is asked; whoever takes its requests over asks again."""
+        """Cancel all searches; the next owner of their requests searches again."""
         await cancel_and_wait(*self._asks, *self._searches.values())

@@ -1,9 +1,9 @@
-"""The router process: stamps the time, calls the core, hands on what it says, keeps the journal.
+"""The router process: stamps the time, calls the core, sends its effects, keeps the journal.
 
 Decides nothing about requests. It owns the producer, the membership in the fleet, the core and the
-outbox; its records come from `streams/agents/partitions.py`. What goes wrong ends this life;
-whoever takes the partitions next rebuilds them, and that may be the next life of the same process,
-where only the log was away.
+outbox; `streams/agents/partitions.py` passes it its records. An error ends this incarnation, and
+the next owner of the partitions rebuilds them. If only the log was unreachable, that may be the
+next incarnation in the same process (`streams/agents/lifecycle.py`).
 """
 
 import asyncio
@@ -47,8 +47,9 @@ _IDLE_TICK_MS, _IDLE_FLUSH_MS = 250, 1_000
 
 
 def load_table(settings: RouterSettings) -> PpdTable | None:
-    """The table, where the settings name one, for the policy `table` or for requests that wish it;
-    raises ConfigError for what is none.
+    """Return the table that the settings name, for policy `table` and requests that wish it.
+
+    Return None if they name none. Raise ConfigError for an unreadable or invalid file.
     """
     if not settings.table:
         return None
@@ -64,7 +65,7 @@ def load_table(settings: RouterSettings) -> PpdTable | None:
 
 
 class RouterProcess:
-    """One router; `run` is its life."""
+    """One incarnation of a router: `join`, then its loops, then `close`."""
 
     def __init__(
         self,
@@ -122,16 +123,16 @@ class RouterProcess:
         self.group = Group()
 
     def is_live(self, request_id: str) -> bool:
-        """Whether it is not in the log yet that a request has ended, and what it has used."""
+        """Return whether a request's outcome or usage is not in the log yet."""
         return self.router.is_live(request_id) or request_id in self.outbox.ending
 
     def apply(
         self, event: Event, topic: str, partition: int, offset: int, at_ms: int = 0
     ) -> list[Any]:
-        """One event into the core at a time that never runs backwards, and into the journal.
+        """Apply one event to the core, at a time that never goes back, and add it to the journal.
 
-        A core that raised is asked nothing more: the next router begins with a fresh one, and with
-        the note of whom this one failed over.
+        A core that raised is not called again: the next router begins with a fresh one, and with
+        the decision that blames the request over which this one failed.
         """
         if self.group.has_failed:
             return []
@@ -160,7 +161,7 @@ class RouterProcess:
         self.outbox.put(self.apply(event, "prefixes", 0, offset))
 
     def _answer(self, retrieved: Retrieved, partition: int) -> None:
-        """Write down what was found, unless nobody here waits for it any more."""
+        """Write the result of a search, unless its request is no longer live here."""
         if self.router.is_live(retrieved.request_id):
             self.outbox.put([OwnRecord("phases", retrieved.session_id, partition, retrieved)])
 
@@ -170,12 +171,12 @@ class RouterProcess:
         self.outbox.save_sessions()
 
     def stop_journal(self) -> None:
-        """Nothing is applied any more, and everything was noted."""
+        """Mark the journal as complete: no event is applied after this."""
         self.journal.stop(self._now_ms)
 
     async def keep_snapshots(self) -> None:
-        """Have the journal say now and then that a replay can begin here, until cancelled; one that
-        fails only costs a longer replay."""
+        """Add a snapshot to the journal every `snapshot_ms`, where a replay can begin, until
+        cancelled. A failed one only costs a longer replay."""
         while True:
             await asyncio.sleep(self.settings.snapshot_ms / 1000)
             seq, now_ms = self._cut(), wall_ms()
@@ -191,7 +192,7 @@ class RouterProcess:
         self._put_journal(self.journal.snapshot(self.settings, state, seq, epoch, now_ms))
 
     def _cut(self) -> int:
-        """Send the journal's lines; returns the number of the next one."""
+        """Send the journal's lines; return the number of the next one."""
         self._put_journal(self.journal.cut(self.membership.epoch))
         return self.journal.next_seq
 
@@ -199,8 +200,8 @@ class RouterProcess:
         self.outbox.put([OwnRecord("journal", self.router_id, 0, entry) for entry in entries])
 
     async def tick(self) -> None:
-        """Time passes, until cancelled; while there is nothing to do, in longer steps, of which the
-        journal tells later."""
+        """Apply ticks until cancelled. While the router is idle, steps are longer, and the journal
+        is sent later."""
         settings, loop = self.settings, asyncio.get_running_loop()
         flushed_ms = saved_ms = wall_ms()
         ticked_ms, due_s = 0, loop.time()
@@ -225,14 +226,14 @@ class RouterProcess:
         return flush_ms if self.journal.has_news else max(flush_ms, _IDLE_FLUSH_MS)
 
     async def join(self) -> None:
-        """Connect and join the fleet, before any partition is taken."""
+        """Connect and join the fleet, before the router takes any partition."""
         await self.producer.start()
         await self.prefixes.start()
         await self.membership.join()
         self._put_snapshot(pack_router(self.router), self._cut(), wall_ms())
 
     async def close(self) -> None:
-        """Say goodbye, and close. What a lost life has not written is not written later."""
+        """Leave the fleet, and close. If the lease is lost, drop what is not yet written."""
         await self.retriever.stop()
         await self.usage.keep(())
         await self.membership.leave()

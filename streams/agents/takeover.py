@@ -1,10 +1,10 @@
-"""Reads what the log holds of partitions that a router has taken, before it applies anything new.
+"""Reads the log's records of partitions that a router has taken, before it applies new ones.
 
-Requests are read from their mark (`streams/agents/marks.py`), what else matters from the time of
-the first of them, or from Faust's committed offset where that is earlier; conversations as far back
-as one is remembered. Every record is handed over in the order that keeps the rebuild small: what
-requests have used before their outcomes, and requests last. The rebuild itself is
-`streams/core/requests/recovery.py`'s. Called by `streams/agents/partitions.py`.
+Requests are read from their mark (`streams/agents/marks.py`), other topics from the time of the
+first of them, or from Faust's committed offset if that is earlier; sessions are read for as long as
+they are stored. The order of topics keeps the rebuild small: usage before outcomes, and requests
+last. `streams/core/requests/recovery.py` does the rebuild. Called by
+`streams/agents/partitions.py`.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ async def past_records(
     client_id: str,
     next_offsets: Offsets,
 ) -> AsyncGenerator[tuple[str, ConsumerRecord], None]:
-    """Topic and record of everything that may still matter.
+    """Yield topic and record of everything that may still matter.
 
-    Sets `next_offsets` to where everything was read up to.
+    Sets `next_offsets` to the offsets up to which each topic was read.
     """
     starts, ends = await _ranges(log, partitions, session_ttl_ms, client_id)
     for topic in ORDER:
@@ -56,7 +56,7 @@ async def past_records(
 async def _read(
     log: LogSettings, topic: str, starts: dict[int, int], ends: dict[int, int], client_id: str
 ) -> AsyncGenerator[ConsumerRecord, None]:
-    """Records from the starts to the ends, and a few more."""
+    """Yield the records from `starts` to `ends`, and perhaps a few more."""
     if not starts:
         return
     in_transactions = topic == "usage"
@@ -70,7 +70,7 @@ async def _read(
 
 
 async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Offsets:
-    """A group's committed offsets, where there are any."""
+    """Return a group's committed offsets, as far as there are any."""
     prefix = log.topic_prefix
     positions = await committed_offsets(
         log, group, [(prefix + t, p) for t in TOPICS for p in partitions]
@@ -81,7 +81,7 @@ async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Off
 async def _ranges(
     log: LogSettings, partitions: list[int], session_ttl_ms: int, client_id: str
 ) -> tuple[Offsets, Offsets]:
-    """From where to where each topic and partition is to be read."""
+    """Return the first and the end offsets of the records to read, by topic and partition."""
     read, marks = await asyncio.gather(
         _committed(log, group_id(log), partitions), _committed(log, marks_group(log), partitions)
     )
@@ -114,7 +114,7 @@ async def _ranges(
 
 
 async def _time_at(log: LogSettings, partition: int, at: int, end: int, client_id: str) -> int:
-    """When the request at an offset was written; now, if it is still to come."""
+    """Return when the request at an offset was written, in ms; now if there is none yet."""
     if at >= end:
         return wall_ms()
     reading = _read(log, "requests", {partition: at}, {partition: end}, client_id)

@@ -1,19 +1,19 @@
-"""Writes what requests have used: one record each, numbered without gaps, by one writer at a time.
+"""Writes the usage of requests: one record each, numbered without gaps, by one writer at a time.
 
-Theory of operation. Each owned partition has a transactional id. Who takes the partition starts it
-first, so whoever had it commits nothing more, however long that one slept. Then it reads what is
-committed: the last number, and, with all else that a rebuild reads, which requests have their
-record (`streams/agents/takeover.py`). A request counts as live for marks until its record is
-committed (`Outbox.ending`), so the rebuild finds each one that has none, and the core tells of it
-again. A record is committed when the outcome is in the log that it tells of, never before.
+Theory of operation. Each owned partition has a transactional id. A router that takes a partition
+starts its transactional id first, which fences the last owner, however long that one slept. Then
+it reads what is committed: the last number, and, with the other records of a rebuild, which
+requests have their record (`streams/agents/takeover.py`). A request counts as live for marks until
+its record is committed (`Outbox.ending`), so the rebuild finds each request without one, and the
+core writes its usage again. A record is committed after its request's outcome is in the log.
 
-Usage is told from the first takeover on that knows of it. Which outcomes are older is committed in
-a group of its own. Where the log has dropped all records, numbers go on at its first offset: each
-record took one, so no number comes twice.
+Usage is written from the first takeover on by a version that writes it. The offset of the first
+outcome with usage is committed in a group of its own. If the log has dropped all records, numbers
+continue at its first offset: each record took one offset, so no number is used twice.
 
 A transaction costs the log about as much as a request: its partition is added, its end is written
-twice, with a marker between. So one holds all that ends on a partition in half a second. Who waits
-for them to be told, because it gives the partitions up, has what is there committed at once
+twice, with a marker between. So one transaction has all requests that end on a partition in half a
+second. A router that gives up partitions has pending records committed at once
 (`UsageWriter.hurry`).
 """
 
@@ -40,29 +40,30 @@ from schemas.records import Usage
 from schemas.settings import LogSettings
 from streams.core.effects import RecordUsage
 
-COMMIT_S = 0.5  # so long records are gathered
-_LOOK_BACK = 256  # offsets, for the last record; 16 times as many at each further look
+COMMIT_S = 0.5  # time for which records are gathered
+_LOOK_BACK = 256  # offsets to search for the last record; 16 times as many at each further try
 
 
 def usage_group(log: LogSettings) -> str:
-    """The group that tells from which outcome on usage is told; nobody reads in it."""
+    """Return the group whose offsets say from which outcome on usage is written; it has no
+    members."""
     return f"{log.topic_prefix}router.usage"
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingUsage:
     usage: Usage
-    outcome: Ack | None  # to be waited for
+    outcome: Ack | None  # to wait for
     ack: Ack
 
 
 class _Account:
-    """The records of one partition, from the next number on."""
+    """The writer of one partition's records, from the next number on."""
 
     def __init__(self, log: LogSettings, codec: Codec, router_id: str, partition: int) -> None:
         self.transactions = Transactions(log, f"usage-{partition}")
         self.next_number = 0
-        self.since: int | None = None  # of outcomes: those before it are not told
+        self.since: int | None = None  # offset of the first outcome whose usage is written
         self._codec, self._router_id = codec, router_id
         self._topic, self._partition = f"{log.topic_prefix}usage", partition
         self._waiting: list[_PendingUsage] = []
@@ -71,11 +72,11 @@ class _Account:
         self._error: Exception | None = None
 
     async def start(self) -> None:
-        """Fence whoever had it; then all of it that is decided can be read."""
+        """Fence the last owner; then all its transactions are decided and can be read."""
         await self.transactions.start([(self._topic, self._partition)])
 
     def add(self, entry: _PendingUsage) -> None:
-        """Commit it soon, with what comes meanwhile."""
+        """Commit an entry soon, together with others."""
         if self._error is not None:
             entry.ack.set_exception(self._error)
             return
@@ -84,11 +85,11 @@ class _Account:
             self._task = asyncio.create_task(self._commit_all())
 
     def hurry(self) -> None:
-        """Gather no longer: commit what waits, and what comes, at once."""
+        """Stop gathering: commit waiting and later entries at once."""
         self._hurried.set()
 
     async def _commit_all(self) -> None:
-        """What fails ends this router's life: the outbox waits for it."""
+        """Commit all waiting entries. A failure goes to their acks, where it ends the router."""
         while self._waiting:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMMIT_S):
@@ -109,7 +110,7 @@ class _Account:
     async def _commit(self, entries: list[_PendingUsage]) -> None:
         outcomes = [entry.outcome for entry in entries if entry.outcome is not None]
         if outcomes:
-            acks, _ = await asyncio.wait(outcomes)  # which leaves them alone when it is cancelled
+            acks, _ = await asyncio.wait(outcomes)  # `wait` does not cancel them
             for outcome in acks:
                 outcome.result()
         sends = [
@@ -130,7 +131,7 @@ class _Account:
         )
 
     async def stop(self) -> None:
-        """Commit nothing more, and close; what waits is the next owner's to tell."""
+        """Commit nothing more, and close; the next owner writes what is still waiting."""
         if self._task is not None:
             await cancel_and_wait(self._task)
         for entry in self._waiting:
@@ -140,7 +141,7 @@ class _Account:
 
 
 class UsageWriter:
-    """The partitions that a router writes the usage of."""
+    """Writes the usage of the partitions that a router owns."""
 
     def __init__(self, log: LogSettings, codec: Codec, router_id: str) -> None:
         self._log = log
@@ -149,17 +150,18 @@ class UsageWriter:
         self._accounts: dict[int, _Account] = {}
 
     def write(self, use: RecordUsage, outcome: Ack | None) -> Ack:
-        """Commit a record, once the outcome is acknowledged; the future is done when it is."""
+        """Commit a record after the outcome is acknowledged; return a future of the commit."""
         ack: Ack = asyncio.get_running_loop().create_future()
         account = self._accounts.get(use.partition)
-        if account is None:  # it was given up: whoever has it tells that
+        if account is None:  # it was given up: its new owner writes the usage
             ack.set_result(None)
         else:
             account.add(_PendingUsage(use.usage, outcome, ack))
         return ack
 
     async def take(self, partitions: Collection[int]) -> None:
-        """Fence whoever wrote these, and learn where to go on; raises BrokerUnavailable."""
+        """Fence the last writers of these partitions, and read where to continue. Raise
+        BrokerUnavailable if the log cannot be reached."""
         accounts = {p: _Account(self._log, self._codec, self._router_id, p) for p in partitions}
         self._accounts |= accounts
         await asyncio.gather(*(account.start() for account in accounts.values()))
@@ -177,8 +179,8 @@ class UsageWriter:
         return since is None or offset < since
 
     async def begin(self, partitions: Iterable[int], read_to: dict[Place, int]) -> None:
-        """From now on all that ends is told; of the outcomes that were read none was, where nobody
-        has told of any."""
+        """Begin to write the usage of all outcomes from now on. On a partition without any usage
+        yet, commit the offset up to which outcomes were read, which excludes older outcomes."""
         for partition in partitions:
             account = self._accounts[partition]
             if account.since is None:
@@ -187,7 +189,7 @@ class UsageWriter:
                 await account.transactions.commit([], position, usage_group(self._log))
 
     def hurry(self) -> None:
-        """Commit at once from now on, until the partitions are given up: somebody waits for it."""
+        """Commit at once from now on, until the partitions are given up."""
         for account in self._accounts.values():
             account.hurry()
 
@@ -200,8 +202,9 @@ class UsageWriter:
         return f"{self._log.topic_prefix}outcomes", partition
 
     async def _next_numbers(self, partitions: list[int]) -> dict[int, int]:
-        """One more than the last record's of each; 0 where there was never one. The end is the one
-        that stands for all, with commits that are not shown to others yet.
+        """Return each partition's next number: the last record's plus 1, or 0 without records.
+
+        Ends of partitions include transactions whose commits are not visible yet.
         """
         topic = f"{self._log.topic_prefix}usage"
         places = [TopicPartition(topic, p) for p in partitions]
@@ -225,7 +228,7 @@ class UsageWriter:
                     record async for batch in reader.until({partition: end}) for record in batch
                 ]
                 for record in reversed(records):
-                    with contextlib.suppress(RecordError):  # somebody else's
+                    with contextlib.suppress(RecordError):  # not written by a router
                         if isinstance(last := self._codec.decode(record.value), Usage):
                             return last.number + 1
         return first

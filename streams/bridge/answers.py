@@ -1,9 +1,9 @@
-"""The one answer to a prompt, as a record and as bytes: Avro, JSON, or JSON with its schema.
+"""Builds the one answer to a prompt, and encodes it: as Avro, JSON, or JSON with its schema.
 
-An answer that is not of the form that was asked for, or larger than its topic takes, is an error;
-errors are answers, too, with the pair's fallback as their text. Pure, but that a process beside
-this one says whether an answer keeps to its schema: prompts have schemas of their own, and some
-take for ever.
+An answer that lacks the requested form, or is larger than its topic's limit, becomes an error.
+Errors are answers too, with the pair's fallback as their text. Pure, except that a separate process
+checks whether an answer matches its schema: prompts bring schemas of their own, and some would keep
+a validator busy for years.
 """
 
 import json
@@ -31,10 +31,10 @@ from streams.gateway.stream.chunks import whole_answer
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.stream import Stream
 
-HEADERS = "trivium-prompt-"  # what headers that say where the prompt is begin with
-ERROR_STEPS = 3  # by which an error becomes smaller
+HEADERS = "trivium-prompt-"  # prefix of the headers with the prompt's position
+ERROR_STEPS = 3  # steps in which an error is made smaller
 _BRIEF_CHARS = 200
-_JSON = frozenset(("parsed", "citations", "metadata", "body"))  # texts of an Answer that are JSON
+_JSON = frozenset(("parsed", "citations", "metadata", "body"))  # fields of an Answer with JSON text
 _CONNECT_TYPES = {"int": "int32", "long": "int64"}
 
 
@@ -49,8 +49,8 @@ class AnswerBuilder:
         *,
         aside_ms: int = 5_000,
     ) -> None:
-        """`limits` know what the topic of answers takes; `aside_ms` is how long it may take to say
-        whether an answer keeps to its schema.
+        """Create one; `limits` has the limits of topics, `aside_ms` is the timeout of the check
+        whether an answer matches its schema.
         """
         self._pair, self._codec = pair, codec
         self._limits, self._aside_ms = limits or TopicLimits(), aside_ms
@@ -67,9 +67,8 @@ class AnswerBuilder:
         ended_ms: int,
         tries: int,
     ) -> Answer:
-        """Of a stream that has completed; raises InvalidAnswer (retriable) where it is not of the
-        form that was asked for, and InvalidRequest where `max_tokens` cut that off, or where it
-        takes too long to say.
+        """Return the answer of a completed stream. Raises InvalidAnswer (retriable) if it lacks the
+        requested form, and InvalidRequest if `max_tokens` cut it off or the check takes too long.
         """
         end = stream.end
         assert end is not None
@@ -145,10 +144,11 @@ class AnswerBuilder:
         )
 
     def sending(self, record: PromptRecord, answer: Answer, *, steps: int = 0) -> OutgoingRecord:
-        """As it is committed; raises RecordTooLarge, but never for what `error_answer` has made: an
-        error goes without its metadata, then without its fallback and with a short message, and
-        only then without its key, until it fits. Of these steps the first `steps` are taken in any
-        case.
+        """Return the record to commit; raises RecordTooLarge, but not for an error answer.
+
+        An error is made smaller until it fits: first without its metadata, then without its
+        fallback and with a short message, then without its key. The first `steps` of these steps
+        are taken in any case.
         """
         form, topic = answer_format(self._pair, record), self._pair.answers
         bytes_max = self._limits.of(topic)
@@ -178,13 +178,13 @@ class AnswerBuilder:
         return OutgoingRecord(
             topic=self._pair.answers,
             partition=record.partition,
-            key=record.key or b"",  # the client sends no nothing
+            key=record.key or b"",  # the client refuses a record without key and value
             value=None,
             headers=_origin(record),
         )
 
     def part(self, record: PromptRecord, part: AnswerPart) -> OutgoingRecord:
-        """Some text of an answer meanwhile, on the pair's topic of parts."""
+        """Return the record of a part of an answer's text, on the pair's topic of parts."""
         return self._sending(record, part, answer_format(self._pair, record), self._pair.parts)
 
     def _about(self, record: PromptRecord, question: PromptQuestion | None) -> Answer:
@@ -199,7 +199,8 @@ class AnswerBuilder:
     async def _parsed(
         self, text: str, question: PromptQuestion, finish_reason: str, owner: str
     ) -> str | None:
-        """The text as it is, if it is a JSON value that keeps to the schema that was asked for."""
+        """Return the text unchanged if it is a JSON value of the requested schema; None if no JSON
+        was requested."""
         if not question.wants_json:
             return None
         if (
@@ -220,7 +221,7 @@ class AnswerBuilder:
             return str(error)
         if not schema:
             return ""
-        # Slots bound how many wait: none is asked again since others are being checked.
+        # Slots bound the number of waiting checks, so none is refused because others wait.
         ask, waiting_max = ANSWER_PROCESS.ask, sys.maxsize
         limits = {"limit_ms": self._aside_ms, "waiting_max": waiting_max}
         return str(await ask("breaks", schema, text, tenant=owner, **limits))
@@ -261,7 +262,7 @@ def _as_json(name: str, value: Any) -> Any:
 
 @cache
 def _connect_schema(name: str) -> dict[str, Any]:
-    """Of a record, in the form of Connect's JSON converter; `key` is the record's, as text."""
+    """Return a record's schema for Connect's JSON converter; `key` is the record's key as text."""
     fields = [{"field": "key", "type": "string", "optional": True}]
     for field in full_schema(name)["fields"]:
         kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]

@@ -1,7 +1,7 @@
 """The bridges' consumer group: its name and its Faust app.
 
-Faust deals partitions and delivers; what is read is committed with the answers, in transactions
-(`streams/bridge/partition_processor.py`), so nothing is ever acknowledged to it.
+Faust assigns partitions and delivers records. Offsets are committed with the answers, in
+transactions (`streams/bridge/partition_processor.py`), so no record is acknowledged to Faust.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from schemas.log.faust import app as faust_app
 from schemas.log.faust.app import GroupMember
 from schemas.settings import LogSettings
 
-BUFFER_MAX = 64  # prompts that wait for their agent; the others wait in Kafka
+BUFFER_MAX = 64  # prompts that wait for their agent; further ones wait in Kafka
 
 
 def group_id(log: LogSettings) -> str:
@@ -20,7 +20,7 @@ def group_id(log: LogSettings) -> str:
 
 
 def make_app(log: LogSettings, bridge_id: str, topics: Sequence[str], owner: GroupMember) -> Any:
-    """Make an app that hands records of these topics (full names) to `BridgePartitions`."""
+    """Make an app that passes records of these topics (full names) to `BridgePartitions`."""
     app = faust_app.make_app(
         log,
         group=group_id(log),

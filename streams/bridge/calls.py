@@ -1,7 +1,7 @@
-"""A whole call of the OpenAI API in a prompt, and what of it is asked: checked as over HTTP.
+"""Checks a call of the OpenAI API in a prompt, as over HTTP.
 
-A call of /v1/responses is the chat that answers it; its answer is a response. What it would keep,
-or go on from, is refused: nothing of a prompt is found again at a gateway.
+A call of /v1/responses becomes the chat that answers it; its answer is a response. Fields that
+store a response or continue a stored one are refused, because gateways do not keep these responses.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.create import ResponseCall
 from streams.gateway.responses.items import REFERENCE, items_of
 
-_OF_STREAMS = ("stream", "stream_options")  # an answer is one record
+_OF_STREAMS = ("stream", "stream_options")  # ignored: an answer is one record
 _KEPT = ("store", "background", "previous_response_id")
 
 Json = dict[str, Any]
@@ -28,14 +28,14 @@ CallBody = ChatBody | CompletionBody | EmbeddingsBody
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A checked call: its body, and the response that it is to become."""
+    """A checked call: its body, and the /v1/responses call, if it is one."""
 
     body: CallBody
-    response: ResponseCall | None = None  # that the body, a chat, is to answer
+    response: ResponseCall | None = None  # answered by the body, a chat
 
 
 def check_call(body: Json, endpoint: str = "") -> CheckedCall:
-    """Check a call's body. Raises InvalidRequest, also for more than one answer."""
+    """Check a call's body. Raises InvalidRequest, also for a call with more than one answer."""
     body = {name: value for name, value in body.items() if name not in _OF_STREAMS}
     if endpoint == "":
         endpoint = lines.CHAT if "messages" in body else lines.COMPLETION

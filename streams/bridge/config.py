@@ -1,11 +1,10 @@
-"""Section [bridge]: pairs of topics, prompts in and answers out, how much is asked at once, and
-topics of rows that are documents.
+"""Section [bridge]: topic pairs for prompts and answers, limits, and topics of document rows.
 
-A pair is a table `[[bridge.pairs]]`. Two are always there: `prompts` with `answers`, which a table
-may say more about, and `batch.prompts` with `batch.answers`, the lines of /v1/batches.
+A pair is a table `[[bridge.pairs]]`. Two always exist: `prompts` with `answers`, which a table may
+configure, and `batch.prompts` with `batch.answers`, the lines of /v1/batches.
 
-Every process reads all sections, so what checks a schema or a search of a pair is imported where
-a pair has one.
+Every process reads all sections, so the modules that check a schema or a search are imported only
+if a pair has one.
 """
 
 import json
@@ -27,7 +26,7 @@ TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,245}$")]  # with ro
 
 
 def _schema_text(value: Any) -> Any:
-    """A JSON schema as text, given as a table, as JSON, or as the name of a file that holds it."""
+    """Return a JSON schema as text; it is given as a table, as JSON, or as the name of a file."""
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False)
     if not isinstance(value, str) or not value or value.lstrip().startswith("{"):
@@ -40,36 +39,36 @@ def _schema_text(value: Any) -> Any:
 
 @section("bridge.pairs")
 class TopicPair:
-    """One topic of prompts and what becomes of them."""
+    """One topic of prompts, and how they are answered."""
 
     prompts: TopicName
     answers: TopicName
     name: str = ""  # in figures and messages; empty: the topic of prompts
-    model: str = ""  # empty: the deployment's; MODEL@COLLECTION looks things up
-    # Text with {fields} of the value, which may be any record or JSON object then; empty: values
+    model: str = ""  # empty: the deployment's; MODEL@COLLECTION searches a collection
+    # Text with {fields} of the value, which may then be any record or JSON object; empty: values
     # are prompts themselves.
     template: str = ""
-    metadata: Texts = ()  # with a template: fields of the value that come back with the answer
-    system: str = ""  # a first message, where the prompt has none of that role
+    metadata: Texts = ()  # with a template: fields of the value that the answer repeats
+    system: str = ""  # system message for prompts without one
     # JSON schema of the answers: a table, JSON, or the name of a file
     schema: Annotated[str, BeforeValidator(_schema_text)] = ""
-    retrieval: dict[str, Any] | None = None  # what is looked up first, as in chats
+    retrieval: dict[str, Any] | None = None  # the search before the answer, as in chats
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Positive | None = None
     seed: Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)] | None = None
     stop: Texts = ()
-    # of prompts that name none, and the most urgent one that a prompt gets, whatever it names;
-    # gateway.priority_max bounds it, too
+    # priority of prompts without one, and the most urgent one that a prompt can get;
+    # gateway.priority_max bounds it too
     priority: Annotated[str, one_of(*Priority)] = Priority.BATCH.value
     priority_max: Annotated[str, one_of(*Priority)] = Priority.INTERACTIVE.value
-    deadline_ms: Positive = 600_000  # of one question, from when it is asked
-    ordered: bool = False  # a key's next prompt is asked after the answer to the one before it
+    deadline_ms: Positive = 600_000  # of one prompt, from its first try
+    ordered: bool = False  # a prompt waits for the answer to the previous one with its key
     format: Annotated[str, one_of(*FORMATS)] = "prompt"  # of answers; prompt: that of the prompt
     fallback: str | None = None  # text of the answer after an error
-    parts: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")] = ""  # topic of text meanwhile
+    parts: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,249}$")] = ""  # topic of partial text
     tries_max: Positive = 5
-    body: bool = False  # whether answers carry the whole one of the OpenAI API
+    body: bool = False  # whether answers contain the OpenAI API's response body
 
     def __post_init__(self) -> None:
         if self.prompts in (self.answers, self.parts) or self.answers == self.parts:
@@ -87,7 +86,7 @@ class TopicPair:
 
     @property
     def title(self) -> str:
-        """Its name, or its topic's."""
+        """Return the pair's name, or its topic of prompts."""
         return self.name or self.prompts
 
     def _wrong(self, field: str, why: str) -> ConfigError:
@@ -129,15 +128,15 @@ class TopicPair:
 
 @section("bridge.documents")
 class DocumentSource:
-    """One topic of rows, as change streams write them, and what they are as documents."""
+    """One topic of rows, as change streams write them, and their mapping to documents."""
 
     topic: TopicName
     collection: Annotated[str, Field(pattern=r"^[^/]+$")]
     text: str = "{text}"  # with {fields} of the row; a row without text cannot be found
-    # With {fields} of the key, for of a deleted row nothing else is known; empty: its only field.
+    # With {fields} of the key, because a deleted row has nothing else; empty: its only field.
     id: str = ""
-    metadata: Texts = ()  # fields that filters and citations see
-    tenant: str = ""  # who alone may find it: a text with {fields}
+    metadata: Texts = ()  # fields for filters and citations
+    tenant: str = ""  # the only tenant that can find it: a text with {fields}
 
     def __post_init__(self) -> None:
         for name in ("text", "id", "tenant"):
@@ -150,12 +149,12 @@ class DocumentSource:
 
 @section("bridge")
 class BridgeSettings:
-    """What bridges ask, and how much of it at once."""
+    """Section [bridge]: topic pairs, document sources, and limits of requests at once."""
 
     pairs: Annotated[tuple[TopicPair, ...], tables_of(TopicPair)] = ()
     documents: Annotated[tuple[DocumentSource, ...], tables_of(DocumentSource)] = ()
-    in_flight_max: Positive = 512  # questions of one bridge that are being answered
-    share: Share = 0.8  # of the slots that workers grant, that all bridges together may fill
+    in_flight_max: Positive = 512  # requests of one bridge at once
+    share: Share = 0.8  # of the credits that workers grant, for all bridges together
 
     def __post_init__(self) -> None:
         answers = {pair.prompts: pair.answers for pair in self.pairs}
@@ -163,7 +162,7 @@ class BridgeSettings:
             topics = [pair.prompts for pair in self.pairs]
             twice = next(topic for topic in topics if topics.count(topic) > 1)
             raise ConfigError(f"bridge.pairs: expected one pair of {twice!r}, found several")
-        for first in answers:  # answers may be the prompts of another pair, but in no circle
+        for first in answers:  # answers may be another pair's prompts, but without a cycle
             topic = answers[first]
             for _ in answers:
                 if topic == first:
@@ -174,9 +173,9 @@ class BridgeSettings:
 
 
 def pairs_of(settings: BridgeSettings, prefix: str = "") -> tuple[TopicPair, ...]:
-    """All pairs, with full names of topics: those of the settings, and the two of every deployment.
+    """Return all pairs with full topic names: the configured ones, and those that always exist.
 
-    `prefix` is that of Trivium's own topics; raises ConfigError for pairs that would write to them.
+    `prefix` is that of Trivium's own topics. Raises ConfigError for pairs that would use them.
     """
     own_topics = {prefix + name for name in TOPICS}
     lines = TopicPair(

@@ -1,5 +1,7 @@
-"""Prompts without an answer, as they lie on `<topic of prompts>.dlq`: the record as it came, and in
-headers where it was, how often it was asked, and what went wrong last. Pure.
+"""Builds the dead letter of a prompt, for `<topic of prompts>.dlq`. Pure.
+
+It is the record as it arrived, with headers for its position, the number of tries and the last
+error.
 """
 
 from dataclasses import replace
@@ -24,10 +26,10 @@ def dead_letter(
     request_id: str = "",
     bytes_max: int = RECORD_BYTES_MAX,
 ) -> OutgoingRecord:
-    """On partition 0. `worker` and `reason` are of the last attempt: who had it, and why there.
+    """Return the dead letter, for partition 0. `worker` and `reason` are of the last attempt.
 
-    Of a record that leaves no room for that, and of a batch that cannot be read, only the origin is
-    told.
+    If the record leaves no room for the headers, or is an unreadable batch, the dead letter has
+    only the headers.
     """
     details = {
         "error-class": type(error).__name__,

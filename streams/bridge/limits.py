@@ -1,5 +1,6 @@
-"""How large a record each topic takes (`max.message.bytes`). Operators change that while bridges
-run, so it is asked again where an answer does not fit.
+"""The largest record of each topic (`max.message.bytes`).
+
+Operators may change it while bridges run, so it is queried again when an answer does not fit.
 """
 
 import asyncio
@@ -8,13 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from schemas.errors import BrokerUnavailable
 from schemas.rules.sizes import RECORD_BYTES_MAX
 
-LOOK_S = 1.0  # between two questions about answers that are known not to fit
+LOOK_S = 1.0  # shortest interval between two queries because of answers that do not fit
 Ask = Callable[[], Awaitable[Mapping[str, int]]]
 
 
 class TopicLimits:
-    """Of the topics that a bridge writes to; a topic that nobody asked about takes what Trivium
-    writes at most."""
+    """The limits of topics that a bridge writes to; an unknown topic has Trivium's own limit."""
 
     def __init__(
         self, ask: Ask | None = None, bytes_by_topic: Mapping[str, int] | None = None
@@ -28,8 +28,10 @@ class TopicLimits:
         return self._bytes_by_topic.get(topic, RECORD_BYTES_MAX)
 
     async def refresh(self, pause_s: float = 0) -> None:
-        """Ask, unless that was done since this was called, or so short a time ago; what cannot be
-        told now stays as it is known."""
+        """Query the limits, unless another task has since this call, or less than `pause_s` ago.
+
+        If the broker is unavailable, the known limits stay.
+        """
         time_s = asyncio.get_running_loop().time
         asked_s = time_s()
         async with self._turn:

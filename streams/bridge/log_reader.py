@@ -1,6 +1,4 @@
-"""What a bridge reads by itself: prompts that lie in the log already, and the tokens of those that
-its predecessor asked.
-"""
+"""Reads of the log outside of Faust: existing prompts, and tokens of a predecessor's requests."""
 
 import asyncio
 import dataclasses
@@ -21,8 +19,8 @@ from streams.bridge.records.record import PromptRecord
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader
 from streams.gateway.stream.hub import Hub
 
-_RECORDS_MAX = 5_000  # at once
-_GAP_BYTES = 64 << 10  # likewise: what lies behind a gap was read already
+_RECORDS_MAX = 5_000  # per fetch
+_GAP_BYTES = 64 << 10  # per fetch; small, because records after a gap were already read
 
 
 def prompt_record(record: ConsumerRecord) -> PromptRecord:
@@ -42,7 +40,7 @@ class PromptLogReader:
     """Reads prompts of one partition that are already in the log."""
 
     def __init__(self, log: LogSettings, place: FullPlace, client_id: str) -> None:
-        self._log = dataclasses.replace(log, topic_prefix="")  # names are whole
+        self._log = dataclasses.replace(log, topic_prefix="")  # `place` has the full topic name
         self._topic, self._partition = place
         self._client_id = client_id
         self._gap_reader: AssignedReader | None = None
@@ -59,7 +57,7 @@ class PromptLogReader:
         )
 
     async def bounds(self) -> tuple[int, int]:
-        """The first offset, and the one after the last record that is decided."""
+        """Return the first offset, and the one after the last committed or aborted record."""
         async with self._reader().reading("nowhere") as reader:
             first, end = await reader.first_offsets(), await reader.end_offsets()
         return first[self._partition], end[self._partition]
@@ -74,8 +72,8 @@ class PromptLogReader:
                     yield record
 
     async def gap(self, since: int, until: int) -> AsyncGenerator[PromptRecord]:
-        """The same of a gap. Behind each transaction of prompts is one, so the consumer that looks
-        into the first is kept until `close`.
+        """Yield the records of a gap. Each transaction of prompts leaves a gap, so the consumer for
+        gaps is kept until `close`.
         """
         async with self._turn:
             with self._as_unavailable():
@@ -105,7 +103,7 @@ class PromptLogReader:
             raise BrokerUnavailable(f"{self._topic}: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """Close the reader of gaps."""
+        """Close the consumer for gaps, if there is one."""
         reader, self._gap_reader = self._gap_reader, None
         if reader is not None:
             await reader.stop()
@@ -115,8 +113,9 @@ async def replay(
     log: LogSettings, codec: Codec, hub: Hub, partition: int, offset: int, client_id: str,
     *, live: bool = False,
 ) -> int:  # fmt: skip
-    """Tokens of a partition from an offset on into the hub, to its present end or live; returns
-    the offset after the last. What the log has no more is passed over.
+    """Apply frames of a partition of `tokens` from an offset to its end, or live, to the hub.
+
+    Return the offset after the last one. Deleted offsets are skipped. Raises BrokerUnavailable.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -130,7 +129,7 @@ async def replay(
                     offset = record.offset + 1
                     try:
                         hub.apply(decode_frame(codec, record.value), loop.time())
-                    except RecordError:  # its gateway buries it
+                    except RecordError:  # its gateway sends it to the dead-letter topic
                         continue
                 await asyncio.sleep(0)
             return offset

@@ -1,8 +1,8 @@
-"""One partition of prompts, from when this bridge owns it until it is taken away.
+"""Processes one partition of prompts, from its assignment to this bridge until it is revoked.
 
-A processor fences the one before it (`schemas/log/transactions.py`), reads what is committed, and
-continues from there. Answers, dead letters, position and note are committed together. Any other
-end of a processor ends those of the whole process, and the next ones begin at the log again.
+A processor fences the former one (`schemas/log/transactions.py`), reads the commit, and continues
+from there. Answers, dead letters, position and note are committed together. If a processor fails,
+all processors of the process end, and new ones start from the log.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Hub
 
 log = logging.getLogger(__name__)
-COMMIT_EVERY_S = 0.03  # what ends meanwhile is committed together
-COMMIT_SHARE = 0.25  # of the time at most: under load more is committed at once, and less often
-COMMIT_MAX = 500  # prompts
+COMMIT_EVERY_S = 0.03  # answers of this interval are committed together
+COMMIT_SHARE = 0.25  # share of the time for commits; under load they are larger and less frequent
+COMMIT_MAX = 500  # prompts in one commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorContext:
-    """What all partition processors of a bridge process share."""
+    """The objects that all partition processors of a bridge process share."""
 
     log: LogSettings
     codec: Codec
@@ -45,13 +45,13 @@ class ProcessorContext:
     group_id: str
     submitter: Submitter
     slots: Slots
-    may_ask: asyncio.Event  # clear between two assignments, when others may own what this one has
+    may_ask: asyncio.Event  # clear during a rebalance, when other bridges may own the partitions
     fail: Callable[[BaseException], None]
     epoch: int  # of the membership in the fleet
 
 
 class PartitionProcessor:
-    """Processes one partition: `begin` it, `take` records in order, `stop` it."""
+    """Processes one partition: call `begin`, then `take` with records in order, then `stop`."""
 
     def __init__(self, shared: ProcessorContext, place: FullPlace, pair_io: PairIO) -> None:
         self._shared, self._place, self._pair_io = shared, place, pair_io
@@ -59,27 +59,27 @@ class PartitionProcessor:
         self._transactions = Transactions(shared.log, f"bridge-{topic}-{partition}")
         self._log_reader = PromptLogReader(shared.log, place, f"{shared.bridge_id}-past")
         self._progress = OffsetTracker(0)
-        self._inherited: dict[int, int] = {}  # where tokens of what others asked may lie
+        self._inherited: dict[int, int] = {}  # offsets in `tokens` for predecessors' requests
         self._covered: set[int] = set()  # partitions of `tokens` that the last commit names
         self._under_way: dict[int, PendingPrompt] = {}
-        self._outbox: list[PendingPrompt] = []  # with something to commit
-        self._lines: dict[bytes, deque[PendingPrompt]] = {}  # waiting for the one before, by key
-        self._changed = asyncio.Condition()  # something was committed
+        self._outbox: list[PendingPrompt] = []  # prompts with records to commit
+        self._lines: dict[bytes, deque[PendingPrompt]] = {}  # prompts that wait their turn, by key
+        self._changed = asyncio.Condition()  # notified after each commit
         self._wake = asyncio.Event()
         self._committing = asyncio.Lock()
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[object]] = set()
         self._over = False
         self._prompt_reader = PromptReader(shared.submitter, self._commit)
-        self._taking = 0  # records that wait for room
-        self._moved_s, self._offset = 0.0, -1  # when something new was last seen, and its offset
+        self._taking = 0  # number of records that wait for room
+        self._moved_s, self._offset = 0.0, -1  # time and offset of the last progress
 
-    # Its beginning and its end
+    # Start and stop
 
     def begin(self, former: "asyncio.Task[None] | None" = None) -> None:
-        """Take over, then let records in; of the same place's former life here its end comes first.
+        """Take over the partition, then accept records; first wait for the `former` processor.
 
-        Both have the same transactional id and the same ids of requests.
+        Both have the same transactional id and the same request ids.
         """
         self._spawn(self._run(former))
 
@@ -89,9 +89,9 @@ class PartitionProcessor:
         return self._ready.is_set()
 
     async def stop(self) -> None:
-        """Commit nothing more; whoever is next goes on with what is under way."""
+        """Stop without a commit; the next owner continues the open prompts."""
         self._over = True
-        async with AsyncExitStack() as closing:  # all of it, also by who is cancelled meanwhile
+        async with AsyncExitStack() as closing:  # runs all callbacks, also when cancelled meanwhile
             closing.push_async_callback(self._transactions.stop)
             closing.push_async_callback(self._log_reader.close)
             closing.callback(self._release)
@@ -128,7 +128,7 @@ class PartitionProcessor:
         self._ready.set()
 
     async def _take_over(self) -> list[PendingPrompt]:
-        """Take over the partition; return the prompts its last owner left open, in order."""
+        """Take over the partition; return the prompts that its last owner left open, in order."""
         shared = self._shared
         await self._transactions.start()
         commit = (await committed_offsets(shared.log, shared.group_id, [self._place])).get(
@@ -141,7 +141,7 @@ class PartitionProcessor:
         self._progress = OffsetTracker(position, note.answered)
         self._prompt_reader.begin(note, idle=position >= end)
         self._inherited = dict(note.tokens)
-        await self._commit()  # from where its own tokens come is known before it asks anything
+        await self._commit()  # the offset of its own tokens is committed before any request
         if not note.tokens:
             return []
         self._progress.window_bytes = note.window_bytes
@@ -153,21 +153,21 @@ class PartitionProcessor:
         return recovered
 
     async def _read_again(self, since: int, until: int) -> list[PendingPrompt]:
-        """Read the prompts that the last owner may have read and not answered."""
+        """Read the prompts that the last owner may have read but not answered."""
         recovered: list[PendingPrompt] = []
         async with aclosing(self._log_reader.records(since, until)) as records:
             async for record in records:
                 if not self._progress.has_room(record.offset, record.size):
-                    break  # for others it had none, either
+                    break  # the last owner had no room for more either
                 if (prompt := await self._read(record)) is not None:
                     recovered.append(prompt)
         return recovered
 
     async def _replay(self, recovered: list[PendingPrompt]) -> None:
-        """Read tokens that are there, once more for each further try; then follow what comes.
+        """Read the existing tokens, once for each try of the prompts; then follow new ones.
 
-        Each reading has a hub of its own: what the rows of a partition mean depends on their order,
-        and the process, and its other lives, may read the same partition further on.
+        Each pass has a hub of its own: the meaning of a partition's rows depends on their order,
+        and the process, or its other processors, may have read further on the same partition.
         """
         submitter, inherited = self._shared.submitter, dict(self._inherited)
         batch, reached = recovered, dict[int, int]()
@@ -189,8 +189,8 @@ class PartitionProcessor:
                 submitter.release(prompt)
             batch = failed
         reached = inherited | reached
-        # What nothing has come of may come behind this end. So whoever is next reads on from here,
-        # and not all of it again after every takeover, however many wait to be asked at all.
+        # Tokens of prompts without output can only follow this end. So the next owner reads from
+        # here, and not everything again after each takeover.
         for prompt in recovered:
             if not submitter.has_output(prompt):
                 prompt.starts |= reached
@@ -205,7 +205,7 @@ class PartitionProcessor:
         return await replay(shared.log, shared.codec, hub, partition, offset, client_id, live=live)
 
     async def _follow(self, recovered: list[PendingPrompt], reached: dict[int, int]) -> None:
-        """What others asked may answer on the partitions that they had."""
+        """Follow the partitions of predecessors' requests until these prompts are answered."""
         hub = Hub()
         for prompt in recovered:
             if prompt.call is not None:
@@ -223,8 +223,8 @@ class PartitionProcessor:
     # Records
 
     async def take(self, record: PromptRecord) -> None:
-        """The next record, or an older one; returns when there is room for another, or when this
-        life is over.
+        """Take the next record, or an older one; return when there is room for another, or when
+        this processor has ended.
         """
         if self._over:
             return
@@ -235,7 +235,7 @@ class PartitionProcessor:
     async def _take(self, record: PromptRecord) -> None:
         await self._ready.wait()
         progress = self._progress
-        if record.offset > progress.next_offset:  # nothing lies there, or Faust has left it out
+        if record.offset > progress.next_offset:  # a gap in the log, or records that Faust left out
             async with aclosing(self._log_reader.gap(progress.next_offset, record.offset)) as gap:
                 async for missed in gap:
                     await self._take_next(missed)
@@ -250,7 +250,7 @@ class PartitionProcessor:
             self._admit(prompt)
 
     async def _read(self, record: PromptRecord) -> PendingPrompt | None:
-        """Read what a record asks; None if it is answered already."""
+        """Parse a record's prompt; return None if it is already answered."""
         if not self._progress.take(record.offset, record.size):
             return None
         prompt = self._under_way[record.offset] = PendingPrompt(record, self._pair_io)
@@ -258,7 +258,7 @@ class PartitionProcessor:
         return prompt
 
     def _admit(self, prompt: PendingPrompt) -> None:
-        """Ask it when there is room, and where order counts after what has its key."""
+        """Submit a prompt when a slot is free; with `ordered`, after earlier ones of its key."""
         key = prompt.record.key if self._pair_io.pair.ordered else None
         if key is not None:
             if key in self._lines:
@@ -320,14 +320,14 @@ class PartitionProcessor:
     async def _write_all(self, batch: list[PendingPrompt]) -> None:
         try:
             await self._write(batch)
-        except RecordTooLarge:  # a topic takes less than was known
+        except RecordTooLarge:  # a topic's limit is lower than the known one
             await self._pair_io.limits.refresh()
             await self._transactions.restart()
             for prompt in batch:
                 await self._write_one(prompt)
 
     async def _write_one(self, prompt: PendingPrompt) -> None:
-        """Commit one prompt; where its topics refuse the answer, an error that fits."""
+        """Commit one prompt; if its topics refuse the answer, commit an error that fits."""
         for steps in range(ERROR_STEPS + 1):
             try:
                 return await self._write([prompt])
@@ -361,7 +361,7 @@ class PartitionProcessor:
             self._changed.notify_all()
 
     def _tokens(self, answered_offsets: set[int]) -> dict[int, int]:
-        """From where on the tokens may lie of all that is under way, and of what comes."""
+        """Return the offsets in `tokens` from which tokens of open and later prompts may lie."""
         places = self._shared.submitter.backend.tokens_read | self._inherited
         for offset, prompt in self._under_way.items():
             if offset not in answered_offsets:
@@ -378,11 +378,11 @@ class PartitionProcessor:
         else:
             del self._lines[key]
 
-    # Whether Faust leaves something out
+    # Records that Faust leaves out
 
     async def check_for_stall(self, end: int, stall_s: float) -> None:
-        """`end` is where the partition ends. Raises BrokerUnavailable where records lie there and
-        none comes for so long; what is not there, as marks of transactions, is passed over.
+        """Raise BrokerUnavailable if the partition has records up to `end` but none arrived for
+        `stall_s`. If it has none there, only transaction markers, skip to `end`.
         """
         now_s, progress, begin = asyncio.get_running_loop().time(), self._progress, self._offset
         self._offset = progress.next_offset

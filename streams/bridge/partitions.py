@@ -1,8 +1,8 @@
-"""The partitions of prompts that a bridge owns: one life each.
+"""The partitions of prompts that a bridge owns, with one processor each.
 
-Every rebalance takes all partitions and deals them again. Lives go on meanwhile, but ask nothing:
-whoever begins one of their partitions elsewhere fences them. Those that are dealt here again have
-lost nothing.
+Every rebalance revokes all partitions and assigns them again. Processors continue meanwhile, but
+send no requests: a bridge that takes one of their partitions over fences them. A processor whose
+partition is assigned here again has lost nothing.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from schemas.settings import LogSettings
 from streams.bridge.log_reader import prompt_record
 from streams.bridge.partition_processor import PartitionProcessor
 
-_LOOKS = 5  # in the time after which a consumer is stuck
-WAITING_MAX = 64  # records of a partition; beyond that comes only what was fetched already
+_LOOKS = 5  # checks within the time after which a consumer counts as stuck
+WAITING_MAX = 64  # waiting records of a partition; beyond it, no more are fetched
 
 
 class Delivery:
-    """Records of one partition on their way from agents to the partition's life.
+    """A queue of one partition's records between agents and the partition's processor.
 
-    A life takes a record when it has room. Agents do not wait for that: Faust hands records of all
-    topics over one after the other, so one full partition would keep all others waiting. Records
-    wait here, and where many do, no more of their partition are fetched.
+    A processor takes a record when it has room. Agents do not wait for that: Faust passes records
+    of all topics one after the other, so one full partition would block all others. Records wait
+    here, and if there are many, fetching of their partition is paused.
     """
 
     def __init__(self, group: Group, processor: PartitionProcessor) -> None:
@@ -58,12 +58,12 @@ class Delivery:
             resume_partition(event)
 
     def end(self) -> None:
-        """What waits here is read again by whoever is next."""
+        """Drop the waiting records; the partition's next owner reads them again."""
         self._task.cancel()
 
 
 class BridgePartitions:
-    """The partitions that Faust has assigned to a bridge, until it revokes them."""
+    """The partitions that Faust has assigned to this bridge, with their processors."""
 
     def __init__(
         self,
@@ -71,17 +71,17 @@ class BridgePartitions:
         make: Callable[[FullPlace], PartitionProcessor],
         wait_until_sent: Callable[[], Awaitable[None]],
     ) -> None:
-        """`wait_until_sent` waits until all requests being sent are in the log."""
+        """Create one; `wait_until_sent` waits until all requests in flight are in the log."""
         self.group = group
         self._wait_until_sent = wait_until_sent
         self.may_ask = asyncio.Event()
         self._make = make
         self._processors: dict[FullPlace, PartitionProcessor] = {}
-        self._deliveries: dict[FullPlace, Delivery] = {}  # to each of them
-        self._stopping: dict[FullPlace, asyncio.Task[None]] = {}  # the last of each place
+        self._deliveries: dict[FullPlace, Delivery] = {}  # by partition
+        self._stopping: dict[FullPlace, asyncio.Task[None]] = {}  # latest one by partition
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record of the group's, from an agent."""
+        """Take one record from an agent."""
         await self.group.guard(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
@@ -91,7 +91,7 @@ class BridgePartitions:
             delivery.put(event)
 
     def on_assigned(self, places: set[Place]) -> None:
-        """These partitions, and no others, are this bridge's now."""
+        """Set this bridge's partitions: stop processors of lost ones, start those of new ones."""
         self.group.on_assigned(places)
         for place in self._processors.keys() - places:
             self._deliveries.pop(place).end()
@@ -106,7 +106,7 @@ class BridgePartitions:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether all partitions are taken over; there may be none."""
+        """Return whether all assigned partitions are taken over; there may be none."""
         return self.may_ask.is_set() and all(
             processor.is_ready for processor in self._processors.values()
         )
@@ -121,13 +121,16 @@ class BridgePartitions:
             del self._stopping[place]
 
     async def on_revoked(self) -> None:
-        """Others may have them when this returns: until then what is being asked is in the log."""
+        """Pause requests, and wait until those in flight are in the log.
+
+        When this returns, the group may assign the partitions to other bridges.
+        """
         self.group.on_revoked()
         self.may_ask.clear()
         await self._wait_until_sent()
 
     async def stop(self) -> None:
-        """Commit what has ended, and leave the rest to whoever is next."""
+        """Commit the answers that are ready, and stop; the next owners continue the rest."""
         processors = list(self._processors.values())
         self._processors.clear()
         for delivery in self._deliveries.values():
@@ -142,7 +145,7 @@ class BridgePartitions:
         )
 
     async def watch(self, log: LogSettings, stall_ms: int) -> None:
-        """Have lives look now and then whether something is left out, until cancelled."""
+        """Check regularly for records that Faust leaves out, until cancelled."""
         async with query_client(log, committed_only=True) as consumer:
             while True:
                 await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
@@ -153,7 +156,7 @@ class BridgePartitions:
                             [TopicPartition(*p) for p in self._processors]
                         )
                 except KafkaError:
-                    continue  # a broker that is away is no reason to end
+                    continue  # an unavailable broker is no reason to end
                 for tp, end in ends.items():
                     processor = self._processors.get((tp.topic, tp.partition))
                     if processor is not None:

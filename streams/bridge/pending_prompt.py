@@ -1,4 +1,4 @@
-"""A prompt that a bridge has under way, and the pair of topics that it is of."""
+"""The state of a prompt that a bridge is answering, and of its topic pair."""
 
 from dataclasses import dataclass, field
 
@@ -31,16 +31,16 @@ class PendingPrompt:
     record: PromptRecord
     pair_io: PairIO
     question: PromptQuestion | None = None
-    # Where its tokens may lie: partitions of `tokens`, and from which offset on.
+    # Where its tokens may lie: partitions of `tokens`, and the first offset there.
     starts: dict[int, int] = field(default_factory=dict)
     asked_ms: int = 0
     tries: int = 0
-    call: Call | None = None  # of the present try
-    intake: CallIntake | None = None  # kept where the answer tells of it
-    sends: list[OutgoingRecord] | None = None  # what is to be committed, once that is known
-    error: TriviumError | None = None  # that these tell of
+    call: Call | None = None  # of the current try
+    intake: CallIntake | None = None  # kept if the answer needs it
+    sends: list[OutgoingRecord] | None = None  # the records to commit, once they are known
+    error: TriviumError | None = None  # the error in these records
 
     @property
     def wants_vectors(self) -> bool:
-        """Whether the embedding pool answers, and no router."""
+        """Return whether the embedding pool answers the prompt, not the routers."""
         return self.question is not None and isinstance(self.question.body, EmbeddingsBody)

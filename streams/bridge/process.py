@@ -1,7 +1,7 @@
-"""The bridge process: a client of the routers whose memory is the log.
+"""The bridge process: a client of the routers that keeps all state in the log.
 
-It is in the fleet as gateways are, without an address; what it owns it owns by Faust's group. Both
-are joined again after every trouble of the log, and everything is read from there again.
+In the fleet it is a gateway without an address; Faust's consumer group assigns its partitions.
+After every fault of the log it joins both again, and reads its state from the log.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _LOOK_S = 0.25
 _JOIN_S = 30.0
 _WIND_UP_S = 10.0
 _STALL_MS = 15_000
-_SUBJECT = "answering prompts"  # what heartbeats call it where it fails
+_SUBJECT = "answering prompts"  # its name in heartbeats that report a failure
 
 
 class Bridge:
@@ -159,7 +159,7 @@ class Bridge:
         raise BrokerUnavailable("the fleet is not joined yet")
 
     async def _watch_membership(self, epoch: int, partitions: BridgePartitions) -> None:
-        """Hand out free slots; raise LeaseError when the membership has changed."""
+        """Hand out free slots; raise LeaseError when the epoch in the fleet has changed."""
         while self.backend.epoch == epoch:
             self.slots.hand_out()
             if partitions.is_ready:
@@ -170,7 +170,7 @@ class Bridge:
     async def _wind_up(
         self, partitions: BridgePartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
     ) -> None:
-        """Bounded: the log has everything."""
+        """Stop within a bounded time; an unfinished stop is safe, as all state is in the log."""
 
         async def finish() -> None:
             await partitions.stop()
@@ -195,8 +195,9 @@ async def run_bridge(
     stop: asyncio.Event,
     codec: Codec,
 ) -> None:
-    """Answer prompts until `stop`, in as many lives as the log makes necessary; raises what makes
-    going on impossible. `gateway` has the limits of what is asked, as for calls over HTTP.
+    """Answer prompts until `stop`, and rejoin after faults of the log; raise permanent errors.
+
+    `gateway` has the limits of requests, as for calls over HTTP.
     """
     tokenizer = await asyncio.to_thread(
         lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)

@@ -1,8 +1,8 @@
-"""Which prompts of a partition are answered, and what its next reader is to know of that.
+"""Tracks which prompts of a partition are answered, and encodes that for the next owner. Pure.
 
-A group commits one offset: the first prompt without an answer. Answers come in any order, so those
-behind it are told as a bitmap in the commit's metadata, with the places from which on tokens of
-what is under way may lie. Pure.
+A group commits one offset: the first prompt without an answer. Answers are committed in any order,
+so the commit's metadata has a bitmap of the later answered prompts, and the offsets from which
+tokens of open prompts may lie.
 """
 
 import base64
@@ -11,25 +11,25 @@ import sys
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-WINDOW = 2_000  # offsets behind the first without an answer; Kafka takes 4 096 bytes of metadata
-WINDOW_BYTES = 16 << 20  # of prompts that are read and not answered
+WINDOW = 2_000  # offsets after the first without an answer; metadata has at most 4 096 bytes
+WINDOW_BYTES = 16 << 20  # of prompts that were read and not answered
 _PLACES, _BITMAP, _BYTES, _STARTS, _READING, _FALLS = "t", "d", "w", "b", "r", "f"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """What a commit carries in its metadata, besides its offset."""
+    """The metadata of a commit."""
 
     tokens: Mapping[int, int] = field(default_factory=dict)  # partition of `tokens`, offset
-    answered: Set[int] = frozenset()  # prompts' offsets behind the committed one
-    window_bytes: int = WINDOW_BYTES  # how much whoever committed may have read ahead
-    start_count: int = 0  # lives that began at this position, and have committed no answer since
-    suspect_offset: int = -1  # the prompt that is read with care, or on which lives have fallen
-    falls: int = 0  # lives that began to read it, and did not say that they were done
+    answered: Set[int] = frozenset()  # offsets of answered prompts after the committed one
+    window_bytes: int = WINDOW_BYTES  # how many bytes the committer may have read ahead
+    start_count: int = 0  # processors that started at this position and committed no answer
+    suspect_offset: int = -1  # the prompt that is read with care, or on which processors crashed
+    falls: int = 0  # processors that began to read it, and did not report the end of that
 
 
 def encode(note: CommitNote, position: int) -> str:
-    """As metadata of a commit at this position."""
+    """Return the note as metadata of a commit at this position."""
     packed = bytearray((max(note.answered, default=position - 1) - position + 8) // 8)
     for offset in note.answered:
         packed[(offset - position) // 8] |= 1 << (offset - position) % 8
@@ -44,16 +44,16 @@ def encode(note: CommitNote, position: int) -> str:
 
 
 def decode(metadata: str, position: int) -> CommitNote:
-    """The note of a commit; an empty one where somebody else has set the offset, as tools do."""
+    """Return the note of a commit; an empty one if a tool or another program set the offset."""
     try:
         fields = json.loads(metadata)
         places = {int(partition): int(offset) for partition, offset in fields[_PLACES]}
         packed = base64.b64decode(fields[_BITMAP], validate=True)
-        window_bytes = int(fields.get(_BYTES, sys.maxsize))  # earlier ones knew no bound
+        window_bytes = int(fields.get(_BYTES, sys.maxsize))  # earlier versions had no bound
         start_count, suspect_offset = int(fields.get(_STARTS, 0)), int(fields.get(_READING, -1))
         falls = int(
             fields.get(_FALLS, suspect_offset >= 0)
-        )  # earlier ones knew of the last life alone
+        )  # earlier versions recorded only the last processor
     except (ValueError, TypeError, KeyError):
         return CommitNote()
     answered = {position + n for n in range(8 * len(packed)) if packed[n // 8] >> n % 8 & 1}
@@ -64,36 +64,36 @@ class OffsetTracker:
     """Tracks which prompts of one partition are answered, in any order."""
 
     def __init__(self, position: int, answered: Iterable[int] = ()) -> None:
-        """As committed by whoever read the partition before."""
+        """Start from the former owner's commit: its position, and later answered prompts."""
         self.window_bytes = WINDOW_BYTES
-        self._bytes = 0  # of what is open
-        self.next_offset = position  # after the last that was read, or is known not to be there
-        self._open: dict[int, int] = {}  # read and not answered, in order, and their bytes
+        self._bytes = 0  # of open prompts
+        self.next_offset = position  # after the last offset that was read or is missing
+        self._open: dict[int, int] = {}  # sizes of unanswered prompts by offset, in order
         self._prior_answers = {
             offset for offset in answered if offset >= position
-        }  # read by others only
+        }  # read only by former owners
 
     def position(self, answered_offsets: Set[int] = frozenset()) -> int:
-        """The first offset without an answer, once `answered_offsets` have theirs."""
+        """Return the first offset without an answer, if `answered_offsets` have theirs."""
         return next(
             (offset for offset in self._open if offset not in answered_offsets), self.next_offset
         )
 
     def answered(self, answered_offsets: Set[int] = frozenset()) -> set[int]:
-        """All behind that position that want no answer any more, as those that are not there."""
+        """Return the offsets after that position that need no answer, including missing ones."""
         behind = range(self.position(answered_offsets), self.next_offset)
         return {
             n for n in behind if n not in self._open or n in answered_offsets
         } | self._prior_answers
 
     def has_room(self, offset: int, size: int = 0) -> bool:
-        """Whether a prompt of so many bytes at this offset may be read already; a first one may."""
+        """Return whether a prompt of `size` bytes at this offset may be read; a first one may."""
         fits = not self._open or self._bytes + size <= self.window_bytes
         return fits and offset - self.position() < WINDOW
 
     def take(self, offset: int, size: int = 0) -> bool:
-        """A record is read; whether it is to be answered. What lies between it and the one before
-        is not there: compacted, or a transaction's mark.
+        """Note that a record was read; return whether it needs an answer. Offsets before it that
+        were not read are missing: compacted, or a transaction marker.
         """
         if offset < self.next_offset:
             return False

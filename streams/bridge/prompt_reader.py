@@ -1,9 +1,9 @@
-"""What a prompt of one partition asks; or what is committed at once, where it asks nothing.
+"""Reads the prompts of one partition: sets each one's question, or the records to commit at once.
 
-Whoever begins where lives before it got nowhere reads with care: what is being read is noted in a
-commit before, with how many have begun to read it. So a prompt on which bridges fall is found, and
-is answered with an error after `CRASHES_MAX` of them. A life that ends for another reason takes its
-own note back (`forgive`).
+If earlier processors started at the same position and committed no answer, this one reads with
+care: before it reads a prompt, it commits which one, and how many processors have begun to read it.
+So a prompt that crashes bridges is found, and after `CRASHES_MAX` crashes it is answered with an
+error. A processor that ends for another reason removes its own note (`forgive`).
 """
 
 import logging
@@ -17,7 +17,7 @@ from streams.bridge.progress import CommitNote
 from streams.bridge.submitter import Submitter
 
 log = logging.getLogger(__name__)
-STARTS_MAX = 2  # lives without an answer; the next one reads with care
+STARTS_MAX = 2  # processors without an answer; the next one reads with care
 _NONE = (-1, 0)
 
 
@@ -27,34 +27,37 @@ class PromptReader:
     def __init__(self, submitter: Submitter, commit: Callable[[], Awaitable[None]]) -> None:
         self._submitter, self._commit = submitter, commit
         self.start_count = (
-            0  # lives that began where this one does, with it, until it has an answer
+            0  # processors, with this one, that started at this position without an answer yet
         )
-        self._fallen = _NONE  # the prompt on which lives before this one fell, and how many
-        self._noted = _NONE  # the same, with what this life reads with care
+        self._fallen = _NONE  # the prompt that crashed earlier processors, and their number
+        self._noted = _NONE  # the same, or the prompt that this processor reads with care
 
     def begin(self, note: CommitNote, *, idle: bool) -> None:
-        """As the last commit has it; `idle` where no prompt waits on which a life could fall."""
+        """Start from the note of the last commit; with `idle`, no prompt waits that could crash."""
         self.start_count = 0 if idle else note.start_count + 1
         self._fallen = self._noted = (note.suspect_offset, note.falls)
 
     def note(
         self, tokens: Mapping[int, int], answered: Set[int], window_bytes: int, position: int
     ) -> CommitNote:
-        """Of a commit at this position."""
+        """Return the note for a commit at this position."""
         suspect_offset, falls = self._noted
         if suspect_offset < position or suspect_offset in answered:
             suspect_offset, falls = _NONE
         return CommitNote(tokens, answered, window_bytes, self.start_count, suspect_offset, falls)
 
     async def forgive(self, write: Callable[[list[PendingPrompt]], Awaitable[None]]) -> None:
-        """The life ends by no fault of what it reads: say so, where `write` still can."""
+        """Remove the note of the prompt being read, which did not crash this processor.
+
+        `write` commits that; if it cannot, the note stays.
+        """
         if self._noted != self._fallen:
             self._noted = self._fallen
             with suppress(TriviumError):
                 await write([])
 
     async def read(self, prompt: PendingPrompt) -> None:
-        """Set the prompt's question, or what to send without asking."""
+        """Set the prompt's question, or the records to send without a request."""
         record = prompt.record
         try:
             await self._read(prompt)
@@ -62,7 +65,7 @@ class PromptReader:
                 prompt.sends = [prompt.pair_io.answers.empty_answer(record)]
         except TriviumError as error:
             prompt.sends = self._submitter.error_records(prompt, error)
-        except Exception as error:  # of one prompt: the others are to be answered
+        except Exception as error:  # one faulty prompt must not stop the others
             log.exception("%s[%d]@%d", record.topic, record.partition, record.offset)
             fault = SystemFault(f"not read: {type(error).__name__}: {error}")
             prompt.sends = self._submitter.error_records(prompt, fault)
@@ -80,8 +83,8 @@ class PromptReader:
         if self.start_count <= STARTS_MAX and not falls:
             prompt.question = await prompts.question(record)
             return
-        await prompts.fetch_schema(record)  # a life that ends while it waits falls on nothing
-        self._noted = (record.offset, falls + 1)  # who falls now falls on this one
+        await prompts.fetch_schema(record)  # an end during this wait must not count as a crash
+        self._noted = (record.offset, falls + 1)  # a crash from here on counts for this prompt
         await self._commit()
         prompt.question = await prompts.question(record)
         await self._submitter.check(prompt)

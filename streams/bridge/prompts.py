@@ -1,8 +1,7 @@
-"""From a record on a topic of prompts to a question for the routers, or an error that says what to
-change.
+"""Parses a record on a topic of prompts: returns a question, or raises an error with advice.
 
-What its value says is `streams/bridge/records/record.py`'s to know; what a prompt does not say its
-pair does. Nothing here does I/O but `WriterSchemas`, once per schema id.
+`streams/bridge/records/record.py` decodes the value. The pair's settings apply to fields that a
+prompt does not set. Only `WriterSchemas` does I/O, once per schema id.
 """
 
 from contextlib import suppress
@@ -29,8 +28,8 @@ from streams.gateway.request.conversation import check_session_id
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.responses.create import ResponseCall
 
-VALUE_BYTES_MAX = 4 << 20  # as of a call's body
-LIST_MAX = 16_384  # messages or stops
+VALUE_BYTES_MAX = 4 << 20  # the limit of a call's body
+LIST_MAX = 16_384  # messages or stop strings
 METADATA_CHARS_MAX = 65_536
 FIELDS = tuple(field["name"] for field in schema_of("Prompt")["fields"])
 _QUESTIONS = ("text", "messages", "body")
@@ -43,20 +42,20 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptQuestion:
-    """What a prompt asks, checked as a call's body is; `take_in_body` checks the rest."""
+    """The question of a prompt, checked like a call's body; `take_in_body` checks the rest."""
 
     body: CallBody
-    session_id: str  # empty: of a conversation of its own
+    session_id: str  # empty: a conversation of its own
     priority: Priority
-    deadline_ms: int  # from when it is asked
+    deadline_ms: int  # from its first try
     metadata: str | None  # a JSON object, for the answer
-    wants_json: bool  # the answer is to be a JSON value
-    schema: str  # JSON schema to which that keeps, the prompt's own or the pair's; empty for any
-    response: ResponseCall | None = None  # that the body is to answer
+    wants_json: bool  # the answer must be a JSON value
+    schema: str  # JSON schema of that value, the prompt's own or the pair's; empty for any
+    response: ResponseCall | None = None  # the /v1/responses call that the body answers
 
 
 def answer_format(pair: TopicPair, record: PromptRecord) -> str:
-    """json, json_envelope or avro, as the pair says, or as the prompt is."""
+    """Return json, json_envelope or avro: the pair's setting, or the format of the prompt."""
     if pair.format != "prompt":
         return pair.format
     return "avro" if record.is_avro else "json"
@@ -74,8 +73,8 @@ class PromptParser:
         *,
         priority_max: str = Priority.INTERACTIVE,
     ) -> None:
-        """`served` is the deployment's model; `schemas` may be shared by pairs; `priority_max` is
-        what no caller gets more than.
+        """Create one; `served` is the deployment's model, `priority_max` the most urgent priority
+        of any caller. Pairs may share `schemas`.
         """
         bounds = (Priority(name) for name in (pair.priority_max, priority_max))
         self._priorities = BY_URGENCY[max(map(BY_URGENCY.index, bounds)) :]
@@ -88,8 +87,8 @@ class PromptParser:
         }
 
     async def question(self, record: PromptRecord) -> PromptQuestion | None:
-        """What a record asks, None for one that deletes; raises TriviumError, a retriable one where
-        only the schema registry is away.
+        """Return a record's question; None for a record that deletes. Raises TriviumError, a
+        retriable one if only the schema registry is unavailable.
         """
         fields = await self._fields(record)
         if fields is None:
@@ -110,8 +109,9 @@ class PromptParser:
         return self._question({name: value for name, value in fields.items() if _is_set(value)})
 
     async def fetch_schema(self, record: PromptRecord) -> None:
-        """Wait until `question` needs nothing of the schema registry: what is wrong with the value
-        is for it to say. Raises BrokerUnavailable where the registry is away for long.
+        """Fetch the record's schema, so that `question` need not; that reports errors in the value.
+
+        Raises BrokerUnavailable if the registry is unavailable for long.
         """
         with suppress(RecordError):
             await fetch_schema(record, self._schemas)
@@ -135,7 +135,7 @@ class PromptParser:
         body.setdefault("model", self._pair.model or self._served)
         priority = self._capped(_priority(fields, body) or Priority(self._pair.priority))
         if fields.get("endpoint") != EMBEDDINGS:
-            body.pop("priority", None)  # the question has it, as far as it may be had
+            body.pop("priority", None)  # the question has the capped priority
         call = check_call(body, fields.get("endpoint", ""))
         if isinstance(call.body, ChatBody) and "body" not in fields:
             self._put_system_first(call.body.messages)
@@ -183,13 +183,14 @@ class PromptParser:
         }
 
     def _put_system_first(self, messages: list[Message]) -> None:
-        """Where there is none; after the check, which counts messages as they came."""
+        """Insert the pair's system message if there is none; after the check, whose errors number
+        the messages as sent."""
         if self._pair.system and not any(message.role in _SYSTEM for message in messages):
             messages.insert(0, Message(role="system", content=self._pair.system))
 
 
 def _is_set(value: Any) -> bool:
-    """Avro has an empty value for what is left out; so may JSON."""
+    """Return whether a field is set; Avro has empty values for unset fields, and JSON may."""
     return value is not None and value not in ("", [], ())
 
 
@@ -204,7 +205,7 @@ def _load_object(name: str, text: str) -> Json:
 
 
 def _exact_object(name: str, value: Any) -> Json | None:
-    """A field that Avro has as JSON text, and JSON as an object; its numbers keep their digits."""
+    """Return an object field, which is JSON text in Avro; its numbers keep their digits."""
     if value is None or isinstance(value, dict):
         return value
     return _load_object(name, _text(name, value))
@@ -217,7 +218,8 @@ def _object(name: str, value: Any) -> Json | None:
 
 
 def _retrieval(value: Any) -> Json | None:
-    """A filter goes on with its digits, as text: it is refused where no float has them."""
+    """Return the retrieval field. A filter whose digits no float has stays text, and is refused
+    later."""
     exact, rounded = _exact_object("retrieval", value), _object("retrieval", value)
     if exact and rounded and exact.get("filter") != rounded.get("filter"):
         rounded["filter"] = exact_json.dumps(exact["filter"])
@@ -257,7 +259,7 @@ def _session(fields: Json) -> str:
 
 
 def _priority(*sources: Json) -> Priority | None:
-    """The first that is named; vLLM's default number is none."""
+    """Return the first priority that is set; vLLM's default number 0 does not count."""
     for value in (source.get("priority") for source in sources):
         if value in (None, "", 0):
             continue
@@ -272,7 +274,7 @@ def _priority(*sources: Json) -> Priority | None:
 
 def _deadline(fields: Json, usual_ms: int) -> int:
     value = exact_json.nearest(fields.get("deadline_ms", usual_ms))
-    if isinstance(value, float) and value.is_integer():  # whose numbers are all floats
+    if isinstance(value, float) and value.is_integer():  # some producers write only floats
         value = int(value)
     if type(value) is not int or not 0 < value <= live_ms_max():
         raise InvalidRequest(

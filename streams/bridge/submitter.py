@@ -1,7 +1,8 @@
-"""A prompt at the routers: asked until it has an answer, or an error that stands.
+"""Submits prompts to the routers, and retries until there is an answer or a final error.
 
-Ids of requests follow from where the prompt lies, so whoever asks it again asks the same: routers
-drop what they know. A request does not end with its bridge, and its tokens stay in the log.
+Request ids are computed from the prompt's position, so another bridge that submits it again uses
+the same ids, and routers drop ids that they know. A request does not end with its bridge, and its
+tokens stay in the log.
 """
 
 import asyncio
@@ -52,28 +53,28 @@ from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
 
 log = logging.getLogger(__name__)
-VECTORS_AT_ONCE = 16  # calls for vectors that one bridge has under way
+VECTORS_AT_ONCE = 16  # embedding calls of one bridge at once
 MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens there may be sent
 
 
 class Submitter:
-    """Submits the prompts of one bridge to the routers, whatever their partition."""
+    """Submits the prompts of all partitions of one bridge to the routers."""
 
     def __init__(self, gateway: Gateway, backend: LogBackend, cluster: str) -> None:
-        """`cluster` tells deployments apart that read the same topics."""
+        """Create one; `cluster` distinguishes deployments that read the same topics."""
         self.gateway, self.backend = gateway, backend
         self._cluster = cluster
-        self.partitions: Mapping[str, int] = {}  # how many each topic has
+        self.partitions: Mapping[str, int] = {}  # partition counts by topic
         self.lines = BatchLines(cluster + "batch.prompts", lambda: backend.objects.table)
         self._sending: set[asyncio.Future[None]] = set()
-        self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # workers of other pools grant none
+        self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # embedding workers grant no credits
 
     def begin(self, prompt: PendingPrompt, read_apart: Container[int] = ()) -> Call:
-        """The next try: from now on its tokens are listened to. Raises BrokerUnavailable.
+        """Begin the next try, and receive its tokens from now on. Raises BrokerUnavailable.
 
-        `read_apart` are partitions of `tokens` that the caller reads for it. Where this bridge's
-        own is one of them, it hears that one from the caller alone: two readers of a partition are
-        at two places, and what its rows mean depends on their order.
+        `read_apart` are partitions of `tokens` that the caller reads for it. If the bridge's own
+        partition is one of them, only the caller passes its rows: two readers are at different
+        offsets, and the meaning of rows depends on their order.
         """
         question, gateway = prompt.question, self.gateway
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
@@ -112,17 +113,17 @@ class Submitter:
         return derive_ids(max(0, record.timestamp_ms), rest)
 
     def has_output(self, prompt: PendingPrompt) -> bool:
-        """Return whether the present try has produced any output."""
+        """Return whether the current try has produced any output."""
         return prompt.call is not None and prompt.call.streams[0].has_frames
 
     def release(self, prompt: PendingPrompt) -> None:
-        """Stop listening to the tokens of the present try."""
+        """Stop receiving the tokens of the current try."""
         if prompt.call is not None:
             self.gateway.release(prompt.call)
             prompt.call = None
 
     async def outcome(self, prompt: PendingPrompt) -> Answer | TriviumError | None:
-        """Return the outcome of the present try; None while it is running."""
+        """Return the answer or error of the current try; None while it is running."""
         call, question = prompt.call, prompt.question
         assert call is not None and question is not None
         if (error := call_error(call)) is not None:
@@ -155,7 +156,7 @@ class Submitter:
         return whole_of(Form(name, record), call).decode()
 
     async def _intake(self, prompt: PendingPrompt) -> CallIntake:
-        """Return the prompt's call, checked and tokenised."""
+        """Return the prompt's call, checked and tokenized."""
         gateway, question = self.gateway, prompt.question
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         if prompt.intake is not None:
@@ -169,7 +170,7 @@ class Submitter:
                 else:
                     intake = await take_in_body(question.body, served, gateway.settings, owner)
                 break
-            except TooManyRequests:  # others are being checked in this process; that is no try
+            except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:
                     raise
             await asyncio.sleep(pauses.after(0))
@@ -178,13 +179,13 @@ class Submitter:
         return intake
 
     async def check(self, prompt: PendingPrompt) -> None:
-        """Check and tokenise the prompt, only to see that this is possible."""
+        """Check and tokenize the prompt, to find out whether that crashes the bridge."""
         if prompt.question is not None and not prompt.wants_vectors:
             with suppress(TriviumError):
                 await self._intake(prompt)
 
     def should_retry(self, prompt: PendingPrompt, error: TriviumError) -> bool:
-        """Return whether another try may succeed, and there is time for it."""
+        """Return whether another try may succeed before the deadline and within `tries_max`."""
         question, pair = prompt.question, prompt.pair_io.pair
         if question is None or not (error.retriable or isinstance(error, Cancelled)):
             return False
@@ -192,7 +193,10 @@ class Submitter:
         return prompt.tries < pair.tries_max and not is_late
 
     async def settle(self, prompt: PendingPrompt, may_send: MaySend) -> list[OutgoingRecord]:
-        """Ask until there is something to commit. Raises LeaseError: this bridge is not to ask."""
+        """Try until there are records to commit, and return them.
+
+        Raises LeaseError if this bridge must not send requests any more.
+        """
         pauses = Backoff()
         while True:
             if self.lines.is_given_up(prompt.record):
@@ -224,7 +228,7 @@ class Submitter:
                     else call.wait_for_end()
                 )
                 outcome = await self.outcome(prompt)
-                if call.failure is not None:  # nobody else knows that it is given up
+                if call.failure is not None:  # the routers do not know that it failed here
                     self.gateway.cancel_later(call, CancelReason.CLIENT_GONE)
             assert outcome is not None
             if isinstance(outcome, TriviumError):
@@ -234,12 +238,14 @@ class Submitter:
             raise
         except TriviumError as error:
             return error
-        except Exception as error:  # of one prompt: the others are to be answered
+        except Exception as error:  # one faulty prompt must not stop the others
             log.exception("%s@%d", prompt.record.topic, prompt.record.offset)
             return SystemFault(f"not answered: {type(error).__name__}: {error}")
 
     async def _fitting_answer(self, prompt: PendingPrompt, answer: Answer) -> OutgoingRecord:
-        """Raises RecordTooLarge, when its topic was asked whether it takes more by now."""
+        """Return the record of an answer; raises RecordTooLarge if it exceeds its topic's limit,
+        which is queried again first.
+        """
         pair_io = prompt.pair_io
         try:
             return pair_io.answers.sending(prompt.record, answer)
@@ -250,14 +256,14 @@ class Submitter:
     async def _embed(
         self, prompt: PendingPrompt, question: PromptQuestion, body: EmbeddingsBody
     ) -> OutgoingRecord:
-        """Nobody but the pool knows of it, so nothing is done twice but work."""
+        """Answer an embeddings call by the pool; a repetition after a takeover is harmless."""
         prompt.asked_ms = prompt.asked_ms or wall_ms()
         try:
             deadline_ms = prompt.asked_ms + question.deadline_ms
             tenant = self.lines.owner(prompt.record)
             embeddings = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
-            raise  # it is waited for; that is no try
+            raise  # the pool is unavailable; this does not count as a try
         except TriviumError:
             prompt.tries += 1
             raise
@@ -303,13 +309,13 @@ class Submitter:
             await asyncio.sleep(pauses.after(0))
 
     async def _write_parts(self, prompt: PendingPrompt, call: Call) -> None:
-        """Write its text as it comes, until its end; an attempt that begins anew is told anew."""
+        """Write the text as it arrives, until its end; after a restart, write it again from 0."""
         stream, seq, start, restarts = call.streams[0], 0, 0, 0
         call.waits_for_end = False
         while call_error(call) is None:
             if stream.restart_count != restarts:
                 seq, start, restarts = 0, 0, stream.restart_count
-            # Before the part is sent: more may come meanwhile.
+            # Read before the part is sent, because more tokens may arrive meanwhile.
             end, next_seq, next_char = stream.end, stream.next_seq, stream.next_char
             if end is not None or next_seq > seq:
                 reason = "" if end is None else end.finish_reason or "stop"
@@ -345,24 +351,24 @@ class Submitter:
                 headers=sending.headers,
             )
             ack.add_done_callback(lambda future: future.cancelled() or future.exception())
-        except TriviumError as error:  # the answer comes whole
+        except TriviumError as error:  # not fatal: the answer has the whole text
             log.warning("%s@%d: a part is not told: %s", record.topic, record.offset, error)
 
     def fitting(self, sending: OutgoingRecord) -> OutgoingRecord:
-        """On a partition that its topic has: of answers there may be fewer than of prompts."""
+        """Return the record on a partition that exists: answers may have fewer than prompts."""
         count = self.partitions.get(sending.topic, 1)
         return replace(sending, partition=sending.partition % count)
 
     async def wait_until_sent(self) -> None:
-        """Wait until all requests being sent are acknowledged or given up."""
+        """Wait until all requests in flight to the log are acknowledged or have failed."""
         if self._sending:
             await asyncio.wait(self._sending)
 
     def error_records(
         self, prompt: PendingPrompt, error: TriviumError, *, steps: int = 0
     ) -> list[OutgoingRecord]:
-        """The answer that tells of an error, and the dead letter; both smaller by `steps`
-        where topics have refused more.
+        """Return the error answer and the dead letter; with `steps` above 0, smaller ones, because
+        a topic has refused larger records.
         """
         call, prompt.error = prompt.call, error
         end = call.failed_end if call is not None else None

@@ -1,5 +1,6 @@
-"""Everything that a router does, as effects returned by `Router.apply`; the agents carry them out
-in order.
+"""The effects that `Router.apply` returns: everything that a router does.
+
+The agents (`streams/agents`) carry them out in order.
 """
 
 from schemas.frozen import frozen_in_order
@@ -23,7 +24,7 @@ from schemas.records import (
 
 @frozen_in_order
 class Dispatch:
-    """Give work, or its cancellation, to the worker that leases the partition."""
+    """Send work, or its cancellation, to the worker that leases the partition."""
 
     topic: str
     partition: int
@@ -40,7 +41,7 @@ class Decide:
 
 @frozen_in_order
 class End:
-    """Write the outcome of a request that no worker ends, and tell the gateway that streams it."""
+    """Write the outcome of a request that no worker ends, and send it to the streaming gateway."""
 
     outcome: Outcome
     partition: int
@@ -49,7 +50,7 @@ class End:
 
 @frozen_in_order
 class RecordUsage:
-    """Write what a request has used, once its outcome is in the log; the writer numbers it."""
+    """Write the usage of a request once its outcome is in the log; the writer numbers it."""
 
     usage: Usage
     partition: int
@@ -57,7 +58,7 @@ class RecordUsage:
 
 @frozen_in_order
 class SaveSession:
-    """Remember a conversation; the last one written counts."""
+    """Write the state of a session; the last one written counts."""
 
     session: Session
     partition: int
@@ -65,7 +66,7 @@ class SaveSession:
 
 @frozen_in_order
 class DropSession:
-    """Delete a session that was remembered."""
+    """Delete the stored state of a session."""
 
     tenant: str
     session_id: str
@@ -74,7 +75,7 @@ class DropSession:
 
 @frozen_in_order
 class StartRetrieval:
-    """Search for a request, and write down what was found; `history` goes into that record."""
+    """Run a request's search and write the result; `history` goes into that record."""
 
     request: Request
     history: tuple[Insert, ...]
@@ -83,7 +84,7 @@ class StartRetrieval:
 
 @frozen_in_order
 class SkipRetrieval:
-    """Write that a request goes on without its retrieval."""
+    """Write that a request continues without its retrieval."""
 
     retrieved: Retrieved
     partition: int
@@ -91,7 +92,7 @@ class SkipRetrieval:
 
 @frozen_in_order
 class NotifyRetrieval:
-    """Send the gateway a notice of what was put into an answer's prompt."""
+    """Send the gateway a notice of the passages that were put into a prompt or an answer."""
 
     retrieved: StreamRetrieved
     gateway_partition: int
@@ -99,7 +100,7 @@ class NotifyRetrieval:
 
 @frozen_in_order
 class RequestProgress:
-    """Announce to an answer's readers that an attempt is void; they write what they have."""
+    """Send an answer's readers the notice that an attempt is void; they write what they have."""
 
     void: StreamVoid
     gateway_partition: int
@@ -107,7 +108,7 @@ class RequestProgress:
 
 @frozen_in_order
 class RestartAnswer:
-    """Write that an answer begins anew, since no reader wrote what it has."""
+    """Write that an answer restarts from its beginning, because no reader wrote what it has."""
 
     continued: Continued
     partition: int
@@ -115,7 +116,7 @@ class RestartAnswer:
 
 @frozen_in_order
 class WarmCache:
-    """Have a worker compute the beginning of a prompt; nothing waits for it."""
+    """Have a worker prefill the beginning of a prompt; nothing waits for the result."""
 
     topic: str
     partition: int

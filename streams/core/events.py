@@ -1,7 +1,7 @@
-"""Everything that a router learns, as events for `Router.apply`.
+"""The events that `Router.apply` takes: everything that a router reads.
 
 `partition` is always the session partition. The agents make events from records and stamp the time;
-recovery feeds the same events between `PartitionTaken` and `PartitionReady`, in which they rebuild
+recovery feeds the same events between `PartitionTaken` and `PartitionReady`, where they rebuild
 state and have no effects.
 """
 
@@ -32,7 +32,7 @@ class RequestArrived:
 
 @frozen_in_order
 class CancellationArrived:
-    """A request was given up."""
+    """A client or its gateway cancelled a request."""
 
     cancellation: Cancellation
     partition: int
@@ -40,7 +40,7 @@ class CancellationArrived:
 
 @frozen_in_order
 class ResumptionArrived:
-    """The answer of a request is read at another gateway too."""
+    """A client resumed the answer of a request, perhaps at another gateway."""
 
     resumption: Resumption
     partition: int
@@ -48,7 +48,7 @@ class ResumptionArrived:
 
 @frozen_in_order
 class PhaseArrived:
-    """A worker finished a step, refused or failed."""
+    """A worker finished a step of an attempt, refused it or failed at it."""
 
     phase: Phase
     partition: int
@@ -56,7 +56,7 @@ class PhaseArrived:
 
 @frozen_in_order
 class RetrievedArrived:
-    """A router wrote down what was found for a request, or that nothing was."""
+    """A router or a worker wrote the result of a search for a request, or that there is none."""
 
     retrieved: Retrieved
     partition: int
@@ -64,7 +64,7 @@ class RetrievedArrived:
 
 @frozen_in_order
 class ContinuedArrived:
-    """A gateway, or a router, wrote down how much there is of an answer."""
+    """A gateway or a router wrote how much of an answer its readers have."""
 
     continued: Continued
     partition: int
@@ -72,7 +72,7 @@ class ContinuedArrived:
 
 @frozen_in_order
 class OutcomeArrived:
-    """A worker, or a router, ended a request."""
+    """A worker or a router ended a request."""
 
     outcome: Outcome
     partition: int
@@ -80,7 +80,7 @@ class OutcomeArrived:
 
 @frozen_in_order
 class FleetRecordArrived:
-    """A member registered or beat; `ahead_ms` is its clock over the broker's, as measured."""
+    """A member registered or sent a heartbeat; its clock is `ahead_ms` ahead of the broker's."""
 
     record: Registration | Heartbeat
     offset: int
@@ -97,7 +97,7 @@ class KvEventsArrived:
 
 @frozen_in_order
 class SessionLoaded:
-    """A remembered conversation, read while a partition is rebuilt."""
+    """A stored session, read while a partition is rebuilt."""
 
     session: Session
     partition: int
@@ -113,7 +113,7 @@ class DecisionLoaded:
 
 @frozen_in_order
 class UsageLoaded:
-    """What a request has used is written, or need not be, read while a partition is rebuilt."""
+    """A request's usage is in the log or is not needed, as read while a partition is rebuilt."""
 
     request_id: str
     partition: int
@@ -121,14 +121,14 @@ class UsageLoaded:
 
 @frozen_in_order
 class PartitionTaken:
-    """This router owns the partition from now on; its records follow."""
+    """This router owns the partition from now on; the partition's records follow."""
 
     partition: int
 
 
 @frozen_in_order
 class PartitionReady:
-    """All that the log held of the partition has been applied."""
+    """All records of the partition in the log have been applied."""
 
     partition: int
 
@@ -142,7 +142,7 @@ class PartitionLost:
 
 @frozen_in_order
 class Tick:
-    """Time has passed: deadlines and leases are to be looked at."""
+    """Time has passed: the router checks deadlines and leases."""
 
 
 PartitionEvent = (

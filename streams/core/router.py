@@ -1,8 +1,8 @@
 """The router's state machine: `Router.apply(event, now_ms) -> effects`.
 
-Takes each event to the handler that it concerns (`streams/core/handlers`), over one set of tables.
-Repeated and stale records lead to nothing. Pure and deterministic: the same events at the same
-times give the same effects, which recovery, replay and simulation stand on. Called by
+Routes each event to its handler (`streams/core/handlers`); all handlers share one set of tables.
+Repeated and stale records have no effect. Pure and deterministic: the same events at the same
+times give the same effects, which recovery, replay and simulation rely on. Called by
 `streams/agents/router.py`.
 """
 
@@ -65,7 +65,7 @@ _STATE = (
 
 
 class Router:
-    """All state of the partitions that this router owns."""
+    """The state of all partitions that this router owns."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Router:
         ppd_table: PpdTable | None = None,
         placer: Placer | None = None,
     ) -> None:
-        """`ppd_table` is what policy `table` looks up; `placer` stands in for the one that the
-        settings describe, in comparisons."""
+        """Create a router without partitions. Policy `table` looks up `ppd_table`; comparisons
+        pass a `placer` to replace the one that the settings describe."""
         self.router_id = router_id
         self.settings = settings
         self.owned: set[int] = set()
@@ -88,7 +88,7 @@ class Router:
         self._connect()
 
     def _connect(self) -> None:
-        """Make what works on the state and holds none."""
+        """Create the handlers, which work on the state and have none of their own."""
         self._orders = Orders(self.router_id, self.tables.fleet, self.tables.effects)
         self._continuing = Continuing(self.tables)
         self._endings = Endings(self.tables, self._orders, self._continuing.begin)
@@ -117,7 +117,7 @@ class Router:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state alone, for snapshots."""
+        """Return the state without the handlers, for snapshots."""
         return {name: self.__dict__[name] for name in _STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Router:
         self._connect()
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take one event in; what is to be done about it, in order."""
+        """Apply one event and return its effects, in the order in which to carry them out."""
         partition = getattr(event, "partition", None)
         if partition in self._rebuilds and not isinstance(event, _END_REBUILDS):
             self._rebuilds[partition].add(event)  # type: ignore[arg-type]  # has a partition
@@ -137,10 +137,10 @@ class Router:
         return self.tables.take_effects()
 
     def blame(self, now_ms: int) -> list[Effect]:
-        """After `apply` raised: count a failed try of the request over which it did.
+        """Return the effects that count a failed try of the request over which `apply` raised.
 
-        This router is of no use any more. The next one reads the decision, and ends the request
-        when it was tried `apply_tries_max` times, so that no record stops routers for ever.
+        Discard this router afterwards. The next one reads the decision, and ends the request
+        after `apply_tries_max` failed tries, so that no record stops routers for ever.
         """
         live = self.tables.failed_over
         if live is None:
@@ -158,24 +158,24 @@ class Router:
 
     @property
     def rebuilt(self) -> set[int]:
-        """The partitions whose live requests it knows."""
+        """Return the owned partitions whose rebuild is complete."""
         return self.owned - self._rebuilds.keys()
 
     def is_live(self, request_id: str) -> bool:
-        """Whether the request has arrived and not ended."""
+        """Return whether the request has arrived and has not ended."""
         return request_id in self.tables.requests.by_id
 
     @property
     def is_idle(self) -> bool:
-        """Whether a tick leads to nothing but what is looked at once a second."""
+        """Return whether a tick has nothing to do but the sweep once a second."""
         return not self.tables.requests.by_id and self.placer.prefixes.is_swept
 
     def backlog(self, now_ms: int) -> Backlog:
-        """What waits, and what requests ask of workers; changes nothing."""
+        """Return the queue's figures and the demand on workers; change nothing."""
         return backlog(self.tables, self.placer.estimates, now_ms)
 
     def view(self) -> dict[str, tuple[object, ...]]:
-        """Live requests as comparable values, by id."""
+        """Return comparable values of the live requests, by id."""
         by_id = self.tables.requests.by_id
         return {request_id: by_id[request_id].view() for request_id in sorted(by_id)}
 
@@ -184,7 +184,7 @@ class Router:
     def _known_already(
         self, event: SessionLoaded | DecisionLoaded | UsageLoaded, now_ms: int
     ) -> None:
-        """Of what this router wrote itself it learns nothing once it has the partition."""
+        """Ignore a record that only rebuilds need: this router wrote it from its own state."""
 
     def _request_arrived(self, event: RequestArrived, now_ms: int) -> None:
         request, tables = event.request, self.tables
@@ -217,7 +217,11 @@ class Router:
                 self._dispatcher.dispatch_waiting(now_ms)
 
     def _resumption_arrived(self, event: ResumptionArrived, now_ms: int) -> None:
-        """Only of what lives: ids of events, which resume, come after a placement."""
+        """Add a reader to a live request.
+
+        A resumption never precedes its request: clients resume from ids of events, which exist
+        only after a placement.
+        """
         resumption, requests = event.resumption, self.tables.requests
         live = requests.by_id.get(resumption.request_id)
         if live is not None:
@@ -235,7 +239,8 @@ class Router:
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _retrieved_arrived(self, event: RetrievedArrived, now_ms: int) -> None:
-        """For a prompt the first counts: what comes later finds the request in another state."""
+        """Apply the first record of a prompt's search; later ones find another state. Keep what
+        searches during the answer found."""
         retrieved = event.retrieved
         live = self.tables.requests.by_id.get(retrieved.request_id)
         if live is not None and retrieved.probe:
@@ -249,8 +254,8 @@ class Router:
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _continued_arrived(self, event: ContinuedArrived, now_ms: int) -> None:
-        """The first of an attempt counts: what comes later finds the request in another state. An
-        end that a reader has counts whenever it comes, if the attempt is void.
+        """Apply the first record of an attempt; later ones find the request in another state. A
+        record with an end, which a reader has, counts at any time if the attempt is void.
         """
         continued = event.continued
         live = self.tables.requests.by_id.get(continued.request_id)
@@ -270,13 +275,12 @@ class Router:
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
-        """The request has ended, unless a later attempt was placed since
-        (`schemas/rules/outcomes.py`).
+        """End the request, unless a later attempt has been placed (`schemas/rules/outcomes.py`).
 
-        A worker that was given up may have written its outcome before it heard so. While the
-        request waits to be placed again, that outcome is the end: the gateway has taken it for
-        one. Once a later attempt was placed it is not, because the gateway may follow that one
-        already and then ignores whatever lower attempts say.
+        A worker may have written its outcome before it read that its attempt is void. While the
+        request waits for its next placement, that outcome is the end, because the gateway has
+        taken it for one. After the next placement it is not, because the gateway may already
+        follow the later attempt and then ignores records of lower attempts.
         """
         outcome = event.outcome
         live = self.tables.requests.by_id.get(outcome.request_id)
@@ -289,7 +293,7 @@ class Router:
                     estimates = self.placer.estimates
                     observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
-            if outcome.attempt > live.attempt:  # of a router before this one: its attempt is void
+            if outcome.attempt > live.attempt:  # placed by the last router: this attempt is void
                 self._orders.void(live, now_ms)
             self._endings.end_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
@@ -304,7 +308,7 @@ class Router:
         self._dispatcher.dispatch_waiting(now_ms)
 
     def _give_up_lost(self, lives: Iterable[Life], now_ms: int) -> None:
-        """Void the attempts of those lives that are over."""
+        """Void the attempts on those worker incarnations that are lost."""
         tables = self.tables
         for life in sorted(life for life in lives if tables.fleet.is_lost(life, now_ms)):
             for live in list(tables.requests.by_worker.get(life, {}).values()):
@@ -329,7 +333,7 @@ class Router:
         self._dispatcher.dispatch_waiting(now_ms)
 
     def _sweep(self, now_ms: int) -> None:
-        """What is looked at once a second."""
+        """Do the checks that are due once a second."""
         self._end_unread(now_ms)
         self.tables.sweep(now_ms)
         for worker_id in self.tables.fleet.forget(now_ms):
@@ -338,9 +342,9 @@ class Router:
         self._endings.evict_sessions(now_ms)
 
     def _end_unread(self, now_ms: int) -> None:
-        """End what nobody can be told any more, because all gateways that read it are lost.
+        """End the requests whose readers are all lost gateways.
 
-        Where a worker was told to end it already, that one does.
+        A worker that already has the order to end such a request ends it.
         """
         requests = self.tables.requests
         lost_gateways = self._reader_watch.lost_gateways(requests.readers, now_ms)

@@ -1,16 +1,17 @@
-"""The life of a request: one table of states, and what leads from each to the next.
+"""The states of a request: one table of states and transitions.
 
 Theory of operation. A placed request stands on one or two workers: on the side of prefill, of
-decode, or of both. What a worker says of it (a `Phase`), and that a worker is lost, is looked up in
-`TRANSITIONS` under (state, side, word). What is not there changes nothing: it is stale, or said by
-a worker on which the request no longer stands. What the router does itself, without a word of a
-worker, is in `BEGINS` and `CANCELS`. A request that wants something to be found begins as
-`retrieving`, and is queued when its router reads in the log what was found, or that nothing was.
-One that is to be placed again is `continuing` before it is queued, if its answer can go on.
+decode, or of both. A worker's report (a `Phase`) and the loss of a worker are looked up in
+`TRANSITIONS` under (state, side, word). A combination that is not there changes nothing: the report
+is stale, or its worker is no longer one on which the request stands. `BEGINS` and `CANCELS` have
+the transitions that the router makes without a report. A request with a retrieval begins as
+`retrieving`, and is queued when its router reads the result of the search in the log, or that
+there is none. A request that will be placed again is `continuing` before it is queued, if its
+answer can be continued.
 
 The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
 this table, and the tables of `streams/core/README.md` are rendered from it. Decides nothing else:
-what follows from a step for credits, records and other workers is in `handlers/`.
+`handlers/` has what a step means for credits, records and other workers.
 """
 
 from enum import StrEnum
@@ -37,14 +38,14 @@ class State(StrEnum):
 
 
 class Side(StrEnum):
-    """For what the request stands on a worker; a replica is the side of decode."""
+    """The phase that a worker runs for a request; a replica worker counts as decode."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 Word = PhaseKind | Literal["lost"]
-LOST: Final = "lost"  # said by nobody: the worker is lost
+LOST: Final = "lost"  # no report: the router found that the worker is lost
 
 MEANING = {
     State.RETRIEVING: "waits for what is searched for its prompt, or for word that nothing is",
@@ -79,7 +80,8 @@ CANCELS = {
     State.RECEIVED: State.CANCELLING,
     State.DECODING: State.CANCELLING,
 }
-"""A cancellation: a worker that holds the request ends it, else the router does."""
+"""A cancellation takes a request to this state: a worker that has the request ends it, otherwise
+the router does."""
 
 
 _PREFILL, _DECODE, _BOTH = (Side.PREFILL,), (Side.DECODE,), (Side.PREFILL, Side.DECODE)
@@ -105,23 +107,23 @@ TRANSITIONS: dict[tuple[State, Side, Word], State] = {
     for state, sides, words, following in _ROWS
     for side, word in product(sides, words)
 }
-"""What a worker says, or its loss, takes a request to the next state. `queued` is to be placed
-again: the request ends instead where that is useless, or where it was given up meanwhile."""
+"""A worker's report or loss takes a request to the next state. `queued` means to place it again:
+the request ends instead if that is useless, or if it was cancelled in the meantime."""
 
 STANDS_ON: dict[State, tuple[Side, ...]] = {
     state: tuple(side for side in Side if (state, side, LOST) in TRANSITIONS) for state in State
 }
-"""On which sides a request stands in each state, the one that will end it last; while it is being
-cancelled that one alone."""
+"""The sides on which a request stands, by state; the side that will end it is last. While it is
+being cancelled, it stands on that side only."""
 
 ON_WORKERS = frozenset(
     state for state, following in CANCELS.items() if following is State.CANCELLING
 )
-"""States in which workers hold the request, so that one of them ends it."""
+"""States in which workers have the request, so that one of them ends it."""
 
 
 def render_tables() -> str:
-    """The tables as Markdown, for `streams/core/README.md`."""
+    """Return the tables as Markdown, for `streams/core/README.md`."""
     lines = ["| state | the request | stands on |", "| --- | --- | --- |"]
     for state, meaning in MEANING.items():
         between = " or " if state is State.CANCELLING else " and "

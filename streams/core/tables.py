@@ -1,7 +1,7 @@
-"""The tables of a router: all that it knows of its partitions, and of the fleet.
+"""The tables of a router: all its data about its partitions and the fleet.
 
-`Router` makes one, and the handlers (`streams/core/handlers`) work on it; nobody else changes it.
-Decides nothing. `effects` is what the present event has led to so far.
+`Router` creates one `RouterTables`, and only the handlers (`streams/core/handlers`) and `Router`
+change it. Decides nothing. `effects` has the effects of the current event so far.
 """
 
 from streams.config import RouterSettings
@@ -39,31 +39,31 @@ class RouterTables:
         self.failed_over: LiveRequest | None = None
 
     def about(self, live: LiveRequest) -> "_BlameScope":
-        """What is done within is about this request: it is to blame for what is raised. Within
-        several, the innermost is."""
+        """Return a context that blames this request for an exception raised within it. Of nested
+        contexts, the innermost one counts."""
         return _BlameScope(self, live)
 
     def take_effects(self) -> list[Effect]:
-        """The effects since the last call."""
+        """Return the effects since the last call."""
         effects = self.effects[:]
         self.effects.clear()
         return effects
 
     def forget_partition(self, partition: int) -> None:
-        """Forget what is remembered of a partition, but for its live requests."""
+        """Drop all entries of a partition except its live requests."""
         self.sessions.drop(partition)
         self.histories.drop(partition)
         self.ended_ids.forget_partition(partition)
         self.early_cancellations.forget_partition(partition)
 
     def sweep(self, now_ms: int) -> None:
-        """Forget what is too old to matter."""
+        """Drop ended ids and early cancellations that are too old."""
         self.ended_ids.sweep(now_ms)
         self.early_cancellations.sweep(now_ms)
 
 
 class _BlameScope:
-    """Notes whose request it was if what is done within fails."""
+    """A context that notes its request as `failed_over` if its body raises."""
 
     __slots__ = ("_live", "_tables")
 

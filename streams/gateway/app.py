@@ -1,6 +1,6 @@
-"""The gateway process: the FastAPI app, the connection to the log, and the server around them.
+"""The gateway process: the FastAPI app, the connection to the log, and the HTTP server.
 
-`create_app` needs no log and no socket, `run_gateway` puts everything together and drains on
+`create_app` needs no log and no socket. `run_gateway` builds all parts, serves, and drains on
 `stop`.
 """
 
@@ -54,7 +54,8 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(gateway: Gateway) -> RootApp:
-    """The app around a gateway. The generating endpoints are plain ASGI, the rest is FastAPI."""
+    """Build the app of a gateway. The endpoints that generate are plain ASGI, the others are
+    FastAPI."""
 
     def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
         retry_after_s = gateway.settings.retry_after_s
@@ -104,7 +105,7 @@ def create_app(gateway: Gateway) -> RootApp:
 def _version() -> str:
     try:
         return version("trivium")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return "0"
 
 
@@ -127,7 +128,7 @@ def _handle_errors(app: FastAPI, retry_after_s: int) -> None:
     async def http(request: Request, error: HTTPException) -> Response:
         status, detail = error.status_code, error.detail
         if status == 405 and request.method == "POST" and request.path_params:
-            status, detail = 404, "no such call"  # its name stands where an id may
+            status, detail = 404, "no such call"  # the path has a call's name in the place of an id
         message = f"{request.method} {request.url.path}: {detail}; see /docs"
         body = plain_body(status, message, _HTTP_CODES.get(status, "http_error"))
         return respond(status, body, dict(error.headers or {}) if status != 404 else {})
@@ -147,10 +148,11 @@ async def run_gateway(
     stop: asyncio.Event,
     codec: Codec | None = None,
 ) -> None:
-    """Serve until `stop`, then drain. Raises what makes going on impossible.
+    """Serve until `stop` is set, then drain. Raises the errors from which the gateway cannot
+    recover.
 
-    Its socket listens at once. Calls wait there until the log is joined and workers are ready, for
-    `gateway.wait_ms` at most; then they are refused with 503 until that is so.
+    The socket listens at once. Calls wait in its backlog until the log is joined and workers are
+    ready, for at most `gateway.wait_ms`. After that, they get status 503 until both are there.
     """
     tokenizer = await asyncio.to_thread(
         lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
@@ -224,9 +226,9 @@ async def _serve(
     *,
     is_inherited: bool,
 ) -> None:
-    """`is_inherited`: whoever started this process listens at the socket, too, when this one has
-    ended. What comes while it drains is the next one's.
-    """
+    """Serve until `stop` is set or a task ends, then drain. If the socket `is_inherited`, the
+    parent process keeps it open after this process has ended: connections that arrive during the
+    drain are left to the next process."""
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
     runs = (backend.run(), gateway.sweep_forever(), *(service.run() for service in services))
@@ -260,7 +262,8 @@ async def _serve(
 async def _accept(
     server: GatewayServer, gateway: Gateway, backend: LogBackend, sock: socket.socket
 ) -> None:
-    """Serve once calls would be answered: until then they wait in the socket's backlog."""
+    """Start to serve once calls can be answered, or after `gateway.wait_ms`. Until then, they wait
+    in the socket's backlog."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + gateway.settings.wait_ms / 1000
     while not (backend.is_ready or gateway.draining) and loop.time() < until_s:  # noqa: ASYNC110 - no event
@@ -270,9 +273,8 @@ async def _accept(
 
 
 async def _drain(gateway: Gateway, backend: LogBackend) -> None:
-    """Take no more calls and let the present ones end. Streams that do not can be resumed
-    elsewhere; whole answers cannot, so their work is cancelled.
-    """
+    """Reject new calls, and let calls in flight end within the grace. Streams that do not end can
+    be resumed at another gateway. Whole answers cannot, so their work is cancelled."""
     gateway.draining = True
     await backend.drain()
     await gateway.wait_until_idle(gateway.settings.grace_ms)

@@ -1,8 +1,7 @@
-"""Ids that the gateway gives out: time-ordered, 48 bits of milliseconds and 80 random bits, in
-base 32.
+"""Ids that the gateway makes: 48 bits of milliseconds and 80 random bits, in base 32.
 
-The random part makes a request id unguessable, which resuming relies on. Ids of choices add their
-index.
+They sort by time. The random part makes a request id unguessable; resuming relies on that. Ids of
+choices have their index added.
 """
 
 import os
@@ -10,10 +9,10 @@ import os
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 LENGTH = 26
-_TIME_DIGITS = 10  # of 5 bits each, which hold the 48 of the time
+_TIME_DIGITS = 10  # of 5 bits each, for the 48 bits of the time
 CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
 MESSAGE_PREFIX, SEARCH_PREFIX = "msg_", "fs_"  # of items of a response
-IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # items of any server: searches and reasoning
+IN_NO_PROMPT = (SEARCH_PREFIX, "rs_")  # of items that no prompt contains: searches, reasoning
 STORE_PREFIX = "vs_"
 
 
@@ -24,35 +23,40 @@ def _make_id(now_ms: int, rest: bytes = b"") -> str:
 
 
 def new_request_id(now_ms: int) -> str:
-    """The id of a call, `r` and 26 characters."""
+    """Return a new id of a call, `r` and 26 characters."""
     return "r" + _make_id(now_ms)
 
 
 def new_session_id(now_ms: int) -> str:
-    """The id of a conversation, `s` and 26 characters."""
+    """Return a new id of a conversation, `s` and 26 characters."""
     return "s" + _make_id(now_ms)
 
 
 def derive_ids(now_ms: int, rest: bytes) -> tuple[str, str]:
-    """A request's and a session's id that whoever has these 10 bytes makes again. The time is not
-    that of a call, but of what waits to be asked, so the request's begins with `q`."""
+    """Return a request id and a session id that can be derived again from the same 10 bytes.
+
+    `now_ms` is not the arrival of a call but the time of a record that waits on the log, so the
+    request id begins with `q`.
+    """
     shared_part = _make_id(now_ms, rest)
     return "q" + shared_part, "s" + shared_part
 
 
 def new_object_id(kind: str, now_ms: int) -> str:
-    """The id of something that a caller keeps: a kind, as `file-` or `vs_`, and 26 characters."""
+    """Return a new id of a stored object: its kind, such as `file-` or `vs_`, and 26 characters."""
     return kind + _make_id(now_ms)
 
 
 def is_id(text: str) -> bool:
-    """Whether a text could be an id; what comes from a path may hold anything, even line breaks."""
+    """Return whether a text can be an id. Text from a path may contain anything."""
     return len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
 
 
 def arrival_of(request_id: str) -> tuple[int, int] | None:
-    """The first and last wall-clock millisecond at which a call with this id, or with an id that
-    begins so, can have arrived; None where it is no id of ours.
+    """Return the first and last wall-clock millisecond at which a call with this id can have
+    arrived.
+
+    `request_id` may be the beginning of an id. Returns None if it is not an id of a gateway's call.
     """
     digits = request_id[1 : 1 + _TIME_DIGITS]
     if request_id[:1] != "r" or not digits or not set(digits) <= set(_ALPHABET):
@@ -65,12 +69,12 @@ def arrival_of(request_id: str) -> tuple[int, int] | None:
 
 
 def choice_ids(parent_id: str, choices: int) -> list[str]:
-    """Request ids of a call's choices; a single one has the call's own id."""
+    """Return the request ids of a call's choices; a single choice has the call's own id."""
     return [parent_id] if choices == 1 else [f"{parent_id}-{i}" for i in range(choices)]
 
 
 def from_public(public_id: str) -> str:
-    """The call's id in what a client sends: bodies carry it with OpenAI's prefixes."""
-    if public_id.startswith(RESPONSE_PREFIX):  # what follows says where its record lies
+    """Return the call's id in an id from a client, which may have one of OpenAI's prefixes."""
+    if public_id.startswith(RESPONSE_PREFIX):  # the rest is the position of its record
         return public_id.removeprefix(RESPONSE_PREFIX).partition("_")[0]
     return public_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)

@@ -1,7 +1,7 @@
-"""The gateway's Prometheus metrics, in a registry of its own.
+"""The gateway's Prometheus metrics, in their own registry.
 
-Histograms of token times are plain lists of counts, because they are touched for every token.
-Labels are few and bounded: outcomes come from the error tree.
+Histograms of token times are plain lists of counts, because they are updated for every token.
+Labels are few and bounded: outcomes are the error codes of `schemas/errors.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class _Histogram(Buckets):
 
 
 class Metrics(Collector):
-    """Collects everything that /metrics shows."""
+    """The collector of all metrics that /metrics shows."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -103,7 +103,8 @@ class Metrics(Collector):
         waits: Mapping[tuple[float, int], int],
         now_s: float,
     ) -> None:
-        """A frame was applied; `waits` counts its rows by their stream's last growth and tokens."""
+        """Count an applied frame; `waits` counts its rows by the stream's last growth (s) and new
+        tokens."""
         for (last_s, new), rows in waits.items():
             if last_s:
                 self._inter_token.add((now_s - last_s) / new, new * rows)
@@ -114,7 +115,7 @@ class Metrics(Collector):
             self._foreign_rows.inc(foreign_rows)
 
     def first_token(self, seconds: float) -> None:
-        """Note the time to the first token of a call."""
+        """Record the seconds from a call's arrival to its first token."""
         self._ttft.add(seconds)
 
     def repeated_rows(self, rows: int) -> None:
@@ -122,7 +123,7 @@ class Metrics(Collector):
         self._repeated_rows.inc(rows)
 
     def difference(self) -> None:
-        """Count a stream that repeated other tokens."""
+        """Count a stream in which an attempt repeated other tokens."""
         self._differing_streams.inc()
 
     def undecodable(self) -> None:
@@ -130,12 +131,12 @@ class Metrics(Collector):
         self._undecodable.inc()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def _pools(target: Wanted) -> Iterator[Metric]:
-    """Workers by pool, as whoever scales them says; absent where nobody does."""
+    """Yield the target and present workers by pool, as the autoscaler last wrote them."""
     target_workers = GaugeMetricFamily(
         "trivium_workers_wanted", "That a pool wants.", labels=("pool",)
     )

@@ -1,6 +1,6 @@
-"""What retrieval workers tell of themselves, as metrics: heartbeats carry it to every gateway.
+"""Metrics of the retrieval workers, from the heartbeats that every gateway reads.
 
-Counts are since a worker's start. Replicas of a shard hold the same rows, and each says so.
+Counts begin at a worker's start. Replicas of a shard have the same rows, and each reports them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from streams.gateway.ids import STORE_PREFIX
 
 _PREFIX = "trivium_retrieval"
 _WORKER = ("worker", "shard")
-_STORES = "vector stores"  # all of them together
-_NO_SUMS = ("missed_share", "recall", "top_m")  # of several collections the highest is told
+_STORES = "vector stores"  # one label for all vector stores
+_NO_SUMS = ("missed_share", "recall", "top_m")  # of several collections, the maximum counts
 _BOUNDS_S = tuple(bound / 1_000 for bound in SEARCH_MS)
 _OF_COLLECTIONS = (
     ("documents", "Documents of this shard."),
@@ -35,7 +35,8 @@ _OF_COLLECTIONS = (
 
 
 def families(workers: Sequence[Member]) -> Iterator[Metric]:
-    """Of workers with a shard that have told what they do; nothing where there are none."""
+    """Yield the metrics of workers that have a shard and have reported a load; none without such
+    workers."""
     loads = {
         (member.member_id, str(member.registration.search.shard)): member.search
         for member in workers
@@ -108,8 +109,8 @@ def _standing(loads: _Loads) -> Iterator[Metric]:
 
 
 def _collections(loads: _Loads) -> Iterator[Metric]:
-    """Vector stores are together one: their ids are their tenants' own, and whoever scrapes need be
-    none of them."""
+    """Yield the metrics of collections. All vector stores share one label: their ids belong to
+    their tenants, and the process that scrapes may be none of these."""
     for name, doc in _OF_COLLECTIONS:
         family = GaugeMetricFamily(f"{_PREFIX}_{name}", doc, labels=(*_WORKER, "collection"))
         for worker, load in loads.items():

@@ -1,8 +1,7 @@
-"""The gateway's state and what its endpoints have in common: admitting, cancelling and watching
-over calls.
+"""The gateway's state, and what its endpoints share: admission, cancellation and timeouts of calls.
 
-One object per process. `sweep` is called a few times per second and ends what nobody else would
-end.
+There is one `Gateway` per process. `Gateway.sweep` runs a few times per second. It ends calls that
+are late or lack tokens.
 """
 
 import asyncio
@@ -50,48 +49,52 @@ from streams.gateway.stream.timeouts import failure_of
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
-ADMIT_S = 0.05  # between two looks whether the log is back
+ADMIT_S = 0.05  # between two checks whether the log is back
 
 
 class Backend(Protocol):
-    """Where requests go and tokens come from: the log (`log/backend.py`), or what tests have."""
+    """The source of tokens and the target of requests: the log (`log/backend.py`), or a fake in
+    tests."""
 
     @property
     def responses(self) -> ResponseStore:
-        """Where calls of /v1/responses are kept."""
+        """Return the store of the calls of /v1/responses."""
 
     def reply_position(self) -> tuple[int, int]:
-        """Partition and offset from which the tokens of a request sent now will come.
+        """Return the partition and offset at which the tokens of a request sent now will begin.
 
-        Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
+        Raises BrokerUnavailable or NotReady if no request can be accepted.
         """
 
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
-        """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
+        """Send a record and wait for the broker's acknowledgement; raises BrokerUnavailable,
+        RecordTooLarge."""
 
     def publish_turn(self, turn: ConversationTurn) -> None:
-        """Have every gateway know it, soon; where that fails it is only logged."""
+        """Publish a turn to all gateways soon; a failure is only logged."""
 
     def problems(self) -> list[str]:
-        """Why this gateway is not ready; empty when it is."""
+        """Return the reasons why this gateway is not ready; empty if it is."""
 
     def living(self, kind: MemberKind) -> list[Member]:
-        """Members of one kind; nobody while the log is away."""
+        """Return the members of one kind that are alive; none while the log is away."""
 
     def servers(self) -> list[Registration]:
-        """Routers, and workers that serve the model: who lives, and who is only silent and may be
-        back."""
+        """Return the routers, and the workers that serve the model, including silent ones that may
+        be back."""
 
     def read_frames(
         self, partition: int, offset: int, *, live: bool = True
     ) -> AsyncGenerator[TokenFrame]:
-        """Frames of any gateway's partition from an offset on: to the present end, or live, without
-        end. Raises NotFound where the log has that offset no more.
+        """Yield the frames of any gateway's partition from an offset on.
+
+        Reads to the present end of the partition, or without end if `live`. Raises NotFound if the
+        log no longer has the offset.
         """
 
 
 class Gateway:
-    """Everything that outlives a call."""
+    """The state of a gateway that outlives its calls."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Gateway:
             bytes_max=settings.body_bytes_max,
             share=FairShare(settings.bodies_bytes_max, tenants=tenants),
         )
-        # Without a key nobody else resumes what is streamed here.
+        # Without a key in the settings, no other gateway can resume the streams of this one.
         event_key = settings.event_key or secrets.token_hex()
         self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
         self.response_ids = ResponseIds(event_key)
@@ -134,12 +137,12 @@ class Gateway:
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
         self.tolerates_difference = settings.on_difference == "mark"
-        self.calls: dict[Call, None] = {}  # that are answered here, the oldest first
+        self.calls: dict[Call, None] = {}  # calls in flight here, the oldest first
         self._answer_share = FairShare(settings.in_flight_max, tenants=tenants)
-        self.detached = 0  # of these, choices whose client left and let the work go on
+        self.detached = 0  # choices in flight whose client left, but whose work continues
         self.resumed_calls: set[Call] = (
             set()
-        )  # calls that began at any gateway, and are read on here
+        )  # calls accepted by any gateway whose stream is resumed here
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -148,15 +151,16 @@ class Gateway:
 
     @property
     def in_flight(self) -> int:
-        """Choices that are being answered."""
+        """Return the number of choices that are in flight."""
         return self._answer_share.used
 
     async def admit(self, tenant: str, choices: int = 1) -> None:
-        """Wait until one more call can be sent. Raises what stands in the way: draining and the
-        limit at once, a log that is away, or workers, after `gateway.wait_ms`.
+        """Wait until one more call can be sent, for at most `gateway.wait_ms`.
 
-        A broker that is killed is back in seconds. Clients who try again twice have given up by
-        then, if each try is refused at once.
+        Raises NotReady if the gateway drains, and TooManyRequests at the limit, both at once.
+        Raises BrokerUnavailable or NotReady after the wait if the log or the workers are still
+        away. A broker that was killed is back in seconds. A client that retries twice would have
+        given up by then if each try were refused at once.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self.settings.wait_ms / 1000
@@ -175,7 +179,8 @@ class Gateway:
         self.backend.reply_position()
 
     def admit_resume(self, parent_id: str, tenant: str) -> None:
-        """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
+        """Raise TooManyRequests if one more resume exceeds the limit of this request, or that of
+        all."""
         same = sum(call.key.parent_id == parent_id for call in self.resumed_calls)
         if same >= (resumes_max := self.settings.resumes_per_request_max):
             raise TooManyRequests(
@@ -188,28 +193,28 @@ class Gateway:
         share.check(tenant, "resumed streams")
 
     def is_resumed(self, call: Call) -> bool:
-        """Whether its client has come back to this gateway on another connection."""
+        """Return whether the client of a call has resumed it here on another connection."""
         return any(peer.key.parent_id == call.key.parent_id for peer in self.resumed_calls)
 
     def find_call(self, parent_id: str, tenant: str) -> Call | None:
-        """The call that this gateway answers, if it is the caller's."""
+        """Return the call that this gateway answers; None if it is unknown or another tenant's."""
         call = self.hub.find(parent_id)
         return call if call is not None and call.key.tenant == tenant else None
 
     def remember(self, conversation: Conversation, answer: str) -> None:
-        """Let the next turn of a conversation without a session header find it, on any gateway."""
+        """Remember an answer, so that the conversation's next turn finds its session on any
+        gateway."""
         turn = self.conversations.remember(conversation, answer, wall_ms())
         if turn is not None:
             self.backend.publish_turn(turn)
 
     def problems(self) -> list[str]:
-        """List the reasons for which /health/ready answers 503."""
+        """Return the reasons for which /health/ready answers 503."""
         return ["shutting down"] if self.draining else self.backend.problems()
 
     def hold(self, call: Call, *, in_hub: bool = True) -> None:
-        """Expect frames for a call, and count it. One that does not hear what this gateway's
-        partition brings is told by whoever holds it.
-        """
+        """Register and count a call. The hub delivers its frames if `in_hub`; otherwise the caller
+        does."""
         if in_hub:
             self.hub.add(call)
         self.calls[call] = None
@@ -217,7 +222,7 @@ class Gateway:
         self._idle.clear()
 
     def release(self, call: Call) -> None:
-        """Forget a call that is over."""
+        """Remove a call that is over."""
         self.hub.remove(call)
         del self.calls[call]
         self._answer_share.give_back(call.key.tenant, call.key.choices)
@@ -228,7 +233,7 @@ class Gateway:
             self._idle.set()
 
     def detach(self, call: Call) -> None:
-        """Let the work of a client that has gone on, and count it until it ends."""
+        """Let the work of a call without a client continue, and count the call until it ends."""
         self.run_in_background(self._wait_for_end(call))
         self.detached += call.key.choices
         self._set_idle()
@@ -243,7 +248,7 @@ class Gateway:
             await self.cancel(call, CancelReason.CLIENT_GONE)
 
     async def cancel(self, call: Call, reason: CancelReason) -> None:
-        """Give up every choice that has not ended; a broker that is away is only logged."""
+        """Cancel every choice of a call that has not ended; log an unavailable broker."""
         now_ms = wall_ms()
         for stream in call.streams:
             if stream.end is not None:
@@ -261,7 +266,8 @@ class Gateway:
                 logger.warning("%s: not cancelled: %s", stream.request_id, error.message)
 
     async def announce_reader(self, call: Call) -> None:
-        """Tell routers that the answer is read here too, until they have it on the log."""
+        """Write to routers that this gateway reads the answer, too; retry until the broker
+        acknowledges it."""
         for stream in call.streams:
             record = Resumption(
                 request_id=stream.request_id,
@@ -279,7 +285,7 @@ class Gateway:
                     await asyncio.sleep(RETRY_S)
 
     def cancel_later(self, call: Call, reason: CancelReason) -> None:
-        """The same without making anybody wait."""
+        """Cancel a call in the background."""
         self.run_in_background(self.cancel(call, reason))
 
     def run_in_background(self, work: Coroutine[None, None, None]) -> None:
@@ -288,12 +294,13 @@ class Gateway:
         task.add_done_callback(self._background.discard)
 
     def sweep(self, now_s: float, now_ms: int) -> None:
-        """End late calls and those that lack tokens; keep silent ones alive."""
+        """End calls that are late or lack tokens, and have a keep-alive comment sent on silent
+        streams."""
         for call in [*self.calls, *self.resumed_calls]:
             failure = failure_of(call, now_s, now_ms, self.settings.gap_ms)
             if failure is not None:
                 is_late = isinstance(failure, DeadlineExceeded)
-                if is_late and call.failure is not None:  # told, and here still: nobody reads it
+                if is_late and call.failure is not None:  # its client does not read the error
                     call.abort_connection()
                 call.fail(failure)
             elif (
@@ -305,14 +312,14 @@ class Gateway:
                 call.wake()
 
     async def sweep_forever(self) -> None:
-        """`sweep` on the clock, until cancelled."""
+        """Call `sweep` every `SWEEP_S` seconds until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self.sweep(loop.time(), wall_ms())
             await asyncio.sleep(SWEEP_S)
 
     async def wait_until_idle(self, grace_ms: int) -> None:
-        """Return when no client waits for an answer any more, or after the grace."""
+        """Wait until no client waits for an answer, for at most `grace_ms` milliseconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_ms / 1000):
                 await self._idle.wait()

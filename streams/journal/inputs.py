@@ -1,7 +1,8 @@
-"""What a router applies: records and other happenings as events of the core, live and in replays.
+"""Converts a router's inputs to events of the core, live and in replays.
 
-`event_of` is what a record of a session partition means; `event_of_line` what a line of the journal
-does (`streams/journal/journal.py`). Neither reads anything.
+`event_of` converts a record of a session partition, `event_of_line` a line of the journal
+(`streams/journal/journal.py`). Neither reads anything. Called by `streams/agents/partitions.py` and
+`infra/replay`.
 """
 
 from typing import Any
@@ -55,20 +56,20 @@ _OWNERSHIP: dict[str, Any] = {
     "ready": PartitionReady,
     "lost": PartitionLost,
 }
-TICK, PASSED_OVER, STOPPED = "tick", "passed_over", "stopped"  # lines that are no record's
-READ_BACK = ("requests", "cancellations", "phases", "decisions", "prefixes")  # what lines only name
+TICK, PASSED_OVER, STOPPED = "tick", "passed_over", "stopped"  # lines without a record
+READ_BACK = ("requests", "cancellations", "phases", "decisions", "prefixes")  # lines without values
 TELLS_ID = ("usage", PASSED_OVER)  # lines that carry a request's id
 
 
 def event_of(record: Any, partition: int) -> Event:
-    """A record of a session partition."""
+    """Return the event of a record of a session partition."""
     event: Event = _EVENTS[type(record)](record, partition)
     return event
 
 
 def event_of_line(topic: str, partition: int, offset: int, ahead_ms: int, content: Any) -> Event:
-    """What a line was; `content` is its record, the request's id where only that was told, or
-    nothing."""
+    """Return the event of a journal line; `content` is its record, its request's id (usage), or
+    None."""
     if topic == TICK:
         return Tick()
     if topic in _OWNERSHIP:

@@ -1,13 +1,13 @@
-"""The journal of a router: all that it applied, in order, with what a replay cannot read back.
+"""The journal of a router: all events that it applied, in order, with values that topics lose.
 
-A line names a record by its topic, partition and offset. It carries the record itself where its
-topic is compacted, and the id of a request whose usage was told; everything else stays in the log
-as long as the journal does. With each line stands a checksum of what followed from it, so that a
-replay (`infra/replay`) sees the first difference. Snapshots say where a replay can begin: the first
-as the life begins, others every `router.snapshot_ms`. Whoever dies leaves no line `stopped`; what
-it did after its last line is not known.
+A line names a record by its topic, partition and offset. It has the record itself if its topic is
+compacted, and the id of a request whose usage was written; everything else stays in the log as long
+as the journal. Each line has a checksum of its effects, so that a replay (`infra/replay`) finds the
+first difference. A replay can begin at a snapshot: the first one is made when the router joins,
+others every `router.snapshot_ms`. A router that dies writes no line `stopped`; its events after
+the last line are not known.
 
-These lines are not sent yet; `streams/agents/router.py` sends what `cut` returns.
+The journal sends nothing; `streams/agents/router.py` sends the batches that `cut` returns.
 """
 
 import json
@@ -39,7 +39,7 @@ JournalEntry = JournalBatch | JournalSnapshot
 
 
 class JournalLine(NamedTuple):
-    """One event: where it comes from, when it was applied, what it was, what followed."""
+    """One event: its source, the time when it was applied, its value, its effects' checksum."""
 
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class JournalLine(NamedTuple):
 
 
 class Journal:
-    """Lines since the last cut, and snapshots between them."""
+    """The lines since the last cut; builds batches of them, and snapshots."""
 
     def __init__(self, router_id: str) -> None:
         self.next_seq = 0
@@ -69,14 +69,14 @@ class Journal:
         now_ms: int,
         effects: Sequence[Effect],
     ) -> None:
-        """One event was applied; ticks and changes of ownership name themselves as topic."""
+        """Add an applied event; for ticks and changes of ownership, `topic` is their name."""
         ahead_ms = event.ahead_ms if isinstance(event, FleetRecordArrived) else 0
         value, followed = self._value(event), effects_sum(self._codec, effects)
         self.has_news |= topic not in _NO_NEWS or bool(effects)
         self._lines.append(JournalLine(topic, partition, offset, now_ms, ahead_ms, value, followed))
 
     def _value(self, event: Event) -> bytes:
-        """What a replay could not read back."""
+        """Return the part of an event that a replay could not read from the log."""
         match event:
             case FleetRecordArrived(record) | OutcomeArrived(record) | SessionLoaded(record):
                 return self._codec.encode(record)
@@ -85,11 +85,11 @@ class Journal:
         return b""
 
     def stop(self, now_ms: int) -> None:
-        """The life ends as it should: nothing is missing behind this line."""
+        """Add the last line of a regular end: no events follow it."""
         self._lines.append(JournalLine(STOPPED, 0, 0, now_ms))
 
     def cut(self, router_epoch: int) -> list[JournalBatch]:
-        """All lines since the last cut, in batches that fit the log."""
+        """Return all lines since the last cut, in batches that fit the log."""
         lines, self._lines, self.has_news = self._lines, [], False
         batches, begin, value_bytes = [], 0, 0
         for end, line in enumerate(lines):
@@ -123,7 +123,7 @@ class Journal:
     def snapshot(
         self, settings: RouterSettings, state: bytes, seq: int, router_epoch: int, now_ms: int
     ) -> list[JournalSnapshot]:
-        """A router's state as of the line of that number, in parts that fit the log."""
+        """Return a router's state before line `seq`, in parts that fit the log."""
         whole = JournalSnapshot(
             router_id=self._router_id,
             router_epoch=router_epoch,
@@ -139,7 +139,7 @@ class Journal:
 
 
 def in_parts(snapshot: JournalSnapshot, state: bytes) -> list[JournalSnapshot]:
-    """This state in parts that fit the log."""
+    """Return the state in parts that fit the log, each in a copy of `snapshot`."""
     starts = range(0, len(state), JOURNAL_BYTES_MAX)
     return [
         replace(
@@ -153,9 +153,9 @@ def in_parts(snapshot: JournalSnapshot, state: bytes) -> list[JournalSnapshot]:
 
 
 def effects_sum(codec: Codec, effects: Sequence[Effect]) -> int:
-    """A checksum of effects with all that is in them; 0 of none."""
+    """Return a checksum of effects with all their fields; 0 without effects."""
     checksum = 0
-    effect: Any  # a slotted class, which its decorator does not say
+    effect: Any  # a slotted class, which its decorator hides from mypy
     for effect in effects:
         checksum = zlib.crc32(type(effect).__name__.encode(), checksum)
         for name in effect.__slots__:
@@ -169,7 +169,7 @@ def _plain(codec: Codec, value: Any) -> bytes:
 
 @cache
 def version_of_core() -> str:
-    """What decides here: the version, and a checksum of the core's files."""
+    """Return the core's version: the package's, and a checksum of the core's files."""
     checksum = 0
     for path in sorted(Path(core.__path__[0]).rglob("*.py")):
         checksum = zlib.crc32(path.read_bytes(), checksum)

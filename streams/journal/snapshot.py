@@ -1,12 +1,12 @@
-"""A router as bytes, and the router that decides on exactly as that one would.
+"""Serializes a router to bytes, and restores one that decides exactly as the first would.
 
-A snapshot holds all of it: tables, what it has learned, settings and policy table. It is a pickle
-of the core's own classes, and only the version that made it is sure to read it. No other class is
-made of what is read, nor another module imported, and none of these does anything when it is made;
-so a snapshot from elsewhere runs no foreign code. Arrays are plain bytes with the letters of a kind
-of numbers: NumPy's own way to make one takes bytes as addresses of objects, where its kind says so.
-Nor does a small snapshot grow without a bound. Made for the journal
-(`streams/journal/journal.py`), read by replays (`infra/replay`).
+A snapshot has all state: tables, estimates, settings and policy table. It is a pickle of the core's
+own classes, and only the version that made it is sure to read it. Reading creates no other classes
+and imports no other modules, and none of these classes runs code when it is created; so a snapshot
+from elsewhere runs no foreign code. Arrays are plain bytes with a numeric dtype: NumPy's own
+unpickling would take bytes as addresses of objects for an object dtype. A limit bounds the
+decompressed size. Made for the journal (`streams/journal/journal.py`), read by replays
+(`infra/replay`).
 """
 
 import io
@@ -34,22 +34,22 @@ _CONTAINERS = frozenset(
 
 
 _NUMBERS = frozenset(("|b1", "|i1", "|u1", "<i4", "<u4", "<i8", "<u8", "<f4", "<f8"))
-STATE_BYTES_MAX = 512 << 20  # of a router, written down
+STATE_BYTES_MAX = 512 << 20  # of a router's state, not compressed
 _GROWTH_MAX, _GROWN_BYTES = (
     64,
     16 << 20,
-)  # by how much that is more than it is compressed to, or this
+)  # limit: this multiple of the compressed size, or this many bytes if that is more
 
 
 def pack_router(router: Router) -> bytes:
-    """Return the router's present state as compressed bytes."""
+    """Return the router's current state as compressed bytes."""
     state = io.BytesIO()
     _Pickler(state, protocol=5).dump(router)
     return zlib.compress(state.getbuffer(), 1)
 
 
 def _inflate(state: bytes) -> bytes:
-    """Raises RecordError for more than a router's state comes to."""
+    """Decompress a state. Raise RecordError if it is incomplete or larger than the limit."""
     limit = min(STATE_BYTES_MAX, max(_GROWN_BYTES, _GROWTH_MAX * len(state)))
     inflating = zlib.decompressobj()
     raw_state = inflating.decompress(state, limit)
@@ -59,20 +59,20 @@ def _inflate(state: bytes) -> bytes:
 
 
 def numbers(kind: str, shape: tuple[int, ...], data: bytes) -> Any:
-    """An array; raises RecordError unless it is one of numbers, and as large as its bytes."""
+    """Return an array of this dtype and shape. Raise RecordError unless the dtype is numeric."""
     if kind not in _NUMBERS or not all(type(length) is int and length >= 0 for length in shape):
         raise RecordError(f"expected numbers, found an array of {kind!r:.40}")
     return np.frombuffer(bytearray(data), kind).reshape(shape)
 
 
 def number(kind: str, data: bytes) -> Any:
-    """One of NumPy's; raises as `numbers`."""
+    """Return a NumPy scalar of this dtype. Raise RecordError as `numbers` does."""
     return numbers(kind, (), data)[()]
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Numbers as plain bytes, all else as ever."""
+        """Reduce NumPy arrays and scalars to plain bytes, and leave the rest to pickle."""
         kind = type(value)
         if kind is np.ndarray:
             return numbers, (value.dtype.str, value.shape, value.tobytes())
@@ -82,7 +82,7 @@ class _Pickler(pickle.Pickler):
 
 
 def unpack_router(state: bytes) -> Router:
-    """A router that goes on from there; raises RecordError for what is none, or not readable."""
+    """Return the router of a snapshot. Raise RecordError if it is unreadable or no router."""
     try:
         router = _Unpickler(io.BytesIO(_inflate(state))).load()
     except Exception as error:  # damaged pickles raise many kinds
@@ -98,10 +98,10 @@ _FACTORIES = {factory.__name__: factory for factory in (numbers, number)}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes classes of the router's own and plain containers, and calls nothing else."""
+    """Creates the router's own classes and plain containers, and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class; raises for all that a router's state does not hold."""
+        """Return the class. Raise UnpicklingError for classes that no router's state has."""
         if module == __name__ and name in _FACTORIES:
             return _FACTORIES[name]
         if (module, name) in _CONTAINERS:

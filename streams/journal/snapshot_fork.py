@@ -1,8 +1,9 @@
-"""Makes a snapshot of a router beside it, so that routing goes on meanwhile.
+"""Makes a snapshot of a router in a forked process, so that routing continues meanwhile.
 
-A large state takes a second and more to write down, which is longer than a lease may be in doubt.
+Serializing a large state takes a second and more, which is longer than a lease may be in doubt.
 A fork of the process has the state as of that moment, writes it to a pipe, and ends; the router
-only pays for the fork. The fork does nothing else: signals end it, and no connection is used.
+only pays for the fork. The fork does nothing else: signals end it, and it uses no connection.
+Called by `streams/agents/router.py`.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ _HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def snapshot_in_fork(router: Router) -> bytes:
-    """The router as it is at the call; raises TriviumError where that cannot be had."""
+    """Return the router's state at the call. Raise TriviumError if the fork fails to write it."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
@@ -28,11 +29,11 @@ async def snapshot_in_fork(router: Router) -> bytes:
 
 
 def _write_and_exit(router: Router, write_end: int) -> None:
-    """In the fork; never returns."""
+    """Write the snapshot to the pipe in the fork, and exit."""
     code = 1
     try:
-        gc.disable()  # what it finds may be connections: their ends would take the router's, too
-        signal.set_wakeup_fd(-1)  # it is the router's
+        gc.disable()  # collected connections would close the router's ones too
+        signal.set_wakeup_fd(-1)  # the descriptor belongs to the router
         for signal_number in _HEEDED:
             signal.signal(signal_number, signal.SIG_DFL)
         with os.fdopen(write_end, "wb") as out:

@@ -1,4 +1,4 @@
-"""Files that are archives of others: opened within bounds."""
+"""Opens files that are archives of others, within limits."""
 
 import io
 import zipfile
@@ -13,7 +13,7 @@ MEMBERS_MAX = 20_000
 
 @contextmanager
 def open_archive(data: bytes, kind: str) -> Iterator[zipfile.ZipFile]:
-    """Raises Unreadable for what is no such archive, has a password, or is too large unpacked."""
+    """Open an archive; raises Unreadable if it is invalid, encrypted, or too large unpacked."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()

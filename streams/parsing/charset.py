@@ -1,4 +1,4 @@
-"""Bytes to text: by a mark at their beginning, by what the file declares, as UTF-8, or detected."""
+"""Decodes bytes to text: by a byte order mark, by a declaration, as UTF-8, or by detection."""
 
 import codecs
 import contextlib
@@ -8,14 +8,14 @@ import chardet
 
 from streams.parsing.document import Unreadable
 
-_MARKS = {  # those of UTF-32 first: one of them begins as one of UTF-16 does
+_MARKS = {  # UTF-32 first: one of its marks begins with one of UTF-16
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# What browsers and mailers read instead, since writers name the smaller set and use the larger.
+# Browsers and mailers read the larger set, since writers often name the smaller one and use it.
 _LARGER = {
     "ascii": "cp1252",
     "iso8859-1": "cp1252",
@@ -28,19 +28,19 @@ _LARGER = {
     "gbk": "gb18030",
 }
 _ALIASES = {"x-sjis": "cp932", "windows-31j": "cp932", "x-gbk": "gbk", "x-mac-roman": "mac-roman"}
-# Python has codecs that are no sets of characters; one of them takes quadratic time.
+# Other codecs of Python are no character sets; one of them takes quadratic time.
 _SETS = re.compile(r"utf-(8|16|32)|ascii|cp|iso|koi8|mac|shift|euc|gb|big5|hz|tis|kz1048|johab")
-_USUAL = "cp1252"  # where nothing else fits
-_DETECTED_BYTES_MAX = 256 << 10  # that the detector looks at
-_TELLING = 4  # bytes beyond ASCII
-_JAPANESE = re.compile(rb"\x1b\$[@B]")  # in seven bits, which UTF-8 takes for text
-_DAMAGED_SHARE_MAX = 0.1  # of a text's characters beyond ASCII
-_SIGNS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # of machines and terminals
+_USUAL = "cp1252"  # if nothing else fits
+_DETECTED_BYTES_MAX = 256 << 10  # bytes that the detector reads
+_TELLING = 4  # least number of bytes beyond ASCII for detection
+_JAPANESE = re.compile(rb"\x1b\$[@B]")  # ISO-2022-JP has seven bits, so UTF-8 accepts it
+_DAMAGED_SHARE_MAX = 0.1  # of damaged characters among those beyond ASCII
+_SIGNS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f]")  # of machines, terminals
 _SIGNS_SHARE_MAX = 0.01
 
 
 def decode_text(data: bytes, declared: str = "") -> str:
-    """The text, with `\\n` at the ends of lines; raises Unreadable where it is no text."""
+    r"""Decode bytes to text with `\n` at line ends; raises Unreadable if it is no text."""
     text = _text(data, _codec_name(declared)).removeprefix("\ufeff")
     if "\0" in text:
         raise Unreadable("expected text, found zero bytes: it is some other kind of file")
@@ -83,7 +83,7 @@ def _decode_strict(data: bytes, name: str) -> str:
 
 
 def _codec_name(declared: str) -> str:
-    """Python's name of a set of characters in single bytes; empty for none."""
+    """Return Python's name of a character set in single bytes; empty for any other name."""
     declared = declared.strip().lower()
     try:
         name = codecs.lookup(_ALIASES.get(declared, declared)).name
@@ -91,12 +91,13 @@ def _codec_name(declared: str) -> str:
         return ""
     if not _SETS.match(name):
         return ""
-    # What was read as single bytes cannot be wide, whatever it says.
+    # The declaration was read as single bytes, so the text is not UTF-16 or UTF-32.
     return "utf-8" if name.startswith(("utf-16", "utf-32")) else _LARGER.get(name, name)
 
 
 def _wide(data: bytes) -> str:
-    """UTF-16 or UTF-32 without a mark, by where zero bytes are; empty for another form."""
+    """Return UTF-16 or UTF-32 without a mark, by the positions of zero bytes; empty for other
+    encodings."""
     head = data[:4_096]
     zeros = [head[at::4].count(0) for at in range(4)]
     fours = len(head) // 4
@@ -112,7 +113,7 @@ def _wide(data: bytes) -> str:
 
 
 def _detect(data: bytes) -> str:
-    """A few letters among many of ASCII tell nothing of their language."""
+    """Detect the encoding. A few letters among many of ASCII do not show the language."""
     sample = data[:_DETECTED_BYTES_MAX]
     high = len(sample) - len(sample.decode("ascii", "ignore"))
     if high < _TELLING and 2 * high < len(sample):

@@ -1,4 +1,4 @@
-"""Books in EPUB: the pages that the book names, in its order."""
+"""EPUB books to text: the pages that the book lists, in its order."""
 
 import posixpath
 from typing import Any
@@ -16,7 +16,7 @@ _CONTAINER = "META-INF/container.xml"
 
 
 def epub(data: bytes) -> ParsedDocument:
-    """Raises Unreadable for what is no book, and for one that only its shop's program opens."""
+    """Return the text of a book; raises Unreadable for an invalid or an encrypted one."""
     with open_archive(data, "a book in EPUB") as archive:
         names = set(archive.namelist())
         place = _xml(archive, _CONTAINER).xpath("string(//*[local-name()='rootfile']/@full-path)")

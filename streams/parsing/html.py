@@ -1,11 +1,11 @@
 """HTML and XHTML to text that keeps headings, lists, tables, powers and preformatted text.
 
-Theory of operation. One walk over the tree, in time that grows with its nodes. What is said is
-gathered until a block begins or ends, and is a block then; its lead says what it is (`# `, `- `,
-`3. `). A row of a table is one line, with ` | ` between its cells, whatever blocks these hold. But
-a row that holds a table, long code or pages of text only lays a page out: its cells are blocks.
+Theory of operation. One walk over the tree takes time linear in its nodes. Text is collected until
+a block begins or ends, and then becomes a block; its lead shows its kind (`# `, `- `, `3. `). A row
+of a table is one line, with ` | ` between its cells, whatever blocks are in them. But if a row has
+a table, long code or pages of text, it only serves the layout of the page: its cells are blocks.
 
-Nothing is run, and what a page needs to be shown or moved about in (scripts, styles, navigation) is
+Nothing is executed. Parts that only display or navigate a page (scripts, styles, navigation) are
 left out.
 """
 
@@ -31,17 +31,17 @@ _BLOCKS = frozenset(
     "menu ol p plaintext pre section summary table tbody td tfoot th thead tr ul xmp".split()
 )
 _KEPT_AS_IT_IS = frozenset(("pre", "listing", "plaintext", "xmp"))
-_ROW_CHARS_MAX, _ROW_LINES_MAX = 2_000, 8  # of a row's text, and of code in it
+_ROW_CHARS_MAX, _ROW_LINES_MAX = 2_000, 8  # limits of a row's text, and of code in it
 _SPACES = re.compile(r"[^\S\xa0]+")
 _HEADING = re.compile(r"h([1-6])")
 _LINKS_TO_HEADINGS = ("¶", "#", "§")
-# What is raised behind a number or letter: its power, or the number of a note; no ordinal.
+# Raised text after a number or letter: its power, or the number of a note, but no ordinal.
 _POWER = re.compile(r"[-+−–]?(?:\d[\d.,]*(?:[^\W\d_]|[-+−])?|(?![eoa])[^\W\d_])")
-_FORMULA = re.compile(  # with a number or a sign, and no words
+_FORMULA = re.compile(  # has a number or a sign, and no words
     r"(?=.*[\d*/·×⋅=^+−–-])(?=.*\w)(?!.*[^\W\d_]{3})[\w\s.,()*/·×⋅=^+−–-]+", re.DOTALL
 )
 _RAISED_CHARS_MAX = 40
-Block = tuple[str, str]  # its kind, that of its tag or table, and what it says
+Block = tuple[str, str]  # its kind (tag or table), and its text
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([\w:.-]{1,40})""", re.IGNORECASE)
 _PROLOG = re.compile(rb"""^\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w:.-]{1,40})""")
 _DECLARED_WITHIN = 4_096  # bytes
@@ -54,7 +54,7 @@ _ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]{1,31});
 
 
 def html(data: bytes) -> ParsedDocument:
-    """The title is that of the page, or its first heading."""
+    """Return the text of a page; its title is that of the page, or the first heading."""
     head = data[:_DECLARED_WITHIN]
     declared = _PROLOG.search(head) or _CHARSET.search(head)
     source = decode_text(data, declared.group(1).decode() if declared else "")
@@ -70,13 +70,13 @@ def html_text(source: str) -> str:
 
 
 def _from_xml(source: str) -> str:
-    """As HTML writes it, where any element may be empty and entities are those of HTML."""
+    """Convert XHTML to HTML, as any of its elements may be empty and entities may be HTML's."""
     xml_text = _ENTITY.sub(lambda match: entities.unescape(match.group()), source)
     parser = etree.XMLParser(encoding="utf-8", no_network=True, resolve_entities="internal")
     try:
         root = etree.fromstring(xml_text.encode(errors="replace"), parser)
     except (etree.XMLSyntaxError, ValueError):
-        return _EMPTY.sub(r"<\1\2></\1>", source)  # not well-formed: for the other reader
+        return _EMPTY.sub(r"<\1\2></\1>", source)  # not well-formed: the HTML parser reads it
     lxml.html.xhtml_to_html(root)
     return str(etree.tostring(root, method="html", encoding="unicode"))
 
@@ -99,13 +99,13 @@ def _text(tree: LexborHTMLParser) -> str:
 
 
 def row(cells: Iterable[str]) -> str:
-    """A row of a table, as a line; empty where its cells are."""
+    """Return a table's row as a line; empty if its cells are."""
     words = " | ".join(cells).split()
     return " ".join(words) if set(words) - {"|"} else ""
 
 
 def join_blocks(blocks: Iterable[Block]) -> str:
-    """A blank line between blocks; none between the items of a list and the rows of a table."""
+    """Join blocks with a blank line between them, but not between list items or rows of a table."""
     pieces: list[str] = []
     last = ""
     for kind, words in blocks:
@@ -116,7 +116,7 @@ def join_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
-    """Each node as it begins, and as it ends; what is not said is passed over."""
+    """Yield each node at its begin and at its end, without those that are left out."""
     node, top = body, body.mem_id
     while True:
         is_said = node.tag not in NOT_SAID
@@ -138,22 +138,22 @@ def _walk(body: Any) -> Iterator[tuple[Any, bool]]:
 
 
 class _BlockWriter:
-    """Blocks of a page, from its nodes in order."""
+    """Collects the blocks of a page from its nodes in order."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self._pieces: list[str] = []  # of the block that is open
+        self._pieces: list[str] = []  # text of the open block
         self._lead, self._tag = "", ""
-        self._lists: list[int] = []  # number of the next item; 0 in lists without numbers
-        self._row: list[str] | None = None  # cells, while a row is written as a line
+        self._lists: list[int] = []  # number of the next item; 0 in unnumbered lists
+        self._row: list[str] | None = None  # cells, if a row is written as a line
         self._row_node, self._table = 0, 0
-        self._kept_depth = 0  # of preformatted text
-        self._raised: list[int] = []  # where raised text began
-        self._lowered = 0  # and where text that is lowered did
-        self._low_number = (0, 0)  # from where to where the last thing said is a lowered number
+        self._kept_depth = 0  # depth of preformatted elements
+        self._raised: list[int] = []  # indices in `_pieces` where raised text began
+        self._lowered = 0  # index where lowered text began
+        self._low_number = (0, 0)  # range in `_pieces` of the last lowered number
 
     def enter(self, node: Any) -> None:
-        """Open what a node's start tag begins."""
+        """Handle a node's start tag."""
         tag = node.tag
         if tag == "-text":
             text = node.text_content or ""
@@ -202,7 +202,7 @@ class _BlockWriter:
         return f"{number}. "
 
     def leave(self, node: Any) -> None:
-        """Close what a node's end tag ends."""
+        """Handle a node's end tag."""
         tag = node.tag
         if tag == "sup":
             if self._raised:
@@ -252,7 +252,7 @@ class _BlockWriter:
         self._low_number = (since, len(self._pieces))
 
     def _part(self) -> None:
-        """What is said next begins with a digit: it is no part of the lowered number before it."""
+        """Separate a lowered number from the digits that follow it."""
         self._pieces[self._low_number[0]] = "_"
         self._pieces.append(" ")
 
@@ -260,7 +260,7 @@ class _BlockWriter:
         return self._pieces[since - 1][-1:] if since else ""
 
     def _short(self, since: int) -> str:
-        """What was said since then; nothing where that is long, so that nested ones cost little."""
+        """Return the text since an index; empty if it is long, so that nesting costs little."""
         pieces = self._pieces[since : since + _RAISED_CHARS_MAX + 1]
         if len(pieces) > _RAISED_CHARS_MAX or sum(map(len, pieces)) > _RAISED_CHARS_MAX:
             return ""
@@ -272,7 +272,7 @@ class _BlockWriter:
         self._lowered, self._low_number = 0, (0, 0)
 
     def flush(self, *, is_kept: bool = False) -> None:
-        """What was said is a block, if it says something."""
+        """End the open block, and keep it if it has text."""
         text = "".join(self._pieces)
         self._clear()
         if not text.strip():
@@ -291,7 +291,7 @@ def _number(node: Any, name: str, usual: int) -> int:
 
 
 def _lays_out(row: Any) -> bool:
-    """Whether a row is there for a page's layout."""
+    """Return whether a row only serves a page's layout."""
     if row.css_first("table") is not None:
         return True
     if any(code.text().strip().count("\n") >= _ROW_LINES_MAX for code in row.css("pre")):

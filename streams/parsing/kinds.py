@@ -1,4 +1,4 @@
-"""Which kinds of files are read, and how each is: by the end of its name."""
+"""The kinds of files that can be read, by the suffix of their names, and their parsers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +42,7 @@ KINDS = (*_READERS, *_LINES)
 
 
 def kind_of(name: str) -> str:
-    """The end of a file's name that says how it is read; raises Unreadable."""
+    """Return the suffix of a file's name, which selects its parser; raises Unreadable."""
     kind = PurePosixPath(name).suffix.lower()
     if kind not in KINDS:
         raise Unreadable(
@@ -53,9 +53,7 @@ def kind_of(name: str) -> str:
 
 
 def parse(kind: str, data: bytes) -> list[ParsedDocument]:
-    """The documents of a file of that kind; raises Unreadable. Marks of where a word may be
-    divided are left out of their texts.
-    """
+    """Return the documents of a file of that kind, without soft hyphens; raises Unreadable."""
     try:
         documents = list(json_lines(data)) if kind in _LINES else [_READERS[kind](data)]
     except (Unreadable, MemoryError):

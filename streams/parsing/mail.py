@@ -1,4 +1,4 @@
-"""Mails as files: who wrote what to whom; attachments are named, not read."""
+"""Mails to text: headers and bodies; attachments are named, but not read."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_bytes, policy
@@ -10,11 +10,11 @@ from streams.parsing.document import ParsedDocument
 from streams.parsing.html import html_text
 
 _HEADERS = ("From", "To", "Cc", "Date", "Subject")
-_INNER_MAX = 5  # mails within mails
+_INNER_MAX = 5  # depth of mails within mails
 
 
 def mail(data: bytes) -> ParsedDocument:
-    """The title is its subject."""
+    """Return the text of a mail; its title is the subject."""
     message = message_from_bytes(data, policy=policy.default)
     return ParsedDocument(
         "\n\n".join(filter(None, _message_texts(message, 0))), _header(message, "Subject")
@@ -28,7 +28,7 @@ def _message_texts(message: EmailMessage, depth: int) -> Iterator[str]:
 
 
 def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
-    """What a part says: of alternatives one, of what belongs together the first, else all."""
+    """Yield the texts of a part: one of alternatives, the first of related parts, otherwise all."""
     kind, inner = part.get_content_type(), part.get_payload()
     if isinstance(inner, list):
         within = [child for child in inner if isinstance(child, EmailMessage)]
@@ -51,7 +51,7 @@ def _parts(part: EmailMessage, depth: int) -> Iterator[str]:
 
 
 def _alternative(parts: Sequence[EmailMessage], depth: int) -> Iterator[str]:
-    """The plainest that says something, and the names of what is attached to others."""
+    """Yield the plainest alternative with a text, and the names of attachments of the others."""
     for part in sorted(parts, key=_plainness):
         if texts := [text for text in _parts(part, depth) if text]:
             yield from texts

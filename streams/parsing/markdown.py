@@ -1,6 +1,6 @@
-"""Markdown to text that keeps its headings, lists, tables and code, without links' addresses.
+"""Markdown to text that keeps headings, lists, tables and code, but not the addresses of links.
 
-It is made HTML, and read as such; so what its HTML says counts, too.
+It is rendered to HTML, and then parsed as HTML; so HTML in the source counts, too.
 """
 
 import re
@@ -22,8 +22,8 @@ _FRONT = re.compile(
     r"\A(---|\+\+\+)[ \t]*\n(.*?)^(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE
 )
 _FRONT_CHARS_MAX = 65_536
-_FACTS = ("date", "tags")  # beside the title; others are a site's own
-# What would take the rest of the page for its own text, or have it left out.
+_FACTS = ("date", "tags")  # kept besides the title; others are specific to a site
+# Tags that, if not closed, would take or drop the rest of the page.
 _TAKES_TEXT = frozenset("title textarea xmp noembed noframes plaintext".split())
 _SWALLOWS = re.compile(rf"<({'|'.join(sorted(_TAKES_TEXT | NOT_SAID))})\b", re.IGNORECASE)
 _NO_VALUES = ("", "~", "null", "Null", "NULL")
@@ -31,11 +31,12 @@ _END = re.compile(r"</([A-Za-z]+)")
 
 
 def markdown(data: bytes) -> ParsedDocument:
-    """The title is that of the front matter, or the first heading of the highest level there is."""
+    """Return the text of a page. Its title is that of the front matter, or the first of its highest
+    headings."""
     source = decode_text(data)
     front, source = _front_matter(source)
     tokens = _PARSER.parse(source)
-    closed_tags = set[str]()  # by blocks of HTML that follow
+    closed_tags = set[str]()  # in the HTML blocks that follow
     for token in reversed(tokens):
         if token.type == "html_block":
             closed_tags |= _ends(token.content)
@@ -60,7 +61,7 @@ def markdown(data: bytes) -> ParsedDocument:
 
 
 def _front_matter(source: str) -> tuple[Mapping[str, Any], str]:
-    """What stands before a page, and the page: only where it is an object in YAML or TOML."""
+    """Split a source into its front matter, if that is an object in YAML or TOML, and the page."""
     front = _FRONT.match(source[:_FRONT_CHARS_MAX])
     if front is None:
         return {}, source
@@ -76,14 +77,14 @@ def _front_matter(source: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _load(mark: str, text: str) -> Any:
-    """With values as they are written: `1.10` is a version, and `on` may be a word."""
+    """Load values as they are written: `1.10` is a version, and `on` may be a word."""
     if mark == "+++":
         return tomllib.loads(text, parse_float=str)
-    return yaml.load(text, yaml.BaseLoader)  # which makes nothing but texts
+    return yaml.load(text, yaml.BaseLoader)  # this loader makes only texts
 
 
 def _plain(value: Any) -> Any:
-    """A text, or a list of texts; None for what is neither."""
+    """Return a text, or a list of texts; None for any other value."""
     return (
         [text for inner in value if (text := _text(inner))]
         if isinstance(value, list)
@@ -92,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    if isinstance(value, date | time):  # a moment, too
+    if isinstance(value, date | time):  # `datetime` is a `date`
         return value.isoformat()
     if isinstance(value, bool):
         return str(value).lower()
@@ -106,7 +107,7 @@ def _ends(source: str) -> set[str]:
 
 
 def _tame(piece: Token, ends: Set[str]) -> None:
-    """Have tags that nothing ends read as text, as GitHub's Markdown does."""
+    """Escape tags that are never closed, as GitHub's Markdown does."""
 
     def escape_unclosed(match: re.Match[str]) -> str:
         return match.group() if match.group(1).lower() in ends else "&lt;" + match.group(1)

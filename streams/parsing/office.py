@@ -1,4 +1,4 @@
-"""Word documents, and slides."""
+"""Word documents and slides to text."""
 
 import io
 import re
@@ -14,9 +14,9 @@ from streams.parsing.archive import open_archive
 from streams.parsing.document import ParsedDocument, Unreadable
 from streams.parsing.html import Block, html, join_blocks, row
 
-# How older files begin, and newer ones that have a password.
+# Older files begin with these bytes, and so do newer ones with a password.
 _COMPOUND = b"\xd0\xcf\x11\xe0"
-_DEPTH_MAX = 20  # of groups of shapes, and of an equation's parts
+_DEPTH_MAX = 20  # of nested shapes, and of an equation's parts
 _DOCUMENT = "word/document.xml"
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _PASSED_OVER = re.compile(rb":(?:fldSimple|bdo|dir|ruby|oMath)\b")
@@ -24,23 +24,21 @@ _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 
 
 def word_document(data: bytes) -> ParsedDocument:
-    """Headings, lists, tables and notes; pictures are left out."""
+    """Return headings, lists, tables and notes as text; pictures are left out."""
     _check(data, ".docx")
     with open_archive(data, "a Word document") as archive:
         file = io.BytesIO(data) if _DOCUMENT not in archive.namelist() else _spell_out(archive)
         result = mammoth.convert_to_html(file, convert_image=lambda image: [])
-    page = result.value.replace("<ol>", "<ul>").replace("</ol>", "</ul>")  # it knows no numbers
+    page = result.value.replace("<ol>", "<ul>").replace("</ol>", "</ul>")  # items have no numbers
     return html(f'<meta charset="utf-8">{page}'.encode(errors="replace"))
 
 
 def _spell_out(archive: ZipFile) -> io.BytesIO:
-    """The document with fields, equations, and what has its sound written above it as text:
-    mammoth passes over them.
-    """
+    """Write fields, equations and ruby text of a document as plain text, as mammoth skips them."""
     buffer = io.BytesIO()
     with ZipFile(buffer, "w") as packed:
         for name in archive.namelist():
-            if name.endswith((".xml", ".rels")):  # others are pictures
+            if name.endswith((".xml", ".rels")):  # other members are pictures
                 part = archive.read(name)
                 packed.writestr(name, _plain(part) if name == _DOCUMENT else part)
     return buffer
@@ -52,7 +50,7 @@ def _plain(part: bytes) -> bytes:
     parser = etree.XMLParser(no_network=True, resolve_entities="internal")
     root = etree.fromstring(part, parser)
     for wrapper in root.iter(*(_WORD + name for name in ("fldSimple", "bdo", "dir"))):
-        wrapper.tag = f"{_WORD}smartTag"  # of which mammoth reads what it holds
+        wrapper.tag = f"{_WORD}smartTag"  # mammoth reads the content of these
     for ruby in list(root.iter(f"{_WORD}ruby")):
         base = etree.Element(f"{_WORD}t")
         base.text = "".join(ruby.xpath("*[local-name()='rubyBase']//text()"))
@@ -67,7 +65,7 @@ def _plain(part: bytes) -> bytes:
 
 
 def _equation(part: Any, depth: int) -> str:
-    """As one would type it: `x^2`, `(a + b)/2`."""
+    """Return an equation as typed text: `x^2`, `(a + b)/2`."""
     if part.tag == f"{_MATH}t":
         return part.text or ""
     if depth > _DEPTH_MAX or not isinstance(part.tag, str):
@@ -82,7 +80,7 @@ def _equation(part: Any, depth: int) -> str:
 
 
 def slides(data: bytes) -> ParsedDocument:
-    """Slide after slide: its title as a heading, texts, tables, and what its speaker notes."""
+    """Return the slides in order, with titles as headings, texts, tables and speaker notes."""
     _check(data, ".pptx")
     with open_archive(data, "slides"):
         show = Presentation(io.BytesIO(data))

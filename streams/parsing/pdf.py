@@ -17,13 +17,14 @@ from streams.parsing.document import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 PAGES_MAX = 5_000
 _FROM_RIGHT = re.compile("[\u0590-\u08ff]{2}")
-_DIVIDED = "\x02"  # as PDFium has the hyphen of a word that is divided at the end of its line
-_PASSWORD = 4  # of PDFium's errors
+_DIVIDED = "\x02"  # PDFium's character for a hyphen that divides a word at a line's end
+_PASSWORD = 4  # PDFium's error code
 
 
 def pdf(data: bytes) -> ParsedDocument:
-    """Letters of fonts, as ligatures and full-width ones, are those that they stand for. Raises
-    Unreadable where it is encrypted, damaged, or has pictures of text only.
+    """Return the text of a PDF, with ligatures and full-width letters replaced by plain letters.
+
+    Raises Unreadable if it is encrypted or damaged, or has only pictures of text.
     """
     try:
         document = PdfDocument(data)
@@ -45,7 +46,7 @@ def _pages(document: PdfDocument) -> Iterator[str]:
     chars = 0
     for page in document:
         text = _page_text(page.get_textpage())
-        page.close()  # with its text
+        page.close()  # also closes its text page
         text = text.replace(_DIVIDED, "").replace("\r\n", "\n").replace("\0", "")
         chars += len(text)
         if chars > TEXT_CHARS_MAX:
@@ -54,14 +55,13 @@ def _pages(document: PdfDocument) -> Iterator[str]:
 
 
 def _page_text(page: Any) -> str:
-    """PDFium turns a line from the right letter by letter, those of a ligature too: they have one
-    place, and are turned back.
-    """
+    """Return a page's text. PDFium reverses right-to-left lines letter by letter, even within a
+    ligature: these letters have the same place, and are reversed again."""
     text = str(page.get_text_bounded())
     if not _FROM_RIGHT.search(text):
         return text
     letters = [chr(raw.FPDFText_GetUnicode(page, at)) for at in range(page.count_chars())]
-    if "".join(letters) != text:  # not all of them are on the page
+    if "".join(letters) != text:  # some of them are not on the page
         return text
     at = 0
     for _, same in groupby(range(len(letters)), lambda at: _place(page, letters, at)):
@@ -72,5 +72,5 @@ def _page_text(page: Any) -> str:
 
 
 def _place(page: Any, letters: list[str], at: int) -> Any:
-    """Of a letter that is written from the right; others are apart."""
+    """Return the box of a right-to-left letter; other letters get different values."""
     return page.get_charbox(at) if unicodedata.bidirectional(letters[at]) in ("R", "AL") else at

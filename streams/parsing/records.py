@@ -1,4 +1,4 @@
-"""Files of records: JSON, JSON lines, and tables with commas, tabs or semicolons."""
+"""Files of records to text: JSON, JSON lines, and tables with commas, tabs or semicolons."""
 
 import csv
 import io
@@ -13,16 +13,17 @@ from streams.parsing.charset import decode_text
 from streams.parsing.document import TEXT_CHARS_MAX, ParsedDocument, Unreadable
 
 _CELL_CHARS_MAX = 1 << 20
-_SAMPLE_CHARS, _SAMPLE_ROWS = 65_536, 20  # by which the sign between values is known
+_SAMPLE_CHARS, _SAMPLE_ROWS = 65_536, 20  # to detect the delimiter
 _DELIMITERS = ",;\t|"
 _NUMBER = re.compile(r"[\s\d.,:/%€$£+-]*")
 csv.field_size_limit(_CELL_CHARS_MAX)
 
 
 def json_lines(data: bytes) -> Iterator[ParsedDocument]:
-    """One document per line: `{"id": "a", "text": "…", "title": "…", "metadata": {…}}`.
+    """Yield one document per line: `{"id": "a", "text": "…", "title": "…", "metadata": {…}}`.
 
-    A line without an id has its number for one. Lines that give no document say why.
+    A line without an id is identified by its number, in `place`. A line without a usable document
+    yields the reason in `wrong`.
     """
     for number, line in enumerate(decode_text(data).split("\n"), 1):
         if line.strip():
@@ -59,7 +60,7 @@ def _of_line(fields: Any, place: str) -> ParsedDocument:
 
 
 def json_text(data: bytes) -> ParsedDocument:
-    """A line for each value, behind its path: `price.amount: 12.50`; numbers keep their digits."""
+    """Return a line per value, after its path: `price.amount: 12.50`; numbers keep their digits."""
     source = decode_text(data)
     try:
         value = json.loads(source, parse_float=str, parse_int=str, parse_constant=str)
@@ -70,8 +71,8 @@ def json_text(data: bytes) -> ParsedDocument:
 
 
 def _join_lines(lines: Iterable[str]) -> str:
-    """Paths and names of columns are repeated, so a small file may have a long text; raises
-    Unreadable."""
+    """Join lines; raises Unreadable if the text is too long. Paths and column names are repeated,
+    so a small file may become a long text."""
     parts, chars = list[str](), 0
     for line in lines:
         parts.append(line)
@@ -82,7 +83,8 @@ def _join_lines(lines: Iterable[str]) -> str:
 
 
 def _lines(value: Any, path: str) -> Iterator[str]:
-    """A blank line stands between the entries of an outermost list, which are records as a rule."""
+    """Yield the lines of a value. A blank line separates the entries of an outermost list, which
+    are usually records."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _lines(inner, f"{path}.{name}" if path else str(name))
@@ -111,7 +113,7 @@ def _spell(value: Any) -> str:
 
 
 def table(data: bytes) -> ParsedDocument:
-    """A line for each row; where the first one names the columns, with the names."""
+    """Return a line per row; if the first row has the names of columns, with these."""
     source = decode_text(data)
     delimiter = max(_DELIMITERS, key=lambda sign: _regularity(source[:_SAMPLE_CHARS], sign))
     rows = (row for row in _rows(source, delimiter) if any(map(str.strip, row)))
@@ -119,7 +121,7 @@ def table(data: bytes) -> ParsedDocument:
 
 
 def _regularity(sample: str, delimiter: str) -> tuple[int, int]:
-    """How many of the first rows have as many values as most of them, and how many these are."""
+    """Return how many of the first rows have the most common number of values, and that number."""
     widths = [len(row) for row in islice(_rows(sample, delimiter), _SAMPLE_ROWS) if row]
     usual = max(widths, key=widths.count, default=0)
     return (widths.count(usual) if usual > 1 else 0), usual

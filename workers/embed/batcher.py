@@ -1,6 +1,6 @@
-"""Embeds what the scheduler says next, in one thread, batch after batch; who asks awaits.
+"""Embeds texts in one thread, batch after batch, while callers await their vectors.
 
-`workers/embed/scheduler.py` decides. Nothing here reads or writes the log.
+`workers/embed/scheduler.py` chooses the batches. Nothing here reads or writes the log.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from workers.embed.embedders.protocol import Embedder, Text
 from workers.embed.scheduler import EmbedItem, EmbedJob, EmbedScheduler, Urgency
 
 log = logging.getLogger("trivium.embedding")
-_SMOOTH = 0.2  # of a new figure in the mean
+_SMOOTH = 0.2  # weight of a new measurement in the moving average
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class _PendingEmbed:
 
 
 class Batcher:
-    """`embed` from anywhere in the loop, while `run` runs."""
+    """The batches of one embedder; any task of the event loop calls `embed` while `run` runs."""
 
     def __init__(self, embedder: Embedder, batch_tokens: int) -> None:
         self.embedder = embedder
@@ -48,7 +48,7 @@ class Batcher:
     async def embed(
         self, texts: Sequence[Text], tokens: Sequence[int], urgency: Urgency, tenant: str = ""
     ) -> Vector:
-        """A vector in each row; raises EngineFailed where a text cannot be embedded."""
+        """Return the texts' vectors, shape (texts, dim); raises EngineFailed if one fails."""
         job = EmbedJob(texts, tokens, urgency, tenant)
         pending = _PendingEmbed(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))
         if texts:
@@ -78,11 +78,11 @@ class Batcher:
             self.ms_per_text += (ms - self.ms_per_text) * (_SMOOTH if self.ms_per_text else 1)
 
     def close(self) -> None:
-        """Wait for the batch under way."""
+        """Wait for the batch in flight."""
         self._thread.shutdown()
 
     def _embed_items(self, items: list[EmbedItem]) -> list[Vector | Exception]:
-        """Where a batch fails each text is tried alone: one that is at fault fails alone."""
+        """Embed a batch. If it fails, try each text alone, so that only the bad text fails."""
         try:
             return list(self.embedder.embed([_plain(item.text) for item in items]))
         except Exception as error:

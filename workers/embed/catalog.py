@@ -1,8 +1,8 @@
-"""What an embedding worker knows from the log: passages of its own partitions, and declarations.
+"""An embedding worker's state from the log: passages of its own partitions, and declarations.
 
-Of passages a hash and an offset are kept, some 300 bytes per document. They are read anew when a
-partition comes, since others may have written it meanwhile. What operators say of collections
-stands on partition 0 of `documents` and is followed by every worker.
+It keeps hashes and an offset of a document's passages, some 300 bytes per document. It reads them
+again when a partition is assigned, because other workers may have written to it meanwhile.
+Operators' declarations of collections are on partition 0 of `documents`; every worker follows them.
 """
 
 import logging
@@ -31,7 +31,7 @@ class PassageCatalog:
         self._refs: dict[int, dict[bytes, PassagesRef]] = {}
 
     def get(self, partition: int, key: bytes) -> PassagesRef | None:
-        """Return the reference to a document's passages, if the log has some."""
+        """Return the reference to a document's passages, None if the log has none."""
         return self._refs[partition].get(key)
 
     def count(self) -> int:
@@ -39,7 +39,7 @@ class PassageCatalog:
         return sum(map(len, self._refs.values()))
 
     def put(self, partition: int, key: bytes, ref: PassagesRef | None) -> None:
-        """Record what this worker has written of a document; None if its passages are gone."""
+        """Record the passages that this worker has written; None if it has deleted them."""
         refs = self._refs.get(partition)
         if refs is None:
             return
@@ -48,7 +48,7 @@ class PassageCatalog:
             refs[key] = ref
 
     async def load(self, partitions: set[int]) -> None:
-        """Forget all others, and read these to their present end, those that are new."""
+        """Forget all other partitions, and read the new ones of these to their present end."""
         self._refs = {
             partition: refs for partition, refs in self._refs.items() if partition in partitions
         }
@@ -78,7 +78,7 @@ class PassageCatalog:
             refs[key] = passages_ref(passages, record.offset)
 
     async def read(self, partition: int, key: bytes) -> DocumentPassages | None:
-        """The passages themselves; None where the log does not have that record any more."""
+        """Read a document's passages; None if the log no longer has that record."""
         ref = self.get(partition, key)
         if ref is None:
             return None
@@ -93,25 +93,25 @@ class PassageCatalog:
 
 
 class ChunkingDeclarations:
-    """Follows what is declared of collections; `start` reads it, `run` until cancelled."""
+    """Follows the declarations of collections; `start` reads them, then `run` until cancelled."""
 
     def __init__(
         self, settings: LogSettings, codec: Codec, client_id: str, default: Cutting, tokens_max: int
     ) -> None:
-        """`tokens_max` are the most of a passage that the embedder sees."""
+        """Set up a reader; `tokens_max` bounds the tokens of a passage that the embedder reads."""
         self._codec = codec
         self._default, self._tokens_max = default, tokens_max
         self._declarations: dict[str, CollectionDeclared] = {}
         self._reader = AssignedReader(settings, "documents", [0], client_id=f"{client_id}-declared")
 
     async def start(self) -> None:
-        """Raises BrokerUnavailable, as readers do."""
+        """Read the declarations that exist; raises BrokerUnavailable."""
         await self._reader.start("earliest")
         async for batch in self._reader.until(await self._reader.end_offsets()):
             await self._fold(batch)
 
     async def run(self) -> None:
-        """Follow new declarations until cancelled; other workers bury what cannot be read."""
+        """Follow new declarations until cancelled; retrieval workers report unreadable ones."""
         while True:
             await self._fold(await self._reader.batch(max_records=2_000))
 
@@ -120,7 +120,7 @@ class ChunkingDeclarations:
         await self._reader.stop()
 
     def cutting(self, collection: str) -> Cutting:
-        """How this collection's texts are cut."""
+        """Return how this collection's texts are cut."""
         declaration, default = self._declarations.get(collection), self._default
         tokens, overlap = default.chunk_tokens, default.chunk_overlap
         if declaration is not None:
@@ -156,5 +156,5 @@ class ChunkingDeclarations:
 
 
 def default_cutting(settings: EmbeddingSettings, embedder: str, tokenizer: str) -> Cutting:
-    """Return how collections are cut of which nothing is declared."""
+    """Return how collections without a declaration are cut."""
     return Cutting(settings.chunk_tokens, settings.chunk_overlap, embedder, tokenizer)

@@ -1,14 +1,13 @@
 """Cuts a document's text into passages, by its structure and by tokens. Pure and deterministic.
 
-Theory of operation. A text falls into blocks: headings, paragraphs, code between fences. A
-paragraph falls into sentences, code into lines, and a sentence that is longer than a passage may
-be, into runs of words. A word is never cut, but for what is longer than a passage: encoded files,
-keys. These pieces are packed in order: a passage takes pieces as long as its tokens are within the
-bound. A heading begins a new passage and stays with
-what follows it. A paragraph that would be torn apart begins a new one too, if the one before is
-half full. A passage that does not begin at a heading repeats the last whole pieces of the one
-before, as far as the overlap goes. So a passage is always `text[start:end]`, and the same text is
-always cut in the same way.
+Theory of operation. A text is divided into blocks: headings, paragraphs, and fenced code. A
+paragraph is divided into sentences, code into lines, and a sentence longer than the bound of a
+passage into runs of words. A word is cut only if it is longer than that bound, like an encoded file
+or a key. The pieces are packed in order: a passage takes pieces while its tokens are within the
+bound. A heading starts a new passage and stays with the text behind it. A paragraph that would be
+split starts a new passage too, if the current one is half full. A passage that does not start at a
+heading repeats the last whole pieces of the passage before, up to the overlap. So a passage is
+always `text[start:end]`, and the same text is always cut in the same way.
 """
 
 import re
@@ -19,14 +18,14 @@ from itertools import pairwise
 
 from workers.embed.embedders.words import PARTS, UNSPACED
 
-_TOKEN_CHARS = 4  # as a rule
-_KNOWN_CHARS_MAX, _UNSPACED_KNOWN_CHARS_MAX = 40, 8  # of what a tokenizer may know as one
+_TOKEN_CHARS = 4  # typical length of a token
+_KNOWN_CHARS_MAX, _UNSPACED_KNOWN_CHARS_MAX = 40, 8  # longest single token that is believed
 _IS_UNSPACED = re.compile(rf"\S?[{UNSPACED}]")
 _LINE = re.compile(r"[^\n]*\n?")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s")
 _FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"\s*([-*+•]|\d{1,3}[.)])\s")
-# After the end of a sentence, and whatever closes it; a small letter goes on, as after "e.g.".
+# Behind the end of a sentence and its closing quotes; a small letter continues it, as in "e.g. a".
 _SENTENCE_END = re.compile(
     rf"(?<=[.!?…])[\"'”’)\]]*\s+(?=[^\sa-zß-ÿ])|(?<=[。！？])(?=[{UNSPACED}\w])"
 )
@@ -42,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is not divided further; `block_end` is where its block ends, if it begins one."""
+    """A part that is not divided further; `block_end` is its block's end if it starts a block."""
 
     start: int
     end: int
@@ -51,8 +50,10 @@ class Piece:
 
 
 def split_long_tokens(text: str, token_starts: Sequence[int]) -> list[int]:
-    """Where tokens begin, and where they would in what a tokenizer takes for one though it is long,
-    since it knows nothing of it: encoded bytes, or a script that it was not made for.
+    """Return the starts of tokens, with estimated ones inside overlong tokens, ascending.
+
+    A tokenizer returns one token for a long run that it does not know: encoded bytes, or a script
+    that is not in its vocabulary.
     """
     starts = list(token_starts)
     for start, end in pairwise((*token_starts, len(text))):
@@ -66,19 +67,19 @@ def split_long_tokens(text: str, token_starts: Sequence[int]) -> list[int]:
 
 
 def tokens_of(token_starts: Sequence[int], span: Span) -> int:
-    """How many tokens a passage has."""
+    """Return the number of tokens of a passage."""
     return bisect_left(token_starts, span.end) - bisect_left(token_starts, span.start)
 
 
 class _Tokens:
-    """Counts tokens between two places of a text."""
+    """Counts tokens between two positions of a text."""
 
     def __init__(self, starts: Sequence[int], tokens_max: int, overlap: int) -> None:
         self._starts = starts
         self.max, self.overlap = tokens_max, overlap
 
     def cuts(self, start: int, end: int, tokens_max: int) -> Iterator[tuple[int, int]]:
-        """The span in parts of so many tokens at most."""
+        """Divide the span into parts of at most `tokens_max` tokens."""
         first = bisect_left(self._starts, start + 1)
         for number in range(first + tokens_max - 1, bisect_left(self._starts, end), tokens_max):
             if (cut := self._starts[number]) > start:
@@ -91,7 +92,7 @@ class _Tokens:
 
 
 def cut(text: str, token_starts: Sequence[int], *, tokens_max: int, overlap: int) -> list[Span]:
-    """The passages in order; none for a text of nothing but spaces."""
+    """Return the passages in order; none for a text of spaces only."""
     tokens = _Tokens(token_starts, tokens_max, overlap)
     spans: list[Span] = []
     passage: list[Piece] = []
@@ -118,7 +119,7 @@ def _starts_passage(passage: list[Piece], piece: Piece, tokens: _Tokens) -> bool
 
 
 def _tail(passage: list[Piece], piece: Piece, tokens: _Tokens) -> list[Piece]:
-    """The last pieces that fit into the overlap, and into the bound together with the next."""
+    """Return the last pieces that fit into the overlap, and with the next piece into the bound."""
     tail: list[Piece] = []
     for last in reversed(passage[1:]):
         if last.is_heading or tokens.between(last.start, passage[-1].end) > tokens.overlap:
@@ -142,12 +143,12 @@ def _pieces(text: str, tokens: _Tokens) -> Iterator[Piece]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start, end and kind: heading, text, code."""
+    """Yield each block's start, end and kind: heading, text or code."""
     block_start, fence = -1, ""
     for line in _LINE.finditer(text):
         start, end, words = line.start(), line.end(), line.group()
         mark = _FENCE.match(words)
-        if fence:  # ended by one that is as long, with nothing behind it
+        if fence:  # it ends at a fence at least as long, with nothing behind it
             if mark and mark.group(1).startswith(fence) and not words[mark.end() :].strip():
                 yield block_start, end, "code"
                 block_start, fence = -1, ""
@@ -167,7 +168,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _parts(text: str, start: int, end: int, kind: str) -> Iterator[Piece]:
-    """Sentences, items of a list, or lines of code."""
+    """Yield sentences, items of a list, or lines of code."""
     lines = [
         (start + match.start(), start + match.end()) for match in _LINE.finditer(text[start:end])
     ]
@@ -185,7 +186,7 @@ def _parts(text: str, start: int, end: int, kind: str) -> Iterator[Piece]:
 def _whole(
     text: str, start: int, end: int, tokens: _Tokens, *, is_heading: bool = False
 ) -> Iterator[Piece]:
-    """The piece; if it is too long, runs of its words, short enough to overlap by one."""
+    """Yield the piece; if it is too long, runs of its words that fit into the overlap."""
     piece = _trimmed(text, start, end)
     if tokens.between(piece.start, piece.end) <= tokens.max:
         yield Piece(piece.start, piece.end, is_heading)

@@ -1,4 +1,4 @@
-"""What becomes of a document: whether its passages are to be made, kept or dropped. Pure."""
+"""Decides whether a document's passages are made, kept or dropped, and builds them. Pure."""
 
 import hashlib
 import json
@@ -16,22 +16,22 @@ from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
 from workers.embed.chunking import Span
 
 Tokens = Callable[[str], Sequence[int]]
-CUTTING = 2  # how texts are cut and spelt for the model; another number has all made anew
+CUTTING = 2  # version of the cutting; another number has all documents embedded again
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a collection's texts are cut, and what reads them."""
+    """How a collection's texts are cut, and the models that read them."""
 
     chunk_tokens: int
     chunk_overlap: int
     embedder: str
-    tokenizer: str  # of the served model, empty for none
+    tokenizer: str  # the served model's, empty for none
 
 
 @dataclass(frozen=True, slots=True)
 class PassagesRef:
-    """Where a document's passages lie on the log, and hashes of what they were made from."""
+    """Where a document's passages are on the log, and hashes of their inputs."""
 
     content_hash: str
     facts_hash: str
@@ -39,18 +39,20 @@ class PassagesRef:
 
 
 class DocumentAction(Enum):
-    """What is to be done about a document's passages."""
+    """What a worker does about a document's passages."""
 
     NOTHING = "nothing"
-    DROP = "drop"  # it has passages that are of no use any more
-    KEEP = "keep"  # the same text, but other facts: the same passages once more
+    DROP = "drop"  # delete passages that are no longer of use
+    KEEP = "keep"  # same text, other facts: write the same passages again
     EMBED = "embed"
 
 
 def choose_action(
     document: Document | None, cutting: Cutting, ref: PassagesRef | None
 ) -> DocumentAction:
-    """None stands for a deleted document. One with a ready vector needs no passages."""
+    """Choose the action for a document, None for a deleted one; `ref` is to its passages.
+
+    A document that comes with a vector needs no passages."""
     if document is None or document.deleted or document.vector or not document.text:
         return DocumentAction.DROP if ref else DocumentAction.NOTHING
     if ref is None or ref.content_hash != content_hash(document.text, cutting):
@@ -87,7 +89,7 @@ def check_spans(document: Document, spans: Sequence[Span]) -> None:
 
 
 def content_hash(text: str, cutting: Cutting) -> str:
-    """Return the hash of all that passages follow from; an equal one embeds nothing."""
+    """Return the hash of all inputs of passages; with an equal hash nothing is embedded."""
     how = [
         CUTTING,
         cutting.chunk_tokens,
@@ -122,7 +124,7 @@ def passages_of(
     documents_offset: int,
     now_ms: int,
 ) -> DocumentPassages:
-    """The record; `tokens` tells the served model's, if they are wanted."""
+    """Build the record; `tokens` returns the served model's token ids, None for no ids."""
     chunks = []
     for span, vector in zip(spans, vectors, strict=True):
         text = document.text[span.start : span.end]

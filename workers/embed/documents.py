@@ -1,8 +1,8 @@
-"""Makes passages of documents: each document's in one record, in the order of its changes.
+"""Makes passages of documents: one record per document, in the order of its changes.
 
-Several documents are under way at once; of one document one change after the other, so the last
-one stands last in `passages`, too. A worker that has lost a partition writes nothing more to it:
-what it was doing is cancelled, and what it was writing is waited for (`give_up`).
+Several documents are in flight at once. Changes of one document are handled one after the other,
+so `passages` has them in the same order. A worker that has lost a partition writes nothing more to
+it: its tasks are cancelled, and `give_up` waits for writes in flight.
 """
 
 import asyncio
@@ -42,23 +42,23 @@ from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")
 EmbeddedSpans = tuple[list[Span], Vector]  # a vector for each passage
-_IDLE_CHARS_MAX = 4 << 20  # of texts that go on though nobody waits for them any more
-_WRITE_TIMEOUT_S = 10.0  # the longest that a lost partition's last writes are waited for
+_IDLE_CHARS_MAX = 4 << 20  # characters of texts being embedded without a waiting caller
+_WRITE_TIMEOUT_S = 10.0  # longest wait for the last writes to a lost partition
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of an embedding worker since its process began."""
+    """Counts of an embedding worker since its process started."""
 
     queries: int = 0  # texts of retrievals and calls
     chunks: int = 0
     documents: int = 0
-    unchanged: int = 0  # of these, with passages that were there already
+    unchanged: int = 0  # documents whose passages existed already
 
 
 @dataclass(slots=True)
 class _Text:
-    """A text's embedding task, shared by all who ask for the same text."""
+    """A text's embedding task, shared by all callers with the same text."""
 
     task: "asyncio.Task[EmbeddedSpans]"
     chars: int
@@ -66,8 +66,8 @@ class _Text:
 
 
 class Unfinished:
-    """Texts that are being embedded, by the hash of all that their vectors follow from. They go on
-    when a life ends, so that the next one does not begin anew."""
+    """Texts that are being embedded, by `content_hash`. Their tasks outlive a session, so that
+    the next session does not embed them again."""
 
     def __init__(self) -> None:
         self._texts: dict[str, _Text] = {}
@@ -75,7 +75,7 @@ class Unfinished:
     async def result(
         self, content: str, chars: int, embed: Callable[[], Coroutine[None, None, EmbeddedSpans]]
     ) -> EmbeddedSpans:
-        """Of what is under way already, or of what `embed` begins; raises what that raises."""
+        """Return the result of the text's running task, or start `embed`; raises what it raises."""
         text = self._texts.pop(content, None) or _Text(asyncio.create_task(embed()), chars)
         self._texts[content] = text
         text.askers += 1
@@ -103,7 +103,7 @@ class Unfinished:
 
 
 class DocumentWork:
-    """Makes passages during one life; call `handle` for each record of `documents`."""
+    """Makes passages during one session; call `handle` for each record of `documents`."""
 
     def __init__(
         self,
@@ -123,29 +123,30 @@ class DocumentWork:
         self._tokens, self._totals, self._membership = tokens, totals, membership
         self._unfinished = unfinished
         self._loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last: dict[bytes, asyncio.Future[None]] = {}  # change of a document under way
+        self._last: dict[bytes, asyncio.Future[None]] = {}  # newest change in flight, by document
         self._writes: set[asyncio.Future[None]] = set()
 
     def load(self, partitions: set[int]) -> asyncio.Future[None]:
-        """These partitions, and no others, are this worker's; documents wait until it knows what
-        their passages are. Fails where that cannot be read."""
+        """Load the existing passages of this worker's partitions, which replace the former ones.
+        Documents wait for the result; it fails if the passages cannot be read."""
         self._loading.cancel()
         self._loading = asyncio.ensure_future(self._catalog.load(partitions))
         return self._loading
 
     async def give_up(self) -> None:
-        """Others have the partitions when this returns; the tasks of `handle` are cancelled."""
+        """Give up all partitions and wait for writes in flight; call it after the tasks of
+        `handle` are cancelled, before other workers get the partitions."""
         self._loading.cancel()
         self._loading = asyncio.get_running_loop().create_future()
         if self._writes:
             await asyncio.wait(self._writes, timeout=_WRITE_TIMEOUT_S)
 
     async def handle(self, record: ConsumerRecord) -> None:
-        """Done when the broker has what follows; raises RecordError and EngineFailed for a
-        document of which nothing can follow."""
+        """Process a record; return when the broker has its passages. Raises RecordError or
+        EngineFailed for a document that cannot have any."""
         key = record.key or b""
         if key.startswith(b"/"):
-            return  # it says something of a collection
+            return  # a record about a collection
         previous_change = self._last.get(key)
         change = self._last[key] = asyncio.get_running_loop().create_future()
         try:
@@ -200,14 +201,15 @@ class DocumentWork:
         return document
 
     def _others_bury(self) -> bool:
-        """Retrieval workers read all documents and bury, once, what nobody can read."""
+        """Return whether retrieval workers are alive: one of them sends unreadable records to the
+        dead-letter topic."""
         living = self._membership.view.living(MemberKind.WORKER, wall_ms())
         return any(member.registration.search is not None for member in living)
 
     async def _refresh_facts(
         self, record: ConsumerRecord, key: bytes, document: Document
     ) -> DocumentPassages | None:
-        """The passages as they are, with the document's new facts."""
+        """Return the existing passages with the document's new facts, None if they are gone."""
         old = await self._catalog.read(record.partition, key)
         if old is None:
             return None
@@ -288,7 +290,7 @@ class DocumentWork:
 
 
 async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Raises RecordErrors as they are, and EngineFailed for what a text brings out in a library."""
+    """Run work on a thread; raises its RecordErrors, and EngineFailed for a library's errors."""
     try:
         return await asyncio.to_thread(work)
     except RecordError:

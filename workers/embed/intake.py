@@ -1,8 +1,9 @@
-"""Takes what the Faust agents hand over, and has it done by `documents.py` and `queries.py`.
+"""Passes records from the Faust agents to `documents.py` and `queries.py`, and acknowledges them.
 
-A record is acknowledged when the broker has what follows from it, and after all earlier ones of its
-partition. What cannot be used goes to the dead letters of its topic, and the rest goes on. A record
-that some worker fell on is done alone, and buried in the end (`schemas/log/faust/crash_notes.py`).
+A record is acknowledged when the broker has its output, and after all earlier records of its
+partition. A record that cannot be used goes to the dead-letter topic; the others continue. A record
+on which a worker crashed is processed alone; after `CRASHES_MAX` crashes it goes to the dead-letter
+topic (`schemas/log/faust/crash_notes.py`).
 """
 
 import asyncio
@@ -23,7 +24,7 @@ Handle = Callable[[ConsumerRecord], Awaitable[None]]
 
 
 class EmbeddingIntake:
-    """Records under way, of each topic at most so many; the rest waits in the log."""
+    """The records in flight, at most `in_flight_max` of each topic; the rest waits in the log."""
 
     def __init__(
         self,
@@ -37,13 +38,13 @@ class EmbeddingIntake:
         self._slots = {topic: asyncio.Semaphore(in_flight_max[topic]) for topic in handles}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {topic: set() for topic in handles}
         self._falls = falls
-        self._turn = asyncio.Lock()  # held while a record is taken, or one is done alone
+        self._turn = asyncio.Lock()  # locked while a record is taken, or processed alone
         self.draining = False
         self.group = Group()
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record, from an agent. While the process ends it is not taken: whoever is next reads
-        it again."""
+        """Take one record from an agent. During a drain it is left to the partition's next
+        worker: the call does not return."""
         with self.group.while_full():
             await self._slots[topic].acquire()
             await self._turn.acquire()
@@ -91,13 +92,13 @@ class EmbeddingIntake:
         receipt.settle()
 
     async def drain(self) -> None:
-        """Take no more, and wait for what is under way."""
+        """Take no more records, and wait for those in flight."""
         self.draining = True
         if under_way := self._all():
             await asyncio.wait(under_way)
 
     async def cancel(self, *topics: str) -> None:
-        """Give up what is under way of these topics, or of all."""
+        """Cancel the records in flight of these topics, or of all topics."""
         await cancel_and_wait(*self._all(*topics))
 
     def _all(self, *topics: str) -> list[asyncio.Task[None]]:

@@ -1,4 +1,4 @@
-"""Runs one embedding worker: loads what takes seconds, then lives in the fleet until stopped."""
+"""Runs one embedding worker: loads its models, which takes seconds, then serves until stopped."""
 
 import asyncio
 
@@ -20,9 +20,9 @@ async def run_embedding(
     stop: asyncio.Event,
     codec: Codec,
 ) -> None:
-    """Serve until `stop` is set and what is under way is done; raises what ended it else.
+    """Serve until `stop` is set and the work in flight is done; raise the error that ends it else.
 
-    `engine` is the deployment's: beside simulated engines the light embedder is the usual one.
+    `engine` is the deployment's; with simulated engines the default is the light embedder.
     """
     embedder = await asyncio.to_thread(make_embedder, settings, engine)
     served = None

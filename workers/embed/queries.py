@@ -1,7 +1,7 @@
-"""Makes vectors of what is searched for, and hands each search on; answers calls for vectors.
+"""Embeds the texts of searches and forwards the searches; answers requests for embeddings.
 
-A search goes on in any case: where its text cannot be embedded in time, its words alone are looked
-up. It keeps its key and its partition number, so the asker has chosen who answers.
+A search is always forwarded: if its text cannot be embedded in time, it becomes a search by words.
+It keeps its key and its partition number, so its sender has chosen the worker that answers.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from workers.embed.scheduler import Urgency
 TOPIC = "embeddings"
 WORDS = "words"
 URGENCIES = ("prefill", "decode")
-_CHARS_PER_TOKEN = 4  # about; of a text that is not worth to be counted
+_CHARS_PER_TOKEN = 4  # an estimate; to count the tokens of a query costs too much
 
 
 class QueryWork:
-    """Serves searches during one life; call `handle` for each record of `embeddings`."""
+    """Serves searches during one session; call `handle` for each record of `embeddings`."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class QueryWork:
         self._totals, self._worker_id = totals, worker_id
 
     async def handle(self, record: ConsumerRecord) -> None:
-        """Done when the broker has what follows; raises RecordError for what nobody waits for."""
+        """Process a record; return when the broker has the output. Raises RecordError for an
+        invalid record."""
         began_s = time.monotonic()
         request = self._codec.decode(record.value)
         check_record(TOPIC, request)
@@ -89,7 +90,7 @@ class QueryWork:
         )
 
     async def _vector(self, request: RetrievalRequest) -> bytes:
-        """Return the query's vector, or no bytes where there is none in time."""
+        """Return the query's vector, or no bytes if it cannot be computed in time."""
         if request.deadline_ms <= wall_ms():
             return b""
         try:

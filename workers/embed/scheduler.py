@@ -1,8 +1,8 @@
-"""Which texts are embedded next: queries before calls, calls before documents. Pure.
+"""Chooses the texts that are embedded next: queries, then calls, then documents. Pure.
 
-Within a class tenants take turns, and of one tenant the first come is the first. After `STREAK_MAX`
-batches of one class, one of the next class that waits goes between, so that documents go on however
-many queries there are.
+Within a class, tenants take turns, and each tenant's texts are first in, first out. After
+`STREAK_MAX` batches of one class, the next waiting class gets one batch, so that documents make
+progress under any number of queries.
 """
 
 from collections import deque
@@ -19,19 +19,19 @@ class Urgency(IntEnum):
     """Who waits for a text, the most urgent first."""
 
     QUERY = 0  # a retrieval
-    CALL = 1  # somebody who wants vectors
+    CALL = 1  # a request for embeddings
     DOCUMENT = 2
 
 
 @dataclass(slots=True, eq=False)
 class EmbedJob:
-    """Texts that one asker waits for; `tokens` has a number for each."""
+    """Texts that one caller waits for; `tokens` has the token count of each."""
 
     texts: Sequence[Text]
     tokens: Sequence[int]
     urgency: Urgency
     tenant: str = ""
-    dropped: bool = False  # nobody waits any more
+    dropped: bool = False  # the caller no longer waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class EmbedItem:
 
 
 class EmbedScheduler:
-    """Texts that wait, and batches of them with at most so many tokens."""
+    """Queues of texts, from which it takes batches of at most `batch_tokens` tokens."""
 
     def __init__(self, batch_tokens: int) -> None:
         self._batch_tokens = batch_tokens
-        # By tenant, who is next first.
+        # By tenant; the tenant whose turn is next comes first.
         self._lines: dict[Urgency, dict[str, deque[EmbedItem]]] = {
             urgency: {} for urgency in Urgency
         }
@@ -68,7 +68,7 @@ class EmbedScheduler:
         line.extend(EmbedItem(job, number) for number in range(len(job.texts)))
 
     def batch(self) -> list[EmbedItem]:
-        """The next texts, all of one class: as many as fit, at least one; none where none wait."""
+        """Take the next batch, of one class: at least one text, or none if no text waits."""
         for lines in self._lines.values():
             for tenant, line in list(lines.items()):
                 _skip_dropped(line)
@@ -90,7 +90,7 @@ class EmbedScheduler:
         return self._take_batch(self._lines[chosen])
 
     def _take_batch(self, lines: dict[str, deque[EmbedItem]]) -> list[EmbedItem]:
-        """One text of each tenant in turn, as long as they fit."""
+        """Take a text of each tenant in turn until the batch is full."""
         items: list[EmbedItem] = []
         tokens = 0
         while lines:
@@ -102,7 +102,7 @@ class EmbedScheduler:
             _skip_dropped(line)
             del lines[tenant]
             if line:
-                lines[tenant] = line  # behind those of others
+                lines[tenant] = line  # behind the other tenants
         return items
 
 

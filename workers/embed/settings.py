@@ -1,4 +1,4 @@
-"""Section [embedding] of the settings: with what an embedding worker embeds, and how it cuts."""
+"""Section [embedding] of the settings: the model of embedding workers, and how they cut texts."""
 
 from typing import Annotated
 
@@ -16,18 +16,18 @@ class EmbeddingSettings:
     """Settings that every embedding worker reads."""
 
     # a model of workers/models/wheels.py, a sentence-transformers folder, or "hash";
-    # empty: "hash" beside simulated engines, else all-minilm-l6-v2
+    # empty: "hash" with simulated engines, else all-minilm-l6-v2
     model: str = ""
-    name: str = ""  # NAME@VERSION that collections are bound to; empty: told by the model
-    # whose token ids stand with each passage: those of [model], or none
+    name: str = ""  # NAME@VERSION that collections are bound to; empty: the model's own
+    # tokenizer of the token ids that are stored with each passage: that of [model], or none
     tokenizer: Annotated[str, one_of(SERVED, NO_TOKENS)] = SERVED
-    # of a passage at most, by the embedder's own tokenizer
+    # most tokens of a passage, by the embedder's own tokenizer
     chunk_tokens: Annotated[int, Field(ge=8, le=CHUNK_TOKENS_MAX)] = 100
-    chunk_overlap: Natural = 20  # of these, whole sentences from the end of the passage before
-    threads: Positive = 1  # that torch computes with
-    batch_tokens: Positive = 1_024  # computed at once; a query waits for one batch of documents
-    documents_max: Positive = 128  # taken and not acknowledged; then the log waits
-    queries_max: Positive = 4_096  # likewise
+    chunk_overlap: Natural = 20  # tokens of whole sentences repeated from the passage before
+    threads: Positive = 1  # threads of torch
+    batch_tokens: Positive = 1_024  # most tokens of a batch; a query waits for one of documents
+    documents_max: Positive = 128  # documents in flight; further ones wait in the log
+    queries_max: Positive = 4_096  # queries in flight; further ones wait in the log
     drain_timeout_ms: Natural = 10_000
     close_timeout_ms: Positive = 10_000
 

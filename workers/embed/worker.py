@@ -1,12 +1,12 @@
-"""An embedding worker process: passages of documents and vectors of searches, by one model.
+"""An embedding worker process: it embeds documents and search texts with one model.
 
-Theory of operation. The model is loaded first, which takes seconds. Then the worker joins the fleet
-and reads what operators declared of collections; its Faust agents join the group of all embedding
-workers for two topics, `embeddings` and `documents`. It is ready once the group has given it
-partitions. Of each partition of `documents` it reads the passages that are there before it looks at
-a document. Queries and documents meet in one `Batcher`. To drain is to take no more, to finish what
-is under way, and to leave. Where the log or the lease is lost, the worker joins again with the same
-model, and the group says where to read on.
+Theory of operation. The process loads the model first, which takes seconds. Then the worker joins
+the fleet and reads the operators' declarations of collections. Its Faust agents join the consumer
+group of all embedding workers for two topics, `embeddings` and `documents`. The worker is ready
+when the group has assigned partitions to it. It reads the existing passages of a partition of
+`documents` before it handles a document of it. Queries and documents share one `Batcher`. A drain
+takes no more records, finishes those in flight, and leaves the group. If the worker loses the log
+or its lease, it joins again with the same model, and resumes at the group's offsets.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ from workers.embed.settings import EmbeddingSettings
 
 log = logging.getLogger("trivium.embedding")
 DOCUMENTS = "documents"
-_STALL_MS = 60_000  # lag without progress for so long ends a life; a long document takes seconds
+_STALL_MS = 60_000  # lag without progress that ends a session; a long document takes seconds
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 _SPECIAL_TOKENS = 2  # tokens that a model puts around a text
 
 
 class EmbeddingWorker:
-    """The model of one process, and its life in the fleet; `run` once."""
+    """The model of one process and its membership in the fleet; call `run` once."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EmbeddingWorker:
         tokens: Tokens | None = None,
         tokenizer: str = "",
     ) -> None:
-        """`tokens` tells the served model's tokens of a passage, `tokenizer` names it."""
+        """Set up a worker; `tokens` returns the served model's token ids, `tokenizer` names it."""
         self._log_settings, self._settings = log_settings, settings
         self._worker_id, self._codec = worker_id, codec
         self._tokens = tokens
@@ -69,7 +69,7 @@ class EmbeddingWorker:
         self._unfinished = Unfinished()
         self._falls = CrashNotes(log_settings, embedding_group(log_settings))
         self.membership = self._new_membership()
-        self._steady = tasks.Tasks()  # what goes on from life to life
+        self._steady = tasks.Tasks()  # tasks that outlive a session
 
     def _new_membership(self, former_epoch: int = 0) -> Membership:
         return Membership(
@@ -88,7 +88,7 @@ class EmbeddingWorker:
             self.membership.check_name(record)
 
     def _begin(self) -> None:
-        """Make what belongs to one life."""
+        """Make the objects of one session in the fleet."""
         log_settings, codec, name = self._log_settings, self._codec, self._worker_id
         self.membership = self._new_membership(self.membership.epoch)
         self.catalog = PassageCatalog(log_settings, codec, name)
@@ -128,7 +128,7 @@ class EmbeddingWorker:
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Life after life, with the same model, until one is drained."""
+        """Run sessions with the same model, one after the other, until one has drained."""
         self._steady.spawn("batches", self.batcher.run())
         try:
             await run_with_reconnect(self._worker_id, lambda: self._live(stop), stop)
@@ -169,7 +169,7 @@ class EmbeddingWorker:
         self._session.serve(_STALL_MS)
 
     def on_assigned(self, places: set[Place]) -> None:
-        """The group gave it partitions; with the first it is ready."""
+        """Load the passages of the assigned partitions; the worker is ready with the first ones."""
         group = self._intake.group
         group.on_assigned(places)
         self._falls.on_assigned(places)
@@ -185,8 +185,8 @@ class EmbeddingWorker:
             self.membership.set_state(MemberState.READY)
 
     async def on_revoked(self) -> None:
-        """The partitions were taken away: nothing more is written to passages, and queries that
-        are under way are handed on, not acknowledged."""
+        """Stop writing passages of the revoked partitions; queries in flight are forwarded, but
+        not acknowledged."""
         self._intake.group.on_revoked()
         await self._give_up(DOCUMENTS)
         await self._falls.forgive()

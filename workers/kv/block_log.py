@@ -1,32 +1,32 @@
-"""What an engine's prefix cache holds, by block hash, and what changed since the last question.
+"""The block hashes in an engine's prefix cache, and their changes since the last `take`.
 
-The engine writes the log, `workers/kv_events.py` publishes it, and routers predict from it how much
-of a prompt is cached here. A hash is one of `schemas/prefix.py`; a block that the engine has twice
-is logged once. Not safe for threads: it belongs to the event loop.
+The engine writes the log, and `workers/kv_events.py` publishes it. Routers predict from it how much
+of a prompt is cached on a worker. The hashes are those of `schemas/prefix.py`; a block that the
+engine has twice is logged once. Not thread-safe: only the event loop calls it.
 """
 
 from collections.abc import Iterable
 
 
 class BlockLog:
-    """At most `blocks_max` hashes; beyond that the oldest is taken for removed.
+    """A log of at most `blocks_max` hashes; a further one counts the oldest as removed.
 
-    `block_size` is in tokens. Changes are coalesced: what came and went between two calls of `take`
-    is never told, so neither list outgrows `blocks_max`.
+    `block_size` is in tokens. Changes are coalesced: a block that was stored and removed between
+    two calls of `take` is in neither list, so no list is longer than `blocks_max`.
     """
 
     def __init__(self, block_size: int, blocks_max: int) -> None:
         self.block_size = block_size
         self._blocks_max = blocks_max
-        self._hashes: dict[int, None] = {}  # the oldest first
-        self._stored: dict[int, None] = {}  # held, and not told yet
-        self._removed: dict[int, None] = {}  # told, and no longer held
+        self._hashes: dict[int, None] = {}  # oldest first
+        self._stored: dict[int, None] = {}  # in the cache, not returned by `take` yet
+        self._removed: dict[int, None] = {}  # returned as stored, no longer in the cache
 
     def __len__(self) -> int:
         return len(self._hashes)
 
     def add(self, hashes: Iterable[int]) -> None:
-        """These blocks can be found now; those known already change nothing."""
+        """Record blocks that entered the cache; ignore those that are in it."""
         for block in hashes:
             if block in self._hashes:
                 continue
@@ -39,13 +39,13 @@ class BlockLog:
                 self._stored[block] = None
 
     def discard(self, hashes: Iterable[int]) -> None:
-        """These blocks were evicted; unknown ones change nothing."""
+        """Record blocks that were evicted; ignore unknown ones."""
         for block in hashes:
             if block in self._hashes:
                 self._remove(block)
 
     def clear(self) -> None:
-        """The whole cache was dropped."""
+        """Record that the whole cache was dropped."""
         for block in list(self._hashes):
             self._remove(block)
 
@@ -57,12 +57,12 @@ class BlockLog:
             self._removed[block] = None
 
     def take(self) -> tuple[list[int], list[int]]:
-        """The hashes (removed, stored) since the last call, each in order of time."""
+        """Return the hashes (removed, stored) since the last call, each in order of time."""
         changes = list(self._removed), list(self._stored)
         self._removed.clear()
         self._stored.clear()
         return changes
 
     def snapshot(self) -> list[int]:
-        """Every hash that is held now, the oldest first."""
+        """Return every hash in the cache, oldest first."""
         return list(self._hashes)

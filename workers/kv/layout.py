@@ -1,9 +1,9 @@
-"""How a KV arena lies in memory, and which bytes of two arenas correspond.
+"""The memory layout of a KV arena, and which bytes of two arenas correspond.
 
-A block consists of its KV heads, one after the other. With tensor parallelism every rank has a
-region of its own, with the rank's share of the heads of every block. Between engines of different
-degrees a block moves in pieces, one for each share of the finer side; these are contiguous on one
-side and scattered on the other. Pure; `transfer.py` and `nixl_transfer.py` move the bytes.
+A block consists of its KV heads in order. With tensor parallelism every rank has a region of its
+own, with its share of the heads of every block. Between engines of different degrees a block moves
+in pieces, one for each share of the engine with more ranks. The pieces are contiguous on one side
+and scattered on the other. Pure; `transfer.py` and `nixl_transfer.py` move the bytes.
 """
 
 import struct
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<IIHH")  # block bytes, block count, regions, length of t
 
 @dataclass(frozen=True, slots=True)
 class PieceRow:
-    """One piece of every block: block i's lies at `address + i * stride` and has `length` bytes."""
+    """One piece of every block: that of block i is at `address + i * stride`, `length` bytes."""
 
     address: int
     length: int
@@ -27,7 +27,7 @@ class PieceRow:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What peers must know of an arena: its regions, one a rank, and how to reach its agent.
+    """An arena as peers need it: its regions, one per rank, and the metadata of its agent.
 
     `block_bytes` counts a whole block, over all ranks.
     """
@@ -39,14 +39,15 @@ class Card:
     agent: bytes
 
     def pack(self) -> bytes:
-        """As `unpack` reads it: what an engine publishes as `Capability.nixl_metadata`."""
+        """Return the bytes that `unpack` reads; engines publish them as
+        `Capability.nixl_metadata`."""
         name = self.name.encode()
         head = _HEAD.pack(self.block_bytes, self.block_count, len(self.regions), len(name))
         return head + struct.pack(f"<{len(self.regions)}Q", *self.regions) + name + self.agent
 
     @classmethod
     def unpack(cls, data: bytes) -> "Card":
-        """Raises ValueError for anything that `pack` did not make."""
+        """Read a card from bytes; raises ValueError if `pack` did not make them."""
         try:
             block_bytes, block_count, count, name_bytes = _HEAD.unpack_from(data)
             regions = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
@@ -59,7 +60,7 @@ class Card:
         return cls(regions, block_bytes, block_count, data[start:end].decode(), data[end:])
 
     def rows(self, pieces: int) -> list[PieceRow]:
-        """The pieces of a block, in the order of its heads; at least one to a region."""
+        """Return the pieces of a block, in the order of its heads; at least one per region."""
         in_region = pieces // len(self.regions)
         length, stride = self.block_bytes // pieces, self.block_bytes // len(self.regions)
         return [
@@ -69,7 +70,7 @@ class Card:
         ]
 
     def check(self, engine_id: str, ours: "Card") -> None:
-        """Raises ValueError when this cannot be the card of that engine, or its blocks differ."""
+        """Raise ValueError if this cannot be the engine's card, or its blocks do not fit ours."""
         if self.name != engine_id:
             raise ValueError(f"KV metadata: expected engine {engine_id}, found {self.name}")
         if self.block_bytes != ours.block_bytes:
@@ -85,20 +86,21 @@ class Card:
 
 
 def card_of(regions: "np.ndarray[Any, Any]", name: str, agent: bytes) -> Card:
-    """The card of an arena of shape (ranks, blocks, words of a rank's share of a block)."""
+    """Return the card of an arena of shape (ranks, blocks, words of a rank's share of a block)."""
     ranks, block_count, _ = regions.shape
     addresses = [int(region.ctypes.data) for region in regions]
     return Card(addresses, regions[:, 0].nbytes, block_count, name, agent)
 
 
 def pieces_of(ours: Card, peer: Card) -> int:
-    """Into how many pieces a block falls on its way between these two."""
+    """Return the number of pieces in which a block moves between these two arenas."""
     return max(len(ours.regions), len(peer.regions))
 
 
 def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarray[Any, Any]":
-    """Where these blocks' pieces lie in a list with `block_count` elements for each of `pieces`
-    rows: int32, row by row, so `pieces` times as many as there are blocks.
+    """Return the positions of the blocks' pieces in a list of `pieces` rows of `block_count`.
+
+    They are int32, row by row, `pieces` times as many as there are blocks.
     """
     rows = np.arange(pieces, dtype=np.int32)[:, None] * np.int32(block_count)
     numbers: np.ndarray[Any, Any] = (rows + np.asarray(blocks, np.int32)).ravel()
@@ -106,9 +108,9 @@ def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarra
 
 
 def in_order(local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same pairs of blocks by place, so that neighbours that move together are merged.
+    """Return the pairs of blocks in ascending order, so that neighbours can be merged.
 
-    Raises ValueError where one side has more.
+    Raises ValueError if one side has more blocks.
     """
     pairs = sorted(zip(local, remote, strict=True))
     return [local_block for local_block, _ in pairs], [remote_block for _, remote_block in pairs]
@@ -117,7 +119,7 @@ def in_order(local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], li
 def spans(
     ours: Card, local: Sequence[int], peer: Card, remote: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """(our address, their address, bytes) of what moves; contiguous blocks are merged."""
+    """Yield (our address, their address, bytes) of each copy; contiguous blocks are merged."""
     local, remote = in_order(local, remote)
     pieces = pieces_of(ours, peer)
     for our, their in zip(ours.rows(pieces), peer.rows(pieces), strict=True):

@@ -1,8 +1,8 @@
-"""Which network devices KV moves over: environment variables of the libraries below NIXL.
+"""Limits the network devices that KV moves over, by environment variables of UCX, NIXL's backend.
 
-By default UCX listens on every interface, and whoever reaches it can read and write KV. So it is
-limited to loopback or to the devices of a private network (infra/docs/operate.md, "Keep the
-network private"). Variables that are set already win.
+By default UCX listens on every interface, and any process that reaches it can read and write KV. So
+it is limited to loopback or to the devices of a private network (infra/docs/operate.md, "Keep the
+network private"). Variables that are already set take precedence.
 """
 
 import os
@@ -14,7 +14,10 @@ _DEVICES = "UCX_NET_DEVICES"
 
 
 def ucx_variables(devices: str) -> dict[str, str]:
-    """For whoever starts an agent: `devices` as UCX names them, with commas; "all": no limit."""
+    """Return the variables for a NIXL agent.
+
+    `devices` are UCX's names, separated by commas; "all" sets no limit.
+    """
     if devices == EVERY or _DEVICES in os.environ:
         return {}
     return {_DEVICES: devices}
@@ -22,7 +25,7 @@ def ucx_variables(devices: str) -> dict[str, str]:
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """The environment with these, for what reads it once at its start."""
+    """Set variables for the time of a `with` block; a library reads them when it starts."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

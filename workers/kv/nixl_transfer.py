@@ -1,17 +1,17 @@
 """KV transfer over NIXL: one-sided READs and WRITEs between arenas, over UCX. The only file that
-imports nixl, and only when an agent is made. Meets `workers/kv/transfer.py`.
+imports nixl, and only when an agent is made. Implements `KvTransfer` of `workers/kv/transfer.py`.
 
 Theory of operation. The agent runs without NIXL's progress thread, which would spin on a core when
-idle. Progress is made by `poll`, on both sides: data moves without the peer's help where the
-network allows it, but wiring up and the notice need its polls, so the engine polls often while
-peers may want something.
+idle. `poll` makes progress, on both sides. Data moves without the peer's polls where the network
+allows it, but connection setup and the notice need them. So the engine polls often while peers may
+need it.
 
-Every arena is one prepared descriptor list (a row for each piece of a block, so a few bytes
-however many blocks there are); a move names elements of two such lists in order of place, and NIXL
-merges those that are neighbours on both sides. A peer's list is prepared when it is first used and
-dropped with the peer. An agent's very first connection costs 5 to 20 ms, so each makes one to a
-throwaway agent before it serves; then a new peer costs about 0.5 ms. A peer that cannot be reached
-costs 5 to 15 ms, so it is tried again only after a pause, which doubles up to a bound.
+Every arena is one prepared descriptor list. It has one row for each piece of a block, so its size
+does not depend on the number of blocks. A move names elements of two such lists in ascending order,
+and NIXL merges those that are neighbours on both sides. A peer's list is prepared at its first use
+and dropped with the peer. An agent's very first connection costs 5 to 20 ms, so each agent connects
+to a throwaway one before it serves; then a new peer costs about 0.5 ms. An unreachable peer costs 5
+to 15 ms, so it is tried again only after a pause, which doubles up to a bound.
 """
 
 import importlib
@@ -30,12 +30,12 @@ from workers.kv.transfer import BlockMove, MoveEnd, PollResult, checked_card
 
 _log = logging.getLogger(__name__)
 _MEMORY = "DRAM"
-_ABSENT_MAX = 1_024  # unreachable peers remembered; the oldest is tried again at once
+_ABSENT_MAX = 1_024  # unreachable peers that are remembered; beyond it the oldest is forgotten
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A posted move. NIXL may touch the local blocks until it is done, however late."""
+    """A posted move. NIXL may access the local blocks until it is done, even after a timeout."""
 
     move: BlockMove
     transfer: Any
@@ -45,7 +45,7 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Peer:
-    """A connected agent, and the prepared list of its arena by pieces to a block."""
+    """A connected agent, and the prepared lists of its arena, by pieces per block."""
 
     agent: str
     prepared: dict[int, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Peer:
 
 @dataclass(slots=True)
 class _Absence:
-    """A peer that could not be reached."""
+    """A peer that could not be reached, and the pause before the next try."""
 
     pause_s: float
     until_s: float
@@ -84,7 +84,7 @@ class NixlTransfer:
         rows = [(address, int(regions[0].nbytes), 0, "") for address in self._card.regions]
         self._registered: Any = self._agent.register_memory(rows, _MEMORY)
         self._metadata = replace(self._card, agent=self._agent.get_agent_metadata()).pack()
-        self._prepared: dict[int, Any] = {}  # the own arena's lists, by pieces to a block
+        self._prepared: dict[int, Any] = {}  # lists of the own arena, by pieces per block
         self._peers: dict[str, _Peer] = {}
         self._absent: dict[str, _Absence] = {}
         self._flights: dict[int, _Flight] = {}
@@ -104,7 +104,7 @@ class NixlTransfer:
                 return
             transfer = self._make_transfer(move, peer, card)
             state = self._agent.transfer(transfer)
-        except Exception as error:  # the bindings raise their own kinds, and say nothing of which
+        except Exception as error:  # the bindings raise undocumented exceptions of their own
             self._fail_move(move, str(error))
             return
         flight = _Flight(move, transfer, time.monotonic() + move.timeout_s)
@@ -115,7 +115,7 @@ class NixlTransfer:
         for flight in list(self._flights.values()):
             try:
                 state = self._agent.check_xfer_state(flight.transfer)
-            except Exception as error:  # as above
+            except Exception as error:  # as in `move`
                 _log.debug("move %s: %s", flight.move.tag, error)
                 state = "ERR"
             self._progress(flight, state)
@@ -151,7 +151,7 @@ class NixlTransfer:
             for prepared in peer.prepared.values():
                 self._agent.release_dlist_handle(prepared)
             self._agent.remove_remote_agent(peer.agent)
-        except Exception as error:  # gone already
+        except Exception as error:  # the peer is already gone
             _log.debug("peer %s: %s", engine_id, error)
 
     def _new_agent(self, name: str) -> Any:
@@ -160,7 +160,7 @@ class NixlTransfer:
             return self._api.nixl_agent(name, config)
 
     def _warm_up(self) -> None:
-        """Pay for what UCX sets up with the first connection of all."""
+        """Connect to a throwaway agent, so that UCX does the setup of its first connection."""
         name = f"{self._card.name}/warm-up"
         peer = self._new_agent(name)
         self._agent.add_remote_agent(peer.get_agent_metadata())
@@ -209,7 +209,7 @@ class NixlTransfer:
         )
 
     def _list(self, agent: str, card: Card, pieces: int) -> Any:
-        """A prepared list of all pieces of all blocks; NIXL's compressed form, a row for each."""
+        """Prepare a list of all pieces of all blocks; in NIXL's compressed form, a row each."""
         rows = [
             (row.address, row.length, 0, row.stride, card.block_count) for row in card.rows(pieces)
         ]
@@ -231,12 +231,13 @@ class NixlTransfer:
             self._fail_move(flight.move, f"the {flight.move.direction.value} failed")
 
     def _fail_move(self, move: BlockMove, error: str) -> None:
-        """The peer may be gone: drop its connection, so that the next move makes a new one."""
+        """Report a failed move. Drop the connection: the peer may be gone, and the next move then
+        connects again."""
         self._disconnect(move.engine_id)
         self._ends.append(MoveEnd(move.tag, f"engine {move.engine_id}: {error}"))
 
     def _release(self, flight: _Flight) -> None:
         try:
             self._agent.release_xfer_handle(flight.transfer)
-        except Exception as error:  # still active; the agent's own end frees it
+        except Exception as error:  # still active; freed together with the agent
             _log.debug("move %s: %s", flight.move.tag, error)

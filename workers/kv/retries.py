@@ -1,4 +1,4 @@
-"""When moves of KV that have failed are tried again: after a pause that doubles with each failure.
+"""Decides when failed KV moves are retried: after a pause that doubles with each failure.
 
 Pure: time is an argument. Used by both engines.
 """
@@ -11,12 +11,12 @@ Move = TypeVar("Move", bound=Hashable)
 
 
 class Retries(Generic[Move]):
-    """Moves that have failed, and which of them wait for their next try."""
+    """Moves that have failed, including those that wait for their next try."""
 
     def __init__(self, tries_max: int, pause_s: float) -> None:
         self._tries_max, self._pause_s = tries_max, pause_s
         self._failures: dict[Move, int] = {}
-        self._waiting: dict[Move, int] = {}  # the number of what stands for it in the queue
+        self._waiting: dict[Move, int] = {}  # serial number of the move's entry in the queue
         self._queue: list[tuple[float, int, Move]] = []
         self._serial = 0
         self.total = 0
@@ -46,7 +46,7 @@ class Retries(Generic[Move]):
         return True
 
     def due(self, now_s: float) -> list[Move]:
-        """Return the moves whose pause is over; they wait no more."""
+        """Return the moves whose pause is over; they no longer wait."""
         moves = []
         while self._queue and self._queue[0][0] <= now_s:
             _, serial, move = heapq.heappop(self._queue)
@@ -56,6 +56,6 @@ class Retries(Generic[Move]):
         return moves
 
     def forget(self, move: Move) -> None:
-        """Drop a move that was made or is no longer wanted."""
+        """Drop a move that has succeeded or is no longer needed."""
         self._failures.pop(move, None)
         self._waiting.pop(move, None)

@@ -1,10 +1,10 @@
-"""Moving KV blocks between engines: the interface, and an implementation inside one process.
+"""Moves KV blocks between engines: the interface, and an implementation inside one process.
 
 `nixl_transfer.py` has the real implementation. `MemoryTransfer` is for engines that share a
 process; both pass the same tests. A move reads whole blocks of a peer's arena into blocks of the
-own arena, or writes them there, and leaves a notice with the peer when it is done. The two engines
-may differ in tensor parallelism (`layout.py`). Nothing here blocks, retries or knows requests: the
-engine polls and decides.
+own arena, or writes them there. When it is done, the peer receives a notice. The two engines may
+differ in tensor parallelism (`layout.py`). A transfer does not block, does not retry, and has no
+notion of requests: the engine polls and decides.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from workers.kv.layout import Card, card_of, spans
 
 
 class Direction(StrEnum):
-    """Which way the bytes go; the values are NIXL's words."""
+    """The direction of a move; the values are NIXL's operations."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -29,7 +29,7 @@ class Direction(StrEnum):
 class BlockMove:
     """Blocks to read from a peer, or to write there.
 
-    With no blocks only the notice is left; with an empty notice too, it only connects.
+    Without blocks, it only sends the notice; if that is empty too, it only connects.
     """
 
     tag: int  # unique within the engine
@@ -44,10 +44,10 @@ class BlockMove:
 
 @dataclass(frozen=True, slots=True)
 class MoveEnd:
-    """How a move ended.
+    """The end of a move.
 
-    `settled` is false for one that timed out: the blocks may still be read or written. A second end
-    with `settled` true follows when they are safe; its `error` is empty if the move was made.
+    `settled` is false if the move timed out: the blocks may still be read or written. A second end
+    with `settled` true follows when they are safe; its `error` is empty if the move succeeded.
     """
 
     tag: int
@@ -57,33 +57,33 @@ class MoveEnd:
 
 @dataclass(slots=True)
 class PollResult:
-    """What happened since the last poll."""
+    """The ends and notices since the last poll."""
 
     ends: list[MoveEnd] = field(default_factory=list)
     notices: list[bytes] = field(default_factory=list)
 
 
 class KvTransfer(Protocol):
-    """Moves KV blocks for one engine; not safe for threads."""
+    """Moves KV blocks for one engine; not thread-safe."""
 
     def metadata(self) -> bytes:
-        """The card that peers need to reach this arena, a few hundred bytes."""
+        """Return the card that peers need to reach this arena, a few hundred bytes."""
 
     def move(self, move: BlockMove) -> None:
-        """Begin. Never raises; failure arrives as an end."""
+        """Start a move. Never raises: `poll` reports a failure as an end."""
 
     def poll(self) -> PollResult:
-        """Make progress, also for peers that read and write here."""
+        """Make progress, also for peers' moves, and return ends and notices."""
 
     def forget(self, engine_id: str) -> None:
-        """Drop a peer that is gone; its moves fail."""
+        """Drop a peer that is gone; moves with it fail."""
 
     def close(self) -> None:
-        """Free everything; moves in flight are abandoned."""
+        """Free all resources; moves in flight are abandoned."""
 
 
 def checked_card(move: BlockMove, ours: Card) -> Card:
-    """The peer's card; raises ValueError when it cannot be what the move means."""
+    """Return the peer's card; raises ValueError if it does not fit the move."""
     card = Card.unpack(move.card)
     card.check(move.engine_id, ours)
     if len(move.remote_blocks) != len(move.local_blocks):
@@ -94,7 +94,7 @@ def checked_card(move: BlockMove, ours: Card) -> Card:
 
 
 class NoTransfer:
-    """The transfer of an engine that has none: every move fails."""
+    """A transfer for engines without one: every move fails."""
 
     def __init__(self) -> None:
         self._ends: list[MoveEnd] = []
@@ -113,11 +113,11 @@ class NoTransfer:
         """Do nothing: there are no peers to drop."""
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class MemoryTransfer:
-    """Copies between arenas of one process; a move is made when its engine polls."""
+    """Copies between arenas of one process; `poll` makes the moves."""
 
     peers: ClassVar[dict[str, "MemoryTransfer"]] = {}  # the network
 
@@ -125,8 +125,8 @@ class MemoryTransfer:
         self.engine_id = engine_id
         self.regions = regions
         self.card = card_of(regions, engine_id, b"")
-        self.moves: list[BlockMove] = []  # to be made
-        self.notices: list[bytes] = []  # that peers have left
+        self.moves: list[BlockMove] = []  # for the next `poll`
+        self.notices: list[bytes] = []  # from peers
         self.peers[engine_id] = self
 
     def metadata(self) -> bytes:
@@ -141,13 +141,13 @@ class MemoryTransfer:
         return PollResult([MoveEnd(move.tag, self.make(move)) for move in moves], notices)
 
     def forget(self, engine_id: str) -> None:
-        """Do nothing: no state is kept of a peer."""
+        """Do nothing: there is no state of a peer."""
 
     def close(self) -> None:
         self.peers.pop(self.engine_id, None)
 
     def make(self, move: BlockMove) -> str:
-        """Copy the blocks and leave the notice; returns why not, or ""."""
+        """Copy the blocks and send the notice; return an error message, or ""."""
         try:
             peer_card = checked_card(move, self.card)
         except ValueError as error:

@@ -1,15 +1,15 @@
-"""The requests that a worker holds: takes work, outputs, cancellations and deadlines; fills frames.
+"""The active requests of a worker: takes work, outputs, cancellations, deadlines; fills frames.
 
-Synchronous bookkeeping without clock and log, so that every rule of a worker's side can be tested
-with plain calls. It decides which record is due; `workers/loops.py` sends them.
+Synchronous bookkeeping without clock and log, so that plain calls can test every rule of a worker.
+It decides which records are due; `workers/loops.py` sends them.
 
-Theory of operation: a request is held from `take` until its hand-over, outcome or failed phase, and
-exactly one of these leaves. Streams are keyed by the job's id, which carries the attempt, so what
-the engine still says about a stream that has ended finds nothing and is dropped. Requests that were
-seen are remembered (bounded), so repeated work and lower attempts are ignored.
+Theory of operation: a request is active from `take` until its hand-over, outcome or failed phase,
+and exactly one of these is written. Streams are keyed by the job's id, which contains the attempt,
+so late outputs of a stream that has ended match no stream and are dropped. Request ids are
+remembered (up to a bound), so repeated work and lower attempts are ignored.
 
-In a paired orchestration two workers hold the attempt. Only decode's ends it: prefill's reports
-that it is done or that it failed, and is silent at a cancellation or a deadline.
+In a paired orchestration two workers have the attempt. Only the decode worker ends it. The prefill
+worker reports that it is done or has failed; at a cancellation or a deadline it writes nothing.
 """
 
 import dataclasses
@@ -61,24 +61,24 @@ _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What this worker takes; more than `held_max` at once is refused."""
+    """The roles, model and limits of this worker; beyond `held_max` requests it refuses work."""
 
     roles: frozenset[Role]
     model: str
     held_max: int
     seen_max: int
     gateway_partitions: int
-    prefill_running_max: int = 0  # prompts of prefill work in the engine at once; 0: it decides
+    prefill_running_max: int = 0  # prefill prompts in the engine at once; 0: the engine decides
 
     def takes(self, work_phase: WorkPhase) -> bool:
-        """Whether one of the roles runs the phase."""
+        """Return whether one of the roles runs the phase."""
         if work_phase is WorkPhase.PREFILL:
             return Role.PREFILL in self.roles
         return Role.DECODE in self.roles or Role.REPLICA in self.roles
 
 
 class ActiveRequests:
-    """All requests on this worker; `report` takes the phases that are due, `frames` the tokens."""
+    """All requests on this worker; `report` gets the phases that are due, `frames` the tokens."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ActiveRequests:
     ) -> None:
         self.draining = False
         self.requests_total = 0
-        self.kv_until_ms = 0  # when the last KV that was handed over expires
+        self.kv_until_ms = 0  # when the last handed-over KV expires
         self.on_empty: Callable[[], None] = lambda: None
         self.prefill_gate = PrefillGate(engine, limits.prefill_running_max)
         self._engine = engine
@@ -104,7 +104,7 @@ class ActiveRequests:
         self._jobs: dict[str, str] = {}  # request id to job id
         self._attempts: dict[
             str, tuple[int, int]
-        ] = {}  # request id to attempt and its phases' bits
+        ] = {}  # request id to attempt and bits of its phases
         self._deadlines = Deadlines[str](self._streams.__contains__)  # of job ids
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class ActiveRequests:
 
     @property
     def decoding(self) -> int:
-        """Answers that are being generated."""
+        """Return the number of answers that are being generated."""
         return sum(
             1
             for stream in self._streams.values()
@@ -121,24 +121,24 @@ class ActiveRequests:
 
     @property
     def works(self) -> list[Work]:
-        """What is held, oldest first."""
+        """Return the work of active requests, oldest first."""
         return [stream.work for stream in self._streams.values()]
 
     def assign(self, roles: Collection[Role], held_max: int) -> None:
-        """Other roles from now on; what is held is finished all the same."""
+        """Change roles and limit for new work; active requests are finished in any case."""
         self._limits = dataclasses.replace(self._limits, roles=frozenset(roles), held_max=held_max)
 
     def is_addressed_here(self, order: Work | WarmPrefix) -> bool:
-        """Whether an order is for this life."""
+        """Return whether an order is for this worker and epoch."""
         identity = self._identity
         return (order.worker_id, order.worker_epoch) == (identity.worker_id, identity.epoch)
 
     def take(self, work: Work, headers: Headers, now_ms: int) -> None:
-        """Start the work, or say why not; work for another life or seen before is ignored."""
+        """Start the work, or report why not; ignore work for another epoch, or seen before."""
         if not self.is_addressed_here(work) or not self._is_new(work):
             return
         older = self._jobs.get(work.request_id)
-        if older is not None:  # a higher attempt voids it; its reports would be void as well
+        if older is not None:  # the higher attempt voids it, and so its reports
             self._drop(self._streams[older])
             self._engine.abort(older)
         try:
@@ -163,7 +163,7 @@ class ActiveRequests:
         fault = peers.kv_fault(work, identity, now_ms, self._peer_view)
         kv = None if fault else work.kv
         if kv is None and not stream.prefill and work.prefill_worker == identity.worker_id:
-            self._engine.abort(stream.job_id)  # no longer to be kept for a peer
+            self._engine.abort(stream.job_id)  # frees KV that was kept for a peer
         if fault:
             stream.work = dataclasses.replace(work, kv=None)
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
@@ -257,11 +257,11 @@ class ActiveRequests:
             self.on_empty()
 
     def step(self, outputs: Sequence[Output], now_ms: int) -> None:
-        """What one engine step produced. The hot path: this loop runs for every token."""
+        """Process the outputs of one engine step. Hot path: the loop runs for every token."""
         streams = self._streams
         for output in outputs:
             stream = streams.get(output.request_id)
-            if stream is None:  # ended here already
+            if stream is None:  # already ended
                 continue
             if output.probe_totals is not None:
                 stream.take(output.probe_totals)
@@ -288,7 +288,7 @@ class ActiveRequests:
 
     def _begin_stream(self, stream: ActiveRequest, output: Output, now_ms: int) -> None:
         if stream.prefill or stream.paired or stream.work.kv is None:
-            stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's stands
+            stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's is kept
         if output.kv is not None and not output.finish_reason:
             self._report(allocated_phase(stream, self._identity, output.kv, now_ms), stream.headers)
         if output.kv_missed is not None:
@@ -302,7 +302,7 @@ class ActiveRequests:
         if output.error is not None and output.error.code == DeadlineExceeded.code:
             self._expire(stream, now_ms)
             return
-        if stream.repeats:  # an end as early as this says something else than prefill's token
+        if stream.repeats:  # an end this early differs from prefill's token
             decode.append_row(stream, output, "", stream.seq, stream.chars)
         by_phase = prefill if stream.prefill else decode
         record = by_phase.finish(stream, output, self._identity, now_ms)
@@ -314,16 +314,16 @@ class ActiveRequests:
             self._report(record, stream.headers)
             return
         self.kv_until_ms = max(self.kv_until_ms, record.kv.expires_at_ms)
-        # Decode goes on after the tokens sent here: they must not come later, or never.
+        # Decode continues after the tokens sent here, so their frame must be in the log first.
         stream.columns.report(record, stream.headers)
 
     def _end(self, stream: ActiveRequest, records: tuple[StreamEnd, Outcome]) -> None:
         stream.columns.end(*records, stream.headers)
 
     def cancel(self, order: CancelWork, now_ms: int) -> None:
-        """Stop a request; one that is not held may still have KV here, which is freed.
+        """Stop a request; free its KV even if it is no longer active.
 
-        A void order says nothing to anybody: the attempt was ended elsewhere.
+        After a void order nothing is written: another process ended the attempt.
         """
         if order.worker_id != self._identity.worker_id:
             return
@@ -337,7 +337,7 @@ class ActiveRequests:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `expire` has to be called next."""
+        """Return when `expire` must be called next; None without a deadline."""
         due_ms = self._deadlines.next_ms()
         return None if due_ms == NEVER_MS else int(due_ms)
 
@@ -360,7 +360,7 @@ class ActiveRequests:
             )
 
     def give_back(self, error: WireError, now_ms: int) -> None:
-        """Every request as a failed phase, for the router to place again."""
+        """End every request with a failed phase; the router places it again."""
         self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
@@ -368,7 +368,7 @@ class ActiveRequests:
             self._report(failed_phase(stream, error, now_ms), stream.headers)
 
     def abandon(self) -> None:
-        """Stop everything and say nothing: another worker may hold the requests already."""
+        """Stop every request without a record: another worker may have it by now."""
         self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)

@@ -1,7 +1,7 @@
-"""What a decode job's outputs mean: tokens that prefill has sent already, KV that came, the end.
+"""Handles a decode job's outputs: tokens that prefill has already sent, received KV, and the end.
 
-A replica's work is a decode job without KV, so it has no module of its own. Pure; called by
-`workers/llm/active_requests.py`.
+The work of a replica worker is a decode job without KV, so it has no module of its own. Pure;
+called by `workers/llm/active_requests.py`.
 """
 
 from schemas.records import Outcome, Phase, StreamEnd
@@ -11,10 +11,10 @@ from workers.llm.stream import ActiveRequest, WorkerIdentity, kv_received_phase
 
 
 def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars: int) -> None:
-    """Append an output that repeats what prefill has sent, or that has log-probabilities.
+    """Append an output that repeats prefill's tokens, or that has log-probabilities.
 
-    Decode generates from its own first token on, so the gateway is to compare that with prefill's.
-    It waits here for the first token that is new, and costs no frame of its own.
+    Decode samples the first token again, and the gateway compares it with prefill's. Repeated
+    tokens wait here for the first new one, so that they need no frame of their own.
     """
     ids, full_text = [*stream.repeated_ids, *output.token_ids], stream.repeated_text + text
     logprobs = [*stream.repeated_logprobs, *output.logprobs]
@@ -39,9 +39,9 @@ def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars
 
 
 def received_phase(stream: ActiveRequest, output: Output, now_ms: int) -> Phase | None:
-    """The phase that says that the KV arrived, the first time.
+    """Return the phase `kv_received` of a decode job, the first time; otherwise None.
 
-    Prefill has none: it tells the bytes when it is done, of a pair what it read and what it wrote.
+    A prefill job reports its bytes when it is done; that of a pair, those read and those written.
     """
     if stream.prefill:
         if stream.paired and not output.finish_reason:
@@ -59,5 +59,5 @@ def received_phase(stream: ActiveRequest, output: Output, now_ms: int) -> Phase 
 def finish(
     stream: ActiveRequest, output: Output, identity: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
-    """The record of the last output of a decode job."""
+    """Return the records for the last output of a decode job."""
     return whole_or_failed(stream, output, identity, now_ms, output.kv)

@@ -1,12 +1,11 @@
-"""Coalesces tokens: one `TokenFrame` per gateway partition and engine step.
+"""Collects tokens: one `TokenFrame` per gateway partition and engine step.
 
-What a client notices at once goes at once: first tokens, ends and the reports that ride with them
-stand in front, and leave alone while the later tokens of many streams wait for the interval. A
-stream's further tokens join the row that it has: under load fewer, larger rows cost everybody less.
-A frame that would be too large leaves in parts, each after the one before is in the log.
-An outcome rides with the frame that ends its stream, and a hand-over with that of its tokens, so
-that the runtime can write them once that frame is in the log. Filled by
-`workers/llm/active_requests.py`, emptied by `workers/loops.py`; nothing is sent here.
+First tokens, ends and their reports are urgent: they leave at once, while the later tokens of many
+streams may wait for the interval. A stream's further tokens join its row, because fewer, larger
+rows cost writer, log and gateways less. A frame that would be too large leaves in parts, each after
+the former is in the log. An outcome belongs to the frame that ends its stream, and a hand-over to
+the frame of its tokens; they are written once that frame is in the log.
+`workers/llm/active_requests.py` fills the frames, and `workers/loops.py` sends them.
 """
 
 from collections.abc import Container, Sequence
@@ -27,14 +26,14 @@ from schemas.records import (
 )
 from schemas.rules.sizes import FRAME_BYTES_MAX
 
-_ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
+_ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # at most, without texts
 _CHAR_BYTES = 4
 FrameReport = tuple[Outcome | Phase, Headers]
 
 
 @frozen
 class OutgoingFrame:
-    """A frame for one gateway partition, and what may be reported once it is in the log."""
+    """A frame for one gateway partition, and the reports to write once it is in the log."""
 
     partition: int
     frame: TokenFrame
@@ -43,7 +42,7 @@ class OutgoingFrame:
 
 @dataclass(slots=True)
 class _Row:
-    """Consecutive tokens of one stream; `seq` and `char` count what the answer has before them."""
+    """Consecutive tokens of a stream; `seq` and `char` count tokens and characters before them."""
 
     request_id: str
     attempt: int
@@ -54,7 +53,7 @@ class _Row:
     logprobs: Sequence[TokenLogprob] = ()
 
     def joins(self, attempt: int, seq: int, char: int) -> bool:
-        """Whether tokens that begin there follow on this row."""
+        """Return whether tokens that begin at this position continue the row."""
         return (
             self.attempt == attempt
             and self.seq + len(self.ids) == seq
@@ -62,7 +61,7 @@ class _Row:
         )
 
     def bytes_max(self) -> int:
-        """What it takes in a frame at most."""
+        """Return an upper bound of the row's bytes in a frame."""
         chars = 2 * len(self.request_id) + len(self.text)
         parts = 0
         for token in self.logprobs:
@@ -78,13 +77,13 @@ class FrameColumns:
     def __init__(self, partition: int, frames: "Frames") -> None:
         self.partition = partition
         self._frames = frames
-        self._later: dict[str, _Row] = {}  # tokens that may wait, by stream
+        self._later: dict[str, _Row] = {}  # rows that may wait for the interval, by request id
         self._reset()
 
     def _reset(self) -> None:
         self.dirty = False
         self.urgent = False  # a stream begins or ends, or a report waits
-        self._closed: list[_Row] = []  # rows that nothing joins any more; they go first
+        self._closed: list[_Row] = []  # rows that get no more tokens; they leave first
         self._first: dict[str, _Row] = {}
         self._starts: list[StreamStart] = []
         self._notices: list[StreamRetrieved] = []
@@ -93,7 +92,7 @@ class FrameColumns:
 
     @property
     def streams(self) -> int:
-        """How many streams have tokens here."""
+        """Return the number of streams with open rows."""
         return len(self._first) + len(self._later)
 
     def row(
@@ -107,8 +106,8 @@ class FrameColumns:
         *,
         later: bool = False,
     ) -> None:
-        """Tokens of one stream; `seq` and `char` count what the answer has before them. With
-        `later` also its first may wait: somebody else has sent it.
+        """Add tokens of one stream; `seq` and `char` count tokens and characters before them. With
+        `later`, its first token may wait too, because the prefill worker has sent it.
         """
         if not self.dirty:
             self._frames.touch(self)
@@ -130,34 +129,34 @@ class FrameColumns:
         self.urgent = self._frames.urgent = True
 
     def _close(self, request_id: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """The stream's row goes with the next frame, as it is."""
+        """Close the stream's row: the next frame takes it, and no tokens join it."""
         row = self._first.pop(request_id, None) or self._later.pop(request_id, None)
         if row is not None:
             row.logprobs = logprobs
             self._closed.append(row)
 
     def start(self, start: StreamStart) -> None:
-        """A stream begins on this worker; told with its first row, or whatever leaves before."""
+        """Add the start of a stream on this worker; it leaves with the next frame."""
         self._starts.append(start)
 
     def add_notice(self, notice: StreamRetrieved) -> None:
-        """What was put into an answer; goes before its later tokens, in front of them or alone."""
+        """Add a notice about inserted passages; it leaves before the answer's later tokens."""
         if not self.dirty:
             self._frames.touch(self)
         self._notices.append(notice)
         self._urge()
 
     def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
-        """Log-probabilities that belong to the row just added, which is now complete."""
+        """Add log-probabilities to the row just added, and close it."""
         self._close(request_id, tokens)
 
     def end(self, end: StreamEnd, outcome: Outcome, headers: Headers) -> None:
-        """A stream ends with the next frame."""
+        """Add the end of a stream to the next frame, and its outcome."""
         self._ends.append(end)
         self._last(end.request_id, (outcome, headers))
 
     def report(self, phase: Phase, headers: Headers) -> None:
-        """A phase that others must not act on before the tokens so far are in the log."""
+        """Add a phase that must not be written before the tokens so far are in the log."""
         self._last(phase.request_id, (phase, headers))
 
     def _last(self, request_id: str, report: FrameReport) -> None:
@@ -168,8 +167,10 @@ class FrameColumns:
         self._urge()
 
     def take(self, worker_id: str, now_ms: int, *, later: bool) -> OutgoingFrame:
-        """The frame of what was collected, with or without the tokens that may wait, or a first
-        part of it: what is left then, the ends among it, is urgent.
+        """Return a frame of the collected rows; with `later`, including those that may wait.
+
+        If they are too large for one frame, it has the first part. The rest, with the ends and
+        reports, is then urgent.
         """
         rows = [*self._closed, *self._first.values()]
         if later:
@@ -190,7 +191,7 @@ class FrameColumns:
 
 
 def _fit(rows: Sequence[_Row]) -> int:
-    """How many of the rows go into one frame; at least one."""
+    """Return how many of the rows fit into one frame; at least one."""
     if len(rows) < 2:
         return len(rows)
     bytes_left = FRAME_BYTES_MAX
@@ -245,10 +246,10 @@ class Frames:
         self._worker_id = worker_id
         self._columns: dict[int, FrameColumns] = {}
         self._touched: list[FrameColumns] = []
-        self.urgent = False  # something among it must leave at once
+        self.urgent = False  # something must leave at once
 
     def columns(self, partition: int) -> FrameColumns:
-        """The columns of one gateway partition; streams keep the reference."""
+        """Return the columns of one gateway partition; streams keep the reference."""
         columns = self._columns.get(partition)
         if columns is None:
             columns = self._columns[partition] = FrameColumns(partition, self)
@@ -261,12 +262,12 @@ class Frames:
 
     @property
     def streams(self) -> int:
-        """How many streams have tokens that wait to be sent."""
+        """Return the number of streams with tokens to send."""
         return sum(columns.streams for columns in self._touched)
 
     def pending(self, busy: Container[int] = ()) -> bool:
-        """Whether there is anything to send to partitions other than these."""
-        for columns in self._touched:  # asked after every step, and mostly of nothing
+        """Return whether there is anything to send to partitions that are not in `busy`."""
+        for columns in self._touched:  # called after every step; the list is mostly empty
             if columns.partition not in busy:
                 return True
         return False
@@ -274,8 +275,8 @@ class Frames:
     def take(
         self, now_ms: int, busy: Container[int] = (), *, urgent_only: bool = False
     ) -> list[OutgoingFrame]:
-        """One frame per gateway partition that has something, in the order of first touch; with
-        `urgent_only`, of what must leave at once, while later tokens go on waiting.
+        """Return a frame for each gateway partition with something to send, in the order of first
+        touch. With `urgent_only`, return only what must leave at once; later tokens keep waiting.
         """
         batches, rest = [], []
         for columns in self._touched:
@@ -290,6 +291,6 @@ class Frames:
         return batches
 
     def clear(self) -> None:
-        """Forget what was not sent; a fenced worker says nothing any more."""
+        """Drop everything that was not sent; a fenced worker must not write it."""
         while self._touched:
             self.take(0)

@@ -1,8 +1,8 @@
-"""When frames leave: the rules of a worker's sending, without clock and log.
+"""Decides when frames leave, without clock and log.
 
-A partition's next frame leaves only when its last one is in the log. What a client notices at once
-leaves at once; the later tokens of many streams wait for an interval, and what is urgent meanwhile
-leaves alone. `workers/loops.py` sends what `take` returns, and so does the simulator.
+A partition's next frame leaves only when its last one is in the log. Urgent parts leave at once.
+The later tokens of many streams wait for an interval. `workers/loops.py` and the simulator send the
+frames that `take` returns.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from enum import Enum
 
 from workers.llm.frames import Frames, OutgoingFrame
 
-_INTERVAL_STREAMS = 64  # so many share frames at the shortest interval
+_INTERVAL_STREAMS = 64  # with this many requests or fewer, the interval is the shortest
 
 
 class Due(Enum):
@@ -22,7 +22,7 @@ class Due(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Between two frames of many streams, in ms; `at_once_max` streams or fewer never wait."""
+    """Intervals between frames of many streams, in ms; `at_once_max` streams never wait."""
 
     shortest_ms: float
     longest_ms: float
@@ -30,23 +30,23 @@ class Intervals:
 
 
 class Pacing:
-    """Which frames are due; `alarm_ms` is when to ask again, None while nothing waits for time."""
+    """Decides which frames are due; `alarm_ms` is when to call `due` again, None if not needed."""
 
     def __init__(self, frames: Frames, intervals: Intervals) -> None:
         self.alarm_ms: float | None = None
         self._frames = frames
         self._intervals = intervals
         self._next_ms = 0.0  # when the next frame of many streams may leave
-        self._unacknowledged: set[int] = set()  # gateway partitions of whose last frame it is so
+        self._unacknowledged: set[int] = set()  # gateway partitions with a frame in flight
 
     @property
     def is_settled(self) -> bool:
-        """Everything is in the log."""
+        """Return whether all frames are in the log."""
         return not self._unacknowledged and not self._frames.pending()
 
     def due(self, now_ms: float, request_count: int, *, at_once: bool = False) -> Due | None:
-        """What `take` may be asked for, `held` requests being on this worker; None: nothing. With
-        `at_once` nothing waits for the interval.
+        """Return which frames are due, for `take`; None if there are none. `request_count` is the
+        number of active requests. With `at_once`, no frame waits for the interval.
         """
         if not self._frames.pending(self._unacknowledged):
             return None
@@ -55,21 +55,21 @@ class Pacing:
         return Due.URGENT if self._frames.urgent else None
 
     def take(self, due: Due, stamp_ms: int) -> list[OutgoingFrame]:
-        """Frames with that time stamp, to be sent in this order."""
+        """Return the frames to send, in order, with this time stamp."""
         urgent_only = due is Due.URGENT
         batches = self._frames.take(stamp_ms, self._unacknowledged, urgent_only=urgent_only)
         self._unacknowledged.update([batch.partition for batch in batches])
         return batches
 
     def mark_acknowledged(self, partition: int) -> None:
-        """The partition's last frame is in the log."""
+        """Note that the partition's last frame is in the log."""
         self._unacknowledged.discard(partition)
 
     def _may_wait(self, now_ms: float, request_count: int) -> bool:
-        """Whether later tokens of many streams are pending, too soon after their last frame.
+        """Return whether the tokens of many streams must wait for the interval.
 
-        The more streams, the longer they wait: their cost per token falls with every one that joins
-        a frame, and what beginnings and ends then find free is their latency.
+        The interval grows with the number of streams: the cost per token falls with every stream
+        that shares a frame, which leaves time for first tokens and ends.
         """
         intervals = self._intervals
         if now_ms < self._next_ms and self._frames.streams > intervals.at_once_max:

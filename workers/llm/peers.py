@@ -1,8 +1,8 @@
-"""Which KV handles of a work order may be used.
+"""Decides which KV handles of a work record may be used.
 
-A handle is refused when it is late, because its blocks may hold another prompt by then; when its
-worker has begun a new life since; when that worker's clock differs too much from this one's; and
-when it is this worker's own, which finds what it computed in its own cache. Pure; called by
+A handle is refused if it has expired, because its blocks may have another prompt by then; if its
+worker has begun a new epoch since; if that worker's clock differs too much from this one's; and if
+it is this worker's own, whose KV is in the prefix cache. Pure; called by
 `workers/llm/active_requests.py`.
 """
 
@@ -16,25 +16,26 @@ from workers.llm.stream import WorkerIdentity
 
 
 class Peers(Protocol):
-    """What this worker knows of others."""
+    """This worker's view of other workers."""
 
     def epoch_of(self, worker_id: str) -> int:
-        """The latest epoch; 0 where it is unknown."""
+        """Return the worker's latest epoch; 0 if it is unknown."""
 
     def clock_offset_ms(self, worker_id: str) -> int:
-        """By how much its clock differs from this one's."""
+        """Return by how many ms its clock differs from this one's."""
 
 
 def kv_fault(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
-    """Why a handle must not be fetched, so that the prompt is computed in place; "" if it may.
+    """Return why the KV must not be fetched and the prompt is computed here; "" if it may.
 
-    For prefill it is what the session's decode worker kept, for decode what prefill computed.
+    A prefill job's handle is for KV that the session's decode worker kept, a decode job's for KV
+    that prefill computed.
     """
     return "" if work.kv is None else _fault(work.kv, identity, now_ms, peer_view)
 
 
 def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> None:
-    """Raise KvUnavailable where paired work names no peer that can keep its promise."""
+    """Raise KvUnavailable if paired work has no usable handle of its peer."""
     if not is_paired(work.orchestration):
         return
     name = "kv_target" if work.phase is WorkPhase.PREFILL else "kv"
@@ -50,7 +51,7 @@ def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: 
 
 
 def _fault(kv: KvHandle, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
-    """What is wrong with a handle; empty if nothing."""
+    """Return what is wrong with a handle; "" if nothing."""
     if kv.worker_id == identity.worker_id:
         return "the peer is this worker itself"
     if kv.expires_at_ms <= now_ms:

@@ -1,7 +1,7 @@
-"""An output of several tokens as outputs of one each. Pure.
+"""Splits an output of several tokens into outputs of one token each. Pure.
 
-An engine that was not heard for a while says several tokens at once. Where something depends on
-which token stands where, it must not depend on that.
+An engine whose outputs are collected late returns several tokens at once. Rules that depend on a
+token's position must not depend on that.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,14 +9,17 @@ from dataclasses import replace
 
 from workers.llm.engine import Output
 
-_CONTEXT_TOKENS = 8  # before the first, so that spaces and characters come out as in the answer
+_CONTEXT_TOKENS = 8  # decoded before the first, so that spaces and characters are the answer's
 _INCOMPLETE = "\ufffd"
 
 
 def texts_of(
     decode: Callable[[list[int]], str], before: Sequence[int], output: Output
 ) -> list[str]:
-    """What each token adds to the text; joined they are the output's."""
+    """Return what each token adds to the text; joined, they are the output's text.
+
+    `before` are the answer's tokens before the output.
+    """
     window = list(before[-_CONTEXT_TOKENS:])
     whole = len(window)
     while (prior_text := decode(window[:whole])).endswith(_INCOMPLETE):
@@ -30,12 +33,14 @@ def texts_of(
         prior_text = text if is_whole else prior_text
     if "".join(pieces) == output.text:
         return pieces
-    return [""] * (len(pieces) - 1) + [output.text]  # text lags its tokens as it may always
+    return [""] * (len(pieces) - 1) + [output.text]  # text may always lag its tokens
 
 
 def repeated_chars(decode: Callable[[list[int]], str], prompt: Sequence[int]) -> int:
-    """How much of its prompt an answer's first text repeats in a stream of tokenizers: all whole
-    characters, where the prompt ends within one, as that of an answer that goes on may; else none.
+    """Return how many characters of the prompt tokenizers' decode stream puts before an answer.
+
+    If the prompt ends within a character, as that of a continued answer may, these are all of its
+    whole characters; otherwise 0.
     """
     if not decode(list(prompt[-_CONTEXT_TOKENS:])).endswith(_INCOMPLETE):
         return 0
@@ -46,7 +51,7 @@ def repeated_chars(decode: Callable[[list[int]], str], prompt: Sequence[int]) ->
 
 
 def split(output: Output, texts: Sequence[str]) -> list[Output]:
-    """One for each token; what the output tells besides comes with the last, or the first."""
+    """Return one output per token; the first has the KV received, the last the finish and `kv`."""
     ids, logprobs = output.token_ids, output.logprobs
     parts = [
         replace(

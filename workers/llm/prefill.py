@@ -1,7 +1,7 @@
-"""What the end of a prefill job means: a hand-over, a whole answer of one token, or a failure.
+"""Decides what the end of a prefill job is: a hand-over, a complete answer, or a failure.
 
-In a pair it is never an answer: the decode worker finds the same end and writes the outcome.
-Pure; called by `workers/llm/active_requests.py`, which sends what is returned.
+In a pair it is never an answer: the decode worker reaches the same end and writes the outcome.
+Pure; called by `workers/llm/active_requests.py`, which sends the returned records.
 """
 
 from schemas.errors import EngineFailed
@@ -20,7 +20,7 @@ WHOLE = ("stop", "length")
 
 
 def decided_text(stream: ActiveRequest, output: Output) -> str:
-    """The text of a prefill output that no later token can take back; whole at an answer's end."""
+    """Return the text of a prefill output that no later token can cut; all of it at the end."""
     if output.finish_reason in WHOLE:
         return output.text
     return certain_text(output.text, stream.work.sampling)
@@ -29,14 +29,14 @@ def decided_text(stream: ActiveRequest, output: Output) -> str:
 def finish(
     stream: ActiveRequest, output: Output, identity: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
-    """The record of the last output of a prefill job."""
+    """Return the records for the last output of a prefill job."""
     if stream.paired:
         is_handover = output.finish_reason in ("handover", *WHOLE)
     else:
         is_handover = output.finish_reason == "handover" and output.kv is not None
     if is_handover:
         return handover_phase(stream, identity, output.kv, output.transfer_ms, now_ms)
-    return whole_or_failed(stream, output, identity, now_ms)  # whole: the answer needed no decode
+    return whole_or_failed(stream, output, identity, now_ms)  # an answer of one token is complete
 
 
 def whole_or_failed(
@@ -46,7 +46,7 @@ def whole_or_failed(
     now_ms: int,
     kv: KvHandle | None = None,
 ) -> Phase | tuple[StreamEnd, Outcome]:
-    """The records of an answer that is whole, or the phase of one that is not."""
+    """Return the records of a complete answer, or the phase of a failed one."""
     if output.finish_reason in WHOLE:
         return outcome_of(
             stream,
@@ -61,7 +61,7 @@ def whole_or_failed(
 
 
 def unexpected(stream: ActiveRequest, output: Output) -> EngineFailed:
-    """The error of an end that the engine did not explain."""
+    """Return the error for an end that the engine did not explain."""
     return EngineFailed(
         f"request {stream.request_id}: {stream.work.phase} ended with {output.finish_reason!r}"
         f"{' and no KV handle' if output.finish_reason == 'handover' else ''}"

@@ -1,7 +1,7 @@
 """Limits how many prompts the engine computes at once; further prefill jobs wait here in order.
 
-A prompt counts until its first token is there; KV that waits for its peer does not count. Pure;
-`workers/llm/active_requests.py` gives it every job, and it calls `Engine.add`.
+A prompt counts until its first token is sampled; KV that waits for its peer does not count. Pure;
+`workers/llm/active_requests.py` passes it every job, and it calls `Engine.add`.
 """
 
 from schemas.records import WorkPhase
@@ -9,7 +9,7 @@ from workers.llm.engine import Job, Jobs
 
 
 class PrefillGate:
-    """A gate of `running_max` places in front of `engine`; 0: no gate."""
+    """A gate with `running_max` places in front of `engine`; 0: no limit."""
 
     def __init__(self, engine: Jobs, running_max: int) -> None:
         self._engine, self._running_max = engine, running_max
@@ -26,7 +26,7 @@ class PrefillGate:
         return sum(len(job.prompt_tokens) for job in self._waiting.values())
 
     def add(self, job: Job) -> None:
-        """Give the engine a job, now or when a prompt before it is computed."""
+        """Pass a job to the engine, now or when an earlier prompt is computed."""
         if job.phase is not WorkPhase.PREFILL or not self._running_max:
             self._engine.add(job)
             return
@@ -34,14 +34,14 @@ class PrefillGate:
         self._admit()
 
     def release(self, job_id: str) -> None:
-        """Free the place of a prompt that is computed or given up; ignore other jobs."""
+        """Free the place of a prompt that is computed or dropped; ignore other jobs."""
         if self._running_max:
             self._running.discard(job_id)
             self._waiting.pop(job_id, None)
             self._admit()
 
     def clear(self) -> None:
-        """Forget what waits; everything is being given up."""
+        """Drop all waiting jobs; their requests are ending."""
         self._waiting.clear()
 
     def _admit(self) -> None:

@@ -1,9 +1,9 @@
-"""Phases and outcomes on their way to the log: what is sent next, and what where that fails.
+"""A queue of phases and outcomes for the log: what is sent next, and what is done if that fails.
 
 Synchronous bookkeeping without clock and log. Records are sent in order, without awaiting each
-acknowledgement; one that was not taken is sent again after a pause, and after all tries the worker
-gives up, whose requests are then placed elsewhere. Sending twice is harmless. `workers/outbox.py`
-sends, and so does the simulator.
+acknowledgement. A record that was not written is sent again after a pause. After all tries the
+incarnation ends, and routers place its requests again. Sending twice is harmless.
+`workers/outbox.py` and the simulator do the sending.
 """
 
 from collections import deque
@@ -14,12 +14,12 @@ from schemas.log.clients import Headers
 from schemas.records import Outcome, Phase, PhaseKind, Retrieved
 from schemas.rules.outcomes import outcome_key
 
-RETRY_MS = 100  # times the tries so far
+RETRY_MS = 100  # pause before a retry, times the number of tries so far
 
 
 @dataclass(slots=True, eq=False)
 class PendingReport:
-    """One record; its tries are counted here."""
+    """One record to send, with the number of its tries."""
 
     record: Phase | Outcome | Retrieved
     headers: Headers
@@ -27,7 +27,7 @@ class PendingReport:
 
     @property
     def address(self) -> tuple[str, str]:
-        """Its topic and key; the partition is the session's."""
+        """Return the record's topic and key; its partition is that of the session."""
         if isinstance(self.record, Outcome):
             return "outcomes", outcome_key(self.record)
         return "phases", self.record.session_id
@@ -48,7 +48,7 @@ class Reports:
 
     @property
     def has_space(self) -> bool:
-        """Return whether fewer reports are pending than may be; only then begins new work."""
+        """Return whether fewer than `pending_max` reports are pending, so new work may start."""
         return self._pending < self._pending_max
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers) -> None:
@@ -58,7 +58,7 @@ class Reports:
 
     @property
     def is_due(self) -> bool:
-        """Whether `next` has one to send."""
+        """Return whether `next` has a report to send."""
         return bool(self._queue)
 
     def next(self) -> PendingReport:
@@ -72,7 +72,7 @@ class Reports:
         self._pending -= 1
 
     def shrink(self, report: PendingReport, error: RecordTooLarge) -> None:
-        """Say instead what can travel, in the same place; raises the error where nothing can."""
+        """Replace a record that is too large, in its place; raise the error if it has no KV."""
         if isinstance(report.record, Retrieved) or report.record.kv is None:
             raise error
         report.record = without_kv(report.record, error)
@@ -95,8 +95,8 @@ class Reports:
 
 
 def without_kv(record: Phase | Outcome, error: RecordTooLarge) -> Phase | Outcome:
-    """What is said where a handle is too large to travel: no KV is kept for the next turn, or the
-    attempt failed.
+    """Return the record for a KV handle that is too large to send: an outcome without KV, or a
+    phase of a failed attempt.
     """
     if isinstance(record, Outcome):
         return replace(record, kv=None)

@@ -1,7 +1,7 @@
-"""Stop strings in the text of one answer, which comes in pieces of whole characters. Pure.
+"""Finds stop strings in the text of one answer, which arrives in pieces of whole characters. Pure.
 
 Text that may still become a stop string is held back until that is decided. The simulated engine
-ends its answers by `StopText`; `certain_text` cuts the first token's text of a prefill on any
+ends its answers with `StopText`. `certain_text` cuts the text of a prefill's first token, for any
 engine.
 """
 
@@ -11,10 +11,11 @@ from schemas.records import Sampling
 
 
 def certain_text(text: str, sampling: Sampling) -> str:
-    """The part of a first token's text that no later token can take back.
+    """Return the part of a first token's text that no later token can cut.
 
-    An engine that stops after one token no longer holds back what may begin a stop string; decode
-    would find the stop string whole and cut it off, after the client has seen its beginning.
+    An engine that stops after one token does not hold back the beginning of a stop string. The
+    decode engine would find the whole stop string and cut it off, after the client has seen its
+    beginning.
     """
     if sampling.include_stop:
         return text
@@ -22,7 +23,7 @@ def certain_text(text: str, sampling: Sampling) -> str:
 
 
 class StopText:
-    """Feed pieces in; get back what may be shown."""
+    """Takes pieces of text, and returns the text that may be shown."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -45,12 +46,12 @@ class StopText:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back; the answer ended without a stop string."""
+        """Return the text held back; for an answer that ended without a stop string."""
         text, self._buffer = self._buffer, ""
         return text
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest suffix of the text that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[len(text) - size :]) for stop in self._stops):

@@ -1,7 +1,6 @@
-"""A request that a worker holds, and the records that tell of it.
+"""An active request on a worker, and builders of the records about it.
 
-Pure builders; which record is due when is decided by `prefill.py`, `decode.py` and
-`active_requests.py`.
+Pure. `prefill.py`, `decode.py` and `active_requests.py` decide which record is due when.
 """
 
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ NOTHING = ProbeTotals(probes=0, retrieved_tokens=0, stalled_ms=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Who this worker is, in this life."""
+    """Name and epoch of this worker."""
 
     worker_id: str
     epoch: int
@@ -43,49 +42,49 @@ class ActiveRequest:
     """One phase of a request on this worker; `seq` and `chars` count from the answer's start."""
 
     work: Work
-    job_id: str  # the request's id inside the engine: attempts must not meet there
+    job_id: str  # the request's id inside the engine; each attempt has its own
     columns: FrameColumns
     headers: Headers
     prompt_tokens: int
     started_ms: int
     request_id: str
     attempt: int
-    first_seq: int  # tokens and characters before these were sent by the prefill worker as well
+    first_seq: int  # the prefill worker has sent the tokens and characters before these
     first_char: int
     first_token_ms: int
-    prior_tokens: int = 0  # tokens before this one are of earlier attempts, and stand in the prompt
+    prior_tokens: int = 0  # the answer's tokens of earlier attempts; they are in the prompt
     seq: int = 0
     chars: int = 0
     cached_tokens: int = 0
     kv_bytes: int = 0
-    kv_read_bytes: int = 0  # of a prefix, that prefill of a pair has read from decode
+    kv_read_bytes: int = 0  # of the prefix that a pair's prefill worker has read from decode
     kv_reported: bool = False
-    repeats: bool = False  # what prefill has sent; it waits in these until there is more:
+    repeats: bool = False  # repeats prefill's tokens, which wait in these for a new one:
     repeated_ids: Sequence[int] = ()
     repeated_text: str = ""
     repeated_logprobs: Sequence[TokenLogprob] = ()
-    probe_totals: ProbeTotals | None = None  # what searches have done to the answer
+    probe_totals: ProbeTotals | None = None  # of the answer's searches
     prefill: bool = field(init=False)
-    paired: bool = field(init=False)  # prefill and decode hold the attempt at the same time
+    paired: bool = field(init=False)  # prefill and decode worker have the attempt at once
 
     def __post_init__(self) -> None:
         self.prefill = self.work.phase is WorkPhase.PREFILL
         self.paired = is_paired(self.work.orchestration)
 
     def take(self, probe_totals: ProbeTotals) -> None:
-        """What a search has done; the reader hears of what it put in, before any later token."""
+        """Set the totals of searches; a notice about passages leaves before any later token."""
         self.probe_totals = probe_totals
         if probe_totals.notice is not None:
             self.columns.add_notice(probe_totals.notice)
 
     @property
     def ends_request(self) -> bool:
-        """Whether this side writes the outcome: of a pair, only decode does."""
+        """Return whether this worker writes the outcome; of a pair, only the decode worker does."""
         return not (self.prefill and self.paired)
 
 
 def _phase(stream: ActiveRequest, kind: PhaseKind, now_ms: int, **fields: Any) -> Phase:
-    """A phase of the stream, with what all tell of the prompt; `fields` are fields of Phase."""
+    """Return a phase of the stream with the prompt's counts; `fields` are fields of Phase."""
     return phase_of(
         stream.work,
         kind,
@@ -98,14 +97,14 @@ def _phase(stream: ActiveRequest, kind: PhaseKind, now_ms: int, **fields: Any) -
 
 
 def failed_phase(stream: ActiveRequest, error: WireError, now_ms: int) -> Phase:
-    """The worker gives the request back; the router places it again or ends it."""
+    """Return the phase that gives a request back; the router places it again or ends it."""
     return _phase(stream, PhaseKind.FAILED, now_ms, kv_bytes=stream.kv_bytes, error=error)
 
 
 def allocated_phase(
     stream: ActiveRequest, identity: WorkerIdentity, kv: KvHandle, now_ms: int
 ) -> Phase:
-    """Decode has blocks for the prompt, into which a peer is to write."""
+    """Return the phase that reports decode's blocks for the prompt; a peer will write to them."""
     return _phase(stream, PhaseKind.KV_ALLOCATED, now_ms, kv=with_identity(kv, identity))
 
 
@@ -116,7 +115,7 @@ def handover_phase(
     transfer_ms: float,
     now_ms: int,
 ) -> Phase:
-    """Prefill is done: its KV waits for a peer, or lies there already."""
+    """Return the phase that ends a prefill; its KV waits for a peer, or is there already."""
     return _phase(
         stream,
         PhaseKind.PREFILL_DONE,
@@ -131,7 +130,7 @@ def handover_phase(
 
 
 def kv_received_phase(stream: ActiveRequest, transfer_ms: float, now_ms: int) -> Phase:
-    """The prompt's KV has arrived."""
+    """Return the phase that reports that the prompt's KV has arrived."""
     return _phase(
         stream,
         PhaseKind.KV_RECEIVED,
@@ -142,12 +141,12 @@ def kv_received_phase(stream: ActiveRequest, transfer_ms: float, now_ms: int) ->
 
 
 def kv_missed_phase(stream: ActiveRequest, error: WireError, now_ms: int) -> Phase:
-    """The prompt's KV did not come, and the prompt is computed here."""
+    """Return the phase that reports missing KV; this worker computes the prompt."""
     return _phase(stream, PhaseKind.KV_MISSED, now_ms, error=error)
 
 
 def stream_start(stream: ActiveRequest, identity: WorkerIdentity) -> StreamStart:
-    """How and where the stream is run, as far as this worker knows."""
+    """Return the mode and the workers of the stream, as far as this worker knows them."""
     prefill_worker, decode_worker = _worker_ids(stream, identity)
     return StreamStart(
         request_id=stream.request_id,
@@ -170,10 +169,10 @@ def outcome_of(
     error: WireError | None = None,
     kv: KvHandle | None = None,
 ) -> tuple[StreamEnd, Outcome]:
-    """The last word to the client and the outcome.
+    """Return the stream's end and the request's outcome.
 
-    Only a whole answer is counted in the last word: zero tells the gateway to end after what it
-    has, which may be more than this attempt has repeated so far.
+    `seq` and `chars` of the end are 0 unless the answer is complete. The gateway then ends after
+    the tokens that it has, which may be more than this attempt has repeated so far.
     """
     whole = kind is OutcomeKind.COMPLETED
     prefill_worker, decode_worker = _worker_ids(stream, identity)
@@ -217,12 +216,12 @@ def outcome_of(
 
 
 def with_identity(kv: KvHandle, identity: WorkerIdentity) -> KvHandle:
-    """A handle with this worker's name and epoch, because an engine knows neither."""
+    """Return the handle with this worker's name and epoch, which engines do not set."""
     return replace(kv, worker_id=identity.worker_id, worker_epoch=identity.epoch)
 
 
 def _worker_ids(stream: ActiveRequest, identity: WorkerIdentity) -> tuple[str, str]:
-    """Prefill and decode worker, as far as this one knows them."""
+    """Return the ids of prefill and decode worker, as far as this worker knows them."""
     work = stream.work
     if stream.prefill:
         return identity.worker_id, "" if work.kv_target is None else work.kv_target.worker_id

@@ -1,7 +1,8 @@
-"""Prompts' beginnings that are computed before the rest is known: lost is lost, and nobody waits.
+"""Computes the beginning of a prompt before its rest is known, into the prefix cache.
 
-A router has one computed while the rest is searched for. It goes to the engine as a job of one
-token whose output nobody takes. Pure; `workers/loops.py` calls it.
+A router sends a `WarmPrefix` while the retrieval pool searches for the rest. The engine gets a job
+of one token whose output is dropped. No request waits for it, so it is not retried. Pure;
+`workers/loops.py` calls it.
 """
 
 from typing import Protocol
@@ -15,7 +16,7 @@ _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 
 class WarmableEngine(Jobs, Protocol):
-    """What of an engine says whether it has time."""
+    """The part of an engine that shows whether it is busy."""
 
     capability: Capability
 
@@ -26,7 +27,7 @@ class WarmableEngine(Jobs, Protocol):
 def warm_prefix(
     order: WarmPrefix, engine: WarmableEngine, requests: ActiveRequests, now_ms: int
 ) -> None:
-    """Compute it, unless others would wait for that: where there is a queue, or a drain."""
+    """Compute the prefix, unless the worker drains, or has a queue or no free place."""
     load, running_max = engine.load(), engine.capability.running_max
     is_busy = (
         load.waiting
@@ -40,7 +41,7 @@ def warm_prefix(
     engine.add(
         Job(
             request_id=f"warm.{order.request_id}",
-            phase=WorkPhase.DECODE,  # of which nothing is kept for a peer
+            phase=WorkPhase.DECODE,  # its KV is not kept for a peer
             prompt_tokens=token_array(order.prompt_tokens),
             sampling=_ONE_TOKEN,
             deadline_ms=order.deadline_ms,

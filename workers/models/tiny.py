@@ -1,9 +1,9 @@
-"""A tiny Llama with its tokenizer, made on this machine from the text beside this file.
+"""Generates the model "tiny": a tiny Llama and its tokenizer, from the text beside this file.
 
-The weights are random but seeded: the words are real, the sentences are not, and every token
-depends on the whole prompt, so a wrong KV block changes the answer. It is what `model.path` "tiny"
-means; the demo and the tests use it. `folder.py` says where it lies. Nothing is downloaded, and
-only numpy, safetensors and tokenizers are needed, so the gateway can make it too.
+The weights are random but seeded. The words are real, the sentences are not, and every token
+depends on the whole prompt, so a wrong KV block changes the answer. The demo and the tests use it.
+`folder.py` chooses its folder. Nothing is downloaded. The module needs only numpy, safetensors and
+tokenizers, so the gateway can generate the model too.
 """
 
 import hashlib
@@ -76,13 +76,13 @@ Weights = dict[str, NDArray[np.float32]]
 
 
 def version() -> str:
-    """Short hash of everything that decides the model's content."""
+    """Return a short hash of everything that determines the model's content."""
     parts = (CORPUS.read_bytes(), CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, INIT, PIECE_SCALE, SEED)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def write_tiny_model(folder: Path) -> None:
-    """Tokenizer, configuration and weights, into a folder that is there."""
+    """Write tokenizer, configuration and weights into an existing folder."""
     tokenizer = _train_tokenizer(CORPUS.read_text(encoding="utf-8"))
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (
@@ -114,10 +114,10 @@ def _train_tokenizer(text: str) -> Tokenizer:
 
 
 def _head_scales(tokenizer: Tokenizer) -> NDArray[np.float32]:
-    """How strongly each token competes: whole words and the end fully, pieces of words less.
+    """Return each token's logit scale: 1 for whole words and the end, less for pieces of words.
 
-    Role marks and bytes that are no text on their own get 0; then their logit is 0, where the
-    largest of the others is some 9, and greedy decoding never picks them.
+    Shape (VOCAB,), float32. Role marks, and bytes that are no text on their own, get 0. Their logit
+    is then 0, while the largest of the others is about 9, so greedy decoding never picks them.
     """
     scales = np.zeros(VOCAB, dtype=np.float32)
     scales[END_ID] = 1.0
@@ -138,7 +138,7 @@ def _weights(head_scales: NDArray[np.float32]) -> Weights:
         return values * np.float32(scale / inputs**0.5)
 
     ones = np.ones(HIDDEN, dtype=np.float32)
-    # Embeddings scaled like 1, not 1/sqrt(inputs): a row is looked up, not summed over.
+    # Embeddings have scale 1, not 1/sqrt(inputs): a row is looked up, not summed over.
     weights: Weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN, HIDDEN**0.5)}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"

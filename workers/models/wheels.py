@@ -1,10 +1,9 @@
 """Models that come inside Python packages, so that no model hub is needed.
 
-`wheel_folder("all-minilm-l6-v2")` is a folder that transformers, sentence-transformers or vLLM
-load as it is, offline; `wheel_version` tells which one it is. A model that lies in its package in
-that form is used where it is. One in GGUF is rewritten once, into the state folder
-(`conversion.py`). The packages are installed for their files alone, by `make setup`: none of them
-is imported.
+`wheel_folder("all-minilm-l6-v2")` is a folder that transformers, sentence-transformers or vLLM load
+offline without changes; `wheel_version` returns its version. A model in that form is used inside
+its package. A model in GGUF is converted once, into the state folder (`conversion.py`). The
+packages are installed for their files alone, by `make setup`; they are not imported.
 """
 
 import importlib.metadata
@@ -24,7 +23,7 @@ _GGUF_READERS = ("gguf", "accelerate", "torch", "transformers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """Where a package has its model."""
+    """A package, and the path of its model."""
 
     package: str
     module: str
@@ -46,9 +45,9 @@ WHEELS = {
 
 
 def wheel_folder(name: str, *, report: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of a model in `WHEELS`; raises ConfigError where its package is missing.
+    """Return the folder of a model in `WHEELS`; raises ConfigError if its package is missing.
 
-    `report` gets what takes long. Several processes may ask at once.
+    `report` gets a message before a conversion. Several processes may call this at once.
     """
     source = _source(name)
     wheel = WHEELS[name]
@@ -63,7 +62,7 @@ def wheel_folder(name: str, *, report: Callable[[str], None] = lambda _: None) -
 
 
 def wheel_version(name: str) -> str:
-    """The version of the model's package; raises ConfigError."""
+    """Return the version of the model's package; raises ConfigError if it is missing."""
     _expect(name, _wheel(name).module)
     return importlib.metadata.version(WHEELS[name].package)
 

@@ -1,9 +1,10 @@
-"""What one request and an idle stack cost: CPU time, wake-ups, records, bytes and memory.
+"""Measures what a request and an idle stack cost: CPU time, wake-ups, records, bytes and memory.
 
 `make bench-costs`, or `trivium bench costs`. A stack of simulated engines gets a fixed number of
-requests in each cell; every process's CPU time and every topic's records are counted over it, down
-to the last answer. Writes build/bench/costs.json, beside `committed.json` of this folder in tables,
-which is what the last commit that changed a cost has measured: copy the new one there with yours.
+requests in each cell. The benchmark counts the CPU time of every process and the records of every
+topic until the last answer. Writes build/bench/costs.json. Tables show it beside `committed.json`
+of this folder, the report of the last commit that changed a cost: a commit that changes a cost
+copies its report there.
 """
 
 import asyncio
@@ -36,19 +37,19 @@ COMMITTED = Path(__file__).with_name("committed.json")
 PLAN = StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1, bridges=1)
 Rows = dict[str, dict[str, float]]  # a figure by row and column
 _LIMIT_S = 600.0
-_HELD_TOKENS = 4_000  # of a stream that is held: it ends long after it was looked at
+_HELD_TOKENS = 4_000  # of an open stream, which ends long after memory was measured
 _KIB_OF_A_MIB = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class CostCell:
-    """So many requests at so many streams, with prompts of about so many tokens."""
+    """One load: requests over concurrent streams, with prompts of about `prompt_words` tokens."""
 
     name: str
     requests: int
     streams: int
     prompt_words: int = 64
-    prompts: int = 32  # that differ
+    prompts: int = 32  # distinct ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class CostOptions:
 
 
 class Costs:
-    """Counts what a stack does."""
+    """Counts CPU time, records and memory of a running stack."""
 
     def __init__(self, stack: Stack, generator: Generator, options: CostOptions) -> None:
         self._stack, self._generator, self._options = stack, generator, options
@@ -98,7 +99,7 @@ class Costs:
             raise RuntimeError(f"{cell.name}: {figures['requests']} answers, {figures['errors']}")
 
     async def cell(self, cell: CostCell) -> dict[str, Any]:
-        """What a request of it costs: CPU in ms by process, records and bytes by topic."""
+        """Return the cost of one request: CPU in ms by process, records and bytes by topic."""
         log = self._stack.settings.log
         before, meter = await end_offsets(log), CpuMeter(self._pids())
         await self.ask(cell)
@@ -114,7 +115,7 @@ class Costs:
         }
 
     async def idle(self) -> dict[str, dict[str, float]]:
-        """Share of a core and wake-ups per second, by process."""
+        """Return cores used and wake-ups per second of an idle stack, by process."""
         pids, seconds = self._pids(), self._options.idle_s
         meter, before = CpuMeter(pids), {name: wakeups(pid) for name, pid in pids.items()}
         await asyncio.sleep(seconds)
@@ -126,7 +127,7 @@ class Costs:
         }  # fmt: skip
 
     async def stream_kib(self) -> dict[str, float]:
-        """KiB that a process takes for each stream that is open, by process."""
+        """Return the memory in KiB for each open stream, by process."""
         pids, count = self._pids(), self._options.open_streams
         before = {name: resident_mib(pid) for name, pid in pids.items()}
         async with AsyncExitStack() as streams:
@@ -135,7 +136,7 @@ class Costs:
         return {name: _KIB_OF_A_MIB * mib / count for name, mib in sorted(growth_mib.items())}
 
     async def _open(self, streams: AsyncExitStack, number: int) -> None:
-        """Open a stream and wait for its first token."""
+        """Open a stream and wait for its first token; raises RuntimeError."""
         port = self._stack.settings.gateway.port
         reader, writer = await asyncio.open_connection(HOST, port)
         streams.callback(writer.close)
@@ -148,7 +149,7 @@ class Costs:
 
 
 async def run(options: CostOptions, console: Console) -> BenchmarkResult:
-    """Start a stack, and count part by part."""
+    """Start a stack and measure idle costs, each cell and open streams."""
     folder = BENCH_DIR.absolute() / "costs"
     stack = make_stack(PLAN, folder, **SIM)
     model = replace(stack.settings.model, max_model_len=CONTEXT_TOKENS)
@@ -225,7 +226,7 @@ def _table(title: str, now: Rows, before: Rows) -> Table:
 
 
 def _beside(now: float | None, before: float | None) -> str:
-    """A figure, and that of before where there is one."""
+    """Return a figure as text, with the committed one if there is one."""
     return number(now) if before is None else f"{number(now)} ({number(before)})"
 
 

@@ -1,7 +1,7 @@
-"""What the decision benchmark feeds to the router: records as they would come from the log.
+"""Makes the records that the decision benchmark feeds to the router, as the log would have them.
 
-A fleet of prefill, decode and replica workers, conversations with shared system prompts, and what
-the workers' caches hold of them. Deterministic by seed; measures nothing.
+A fleet of prefill, decode and replica workers, conversations with shared system prompts, and the
+blocks of these in the workers' prefix caches. Deterministic by seed; measures nothing.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class FleetSize:
 
 
 class FleetTraffic:
-    """Makes the records of one run."""
+    """Makes the fleet, session, KV and request records of one run."""
 
     def __init__(self, size: FleetSize, seed: int, start_ms: int) -> None:
         self.size = size
@@ -80,7 +80,7 @@ class FleetTraffic:
         return self._numbers.integers(0, 128_000, count, dtype=np.int32)
 
     def registrations(self) -> Iterator[Registration]:
-        """Every worker joins; every other one can only do prefill first."""
+        """Yield the registration of each worker; every other one supports only `prefill_first`."""
         both = (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT)
         for number, (worker_id, role) in enumerate(self.workers.items()):
             able = Capability(
@@ -116,7 +116,7 @@ class FleetTraffic:
             )
 
     def sessions(self) -> Iterator[Session]:
-        """Remembered conversations, spread over the decode workers."""
+        """Yield the sessions, spread evenly over the decode workers."""
         for number in range(self.size.sessions):
             yield Session(
                 session_id=f"session-{number:06}",
@@ -128,7 +128,8 @@ class FleetTraffic:
             )
 
     def kv_events(self) -> Iterator[KvEvents]:
-        """Everybody holds the system prompts, decode workers their sessions' histories too."""
+        """Yield snapshots of caches: all workers have the system prompts, decode workers also the
+        histories of their sessions."""
         for worker_id in self.workers:
             chains = [chain(system, BLOCK) for system in self._systems]
             if worker_id in self.decodes:
@@ -152,12 +153,13 @@ class FleetTraffic:
                 )
 
     def _history(self, number: int) -> npt.NDArray[np.int32]:
-        """System prompt, question and answer; what no cache holds needs no memory here."""
+        """Return the tokens of a session's system prompt, question and answer. Sessions beyond
+        `cached` derive theirs from a cached one, to save memory."""
         history = self._histories[number % self.cached] + number // self.cached
         return np.concatenate([self._systems[number % SYSTEM_PROMPTS], history])
 
     def request(self, number: int, now_ms: int) -> Request:
-        """A further turn of some session, or the first of a new one."""
+        """Return a request: another turn of a random session, or the first turn of a new one."""
         low, high = NEW_TOKENS
         new = self._tokens(int(low * (high / low) ** self._random.random()))
         session_number = self._random.randrange(self.size.sessions)
@@ -185,7 +187,7 @@ class FleetTraffic:
 
 
 def prefill_phase(work: Work, now_ms: int) -> Phase:
-    """The prefill worker that took the work is done."""
+    """Return the `PREFILL_DONE` phase of the prefill worker that has this work."""
     kv = KvHandle(
         worker_id=work.worker_id,
         worker_epoch=1,
@@ -211,7 +213,7 @@ def prefill_phase(work: Work, now_ms: int) -> Phase:
 
 
 def completed_outcome(work: Work, now_ms: int) -> Outcome:
-    """The decode or replica worker that took the work is done."""
+    """Return the completed outcome of the decode or replica worker that has this work."""
     return Outcome(
         request_id=work.request_id,
         session_id=work.session_id,

@@ -1,9 +1,9 @@
-"""The decision benchmark: how long the router's core takes to place a request in a large fleet.
+"""The decision benchmark: measures how long the router takes to place a request in a large fleet.
 
-`make bench-decisions`, or `trivium bench decisions --quick`. Drives the real `Router.apply`
-with records as they come from the log: workers that beat, remembered sessions, KV events, and
-requests of known and new sessions of which some are always under way. Times each event by itself;
-decisions are those that place a request or hand it over. Writes build/bench/decisions.json.
+`make bench-decisions`, or `trivium bench decisions --quick`. Calls the real `Router.apply` with
+records as the log has them: heartbeats of workers, sessions, KV events, and requests of known and
+new sessions, with a constant number of requests in flight. Times each event separately. Decisions
+are the events that place a request or hand it over. Writes build/bench/decisions.json.
 """
 
 import gc
@@ -47,16 +47,16 @@ from streams.core.events import (
 )
 from streams.core.router import Router
 
-TARGET_MS = 0.3  # a hop of the log takes 2.7
+TARGET_MS = 0.3  # one hop over the log takes 2.7 ms
 START_MS, STEP_MS, BEAT_MS, TICK_MS = 1_000_000, 2, 500, 50
-_PREFILL_SHARE = 0.03  # of the time under way
+_PREFILL_SHARE = 0.03  # of the requests in flight
 _DECISIONS = (DecisionKind.PLACE, DecisionKind.HANDOFF)
 _PERCENTS = (50.0, 99.0, 99.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionOptions(FleetSize):
-    """Which policies are measured, under how much."""
+    """Sets the policies to measure and the load."""
 
     policies: tuple[str, ...] = option(
         ("learned",), choices=[policy for policy in POLICIES if policy != "table"]
@@ -65,8 +65,8 @@ class DecisionOptions(FleetSize):
 
 
 class FleetRun:
-    """One router under the load. `times_ms` are of its events, by kind; `busy_ms` are the thread's
-    processor time of the same, which other processes on the machine do not touch."""
+    """One router under the load. `times_ms` has the wall time of each event, by kind. `busy_ms` has
+    the thread's CPU time for it, which other processes on the machine do not affect."""
 
     def __init__(self, size: FleetSize, policy: str, seed: int) -> None:
         self.size = size
@@ -82,7 +82,7 @@ class FleetRun:
         self._decoding: deque[Work] = deque()
 
     def set_up(self) -> None:
-        """The fleet joins, sessions are recovered, caches are told."""
+        """Apply the records of the fleet, the sessions and the caches, and measure memory."""
         traffic = self.traffic
         for registration in traffic.registrations():
             self._apply("fleet", FleetRecordArrived(registration, self._next()))
@@ -99,7 +99,7 @@ class FleetRun:
         return self._offset
 
     def _growth_bytes(self, kind: str, events: Iterable[Event], last: Event) -> int:
-        """Apply the events and return by how many bytes the process grew."""
+        """Apply the events and return the growth of the process's memory in bytes."""
         before = _resident_bytes()
         for event in events:
             self._apply(kind, event)
@@ -108,7 +108,7 @@ class FleetRun:
         return _resident_bytes() - before
 
     def play(self) -> None:
-        """Apply all requests; earlier ones are prefilled and answered meanwhile."""
+        """Apply all requests, with phases and outcomes of earlier ones in between."""
         for number in range(self.size.requests):
             self.now_ms += STEP_MS
             self._arrive(RequestArrived(self.traffic.request(number, self.now_ms), 0))
@@ -155,7 +155,7 @@ def _resident_bytes() -> int:
 
 
 def figures_of(run: FleetRun) -> dict[str, Any]:
-    """Percentiles by kind of event, memory, and what was decided."""
+    """Return percentiles in ms by kind of event, memory in MiB, and counts of decisions."""
     return {
         "ms": {kind: _row(times) for kind, times in run.times_ms.items()},
         "busy_ms": {kind: _row(times) for kind, times in run.busy_ms.items()},
@@ -173,7 +173,7 @@ def _row(times: Sequence[float]) -> dict[str, Any]:
 
 
 def show(policy: str, figures: dict[str, Any], console: Console) -> None:
-    """The figures as a table."""
+    """Print the figures of one policy as a table."""
     heads = [f"p{p:g} {what}ms" for what in ("", "busy ") for p in _PERCENTS]
     table = Table("event", "count", *heads, title=f"Policy {policy}")
     for kind, row in figures["ms"].items():
@@ -191,8 +191,8 @@ def show(policy: str, figures: dict[str, Any], console: Console) -> None:
 
 
 def measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
-    """One policy under the load, in a process of its own: memory that an earlier run gave back
-    would not show in what this one takes."""
+    """Measure one policy in a new process, since memory that an earlier run has freed would hide
+    the growth of this one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         return alone.submit(_measure, policy, size, seed).result()
 
@@ -200,7 +200,7 @@ def measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
 def _measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
     run = FleetRun(size, policy, seed)
     run.set_up()
-    with garbage.deferred_gc():  # as in a router
+    with garbage.deferred_gc():  # as a router process does
         run.play()
     return figures_of(run)
 

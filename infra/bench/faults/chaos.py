@@ -1,11 +1,11 @@
-"""Processes and the broker die under load, and a program of its own judges what clients saw.
+"""Kills processes and the broker under load; a separate program checks what clients received.
 
 `make chaos`, or `trivium bench chaos --quick`. Conversations arrive at 30 requests/s, some with
-passages, some hung up on. Every 5 s a process drawn from the seed gets SIGKILL, SIGSTOP or SIGTERM,
-and the broker dies three times. `checker.py` reads what clients wrote down and the raw topics.
-With `--hostile` all of that is done twice: alone, and then beside a tenant who sends what once took
-Trivium from all others; the first tenant does errands besides. Writes build/bench/chaos.json; the
-history stays beside it, in build/bench/chaos.
+passages, some with a client that disconnects. Every 5 s a process drawn from the seed gets SIGKILL,
+SIGSTOP or SIGTERM, and the broker dies three times. `checker.py` reads the history that clients
+wrote and the raw topics. With `--hostile` all of this runs twice: alone, and then beside a tenant
+whose calls once made Trivium unusable for all others; the first tenant also makes other calls
+(`Errands`). Writes build/bench/chaos.json; the history is in build/bench/chaos.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from infra.stack.plan import StackPlan
 from schemas.errors import LeaseError
 
 PLAN = StackPlan(prefill=2, decode=3, retrieval=2, embedding=1, routers=2, gateways=2)
-BACK_S = 120.0  # for every process to be back
-DRAIN_S = 320.0  # for the last answers to end: longer than a client is patient
-FOUND_S = 120.0  # for documents to be found
-SLOWER_MAX = 1.5  # p99 of a tenant's answers beside a hostile one, over that alone
+BACK_S = 120.0  # timeout until every process is ready again
+DRAIN_S = 320.0  # timeout of the last answers; longer than the patience of a client
+FOUND_S = 120.0  # timeout until searches find the documents
+SLOWER_MAX = 1.5  # p99 of a tenant's answers beside a hostile tenant, over its p99 alone
 KEYS = ("first-tenant", "hostile-tenant")
-LONG_TOKENS_MAX = 16_384  # of a prompt and its answer, where a tenant sends long ones
+LONG_TOKENS_MAX = 16_384  # of a prompt and its answer, since the hostile tenant sends long ones
 _LOOK_S = 0.25
 _JOINS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    """How long, how much, and which draws."""
+    """Sets the duration, the load, the faults and the seed."""
 
     seconds: float = option(600.0, "of killing")
     rate: float = option(30.0, "requests/s")
@@ -62,13 +62,13 @@ class ChaosOptions:
 
 @dataclass(slots=True, kw_only=True)
 class ChaosRun:
-    """Holds which faults were injected and what they caused."""
+    """The injected faults of one run, and their effects."""
 
     fault_counts: Counter[tuple[str, str]]
     skipped_faults: int
-    left_out: int  # questions that were not asked: too many were under way
+    left_out: int  # questions that were skipped, as too many calls were in flight
     never_ended: int
-    back_s: float  # until all processes were ready after the last blow
+    back_s: float  # from the last fault until all processes were ready
     states: dict[str, str]
     restarts: dict[str, int]
     answer_s: list[float]  # of each whole answer
@@ -76,11 +76,11 @@ class ChaosRun:
     misdeeds: dict[str, int]
 
     def unready_processes(self) -> dict[str, str]:
-        """Processes that did not come back."""
+        """Return the processes that are not ready, with their states."""
         return {name: state for name, state in self.states.items() if state != "ready"}
 
     def own_exits(self) -> dict[str, int]:
-        """Ends of processes that nobody ended: of leases lost while frozen, or of a mistake."""
+        """Return counts of exits without KILL or STOP: leases lost while frozen, or defects."""
         exit_counts = {
             name: count - self.fault_counts[name, KILL] - self.fault_counts[name, STOP]
             for name, count in self.restarts.items()
@@ -133,8 +133,8 @@ async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
 
 
 async def put_documents(stack: Stack, seed: int) -> None:
-    """What conversations look up; returns when it is found. While processes start, a small machine
-    may cost the library its lease: then it joins again and puts the same once more."""
+    """Put the documents that conversations search, and wait until searches find them. On a small
+    machine the library may lose its lease while processes start: then it joins and puts again."""
     for tries_left in reversed(range(_JOINS_MAX)):
         try:
             async with library(stack.settings.log) as books:
@@ -153,7 +153,7 @@ async def _run_under_faults(
     console: Console,
     beside: AbstractAsyncContextManager[dict[str, int]],
 ) -> ChaosRun:
-    """`beside` gives how often each misdeed has ended in each way, once it is over."""
+    """Run the load under faults. `beside` yields counts of misdeeds by kind and end."""
     key, answer_s = KEYS[0] if options.hostile else "", list[float]()
     restarts = {name: process.restarts for name, process in stack.processes.items()}
 
@@ -174,7 +174,7 @@ async def _run_under_faults(
         rng=random.Random(options.seed),
     )
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
-    async with asyncio.TaskGroup() as group:  # a run that is ended freezes nobody any more
+    async with asyncio.TaskGroup() as group:  # an aborted run leaves no process frozen
         watching = group.create_task(note_broker(stack, history))
         if errands is not None:
             group.create_task(errands.run())
@@ -213,7 +213,7 @@ async def _run_under_faults(
 
 
 async def note_broker(stack: Stack, history: FaultHistory) -> None:
-    """Write down when it answers again, until cancelled."""
+    """Record each recovery of the broker in the history, until cancelled."""
     was_there = True
     while True:
         is_there = await asyncio.to_thread(broker_answers, stack.bootstrap)
@@ -224,7 +224,7 @@ async def note_broker(stack: Stack, history: FaultHistory) -> None:
 
 
 async def _back(stack: Stack) -> dict[str, str]:
-    """The state of every process once all are back or given up, or time is up."""
+    """Return the state of every process once each is ready or failed, or after `BACK_S`."""
     end_s = time.monotonic() + BACK_S
     while True:
         states = {name: stack.state_of(name) for name in stack.processes}
@@ -242,7 +242,7 @@ def _line(load: ConversationLoad, injector: FaultInjector, stack: Stack) -> str:
 
 
 def _fairness(alone: ChaosRun, beside: ChaosRun) -> list[Bar]:
-    """All that the first tenant asked is done, and not much later than without the other one."""
+    """Return bars: the first tenant's errands succeed, and its answers are hardly slower."""
     failed = [failure for run in (alone, beside) if run.errands for failure in run.errands.failed]
     before, after = (percentiles(run.answer_s)["p99"] for run in (alone, beside))
     slower = after / before if before and after else None
@@ -253,7 +253,7 @@ def _fairness(alone: ChaosRun, beside: ChaosRun) -> list[Bar]:
 
 
 def _beside(alone: ChaosRun, beside: ChaosRun) -> Table:
-    """How long what the first tenant asked took."""
+    """Return a table of the first tenant's durations, alone and beside the hostile tenant."""
     heads = ("count", "p50, s", "p99, s", "longest, s")
     title = "The first tenant, alone and beside a hostile one"
     table = Table("what", *heads, *heads, title=title)
@@ -274,7 +274,7 @@ def _durations(result: ChaosRun) -> dict[str, dict[str, float | None]]:
 
 
 def _figures(result: ChaosRun) -> dict[str, Any]:
-    """For the report, beside what the checker found."""
+    """Return the figures of one run, which the report adds to the checker's findings."""
     return {
         "seconds": _durations(result),
         "errands_failed": result.errands.failed if result.errands else [],

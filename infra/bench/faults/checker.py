@@ -1,12 +1,12 @@
-"""Whether clients got what was accepted, once, whole and right, whatever died: a second program.
+"""Checks that every accepted request got one whole and right answer while processes died.
 
 `python infra/bench/faults/checker.py TASK.json` reads the raw topics and the history that clients
-wrote, and prints its findings as JSON. Imports nothing of what it judges: Avro schemas are read as
-files, and what the simulated engine has to say is computed here again. TASK.json says `bootstrap`,
-`prefix`, `schemas` (the folder of .avsc files), `history` (lines that `history.py` writes),
-`engine` with its `block_size` and `vocabulary`: id and text of each token that may be drawn, and
-`tenant`: if not empty, whose requests are judged. Answers of a certain form are not: the engine
-draws them otherwise.
+wrote, and prints its findings as JSON. Imports nothing of Trivium: reads Avro schemas as files, and
+computes the tokens of the simulated engine again. TASK.json has `bootstrap`, `prefix`, `schemas`
+(the folder of .avsc files), `history` (the file that `history.py` writes), `engine` with its
+`block_size` and `vocabulary` (id and text of each token that the engine samples), and `tenant`: if
+not empty, only requests of this tenant are checked. Does not check structured answers, which the
+engine samples differently.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ SINGLE_OBJECT = b"\xc3\x01"
 RECORDS = ("Request", "Work", "Outcome", "TokenFrame")
 READ_S, NAMED_MAX = 600.0, 5
 MASK, FOLD = (1 << 64) - 1, 0x9E3779B97F4A7C15
-STALL_MS = 500  # shorter pauses are not for faults to explain
-# A stall may begin so long after what explains it; the first that does counts.
+STALL_MS = 500  # shorter pauses need no fault to explain them
+# A stall may begin this long after the fault that explains it; the first kind that matches counts.
 LATE_MS = {"router": 12_000, "gateway": 12_000, "worker": 6_000, "retrieval": 6_000}
-BROKER_LATE_MS = 15_000  # before all others: so long after it is back
+BROKER_LATE_MS = 15_000  # from the broker's recovery; the broker takes precedence over all kinds
 KINDS = {"prefill": "worker", "decode": "worker", "embedding": "retrieval"}
 Record = dict[str, Any]
 
 
 class RecordDecoder:
-    """Values in Avro's single-object framing; what is of another kind, or deleted, is None."""
+    """Decodes values in Avro's single-object encoding that have one of the `RECORDS` schemas."""
 
     def __init__(self, folder: Path) -> None:
         self._schemas = {}
@@ -54,14 +54,14 @@ class RecordDecoder:
 
 
 async def read(bootstrap: str, topic: str, decoder: RecordDecoder) -> list[Record]:
-    """All records of a topic that are of a known kind, in the order of each partition."""
+    """Return all records of a topic that have a known schema, in the order of each partition."""
     consumer = aiokafka.AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
         fetch_max_bytes=1 << 24, max_partition_fetch_bytes=1 << 23,
     )  # fmt: skip
     records = []
     async with consumer, asyncio.timeout(READ_S):
-        places = consumer.assignment()  # all of them: there is no group
+        places = consumer.assignment()  # all partitions, as there is no group
         ends = await consumer.end_offsets(places)
         while any([await consumer.position(place) < ends[place] for place in places]):
             for got in (await consumer.getmany(timeout_ms=500)).values():
@@ -77,7 +77,7 @@ def mix(value: int) -> int:
 
 
 class AnswerOracle:
-    """What the simulated engine says: a function of all tokens before, of seed and number."""
+    """Computes the simulated engine's tokens from all earlier tokens, the seed and the number."""
 
     def __init__(self, block_size: int, vocabulary: Sequence[tuple[int, str]]) -> None:
         self._size = block_size
@@ -91,7 +91,7 @@ class AnswerOracle:
         return "".join(self._texts.get(token_id, "?") for token_id in token_ids)
 
     def answer(self, prompt: bytes, sampling: Mapping[str, Any]) -> list[int]:
-        """Up to its limit; nothing else ends it."""
+        """Return the token ids of the answer, which ends only at `max_tokens`."""
         seed = mix((sampling["seed"] or 0) & MASK) | 1 if sampling["temperature"] > 0 else 0
         key = (prompt, seed, sampling["max_tokens"])
         if key not in self._cache:
@@ -119,7 +119,7 @@ class AnswerOracle:
 def expected_of(
     requests: Mapping[str, Record], works: Iterable[Record], engine: AnswerOracle
 ) -> tuple[dict[str, list[int]], list[str]]:
-    """The right tokens of each request that was sent to a worker; orders that contradict it."""
+    """Return the right tokens of each request that a worker received, and contradictory work."""
     expected: dict[str, list[int]] = {}
     prompts: dict[str, bytes] = {}
     odd = []
@@ -176,9 +176,9 @@ def check_frames(
     frames: Iterable[Record], expected: Mapping[str, list[int]], engine: AnswerOracle,
     left_out: Container[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Rows of tokens on the log: no gap, nothing wrong, nothing beyond an end. An attempt may begin
-    where the tokens of those before it end; what comes twice, gateways drop."""
-    lengths: dict[str, int] = {}  # by request, whatever the attempt
+    """Check that rows of tokens have no gap, no wrong token, and none after an attempt's end. An
+    attempt may begin where tokens of earlier attempts end. Gateways drop tokens that repeat."""
+    lengths: dict[str, int] = {}  # by request, over all attempts
     end_seqs: dict[tuple[str, int], int] = {}
     rows, gaps, wrong, beyond = 0, [], [], []
     columns = ("request_ids", "attempts", "first_seqs", "token_counts", "texts")
@@ -209,7 +209,7 @@ def check_answers(
     completed: set[str],
     engine: AnswerOracle,
 ) -> dict[str, Any]:
-    """What clients read: the right tokens from the first on, all of them where it ended well."""
+    """Check that clients read the right tokens from the first on, and whole answers to the end."""
     names = ("gaps", "repeats", "wrong", "not_answered", "not_on_the_log")
     faults: dict[str, list[str]] = {name: [] for name in names}
     for answer in answers:
@@ -237,7 +237,7 @@ def check_answers(
 
 
 def difference(got: list[int], right: list[int], *, is_whole: bool) -> str:
-    """How what was read differs from what is right; empty where it does not."""
+    """Return how the tokens differ from the right ones: gaps, repeats, wrong, or empty."""
     at = next((n for n, (a, b) in enumerate(zip(got, right, strict=False)) if a != b), len(got))
     if at == len(got) <= len(right):
         return "gaps" if is_whole and len(got) < len(right) else ""
@@ -247,8 +247,8 @@ def difference(got: list[int], right: list[int], *, is_whole: bool) -> str:
 
 
 def stalls(answers: Iterable[Record], blows: Iterable[Record]) -> dict[str, Any]:
-    """Pauses of answers, from asking to the last event, by what explains them: the broker where it
-    was away; else the first of `LATE_MS` that was hurt in the pause or shortly before."""
+    """Return pauses in answers, from the call to the last event, by cause: the broker if it was
+    down; else the first kind in `LATE_MS` with a fault in the pause or shortly before. In s."""
     dealt = sorted((event["at_ms"], kind_of(event["name"])) for event in blows if "how" in event)
     backs = sorted(event["at_ms"] for event in blows if "how" not in event)
     away = [(at, backs[bisect_left(backs, at) :]) for at, kind in dealt if kind == "broker"]
@@ -279,7 +279,7 @@ def kind_of(name: str) -> str:
 
 
 def summarize(labels: Iterable[str]) -> dict[str, Any]:
-    """How many, and some of them."""
+    """Return the count of the labels and at most NAMED_MAX of them."""
     examples = sorted(labels)
     return {"count": len(examples), "some": examples[:NAMED_MAX]}
 
@@ -287,7 +287,7 @@ def summarize(labels: Iterable[str]) -> dict[str, Any]:
 async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
     """Read the topics and check everything that the task names."""
     decoder, topics = RecordDecoder(Path(task["schemas"])), {}
-    # Requests last: what another tenant has still under way must be known for that tenant's.
+    # Read requests last: they identify all records of other tenants, also of requests in flight.
     for name in ("tokens", "outcomes", "decode", "prefill", "requests"):
         topics[name] = await read(task["bootstrap"], task["prefix"] + name, decoder)
     tenant = task.get("tenant")

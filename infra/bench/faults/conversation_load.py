@@ -1,7 +1,8 @@
-"""Conversations that arrive at a rate, drawn from a seed, whatever becomes of those before.
+"""Sends conversations at a rate, drawn from a seed, without waiting for earlier answers.
 
-Each call continues a conversation whose last answer is whole, or begins one. Some look something
-up, and of some the client hangs up in the middle. What clients see goes to whoever is told.
+Each call continues a conversation whose last answer is whole, or begins one. Some conversations
+retrieve passages, and in some calls the client disconnects midway. Passes each answer to
+`on_answer`.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ OPENINGS, OPENING_WORDS = 48, (8, 96)
 FOLLOW_UPS = ("And then?", "Why is that so?", "Say it again in other words.")
 ANSWER_TOKENS = (8, 24, 48, 96)
 RETRIEVES, HANGS_UP, GOES_ON = 0.3, 0.05, 0.7  # shares
-UNDER_WAY_MAX = 1_500  # beyond that, what would be asked is left out and counted
+UNDER_WAY_MAX = 1_500  # with more calls in flight, questions are skipped and counted
 
 
 class Client(Protocol):
@@ -35,7 +36,7 @@ class Client(Protocol):
 
 @dataclass(slots=True)
 class Talk:
-    """Holds the state of one conversation."""
+    """One conversation, and how it continues."""
 
     opening: int
     messages: list[dict[str, str]]
@@ -67,7 +68,7 @@ class ConversationLoad:
 
     @property
     def under_way(self) -> int:
-        """Answers that somebody waits for."""
+        """Number of calls in flight."""
         return len(self._tasks)
 
     async def run(self) -> None:
@@ -85,7 +86,7 @@ class ConversationLoad:
             task.add_done_callback(self._tasks.discard)
 
     async def drain(self, seconds: float) -> int:
-        """Wait for what is under way; how much has not ended by then, and is given up."""
+        """Wait for calls in flight; cancel those left after `seconds`, and return their number."""
         unfinished_tasks: set[asyncio.Task[None]] = set()
         if self._tasks:
             _, unfinished_tasks = await asyncio.wait(self._tasks, timeout=seconds)
@@ -116,7 +117,7 @@ class ConversationLoad:
         self._waiting.append(talk)
 
     def _question(self, talk: Talk) -> ChatQuestion:
-        """Every third conversation is sampled, the others are greedy."""
+        """Return the next question. Every third opening is sampled, the others are greedy."""
         turn = len(talk.messages) // 2
         tokens = ANSWER_TOKENS[(talk.opening + turn) % len(ANSWER_TOKENS)]
         hangs_up = self._rng.random() < HANGS_UP
@@ -140,5 +141,5 @@ def openings(seed: int) -> list[str]:
 
 
 def texts(seed: int) -> Sequence[TextDocument]:
-    """Documents that say what openings ask."""
+    """Return one document for each opening, with the same text."""
     return [TextDocument(f"d{number}", text) for number, text in enumerate(openings(seed))]

@@ -1,7 +1,7 @@
-"""A simulated engine alone, whose answers any deployment of such engines has to give.
+"""Computes the answers that any deployment of simulated engines must give, with one engine alone.
 
-Recomputes the answer of each request from its record: a second program, beside `log_audit.py`.
-Requests that ask for the same are computed once.
+Computes each answer from its `Request`, independently of the log that `log_audit.py` checks.
+Computes requests with the same prompt and sampling once.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from infra.stack.engine_source import start_engine
 from schemas.records import Request, Role, Sampling
 from schemas.rules.tokens import unpack_tokens
 
-RUNNING_MAX = 64  # however many requests there are
+RUNNING_MAX = 64  # requests at once on the engine
 _QUICK = {"decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none", "kv_blocks": 32_768}
 
 
 async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[str, LoneAnswer]:
-    """The answers of the same requests from one engine without log, peers and transfers."""
+    """Return one engine's answer to each request, by id, without log, peers and transfers."""
     inputs = {request.request_id: _engine_input(request) for request in requests}
     keys = {
         request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in inputs.items()
@@ -43,7 +43,7 @@ async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[
 
 
 def _engine_input(request: Request) -> tuple[bytes, Sampling]:
-    """Return what decides the answer; greedy sampling ignores the seed."""
+    """Return the prompt and sampling that decide the answer; greedy sampling ignores the seed."""
     sampling = request.sampling
     if not sampling.temperature:
         sampling = dataclasses.replace(sampling, seed=0)

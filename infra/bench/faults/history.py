@@ -1,8 +1,8 @@
-"""What clients saw and what was done to processes, as lines of JSON that `checker.py` reads.
+"""Writes the answers of clients and the injected faults as lines of JSON that `checker.py` reads.
 
-A line says `what` it is. `answer`: its request as far as it is known, how it ended, its tokens and
-text, and when each part came. `blow`: which process was hurt, and how. `back`: the broker answers
-again. Times are wall ms.
+The field `what` has the kind of a line. `answer`: its request id if known, its status, its tokens
+and text, and the time of each part. `blow`: the process and the kind of fault. `back`: the broker
+answers again. Times are wall ms.
 """
 
 import json

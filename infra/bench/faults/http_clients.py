@@ -1,8 +1,8 @@
-"""Clients of the benchmarks that kill processes: what they ask, and what they see of the answers.
+"""HTTP clients of the benchmarks that kill processes; they record their answers.
 
-`Once` asks for a whole answer and never again. `Balanced` reads a stream from the first gateway
-that takes it, as behind a load balancer, and never again. `Resuming` goes on with `Last-Event-ID`
-at any gateway where a stream breaks. None judges what it reads.
+`Once` asks for a whole answer and does not retry. `Balanced` reads a stream from the first gateway
+that accepts the call, as behind a load balancer, and does not retry a stream that broke. `Resuming`
+resumes a broken stream with `Last-Event-ID` at any gateway. None of them checks the answers.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ _CHAT = "/v1/chat/completions"
 _RESUME = "Last-Event-ID"
 _WITH_IDS = {"X-Trivium-Event-Ids": "true"}
 _PUBLIC_PREFIX = "chatcmpl-"
-_PAUSE_S = 0.5  # before a client that resumes tries again
+_PAUSE_S = 0.5  # before `Resuming` tries again
 _CONNECT_S = 10.0
 _ONCE_S, _ONCE_PAUSE_S = 30.0, 1.0
 _DETAIL_CHARS_MAX = 300
-# An unused connection, for well less than a gateway that stops waits for its last use.
+# Idle connections close well before a stopping gateway ceases to wait for their next call.
 _KEPT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatQuestion:
-    """Describes one chat that a client sends."""
+    """One chat that a client sends."""
 
     messages: Sequence[dict[str, str]]
     max_tokens: int
@@ -60,20 +60,20 @@ class ChatQuestion:
 
 @dataclass(slots=True, kw_only=True)
 class ClientAnswer:
-    """Records what a client received for one question."""
+    """The answer that a client received for one question."""
 
-    client: str  # its name
-    status: str = ""  # one of the words above
-    detail: str = ""  # of anything but a whole answer
-    request_id: str = ""  # of the last request that was made for it and answered
+    client: str  # name of its class
+    status: str = ""  # one of the statuses above, perhaps with a code
+    detail: str = ""  # of every status except `WHOLE`
+    request_id: str = ""  # of the last request for this question that a gateway answered
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    times_s: list[float] = field(default_factory=list)  # when something came
-    event_id: str = ""  # of the last event that came whole
-    breaks: int = 0  # tries that did not lead to the end
+    times_s: list[float] = field(default_factory=list)  # of each event with text
+    event_id: str = ""  # of the last complete event
+    breaks: int = 0  # tries that ended before the answer did
     resumes: int = 0
     asked_s: float = field(default_factory=time.monotonic)
-    first_s: float = 0.0  # when the first text came
+    first_s: float = 0.0  # time of the first text
     ended_s: float = 0.0
 
     def read(self, event: dict[str, Any], now_s: float) -> None:
@@ -90,7 +90,7 @@ class ClientAnswer:
                 self.status = WHOLE
 
     def read_whole(self, answer: dict[str, Any], now_s: float) -> None:
-        """An answer that was not streamed."""
+        """Take over an answer that was not streamed."""
         self.request_id = str(answer["id"]).removeprefix(_PUBLIC_PREFIX)
         self.text = answer["choices"][0]["message"]["content"]
         self.status, self.first_s, self.ended_s = WHOLE, now_s, now_s
@@ -103,7 +103,7 @@ class ClientAnswer:
 
 
 class _GatewayClient:
-    """A client that makes its own requests, each at any gateway."""
+    """Base of the clients: sends each call to any of the gateways."""
 
     timeout: httpx.Timeout
 
@@ -131,7 +131,7 @@ class _GatewayClient:
         answer: ClientAnswer,
         read_max: int,
     ) -> None:
-        """A stream to its end, or until the client hangs up; raises what breaks it."""
+        """Read a stream to its end, or until the client disconnects; raises what breaks it."""
         async with opening as response:
             if response.status_code != httpx.codes.OK:
                 raise NotReady(f"{response.status_code}: {await response.aread()!r}")
@@ -151,9 +151,9 @@ class _GatewayClient:
 
 
 class Once(_GatewayClient):
-    """One try for a whole answer, not streamed, and a second's pause after a failed one.
+    """Asks once for an answer without streaming, and pauses for 1 s after a failure.
 
-    The client of Dynamo's fault tolerance tests (tests/fault_tolerance/client.py there).
+    Follows the client of Dynamo's fault tolerance tests (tests/fault_tolerance/client.py there).
     """
 
     name = "one try"
@@ -180,8 +180,8 @@ class Once(_GatewayClient):
 
 
 class Balanced(_GatewayClient):
-    """A client behind a load balancer: where a gateway is not there, or says that it takes nothing,
-    another one is asked at once. What has begun is never asked again.
+    """A client behind a load balancer: if a gateway is down or refuses the call, the client tries
+    the next one at once. It does not retry an answer that has begun.
     """
 
     name = "balanced"
@@ -206,7 +206,7 @@ class Balanced(_GatewayClient):
 
 
 class Resuming(_GatewayClient):
-    """A client that asks again until an answer begins, and resumes what breaks at any gateway."""
+    """A client that retries until an answer begins, and resumes broken streams at any gateway."""
 
     name = "resuming"
 

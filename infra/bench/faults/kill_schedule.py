@@ -1,7 +1,7 @@
-"""Which process is hurt how and when, drawn from a seed; and doing it to a running stack.
+"""Draws from a seed which process gets which signal and when, and injects it into a running stack.
 
-`draw` is pure. `FaultInjector` keeps count of what it did, so that a process that ended by itself
-can be told from one that was killed.
+`draw` is pure. `FaultInjector` counts its faults, so that callers can distinguish a process that
+ended by itself from one that was killed.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from infra.stack.launcher import Stack
 
 BROKER = "broker"
 KILL, FREEZE, STOP = "kill", "freeze", "stop"  # SIGKILL; SIGSTOP, then SIGCONT; SIGTERM
-FREEZE_S = (0.3, 6.0)  # some end before a lease does, some after
+FREEZE_S = (0.3, 6.0)  # shorter and longer than a lease
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """Describes one signal: when, to which process, and how."""
+    """One fault: its time, its process and its kind."""
 
     at_s: float
     name: str
     how: str
-    lasts_s: float = 0.0  # of a freeze; of a broker that is kept away
+    lasts_s: float = 0.0  # of a freeze, or of an outage of the broker
 
 
 def draw(
@@ -40,7 +40,7 @@ def draw(
     broker_kills: int,
     rng: random.Random,
 ) -> list[InjectedFault]:
-    """Every blow of a run, by time: a process at a time, and the broker in between."""
+    """Return every fault of a run, by time: one process each time, and the broker in between."""
     faults = []
     for number in range(1, int(seconds / every_s - 1e-9) + 1):
         how = rng.choice((KILL, FREEZE, STOP))
@@ -54,19 +54,19 @@ def draw(
 
 
 class FaultInjector:
-    """Deals blows to the processes of a stack, its broker among them."""
+    """Injects faults into the processes of a stack and its broker."""
 
     def __init__(
         self, stack: Stack, on_fault: Callable[[InjectedFault], None] = lambda fault: None
     ) -> None:
-        self._stack, self._on_fault = stack, on_fault  # of each blow as it falls
+        self._stack, self._on_fault = stack, on_fault  # called before each fault
         self._broker = Broker(stack.settings.broker, stack.folder / "broker")
         self._frozen: set[str] = set()
-        self.fault_counts: Counter[tuple[str, str]] = Counter()  # by name and how
+        self.fault_counts: Counter[tuple[str, str]] = Counter()  # by process and kind
         self.skipped_faults = 0  # the process was down, or frozen
 
     async def follow(self, faults: Sequence[InjectedFault]) -> None:
-        """Deal them all, each at its time."""
+        """Inject all faults, each at its time."""
         began_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for fault in faults:
@@ -74,7 +74,7 @@ class FaultInjector:
                 group.create_task(self.inject(fault))
 
     async def inject(self, fault: InjectedFault) -> None:
-        """One blow; returns when a freeze is over, or a broker may come back."""
+        """Inject one fault; returns when a freeze is over, or the broker may start again."""
         is_broker = fault.name == BROKER
         if not is_broker and (
             fault.name in self._frozen or not self._stack.processes[fault.name].pid
@@ -103,7 +103,7 @@ class FaultInjector:
                 os.kill(pid, signal.SIGCONT)
 
     async def _kill_broker(self, away_s: float) -> None:
-        """Kill it, and for so long again whenever the launcher brings it back."""
+        """Kill the broker, and for `away_s` again each time the launcher has restarted it."""
         end_s = asyncio.get_running_loop().time() + away_s
         while True:
             if pid := self._broker.pid:

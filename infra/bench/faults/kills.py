@@ -1,9 +1,9 @@
-"""Dynamo's fault tolerance protocol: 8 clients of 100 requests, a process killed after 30 s.
+"""Runs Dynamo's fault tolerance protocol: 8 clients of 100 requests, a process killed after 30 s.
 
-`make bench-kills`, or `trivium bench kills`. For each kind of process: how many of 800
-requests fail, for clients that try once (theirs), and for as many beside them that resume with
-`Last-Event-ID`. Engines are simulated; prompts and answers have their lengths. Writes
-build/bench/kills.json, with the published figures beside ours.
+`make bench-kills`, or `trivium bench kills`. For each kind of process it counts how many of 800
+requests fail, for clients that try once, as Dynamo's do, and for as many beside them that resume
+with `Last-Event-ID`. Engines are simulated; prompts and answers have the lengths of Dynamo's tests.
+Writes build/bench/kills.json, with the published figures beside ours.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ PROMPT_WORDS, ANSWER_TOKENS = 100, 100
 
 
 class Impatient(Resuming):
-    """Waits as long for an answer as theirs, however often it resumes."""
+    """Waits as long for an answer as Dynamo's client, and may resume in that time."""
 
     patience_s = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillScenario:
-    """Which processes are killed; what Dynamo publishes for the like of it, of 800."""
+    """Processes to kill, and the failures of 800 that Dynamo publishes for a similar kill."""
 
     name: str
     victims: tuple[str, ...]
@@ -82,7 +82,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillsOptions:
-    """Holds the numbers of the fault tolerance protocol."""
+    """Sets the numbers of the fault tolerance protocol."""
 
     clients: int = option(8, "of each kind")
     requests: int = option(100, "of each client")
@@ -170,7 +170,7 @@ def figures(
 
 
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
-    """Nobody who resumes fails; of the others no more than are published."""
+    """Return bars: no failures with `Last-Event-ID`, and without it at most the published ones."""
     judged = [
         at_most(f"failed, {name}: with Last-Event-ID", row[Resuming.name]["failed"], 0, "")
         for name, row in rows.items()

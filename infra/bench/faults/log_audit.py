@@ -1,7 +1,7 @@
-"""An audit of what must hold whatever died in between, recomputed from the raw topics.
+"""Checks from the raw topics the invariants that must hold whichever processes die.
 
-A second program: it shares no state with what it judges. The end-to-end tests and the benchmarks
-that kill processes use it.
+Shares no state with the processes that it checks. The end-to-end tests and the benchmarks that kill
+processes call it.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
 PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
-SETTLE_S = 60.0  # what is under way may take so long to end
+SETTLE_S = 60.0  # timeout of requests in flight
 _POLL_S = 0.2
-_NAMED_MAX = 5  # requests that a violation names
+_NAMED_MAX = 5  # request ids in the text of a violation
 
 
 async def read_raw(log: LogSettings, topic: str) -> list[ConsumerRecord]:
-    """All records of a topic, in the order of each partition."""
+    """Return all raw records of a topic, in the order of each partition."""
     dead = topic.endswith(".dlq")
     count = 1 if dead else log.partitions(TOPICS[topic].group)
     reader = AssignedReader(log, topic, range(count), client_id="audit")
@@ -56,18 +56,18 @@ async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
     """Return decoded records with their offsets; undecodable ones are left out."""
     codec, decoded = await asyncio.to_thread(make_codec, log), []
     for record in await read_raw(log, topic):
-        with contextlib.suppress(RecordError):  # what a test poisoned
+        with contextlib.suppress(RecordError):  # records that a test made undecodable
             decoded.append((record.offset, codec.decode(record.value)))
     return decoded
 
 
 @dataclass
 class StreamChecker:
-    """No token of an attempt follows that attempt's end, and its numbers have no gap.
+    """Checks that no token of an attempt follows that attempt's end, and that no token is missing.
 
-    Both workers of a pair say the first token, and prefill's may reach the log after an end
-    that decode wrote; a frame without acknowledgement is sent again. Gateways drop both. An attempt
-    may go on behind what the log had of the one before, when that was marked void.
+    Both workers of a pair write the first token, and the prefill worker's may reach the log after
+    an end that the decode worker wrote. A frame without acknowledgement is sent again. Gateways
+    drop both. An attempt may continue after the tokens of the attempt before, as of its void mark.
     """
 
     says_first: dict[tuple[str, int], str]  # prefill worker of each attempt by a pair
@@ -77,7 +77,7 @@ class StreamChecker:
     _resume_lengths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
     def read(self, frame: TokenFrame) -> None:
-        """The next frame of its partition."""
+        """Check the next frame of its partition."""
         columns = (frame.first_seqs, frame.token_counts, frame.first_chars, frame.texts)
         rows = zip(frame.request_ids, frame.attempts, *columns, strict=True)
         for request_id, attempt, first, count, char, text in rows:
@@ -103,7 +103,7 @@ class StreamChecker:
 
 @dataclass
 class LogAudit:
-    """Holds the records of the raw topics, by request."""
+    """The records of the raw topics, by request, and checks of them."""
 
     requests: dict[str, Request]
     outcomes: dict[str, list[Outcome]]
@@ -112,7 +112,7 @@ class LogAudit:
     frames: list[TokenFrame]
 
     def check(self) -> None:
-        """The invariants; a failure names the requests."""
+        """Check the invariants; an AssertionError names the requests that violate them."""
         violations = list(self.violations())
         assert not violations, "\n".join(violations)
 
@@ -145,16 +145,16 @@ class LogAudit:
         yield from ends.violations
 
     def kinds(self) -> Counter[str]:
-        """How many requests ended in each way."""
+        """Return the number of requests by the kind of their outcome."""
         ends = (counting_outcome(outcomes) for outcomes in self.outcomes.values())
         return Counter(end.kind.value for end in ends if end is not None)
 
     def of_kind(self, kind: str) -> list[Decision]:
-        """All decisions of one kind."""
+        """Return all decisions of one kind."""
         return [d for decisions in self.decisions.values() for d in decisions if d.kind == kind]
 
     def kv_bytes(self) -> int:
-        """Bytes that decode workers received over NIXL."""
+        """Return the bytes of KV that decode workers received over NIXL."""
         return sum(
             phase.kv_bytes
             for phases in self.phases.values()
@@ -164,7 +164,7 @@ class LogAudit:
 
 
 def _counting(outcomes: Collection[Outcome]) -> int:
-    """How many of a request's outcomes claim to be the one that counts; a record may come twice."""
+    """Return the number of distinct outcomes of the attempt that counts; records may repeat."""
     end = counting_outcome(outcomes)
     return len({repr(outcome) for outcome in outcomes if end and outcome.attempt == end.attempt})
 
@@ -177,7 +177,7 @@ def _describe(what: str, request_ids: Iterable[str]) -> Iterator[str]:
 
 
 async def wait_settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
-    """Wait until every accepted request has its outcome; False if some have none by then."""
+    """Return whether every accepted request gets its outcome within `seconds`."""
     end_s = time.monotonic() + seconds
     while True:
         requests = await read_topic(log, "requests")
@@ -190,14 +190,14 @@ async def wait_settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
 
 
 async def read_audit(log: LogSettings) -> LogAudit:
-    """Read what the log holds now, without checking it."""
+    """Read the current records of the log, without checking them."""
     topics = ("requests", "outcomes", "decisions", "phases", "tokens")
     read = await asyncio.gather(*(read_topic(log, topic) for topic in topics))
     grouped: list[dict[str, list[Any]]] = []
     for records in read[1:4]:
         by_id: dict[str, list[Any]] = defaultdict(list)
         for record in records:
-            if not isinstance(record, Retrieved | Continued):  # which lie among the phases
+            if not isinstance(record, Retrieved | Continued):  # also on `phases`
                 by_id[record.request_id].append(record)
         grouped.append(by_id)
     requests = {request.request_id: request for request in read[0]}
@@ -205,7 +205,7 @@ async def read_audit(log: LogSettings) -> LogAudit:
 
 
 async def audit(log: LogSettings) -> LogAudit:
-    """Read the log once every accepted request has its outcome, or after a while, and check it."""
+    """Read and check the log once every request has its outcome, or after `SETTLE_S`."""
     await wait_settled(log)
     result = await read_audit(log)
     result.check()

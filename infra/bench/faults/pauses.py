@@ -1,7 +1,7 @@
-"""How long an answer stands still when its decode worker is killed in the middle.
+"""Measures how long an answer pauses when its decode worker is killed in the middle.
 
-`trivium bench pauses`. Answers of several lengths are streamed, half of which go on on another
-worker, and half begin anew there, since they have a stop string. When all have their length, one of
+`trivium bench pauses`. Streams answers of several lengths. Half of them continue on another worker,
+and half restart there, since they have a stop string. When all have the length to measure, one of
 two decode workers is killed. Engines are simulated, with the speeds of a small model on a GPU: 10
 ms per token, 10 000 prompt tokens/s. Writes build/bench/pauses.json.
 """
@@ -29,10 +29,10 @@ from infra.stack.plan import StackPlan
 PLAN = StackPlan(prefill=1, decode=2)
 SPEEDS: dict[str, Any] = {"prefill_ms_per_token": 0.1, "decode_step_ms": 10.0}
 GOES_ON, ANEW = "goes on", "begins anew"
-NEVER_SAID = "\x01"  # a stop string makes an answer begin anew
-REST = 300  # tokens that are left when the worker dies
+NEVER_SAID = "\x01"  # an answer with a stop string restarts
+REST = 300  # tokens still to generate when the worker dies
 PROMPT_MAX = 100
-PAUSE_S = 2.0  # less is no loss of a worker: that takes a lease
+PAUSE_S = 2.0  # shorter pauses do not come from a lost worker, whose lease must end first
 PATIENCE_S = 300.0
 _LOOK_S = 0.01
 GROWTH_MAX = 1.5  # of the pause, from the shortest to the longest answer
@@ -47,7 +47,7 @@ class PausesOptions:
 
 
 async def run(options: PausesOptions, console: Console) -> BenchmarkResult:
-    """All lengths on one stack; whoever was killed is back before the next."""
+    """Measure all lengths on one stack; the killed worker is ready again before the next one."""
     stack = make_stack(PLAN, BENCH_DIR.absolute() / "pauses", **SPEEDS)
     model = replace(stack.settings.model, max_model_len=max(options.tokens) + REST + PROMPT_MAX)
     stack.settings = replace(stack.settings, model=model)
@@ -66,7 +66,7 @@ async def run(options: PausesOptions, console: Console) -> BenchmarkResult:
 
 
 async def _row(stack: Stack, client: httpx.AsyncClient, tokens: int, count: int) -> dict[str, Any]:
-    kinds = [GOES_ON, GOES_ON, ANEW, ANEW] * ((count + 1) // 2)  # workers get them by turns
+    kinds = [GOES_ON, GOES_ON, ANEW, ANEW] * ((count + 1) // 2)  # workers take requests in turn
     answers = [ClientAnswer(client=kind) for kind in kinds]
     asking = [
         asyncio.create_task(_ask(client, answer, tokens + REST, f"{tokens}: {number}?"))
@@ -104,7 +104,7 @@ async def _ask(client: httpx.AsyncClient, answer: ClientAnswer, tokens: int, que
 
 
 def pauses(answers: list[ClientAnswer]) -> dict[str, Any]:
-    """The longest silence in each answer that had one."""
+    """Return figures of the longest pause of each answer that was interrupted."""
     longest = [max(b - a for a, b in pairwise(answer.times_s)) for answer in answers]
     pauses_s = [round(pause_s, 2) for pause_s in longest if pause_s > PAUSE_S]
     return {
@@ -116,7 +116,7 @@ def pauses(answers: list[ClientAnswer]) -> dict[str, Any]:
 
 
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
-    """All answers are whole, and the pause hardly grows with what there is of an answer."""
+    """Return bars: all answers are whole, and the pause hardly grows with the answer's length."""
     broken_answers = sum(counts["not_whole"] for row in rows.values() for counts in row.values())
     medians = [row[GOES_ON]["median_s"] for row in rows.values()]
     ends = medians[0], medians[-1]

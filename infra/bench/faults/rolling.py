@@ -1,9 +1,9 @@
-"""Every process is restarted under load, and then brokers die: requests that fail.
+"""Restarts every process under load, then kills brokers, and counts failed requests.
 
-`make rolling`, or `trivium bench rolling --quick`. Conversations arrive at a rate. Their client
-goes to the next gateway where one takes nothing, as behind a load balancer, and never asks again
-what has begun. First each process gets SIGTERM, the next one when all are ready; then, over three
-brokers, one of them SIGKILL every minute. `checker.py` judges both. Writes
+`make rolling`, or `trivium bench rolling --quick`. Conversations arrive at a rate. If a gateway
+refuses a call, their client tries the next one, as behind a load balancer; it does not retry an
+answer that has begun. First each process gets SIGTERM, the next one when all are ready. Then, with
+three brokers, one of them gets SIGKILL every minute. `checker.py` checks both parts. Writes
 build/bench/rolling.json.
 """
 
@@ -39,16 +39,16 @@ from schemas.settings import LogSettings
 
 RESTARTS, BROKERS = "restarts", "brokers"
 BROKER = BrokerSettings(port=0, heap_mb=256, start_timeout_s=200.0, stop_timeout_s=1.0)
-AWAY_S = 5.0  # a broker that was killed
-ACCEPT_MS = 20_000  # a leader changes meanwhile
-LEAD_S = 5.0  # of the load, before the first is hurt and after the last
+AWAY_S = 5.0  # from the kill of a broker to its restart
+ACCEPT_MS = 20_000  # long enough for a partition to get a new leader
+LEAD_S = 5.0  # of load before the first fault and after the last
 BACK_S = 240.0
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingOptions:
-    """How much load, and how many brokers die."""
+    """Sets the load and the number of brokers to kill."""
 
     rate: float = option(30.0, "requests/s")
     minutes: int = option(5, "brokers killed, one a minute; 0: none")
@@ -115,7 +115,7 @@ async def _brokers(options: RollingOptions, console: Console) -> dict[str, Any]:
 
 
 async def wait_in_sync(log: LogSettings) -> None:
-    """Wait until every partition has all of its copies in step; raises TimeoutError."""
+    """Wait until all replicas of every partition are in sync; raises TimeoutError."""
     async with asyncio.timeout(BACK_S):
         while True:
             if await _is_in_sync(log):
@@ -124,7 +124,8 @@ async def wait_in_sync(log: LogSettings) -> None:
 
 
 async def _is_in_sync(log: LogSettings) -> bool:
-    """Asked anew each time: an admin client goes on asking the broker that was killed."""
+    """Return whether all replicas are in sync. A new client each time: an old one would keep
+    asking the broker that was killed."""
     admin = AIOKafkaAdminClient(**client_options(log), client_id="rolling")
     try:
         await admin.start()
@@ -139,7 +140,7 @@ async def _is_in_sync(log: LogSettings) -> bool:
 async def _under_load(
     stack: Stack, options: RollingOptions, disturb: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
-    """Ask, and hurt meanwhile; what the checker found."""
+    """Run the load, call `disturb` meanwhile, and return the checker's findings."""
     path = stack.folder / "history.jsonl"
     try:
         await stack.start()
@@ -165,7 +166,7 @@ async def _under_load(
 
 
 def bars(name: str, findings: dict[str, Any]) -> list[Bar]:
-    """Nothing fails, and what the checker counts is nought."""
+    """Return bars: no request fails, and the checker finds no fault."""
     wrong = sum(bar.value or 0 for bar in verdict.zero_bars(findings))
     failed = findings["clients"]["not_answered"]["count"] + findings["never_ended"]
     return [
@@ -175,7 +176,7 @@ def bars(name: str, findings: dict[str, Any]) -> list[Bar]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Failed of all, and how long the rest waited."""
+    """Return the table of failed requests and of the longest stall."""
     result = Table("part", "requests", "failed", "longest stall, s", title="Failed requests")
     for name, row in rows.items():
         failed = row["clients"]["not_answered"]["count"] + row["never_ended"]

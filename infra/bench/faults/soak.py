@@ -1,9 +1,8 @@
-"""What gateway and router keep in memory over a hundred thousand short streams.
+"""Measures the memory of gateway and router over a hundred thousand short streams.
 
-`make soak`, or `trivium bench soak --quick`. Each stream begins a conversation of its own, which is
-the most that a request can leave behind. First as many as fill the tables of conversations: what is
-kept per request is bounded by settings. Then the memory of both processes has to stay as it is.
-Writes build/bench/soak.json.
+`make soak`, or `trivium bench soak --quick`. Each stream begins a new conversation, which leaves
+the most state that a request can leave. The warm-up fills the tables of conversations, whose sizes
+settings bound. After it the memory of both processes must not grow. Writes build/bench/soak.json.
 """
 
 import asyncio
@@ -28,8 +27,8 @@ from streams.gateway.config import GatewaySettings
 PLAN = StackPlan(prefill=0, decode=0, replica=1)
 WATCHED = ("gateway-0", "router-0")
 TOKENS, STEP_MS = 4, 1.0
-GROWTH_MAX = 1.05  # last over first
-_SHARE = 0.1  # of the samples: what the first and the last ones are
+GROWTH_MAX = 1.05  # last samples over first ones
+_SHARE = 0.1  # of the samples that count as first, and as last
 _LOOK_S = 0.5
 
 
@@ -45,13 +44,13 @@ class SoakOptions:
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """MiB of each process, and after how many answers."""
+    """Samples the memory of each process in MiB, with the number of answers at that time."""
 
     answers: list[int] = field(default_factory=list)
     mib: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in WATCHED})
 
     async def run(self, stack: Stack, answered: Callable[[], int]) -> None:
-        """Look now and then, until cancelled."""
+        """Sample every `_LOOK_S` seconds until cancelled."""
         while True:
             self.answers.append(answered())
             for name, samples in self.mib.items():
@@ -59,13 +58,13 @@ class MemoryWatch:
             await asyncio.sleep(_LOOK_S)
 
     def since(self, answers: int) -> dict[str, list[float]]:
-        """Only what was seen after so many."""
+        """Return the samples in MiB from `answers` answers on, by process."""
         first = next((n for n, count in enumerate(self.answers) if count >= answers), 0)
         return {name: samples[first:] for name, samples in self.mib.items()}
 
 
 class ShortStreams:
-    """Streams one after the other on each of several connections."""
+    """Sends streams one after the other on each of several connections."""
 
     def __init__(self, port: int, on_progress: Callable[[int], None]) -> None:
         self._port, self._on_progress = port, on_progress
@@ -161,7 +160,7 @@ async def _ask(
 
 
 def bars(growths: dict[str, float | None], errors: Counter[str]) -> list[Bar]:
-    """Flat, and no stream failed."""
+    """Return bars: memory does not grow, and no stream fails."""
     return [
         *(at_most(f"growth of {name}", value, GROWTH_MAX, "") for name, value in growths.items()),
         at_most("streams that failed", errors.total(), 0, ""),

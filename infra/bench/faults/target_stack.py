@@ -1,6 +1,6 @@
-"""The stack that the benchmarks of faults hurt: simulated engines, real NIXL, a broker of its own.
+"""The stack of the fault benchmarks: simulated engines, real NIXL, its own broker.
 
-Settings are those of a deployment, but for ports that stay and answers that end at `max_tokens`.
+Settings are those of a deployment, except that ports are fixed and answers end at `max_tokens`.
 """
 
 import shutil
@@ -22,17 +22,17 @@ from workers.models.sim import SIM_MODEL, make_sim_model
 HOST, MODEL = "127.0.0.1", SIM_MODEL
 SIM: dict[str, Any] = {
     "prefill_base_ms": 20.0,
-    "decode_step_ms": 20.0,  # slow enough that clients take little of the cores
+    "decode_step_ms": 20.0,  # slow enough that clients need few cores
     "end_every_tokens": 0,
 }
-DEADLINE_MS = 300_000  # longer than the broker is away
+DEADLINE_MS = 300_000  # longer than an outage of the broker
 _PORT_TRIES = 20
 
 
 def make_stack(
     plan: StackPlan, folder: Path, *, priority: Priority = Priority.STANDARD, **sim: Any
 ) -> Stack:
-    """Not started; the folder is made anew. Calls over HTTP have the class `priority`."""
+    """Return a stack, not started, in a new folder. Calls over HTTP have the class `priority`."""
     shutil.rmtree(folder, ignore_errors=True)
     model = make_sim_model(folder / "model")
     settings = Settings(
@@ -55,7 +55,7 @@ def urls(stack: Stack) -> list[str]:
 
 
 def adjacent_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on at this moment."""
+    """Return the first of `count` adjacent ports that are free now; raises NotReady."""
     for _ in range(_PORT_TRIES):
         (first,) = free_ports(HOST)
         if not any(port_is_taken(HOST, first + number) for number in range(count)):

@@ -1,4 +1,4 @@
-"""Asks `checker.py`, a program of its own, what became of a run; and what must hold of that."""
+"""Runs `checker.py` as a separate process, and turns its findings into bars."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from workers.llm.sim.vocabulary import load_vocabulary
 
 CHECKER = Path(__file__).with_name("checker.py")
 WORKER_STALL_S, OTHER_STALL_S = 6.0, 12.0  # at the 99th percentile
-_NOUGHT = {  # what is counted, and where
+_NOUGHT = {  # label to section and name of a finding
     "accepted requests without an outcome": ("outcomes", "without"),
     "accepted requests with several outcomes": ("outcomes", "double"),
     "outcomes of no request": ("outcomes", "of_no_request"),
@@ -37,7 +37,7 @@ _STALLS = {"worker": WORKER_STALL_S, "router": OTHER_STALL_S, "gateway": OTHER_S
 
 
 def write_task(settings: Settings, history: Path, key: str = "") -> Path:
-    """What is to be checked, in a file beside the history; of one tenant, where a key is named."""
+    """Write the checker's task beside the history, for the tenant of `key` if given."""
     engine = build("sim", SimSettings, settings.engines["sim"])
     words = load_vocabulary(settings.model.path, engine.vocabulary)
     vocabulary = zip(words.ids[: words.size], words.texts, strict=False)
@@ -58,7 +58,7 @@ def write_task(settings: Settings, history: Path, key: str = "") -> Path:
 
 
 async def run_checker(task: Path) -> dict[str, Any]:
-    """Run the checker on this task and return its findings."""
+    """Run the checker on this task and return its findings; raises NotReady."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, str(CHECKER), str(task), stdout=asyncio.subprocess.PIPE
     )
@@ -70,7 +70,7 @@ async def run_checker(task: Path) -> dict[str, Any]:
 
 
 def zero_bars(findings: Mapping[str, Any]) -> list[Bar]:
-    """Return bars for counts that must be zero, whatever dies."""
+    """Return bars for counts that must be zero whichever processes die."""
     counted = {name: findings[part][what]["count"] for name, (part, what) in _NOUGHT.items()}
     counted["orders that contradict a request"] = findings["orders"]["count"]
     return [at_most(name, count, 0, "") for name, count in counted.items()]
@@ -86,7 +86,7 @@ def bars(findings: Mapping[str, Any]) -> list[Bar]:
 
 
 def examples(findings: Mapping[str, Any]) -> list[str]:
-    """Some of what must not be, in words."""
+    """Return examples of violations as lines of text."""
     places = {**_NOUGHT, "orders": ("orders", "")}
     lines = []
     for name, (part, what) in places.items():

@@ -1,6 +1,6 @@
-"""One batch over HTTP: its file uploaded, waited for, and its results fetched, whatever dies.
+"""Runs one batch over HTTP while processes die: uploads its file and fetches the results.
 
-Its lines go over the same topics and bridges as prompts do (`batch.prompts`, `batch.answers`).
+The bridges answer its lines as they answer prompts (topics `batch.prompts`, `batch.answers`).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Content = TypeVar("Content")
 
 
 class BatchLoad:
-    """One run; `files` says where its input and its results lie."""
+    """One batch. `files` has the paths of its files `input`, `output` and `errors`."""
 
     def __init__(self, urls: Sequence[str], model: str, folder: Path) -> None:
         self._urls, self._model = urls, model
@@ -33,7 +33,7 @@ class BatchLoad:
         self.began_s = self.ended_s = 0.0
 
     async def create(self, questions: Iterable[LoadQuestion]) -> None:
-        """Upload the file and begin."""
+        """Upload the input file and create the batch; raises NotReady."""
         self._write_lines(questions)
         file = await self._json("POST", "/v1/files", data=self._form)
         body = {
@@ -55,7 +55,7 @@ class BatchLoad:
         return form
 
     async def wait(self, on_progress: Callable[[int], None]) -> None:
-        """Wait until the batch has ended, then write its results to files."""
+        """Wait until the batch has ended, then write its results to files; raises NotReady."""
         end_s = time.monotonic() + _PATIENCE_S
         while self.status["status"] not in _ENDED:
             if time.monotonic() > end_s:
@@ -85,7 +85,7 @@ class BatchLoad:
         reads: Callable[[aiohttp.ClientResponse], Awaitable[Content]],
         **makes: Callable[[], Any],
     ) -> Content:
-        """Call any gateway until one answers; raises NotReady if it refuses."""
+        """Call the gateways in turn until one answers; raises NotReady if one refuses."""
         why, end_s, number = "", time.monotonic() + 120.0, 0
         async with aiohttp.ClientSession(timeout=_TRY) as session:
             while time.monotonic() < end_s:

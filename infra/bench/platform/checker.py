@@ -1,10 +1,10 @@
-"""Whether each prompt has exactly one answer: `python infra/bench/platform/checker.py TASK.json`.
+"""Checks that each prompt has one answer: `python infra/bench/platform/checker.py TASK.json`.
 
-Reads the raw topics as committed and the notes that clients wrote while they sent, and prints its
-findings as JSON. Imports nothing of what it judges; Avro schemas are read as files. TASK.json says
-`bootstrap`, `prefix`, `schemas` (the folder of .avsc files), `group`, `pairs` (each with `prompts`,
-`answers`, `notes`, `ordered`), `http` (notes of HTTP clients) and `batches` (each with `input`,
-`output`, `errors`).
+Reads the committed records of the raw topics and the notes that clients wrote as they sent, and
+prints its findings as JSON. Imports nothing of Trivium; reads the Avro schemas as files. TASK.json
+has `bootstrap`, `prefix`, `schemas` (the folder of .avsc files), `group`, `pairs` (each with
+`prompts`, `answers`, `notes`, `ordered`), `http` (notes of HTTP clients) and `batches` (each with
+`input`, `output`, `errors`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Tokens = tuple[int, int]
 
 
 class Record(NamedTuple):
-    """One record, its value decoded; None deletes."""
+    """One record with its value decoded. The value of a tombstone is None."""
 
     partition: int
     offset: int
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class ValueDecoder:
-    """Values as JSON or as Avro in single-object framing."""
+    """Decodes values that are JSON or Avro in single-object encoding."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._schemas = {}
@@ -71,7 +71,7 @@ async def _admin_client(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def read(bootstrap: str, topic: str, decoder: ValueDecoder | None) -> list[Record]:
-    """All committed records of a topic, raw without a decoder; none where there is no topic."""
+    """Return all committed records, none if there is no topic; raw values without a decoder."""
     async with _admin_client(bootstrap) as admin:
         (metadata,) = await admin.describe_topics([topic])
     consumer = aiokafka.AIOKafkaConsumer(
@@ -94,7 +94,7 @@ async def read(bootstrap: str, topic: str, decoder: ValueDecoder | None) -> list
 
 
 async def positions(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    """Return the committed offsets that lag tools would read."""
+    """Return the group's committed offset by partition, as tools that compute the lag read it."""
     async with _admin_client(bootstrap) as admin:
         offsets = await admin.list_consumer_group_offsets(group)
     return {at.partition: position.offset for at, position in offsets.items() if at.topic == topic}
@@ -104,7 +104,7 @@ def check_pair(
     topic: str, prompts: Sequence[Record], answers: Sequence[Record], dead: Sequence[Record],
     notes: Iterable[Mapping[str, Any]], *, ordered: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Answers, missing, double, order: of one topic of prompts and its topic of answers."""
+    """Return counts of missing, double and reordered answers for one pair of topics."""
     by_place = {(prompt.partition, prompt.offset): prompt for prompt in prompts}
     answered: Counter[tuple[int, int]] = Counter()
     foreign, misplaced, out_of_order = [], [], []
@@ -143,7 +143,7 @@ def check_pair(
 
 
 def place_of(answer: Record) -> tuple[int, int] | None:
-    """Return the place of the prompt that this answer belongs to."""
+    """Return partition and offset of the answered prompt, or None if header and value differ."""
     try:
         place = int(answer.headers[COORDINATES[1]]), int(answer.headers[COORDINATES[2]])
     except (KeyError, ValueError):
@@ -157,7 +157,7 @@ def place_of(answer: Record) -> tuple[int, int] | None:
 def check_forms(
     prompts: Mapping[tuple[int, int], Record], answers: Sequence[Record]
 ) -> dict[str, Any]:
-    """How many answers to prompts with a JSON schema keep to it; an error keeps to nothing."""
+    """Count answers to prompts with a JSON schema, and those that violate it, as errors do."""
     form_count, invalid, validators = 0, [], dict[str, Any]()
     for answer in answers:
         place = place_of(answer)
@@ -173,7 +173,7 @@ def check_forms(
 
 
 def schema_of(prompt: Any) -> Any:
-    """Of a prompt, or of the call that a line of a batch holds."""
+    """Return the JSON schema of a prompt or of the call in a line of a batch, or None."""
     if not isinstance(prompt, dict):
         return None
     form = prompt.get("response_format")
@@ -188,7 +188,7 @@ def _parsed(value: Any) -> Any:
 
 
 def is_valid(validator: Any, text: Any) -> bool:
-    """Whether a text is a JSON value that a validator takes."""
+    """Return whether a text is JSON that the validator accepts."""
     with suppress(TypeError, ValueError):  # no text, or no JSON
         return bool(validator.is_valid(json.loads(text)))
     return False
@@ -197,7 +197,7 @@ def is_valid(validator: Any, text: Any) -> bool:
 def check_usage(
     usage: Sequence[Record], requests: Iterable[str], counted: Mapping[str, Tokens]
 ) -> dict[str, Any]:
-    """One record for each request, numbered without gaps, with what its client counted."""
+    """Compare usage records with requests and clients' counts, and find gaps in their numbers."""
     record_counts = Counter(record.value["request_id"] for record in usage)
     used = {record.value["request_id"]: tokens_of(record.value) for record in usage}
     numbers: dict[int, list[int]] = defaultdict(list)
@@ -226,7 +226,7 @@ def check_usage(
 def check_batch(
     lines: Iterable[Mapping[str, Any]], out: Sequence[Any], errors: Sequence[Any]
 ) -> dict[str, Any]:
-    """Check that each line of a batch is in one of its two files, once."""
+    """Return which lines of a batch are missing or double in its two result files."""
     line_ids = Counter(line["custom_id"] for line in lines)
     answer_ids = Counter(answer["custom_id"] for answer in (*out, *errors))
     return {
@@ -239,13 +239,13 @@ def check_batch(
 
 
 def _summarize(labels: Iterable[Any]) -> dict[str, Any]:
-    """How many, and some of them."""
+    """Return the count of the labels and at most NAMED_MAX of them."""
     texts = sorted(map(str, labels))
     return {"count": len(texts), "some": texts[:NAMED_MAX]}
 
 
 def lines_of(path: str | None) -> Iterator[Any]:
-    """The lines of a file of JSON, or none; a client that was killed may have left half a line."""
+    """Yield the values of a JSON Lines file. A killed client may have left half a line: skip it."""
     if not path or not Path(path).exists():
         return
     for line in Path(path).read_text().splitlines():
@@ -256,18 +256,18 @@ def lines_of(path: str | None) -> Iterator[Any]:
 
 
 def tokens_of(value: Mapping[str, Any]) -> Tokens:
-    """Return the prompt and completion tokens of a record."""
+    """Return the prompt and completion token counts of a record."""
     return int(value["prompt_tokens"]), int(value["completion_tokens"])
 
 
 def counted_in(answers: Iterable[Record]) -> dict[str, Tokens]:
-    """Tokens by request, as the answers say them."""
+    """Return the token counts that the answers report, by request id."""
     values = (answer.value for answer in answers if answer.value)
     return {e["request_id"]: tokens_of(e) for e in values if not e.get("error_code")}
 
 
 async def check(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the task names."""
+    """Run every check of the task and return the findings."""
     bootstrap, prefix = task["bootstrap"], task["prefix"]
     decoder = ValueDecoder(Path(task["schemas"]), ("Prompt", "Answer", "Usage", "Request"))
     findings: dict[str, Any] = {"pairs": {}, "batches": []}

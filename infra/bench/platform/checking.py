@@ -1,4 +1,4 @@
-"""Asks `checker.py`, a program of its own, and waits until what was given up is settled."""
+"""Runs `checker.py` as a separate process until every request has its usage record."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from schemas.errors import NotReady
 from schemas.settings import LogSettings
 
 _CHECKER = Path(__file__).with_name("checker.py")
-_TRIES, _PAUSE_S = 12, 5.0  # what a gateway that died had under way ends by itself, after 30 s
+_TRIES, _PAUSE_S = 12, 5.0  # requests of a killed gateway end after 30 s
 
 
 def make_task(
@@ -49,7 +49,7 @@ def make_task(
 
 
 async def run_checker(checker_task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the checker finds, once every request has its usage, or after a while."""
+    """Run the checker, up to `_TRIES` times until every request has usage; raises NotReady."""
     file = folder / "task.json"
     file.write_text(json.dumps(checker_task, indent=1))
     for _ in range(_TRIES):

@@ -1,6 +1,4 @@
-"""Bars and tables of the platform benchmark, from what its steps measured and the checker found.
-Pure.
-"""
+"""Computes the bars and tables of the platform benchmark from its steps and the checker. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,11 +1,11 @@
-"""Flink offers five times what the pools can do, for five minutes: are jobs restarted, rows lost?
+"""Offers five times the pools' capacity from Flink for five minutes, and counts what gets lost.
 
 One job of Flink SQL (`infra/platform/flink/overload.sql`) sends rows as prompts and reads the
-answers back, and calls the OpenAI endpoint with Flink's own model function, both at once and both
-of class `batch`. The pools are simulated and small. What they can do is counted from their first
-answer on, until the last row was offered: their start is none of it. When the rows have been
-offered, more workers come and work off what waits in Kafka. Then every row must have its answer,
-once.
+answers, and calls the OpenAI endpoint with Flink's own model function, both at once and both with
+class `batch`. The pools are simulated and small. Their capacity is the rate of answers from the
+first answer until the last row was offered, so their start does not count. Then more workers start
+and process the rows that wait in Kafka. At the end every row must have one answer, and the job must
+not have restarted.
 """
 
 import time
@@ -35,35 +35,35 @@ ANSWER_TOKENS = 16
 STEP_MS = 100.0
 SLOTS = 8
 ANSWERED, PREDICTED = "flink.answered", "flink.predicted"
-_QUIET_S = 120.0  # without any news the run is over
+_QUIET_S = 120.0  # the run ends if no row arrives for this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
-    """How much is offered, and for how long."""
+    """Sets the offered rate, as a factor of the capacity, and its duration."""
 
     seconds: float = 300.0
     factor: float = 5.0
-    helpers: int = 7  # workers that come when all was offered
+    helpers: int = 7  # workers that start when all rows were offered
 
     @property
     def capacity(self) -> float:
-        """Answers per second that the one worker can give: a slot gives one after all its steps."""
+        """Answers per second of the one worker: each slot takes all steps of an answer."""
         return SLOTS / ((ANSWER_TOKENS + 1) * STEP_MS / 1_000)
 
     @property
     def rate(self) -> int:
-        """Rows per second that Flink offers to the topics."""
+        """Rows per second that Flink sends to the topics."""
         return round(self.capacity * self.factor)
 
     @property
     def tickets(self) -> int:
-        """Return the number of rows that Flink sends to the topics."""
+        """Number of rows that Flink sends to the topics."""
         return round(self.rate * self.seconds)
 
     @property
     def calls(self) -> int:
-        """Rows for the model function, whose source its calls slow down."""
+        """Number of rows for the model function, whose calls slow down their source."""
         return round(self.capacity * self.seconds / 2)
 
 
@@ -71,7 +71,7 @@ QUICK = Overload(seconds=8.0)
 
 
 async def measure(options: Overload, folder: Path, console: Console) -> dict[str, Any]:
-    """Start the stack and Flink, offer the rows, wait for all answers; the figures."""
+    """Start the stack and Flink, wait for the answers to all rows, and return the figures."""
     plan = StackPlan(prefill=0, decode=0, replica=1, bridges=1)
     sim = {"decode_step_ms": STEP_MS, "running_max": SLOTS}
     stack = make_stack(plan, folder, priority=Priority.BATCH, **sim)
@@ -94,7 +94,7 @@ async def measure(options: Overload, folder: Path, console: Console) -> dict[str
 
 
 def bars(figures: Mapping[str, Any]) -> list[Bar]:
-    """Return the bars that the run must meet."""
+    """Return the bars for restarts, lost and double rows, and the offered load."""
     return [
         at_most("Flink: job restarts", figures["job_restarts"], 0, ""),
         at_most("Flink: rows lost", figures["rows_lost"], 0, ""),
@@ -171,7 +171,7 @@ class _Run:
                 and len(self._predicted.rows) >= self._options.calls
             )
         )
-        await self._reader.read()  # what should not come
+        await self._reader.read()  # surplus answers, which count as double
 
     async def _read_until(self, is_done: Callable[[], bool]) -> None:
         self._news_s, before = time.monotonic(), self._count()
@@ -194,7 +194,7 @@ class _Run:
         times, called = self._prompts.times_ms, self._predicted.times_ms
         until_ms = max(times, default=0)
         capacity = steady_rate([*self._answers.times_ms, *called], until_ms)
-        # Of calls as many are offered as are answered: each slows its source down.
+        # A call blocks its source, so the offered rate of calls is the rate of their answers.
         offered = steady_rate(times, until_ms) + steady_rate(called, until_ms)
         rows_lost = self._answered.missing([str(n + 1) for n in range(options.tickets)])
         calls_lost = self._predicted.missing([str(n + 1) for n in range(options.calls)])

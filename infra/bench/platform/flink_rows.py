@@ -1,6 +1,6 @@
-"""What became of Flink's rows, counted from the raw topics by nothing of Trivium's.
+"""Counts Flink's rows and their answers in the raw topics, without code of Trivium.
 
-A reader of its own reads committed records only, and JSON as it lies there.
+Reads committed records only, and decodes their JSON.
 """
 
 import json
@@ -16,24 +16,24 @@ Key = tuple[str, int, int] | str
 
 @dataclass(slots=True)
 class RowCounts:
-    """Of one topic: how often each row was there, and what was wrong with it."""
+    """Counts of each row and of each error in one topic."""
 
     rows: Counter[Key] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    times_ms: list[int] = field(default_factory=list)  # of the records, as they were read
+    times_ms: list[int] = field(default_factory=list)  # in the order of reading
 
     @property
     def double(self) -> int:
-        """Records beyond the first of each row."""
+        """Number of records beyond the first of each row."""
         return sum(self.rows.values()) - len(self.rows)
 
     def missing(self, expected: Sequence[Key]) -> int:
-        """Rows that are not there."""
+        """Return how many expected rows the topic does not contain."""
         return sum(row not in self.rows for row in expected)
 
 
 def steady_rate(times_ms: Sequence[int], until_ms: int) -> float:
-    """How many came per second, from the first of them on until then; 0 where that is no time."""
+    """Return records per second from the first until `until_ms`; 0 without any."""
     counted = [time_ms for time_ms in times_ms if time_ms <= until_ms]
     seconds = (until_ms - min(counted, default=until_ms)) / 1_000
     return (len(counted) - 1) / seconds if seconds else 0.0
@@ -43,23 +43,23 @@ Look = Callable[[ConsumerRecord, dict[str, Any]], tuple[Key, str]]
 
 
 def own_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
-    """A row that Flink wrote: its id, and the error that it saw."""
+    """Return the id and the error of a row that Flink wrote."""
     return str(value["id"]), value.get("error") or ("" if value.get("answer") else "empty")
 
 
 def prompt_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
-    """A prompt by where it is."""
+    """Return topic, partition and offset of a prompt."""
     return (record.topic, record.partition, record.offset), ""
 
 
 def answer_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
-    """An answer by where its prompt is."""
+    """Return topic, partition and offset of the answered prompt, and the error code."""
     prompt = (value["prompt_topic"], value["prompt_partition"], value["prompt_offset"])
     return prompt, value.get("error_code") or ""
 
 
 class RowReader:
-    """Reads some topics on and on; `read` takes what has come since."""
+    """Reads topics from their beginning; each `read` continues where the last one ended."""
 
     def __init__(self, bootstrap: str, topics: dict[str, Look]) -> None:
         self.counts = {topic: RowCounts() for topic in topics}
@@ -80,7 +80,7 @@ class RowReader:
         await self._consumer.stop()
 
     async def read(self, *, wait_ms: int = 500) -> None:
-        """Take in what is there."""
+        """Count the records that have arrived since the last call; waits up to `wait_ms`."""
         for records in (await self._consumer.getmany(timeout_ms=wait_ms)).values():
             for record in records:
                 row, error = self._topics[record.topic](record, json.loads(record.value))

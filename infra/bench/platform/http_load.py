@@ -1,7 +1,8 @@
-"""The same questions over HTTP, and chats that only watch how long the first token takes.
+"""Sends the same questions over HTTP, and chats that measure the time to the first token.
 
-`HttpLoad` has so many clients, each of which asks again until it has an answer: what prompts on a
-topic need not do. `TtftProbes` ask at a rate, whatever becomes of those before.
+`HttpLoad` has a fixed number of clients, and each retries until it has an answer; senders of
+prompts on a topic need not retry. `TtftProbes` sends chats at a rate, without waiting for earlier
+ones.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from infra.bench.platform.questions import LoadQuestion, draw_questions
 from schemas.errors import NotReady
 
 _PATH, _PUBLIC_PREFIX = "/v1/chat/completions", "chatcmpl-"
-_PAUSE_S, _PAUSE_MAX_S, _PATIENCE_S = 0.5, 2.0, 600.0  # pauses double, as those of `openai` do
+_PAUSE_S, _PAUSE_MAX_S, _PATIENCE_S = 0.5, 2.0, 600.0  # pauses double, as in the client `openai`
 _TRY = aiohttp.ClientTimeout(total=120, connect=5)
 _PROBE_TOKENS = 4
 _PROBE_PAUSE_S, _PROBE_PATIENCE_S = 0.25, 60.0
-_PRIORITY = {"x-priority": "batch"}  # as prompts have it
+_PRIORITY = {"x-priority": "batch"}  # the class of prompts
 
 
 class HttpLoad:
@@ -32,13 +33,13 @@ class HttpLoad:
     def __init__(self, urls: Sequence[str], model: str, clients: int, notes: Path) -> None:
         self._urls, self._model, self._clients, self._notes = urls, model, clients, notes
         self.answered = 0
-        self.tries: Counter[str] = Counter()  # that came to nothing, by why
+        self.tries: Counter[str] = Counter()  # failed tries, by reason
         self.began_s = self.ended_s = 0.0
 
     async def run(
         self, questions: Iterable[LoadQuestion], on_progress: Callable[[int], None]
     ) -> None:
-        """Send all questions; returns when each has its answer."""
+        """Send all questions and wait until each has its answer; raises NotReady."""
         pending_questions = iter(questions)
         self.began_s = time.monotonic()
         connector = aiohttp.TCPConnector(limit=0)
@@ -91,7 +92,7 @@ def _note(question: LoadQuestion, answer: dict[str, object]) -> dict[str, object
 
 
 class TtftProbes:
-    """Interactive chats at a rate; ms from the call to the first token."""
+    """Sends interactive chats at a rate, and measures ms from each call to its first token."""
 
     def __init__(self, urls: Sequence[str], model: str, rate: float, seed: int) -> None:
         self._urls, self._model, self._rate = urls, model, rate
@@ -101,7 +102,7 @@ class TtftProbes:
         self.failed = 0
 
     async def run(self) -> None:
-        """Send chats until cancelled; unfinished ones are not counted."""
+        """Send chats until cancelled. Chats that are unfinished then do not count."""
         rng = random.Random(f"probes {self._seed}")
         due_s, arrivals = time.monotonic(), draw_questions(1 << 30, self._seed + 77)
         async with (
@@ -115,7 +116,7 @@ class TtftProbes:
                 group.create_task(self._chat(session, question, self._number))
 
     async def _chat(self, session: aiohttp.ClientSession, question: LoadQuestion, at: int) -> None:
-        """A client asks elsewhere where a gateway does not answer; the time goes on."""
+        """Try the gateways in turn until one streams a token; the time includes failed tries."""
         content = {"messages": [{"role": "user", "content": question.text}]}
         body = {"model": self._model, **content, "max_tokens": _PROBE_TOKENS, "stream": True}
         began_s = time.monotonic()
@@ -128,5 +129,5 @@ class TtftProbes:
                             self.ttft_ms.append(1e3 * (time.monotonic() - began_s))
                             return
             at += 1
-            await asyncio.sleep(min(_PROBE_PAUSE_S, passed_s))  # the first time at once
+            await asyncio.sleep(min(_PROBE_PAUSE_S, passed_s))  # the first retry is immediate
         self.failed += 1

@@ -1,7 +1,7 @@
-"""A bridge, a router, a worker or a gateway killed every 5 s, and the broker twice.
+"""Kills a bridge, a router, a worker or a gateway every 5 s, and the broker twice.
 
-The kinds take turns in an order drawn from a seed. The broker is killed when a third of the work is
-done, and again at two thirds. `infra/bench/faults/kill_schedule.py` does it.
+The kinds take turns in an order drawn from a seed. The broker is killed after one third of the
+work, and again after two thirds. `infra/bench/faults/kill_schedule.py` injects the kills.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
 EVERY_S = 5.0
-BROKER_AT = (1 / 3, 2 / 3)  # of the work
+BROKER_AT = (1 / 3, 2 / 3)  # shares of the work
 _LOOK_S = 0.2
 
 
@@ -27,11 +27,11 @@ class Kills:
 
     @property
     def kill_counts(self) -> dict[str, int]:
-        """How often each process was killed."""
+        """Number of kills by process name."""
         return {name: count for (name, _), count in sorted(self._injector.fault_counts.items())}
 
     async def run(self, done_share: Callable[[], float]) -> None:
-        """Kill processes until cancelled; `done_share` tells the share of work done."""
+        """Kill processes until cancelled; `done_share` returns the share of the work done."""
         loop, broker_at = asyncio.get_running_loop(), list(BROKER_AT)
         due_s = loop.time() + self._every_s
         while True:
@@ -48,7 +48,7 @@ class Kills:
 
 
 def victims(plan: StackPlan, seed: int) -> Iterator[str]:
-    """Names without end: each kind in turn, in it anyone."""
+    """Yield process names forever: the kinds in turn, and of each kind a random process."""
     rng = random.Random(f"kills {seed}")
     kinds: dict[str, list[str]] = defaultdict(list)
     for name, kind in plan.names().items():

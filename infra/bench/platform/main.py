@@ -1,11 +1,11 @@
-"""The platform benchmark: prompts on a topic, a batch, and who counts what, while processes die.
+"""The platform benchmark: prompts on a topic, a batch, and their usage, while processes die.
 
 `make bench-platform`, or `trivium bench platform --quick`. Part `answers` sends prompts through the
-log while a bridge, a router, a worker or a gateway is killed every 5 s and the broker twice, and as
-many calls over HTTP under the same kills; chats beside it tell how long the first token takes. Part
-`batch` has a file of lines answered under the same kills. Then a program that shares nothing with
-Trivium (`checker.py`) counts answers, order, forms and usage in the raw topics. Part `flink` gives
-Flink five times the capacity; part `vllm` asks a real engine by a JSON schema. Writes
+log while a bridge, a router, a worker or a gateway is killed every 5 s and the broker twice, then
+as many calls over HTTP under the same kills. Chats beside them measure the time to the first token.
+Part `batch` runs a batch file under the same kills. Then a program that shares no code with Trivium
+(`checker.py`) counts answers, order, forms and usage in the raw topics. Part `flink` offers five
+times the capacity from Flink. Part `vllm` sends prompts with a JSON schema to a real engine. Writes
 build/bench/platform.json.
 """
 
@@ -48,7 +48,7 @@ class PlatformOptions:
 
 
 async def run(options: PlatformOptions, console: Console) -> BenchmarkResult:
-    """The parts that are wanted."""
+    """Run the chosen parts and return their figures, bars and tables."""
     findings: dict[str, Any] = {}
     parts = options.only or tuple(part for part in PARTS if part != VLLM or options.forms)
     with counting(console, 34) as progress:
@@ -68,7 +68,7 @@ async def run(options: PlatformOptions, console: Console) -> BenchmarkResult:
 async def _measure_under_kills(
     options: PlatformOptions, parts: tuple[str, ...], progress: Progress
 ) -> dict[str, Any]:
-    """Prompts, calls and a batch, on one stack."""
+    """Run the parts `answers` and `batch` on one stack, then the checker."""
     findings: dict[str, Any] = {}
     starting = progress.add_task("starting the stack", total=1)
     async with running(hurt_stack()) as stack:

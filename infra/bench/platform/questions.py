@@ -1,6 +1,6 @@
-"""What the platform benchmark asks, drawn from a seed: as prompts, as HTTP calls, as batch lines.
+"""Draws the questions of the platform benchmark from a seed: prompts, HTTP calls or batch lines.
 
-A quarter of the questions wants an answer by a JSON schema. Half of the prompts are Avro, half
+A quarter of the questions require an answer by a JSON schema. Half of the prompts are Avro, half
 JSON. Pure.
 """
 
@@ -16,8 +16,8 @@ from workers.models.sim import WORDS
 
 PROMPT_WORDS, ANSWER_TOKENS, FORM_TOKENS = (8, 40), 24, 120
 FORM_EVERY, AVRO_EVERY = 4, 2
-PER_KEY = 10  # questions of one key, about
-# Fewer, and the last questions of the longest line are all that a short run waits for.
+PER_KEY = 10  # mean number of questions with one key
+# With fewer keys a short run would spend its end waiting for the key with the most questions.
 KEYS_MIN = 512
 SCHEMA = {
     "type": "object",
@@ -34,7 +34,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": SCHEM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadQuestion:
-    """Describes one question of the platform benchmark."""
+    """One question of the platform benchmark."""
 
     number: int
     key: str
@@ -65,7 +65,7 @@ class LoadQuestion:
         return json.dumps({**fields, **decoded}).encode()
 
     def body(self, model: str) -> dict[str, Any]:
-        """Return the call of the OpenAI API, in the priority class of prompts."""
+        """Return the body of a chat completion call."""
         body: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": self.text}],

@@ -1,6 +1,6 @@
-"""One stack, and what is done to it in turn: watched, asked through the log, over HTTP, by a batch.
+"""Runs load steps on one stack: chats alone, prompts through the log, HTTP calls, a batch.
 
-Each step says how long it took and what died meanwhile; `checker.py` judges all of them together.
+Each step reports its duration and the kills during it. `checker.py` checks all steps together.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from schemas.codec import Codec
 
 @dataclass(slots=True, kw_only=True)
 class LoadStep:
-    """Holds what one step of the run measured."""
+    """The measurements of one step of the run."""
 
     seconds: float = 0.0
     answers: int = 0
-    ttft_ms: list[float] = field(default_factory=list)  # of chats beside it
+    ttft_ms: list[float] = field(default_factory=list)  # of chats beside the step
     probes_failed: int = 0
     killed: dict[str, int] = field(default_factory=dict)
     bridge_mib: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class LoadStep:
 
 
 class PlatformRun:
-    """The stack under test, started."""
+    """Runs steps on a started stack, and keeps the notes for the checker."""
 
     def __init__(
         self, stack: Stack, codec: Codec, progress: Progress, *, seed: int, rate: float
@@ -100,7 +100,7 @@ class PlatformRun:
         return step
 
     async def http(self, name: str, count: int, *, kill: bool) -> LoadStep:
-        """As many of the like over HTTP, as many at once as bridges may have under way."""
+        """Send `count` questions over HTTP, as many at once as the bridges may have in flight."""
         clients = in_flight(self.stack)
         load = HttpLoad(urls(self.stack), self._model, clients, self.http_notes)
         step, on_progress = LoadStep(), self._progress_callback(name, count)

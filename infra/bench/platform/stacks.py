@@ -1,6 +1,6 @@
-"""The stacks of the platform benchmark: one of every kind of process to kill, and one of vLLM.
+"""The stacks of the platform benchmark: one with every kind of process to kill, one with vLLM.
 
-Engines take so long for a step that places in them are what is scarce, and not the cores.
+A step of the simulated engines is so slow that their slots limit the rate, and not the cores.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ STEP_MS = 20.0
 
 
 def hurt_stack() -> Stack:
-    """Simulated engines; answers to a key's prompts keep their order."""
+    """Return a stack with simulated engines, where answers with one key keep their order."""
     stack = make_stack(
         PLAN, BENCH_DIR.absolute() / "platform", decode_step_ms=STEP_MS, running_max=RUNNING_MAX
     )
@@ -33,13 +33,13 @@ def hurt_stack() -> Stack:
 
 
 def in_flight(stack: Stack) -> int:
-    """Questions that bridges have under way at most: as many HTTP clients are as much load."""
+    """Return the maximum of requests that bridges have in flight; as many HTTP clients equal it."""
     workers = stack.plan.decode + stack.plan.replica
     return int(workers * RUNNING_MAX * stack.settings.bridge.share)
 
 
 def vllm_stack() -> Stack:
-    """The model that `trivium up` serves, on one worker in both roles, and one bridge."""
+    """Return a stack with the model that `trivium up` serves: one replica worker, one bridge."""
     folder: Path = BENCH_DIR.absolute() / "platform-vllm"
     shutil.rmtree(folder, ignore_errors=True)
     settings = Settings(

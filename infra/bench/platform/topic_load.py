@@ -1,6 +1,7 @@
-"""Prompts onto their topic as fast as the broker takes them, and how many answers are there.
+"""Sends prompts to their topic as fast as the broker accepts them, and counts the answers.
 
-Notes which prompts the broker has acknowledged; whether each has its answer says `checker.py`.
+Writes a note for each prompt that the broker has acknowledged. Does not check that each prompt has
+its answer: `checker.py` does.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from schemas.log.connecting import client_options, stop_consumer
 from schemas.settings import LogSettings
 
 _AT_ONCE = 2_000  # sent and not acknowledged
-_PATIENCE_MS = 180_000  # a prompt that the broker has not taken by then ends the run
+_PATIENCE_MS = 180_000  # the run fails if the broker does not acknowledge a prompt in this time
 _OFFSET = "trivium-prompt-offset"
 
 
@@ -38,7 +39,7 @@ class TopicLoad:
         codec: Codec,
         on_progress: Callable[[int], None],
     ) -> None:
-        """Send all; returns when as many answers are there."""
+        """Send all questions and return when `count` prompts have answers."""
         answers = await self._follow()
         self.began_s = time.monotonic()
         sending = asyncio.create_task(self._send(questions, codec))
@@ -54,10 +55,10 @@ class TopicLoad:
             self.ended_s = time.monotonic()
         finally:
             await cancel_and_wait(sending)
-            await stop_consumer(answers)  # the broker may be away
+            await stop_consumer(answers)  # the broker may be down
 
     async def _follow(self) -> AIOKafkaConsumer:
-        """From the end of the answers on."""
+        """Return a consumer at the end of the topic of answers."""
         consumer = AIOKafkaConsumer(
             **client_options(self._log),
             isolation_level="read_committed",

@@ -1,4 +1,4 @@
-"""Answers by a JSON schema from a real engine, asked on a topic: how many keep to the schema."""
+"""Counts how many answers of a real engine to prompts with a JSON schema keep to the schema."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from schemas.log.registry import make_codec
 
 
 async def measure(count: int, seed: int, progress: Progress) -> dict[str, Any]:
-    """Send `count` prompts with the schema to a real engine."""
+    """Send `count` prompts with the schema to a real engine and return the checker's findings."""
     async with running(vllm_stack()) as stack:
         codec = make_codec(stack.settings.log)
         bench = PlatformRun(stack, codec, progress, seed=seed, rate=0.0)

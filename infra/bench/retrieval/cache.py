@@ -1,9 +1,9 @@
-"""How often an answer is kept for another question than the one that is asked: pairs of questions,
-the similarity of their vectors, and the guard that the gateway has beside it.
+"""Measures how often the response cache would give the answer of a different question.
 
-Most pairs are drawn from the handbook's questions: spelt otherwise, in other words, about another
-thing of the same kind, and about another fact of the same thing. `question_pairs.jsonl` has pairs
-written by hand: other numbers, names, negations, opposites, order.
+Compares pairs of questions by the similarity of their vectors, with and without the gateway's
+guard. Most pairs are drawn from the handbook's questions: spelt differently, paraphrased, about
+another thing of the same kind, and about another fact of the same thing. `question_pairs.jsonl` has
+pairs written by hand: other numbers, names, negations, opposites, order.
 """
 
 import json
@@ -26,7 +26,7 @@ THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _COURTESIES = (
     "Please tell me: {}", "Hello, {}", "Could you tell me {}", "{} Thanks", "I want to know: {}"
 )  # fmt: skip
-_Z = 1.96  # of a 95 % interval
+_Z = 1.96  # standard score of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def _other_fact(draw: random.Random, page: Page) -> tuple[str, str]:
 def measure(
     embed: Callable[[Sequence[str]], Vector], *, pages: int = 240, count: int = 4_000, seed: int = 7
 ) -> dict[str, Any]:
-    """False hits among different questions and hits among same ones, by threshold, with and without
-    the guard; `embed` gives vectors of length 1.
+    """Return false hits among different questions and hits among same ones, by threshold, with and
+    without the guard. `embed` returns vectors of length 1.
     """
     pairs = [*draw_pairs(pages, count, seed=seed), *by_hand()]
     texts = sorted({text for pair in pairs for text in (pair.first, pair.second)})

@@ -1,9 +1,8 @@
-"""Answers that are kept: how soon one is given beside one that is made, and whether one is ever
-given that cites what its document does not say any more.
+"""Measures the response cache: the time of cached and generated answers, and stale answers.
 
-Edits and questions take turns at random. An edit is done when a search finds it. From then on an
-answer that was kept before is stale; its citations tell what it was made of. `cache.py` has the
-share of false hits among pairs of questions.
+Edits and questions alternate at random. An edit is complete when a search finds it. From then on an
+answer that was cached before is stale, which its citations show. `cache.py` has the share of false
+hits among pairs of questions.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ _TOKENS_MAX, _THRESHOLD = 128, 0.8
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """Holds an answer's time and the texts it cites."""
+    """An answer's time, and the texts that it cites."""
 
     took_ms: float
     is_cached: bool
@@ -41,7 +40,7 @@ class TimedAnswer:
 
 
 class EditedPages:
-    """Pages that are edited, and questions about them."""
+    """Edits pages, and asks questions about them."""
 
     def __init__(self, stack: Stack, books: Library, client: httpx.AsyncClient) -> None:
         self._model = stack.settings.model.served_name
@@ -55,7 +54,7 @@ class EditedPages:
         )
 
     async def prepare(self) -> None:
-        """Put the first version of all pages and wait until they are found."""
+        """Put the first version of all pages and wait until searches find them."""
         await self._books.put(COLLECTION, self.pages.values())
         for page in self.pages.values():
             await self._books.wait_for(COLLECTION, page, _FOUND_S)
@@ -67,7 +66,7 @@ class EditedPages:
         await self._books.wait_for(COLLECTION, page, _FOUND_S)
 
     async def ask(self, word: str) -> TimedAnswer:
-        """Ask about the page of a word and time the answer."""
+        """Ask about the page of a word and time the answer; raises EngineFailed."""
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": f"When does the {word} kettle sing?"}],
@@ -95,7 +94,7 @@ class EditedPages:
 async def measure(
     stack: Stack, books: Library, turns: int, pairs: int, seed: int, progress: Progress
 ) -> Mapping[str, Any]:
-    """Times of answers, stale ones, and false hits among so many pairs of each kind."""
+    """Return times of answers, stale answers, and false hits among `pairs` pairs of each kind."""
     rng, answers, stale = random.Random(f"kept {seed}"), [], 0
     task = progress.add_task("edits and questions", total=turns)
     url = stack.gateway_urls[0]
@@ -117,7 +116,7 @@ async def measure(
 
 
 def figures(answers: Sequence[TimedAnswer]) -> dict[str, Any]:
-    """Times of those that were kept, and of those that were made."""
+    """Return counts and ms of cached (`kept`) and generated (`made`) answers."""
     cached_ms = [answer.took_ms for answer in answers if answer.is_cached]
     fresh_ms = [answer.took_ms for answer in answers if not answer.is_cached]
     return {
@@ -127,18 +126,18 @@ def figures(answers: Sequence[TimedAnswer]) -> dict[str, Any]:
 
 
 def _default_row(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """False hits as gateways are set."""
+    """Return the false hits at the gateway's default settings."""
     rows: list[Mapping[str, Any]] = figures["pairs"]["rows"]
     return next(row for row in rows if row["guard"] and row["threshold"] == _THRESHOLD)
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """No stale answer, hits that are quicker, and one false hit in a thousand."""
+    """Return bars: no stale answer, faster hits, and at most one false hit in a thousand."""
     if figures is None:
         return []
     cached_ms, fresh_ms = figures["kept_ms"]["p50"], figures["made_ms"]["p50"]
     ratio = cached_ms / fresh_ms if cached_ms and fresh_ms else None
-    false_share = float(_default_row(figures)["false_share"])  # of NumPy
+    false_share = float(_default_row(figures)["false_share"])  # from a NumPy number
     return [
         at_most(
             f"stale answers in {figures['turns']} edits and questions", figures["stale"], 0, ""
@@ -150,7 +149,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Times, stale answers, false hits."""
+    """Return the table of times, stale answers and false hits."""
     row = figures.get("kept")
     if row is None:
         return []

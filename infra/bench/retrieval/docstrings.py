@@ -1,7 +1,7 @@
-"""Python's documentation strings as a corpus that nobody made for retrieval.
+"""Makes a retrieval corpus of the docstrings of Python's standard library.
 
-A document is what a module, class or function of the standard library says of itself, without its
-first sentence; that sentence is the question that should find it.
+A document is the docstring of a module, class or function without its first sentence. That sentence
+is the question that should find it.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-CHARS_MIN, CHARS_MAX = 200, 20_000  # of what is left
+CHARS_MIN, CHARS_MAX = 200, 20_000  # of a document
 QUESTION_CHARS_MIN, QUESTION_CHARS_MAX = 25, 300
 # Importing these opens windows, browsers or terminals, or prints.
 _LEFT_OUT = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "test", "tkinter", "lib2to3"}
@@ -22,7 +22,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`(])|\n\s*\n")
 
 @dataclass(frozen=True, slots=True)
 class DocumentedObject:
-    """A thing of the standard library: what it says of itself after its first sentence."""
+    """An object of the standard library, with its docstring as a question and a text."""
 
     document_id: str
     question: str
@@ -30,10 +30,10 @@ class DocumentedObject:
 
 
 def corpus() -> list[DocumentedObject]:
-    """All that can be told apart by what it says, in order of names; takes some seconds."""
-    by_text: dict[str, DocumentedObject] = {}  # by text: aliases say the same
+    """Return all objects with distinct texts, in order of names; takes some seconds."""
+    by_text: dict[str, DocumentedObject] = {}  # aliases have the same text
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of modules that are about to go
+        warnings.simplefilter("ignore")  # of deprecated modules
         docstrings = list(_docstrings())
     for name, doc in docstrings:
         first, *rest = _SENTENCE.split(inspect.cleandoc(doc), maxsplit=1)
@@ -51,7 +51,7 @@ def _docstrings() -> Iterator[tuple[str, str]]:
             continue
         try:
             module = importlib.import_module(name)
-        except (ImportError, OSError):  # of another system
+        except (ImportError, OSError):  # a module of another operating system
             continue
         yield from _docstrings_of(module, name)
 

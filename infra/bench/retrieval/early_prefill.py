@@ -1,8 +1,8 @@
-"""What a search adds to the first token of a long prompt, whose fixed part is computed meanwhile.
+"""Measures what a search adds to the TTFT of a long prompt whose fixed part is computed meanwhile.
 
-A real model. Each prompt is new, so no cache has it. Its time to the first token with a search is
-held against the slower of its two parts: the same kind of prompt without a search, and a search
-alone. Ways take turns, so all meet the same machine.
+Uses a real model. Each prompt is new, so no cache has it. The time to the first token with a search
+is compared with the slower of its two parts: the same kind of prompt without a search, and a search
+alone. The ways take turns, so that load on the machine affects all alike.
 """
 
 import random
@@ -23,7 +23,7 @@ from schemas.log.clock import wall_ms
 COLLECTION = "early"
 PROMPT, SEARCH, BOTH = "prompt alone", "search alone", "both"
 _PAGES, _FOUND_S, _PATIENCE_MS = 100, 300.0, 60_000
-_WORDS = 900  # of the fixed part; some 1 200 tokens
+_WORDS = 900  # of the fixed part; about 1 200 tokens
 
 
 async def measure(
@@ -35,7 +35,7 @@ async def measure(
     seed: int,
     progress: Progress,
 ) -> Mapping[str, Any]:
-    """Median ms of each way, and tokens of the prompts."""
+    """Return the median ms of each way, and the median tokens of the prompts."""
     pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
@@ -70,7 +70,7 @@ async def _first_token(
     *,
     looks_up: bool,
 ) -> tuple[float, int]:
-    """The time of a call with one token, in ms, and the tokens of its prompt."""
+    """Return the ms of a call for one token, and the tokens of its prompt; raises EngineFailed."""
     fixed = " ".join(rng.choices(words, k=_WORDS))
     body: dict[str, Any] = {
         "model": model,
@@ -103,7 +103,7 @@ async def _search(books: Library, question: HandbookQuestion) -> float:
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """Hardly more than the slower of the two."""
+    """Return the bar: hardly more than the slower part alone."""
     if figures is None:
         return []
     ms = figures["ms"]
@@ -112,7 +112,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """The two parts, and both."""
+    """Return the table of the two parts alone, and of both."""
     if "early" not in figures:
         return []
     row = figures["early"]

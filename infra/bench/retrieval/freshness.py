@@ -1,7 +1,7 @@
-"""How soon a document is found under load, and how fast documents come in.
+"""Measures how soon searches find a document under load, and the rate of ingestion.
 
-The speed of ingestion stands beside that of the embedding model alone, on the same texts, with as
-many threads: what the log and the index cost is the difference.
+The rate of ingestion is compared with that of the embedding model alone, on the same texts, with
+the same number of threads. The difference is the cost of the log and the index.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from infra.handbook.handbook import handbook
 from infra.handbook.library import TextDocument
 from workers.embed.embedders.choose import make_embedder
 
-_FRESH = 20  # documents whose way is timed
+_FRESH = 20  # documents that are timed
 _FOUND_S = 60.0
 _BATCH = 32  # texts that the model alone embeds together
 _LOADED = "ingested"
 
 
 async def measure(load: ChatLoad, documents: int, progress: Progress) -> Mapping[str, Any]:
-    """Freshness while chats are looked up and the decode queue is full, then ingestion."""
+    """Measure freshness while the decode queue is full, then the rate of ingestion."""
     task = progress.add_task("freshness under load", total=_FRESH)
     waits_ms = []
     async with load.full_decode_queue():
@@ -55,7 +55,7 @@ async def measure(load: ChatLoad, documents: int, progress: Progress) -> Mapping
 
 
 def _texts(count: int) -> list[TextDocument]:
-    """Pages of handbooks of as many towns as it takes."""
+    """Return pages from the handbooks of several towns, 3 000 of each at most."""
     texts: list[TextDocument] = []
     for town in range(count // 3_000 + 1):
         pages = handbook(min(3_000, count - len(texts)), seed=100 + town)
@@ -66,7 +66,7 @@ def _texts(count: int) -> list[TextDocument]:
 
 
 def _embed_alone(load: ChatLoad, texts: Sequence[str]) -> float:
-    """Seconds that the model takes for the texts, in batches as they come."""
+    """Return the seconds that the model takes to embed the texts in batches."""
     settings = load.stack.settings
     embedder = make_embedder(settings.embedding, settings.worker.engine)
     embedder.embed(list(texts[:_BATCH]))
@@ -81,7 +81,7 @@ def _word(number: int) -> str:
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """Two seconds, and four fifths of the model's own speed."""
+    """Return bars: found within two seconds, and four fifths of the model's own rate."""
     if figures is None:
         return []
     ratio = figures["documents_per_s"] / figures["embedding_alone_per_s"]

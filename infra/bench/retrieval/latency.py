@@ -1,9 +1,8 @@
-"""What a search adds to the time to the first token: at several rates, idle, and while the decode
-queue of the pool is kept full.
+"""Measures what a search adds to TTFT at several rates, idle and with a full decode queue.
 
-Chats with and without a search take turns in one open loop, so both meet the same machine. Beside
-them the same searches are asked for directly, once as prefill asks and once in decode's queue,
-first in first out behind all that is there: that is what one FIFO queue would do to them.
+Chats with and without a search alternate in one open loop, so that load on the machine affects both
+alike. Then the same searches are sent directly, half of them as prefill searches and half in
+decode's queue, first in first out behind all that wait there, as in a single FIFO queue.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ from schemas.records import MemberKind, Role
 
 COLLECTION, FILLER = "handbook", "filler"
 _PAGES, _DIM = 300, 384
-_DEEP_K, _DEEP_TOP_M, _DEEP_ASKERS = 64, 512, 64  # of the searches that keep the decode queue full
+_DEEP_K, _DEEP_TOP_M, _DEEP_ASKERS = 64, 512, 64  # of the searches that fill the decode queue
 _FOUND_S, _PATIENCE_S, _LOOK_S = 300.0, 60.0, 0.1
 IDLE, SATURATED = "idle", "decode queue full"
 Kind = Literal["prefill", "decode"]
 
 
 async def wait_held_by_all(fleet: FleetWatch, counts: Mapping[str, int], within_s: float) -> None:
-    """Until every retrieval worker holds so many documents of these collections: another copy than
-    the one that has found them may be asked next. Raises EngineFailed.
+    """Wait until every retrieval worker has at least these counts of documents by collection, since
+    the next search may go to another shard replica. Raises EngineFailed after `within_s`.
     """
     end_s = time.monotonic() + within_s
     while late := [
@@ -58,7 +57,7 @@ def _holds(member: Member, counts: Mapping[str, int]) -> bool:
 
 
 class ChatLoad:
-    """Chats and searches on one stack."""
+    """Sends chats and searches to one stack."""
 
     def __init__(
         self, stack: Stack, books: Library, rates: Sequence[float], load_s: float, seed: int
@@ -70,13 +69,13 @@ class ChatLoad:
         self._vectors = np.random.default_rng(seed).normal(size=(4_096, _DIM)).astype(np.float32)
 
     async def prepare(self, fillers: int) -> None:
-        """The handbook, found by searches, and vectors for those of the decode queue."""
+        """Put the handbook, and vectors for the decode queue; wait until all workers have them."""
         vectors = np.random.default_rng(0).normal(size=(fillers, _DIM)).astype(np.float32)
         await self.books.put_vectors(FILLER, vectors)
         pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
         await self.books.put(COLLECTION, pages)
         await self.books.wait_for_all(COLLECTION, pages, _FOUND_S)
-        assert self.stack.fleet is not None  # it runs
+        assert self.stack.fleet is not None  # the stack is running
         await wait_held_by_all(
             self.stack.fleet, {FILLER: fillers, COLLECTION: len(pages)}, _FOUND_S
         )
@@ -86,7 +85,7 @@ class ChatLoad:
         return self._rng.choice(self._questions)
 
     async def measure(self, progress: Progress) -> Mapping[str, Any]:
-        """Figures by rate and by what else the pool does."""
+        """Return the figures by rate, for an idle pool and for a full decode queue."""
         figures: dict[str, Any] = {}
         for rate in self._rates:
             name = f"{rate:g} chats/s"
@@ -129,13 +128,13 @@ class ChatLoad:
                 if (value := spreads["with"][name]) and (before := spreads["without"][name])
             },
             "search_ms": {kind: _spread(times) for kind, times in searched.items()},
-            "late": sum(late),  # answers that went on without what was to be found
+            "late": sum(late),  # answers generated without the results of their search
         }
 
     async def _first_token_ms(
         self, client: httpx.AsyncClient, looks_up: bool
     ) -> tuple[float, bool]:
-        """The time, and whether the answer went on without its search, which was late."""
+        """Return the ms, and whether the answer lacks its search, which was late."""
         body: dict[str, Any] = {
             "model": self.stack.settings.model.served_name,
             "messages": [{"role": "user", "content": self.question().text}],
@@ -163,7 +162,7 @@ class ChatLoad:
 
     @asynccontextmanager
     async def full_decode_queue(self) -> AsyncIterator[None]:
-        """Deep searches, more of them at once than there are places."""
+        """Run deep searches until the block ends, more at once than there are places."""
         askers = [asyncio.create_task(self._ask_deep(n)) for n in range(_DEEP_ASKERS)]
         try:
             yield
@@ -187,7 +186,7 @@ class ChatLoad:
 
 
 async def _open_loop(call: Any, count: int, rate: float) -> None:
-    """So many calls, one after the other at this rate, however long each takes."""
+    """Start `count` calls at this rate, without waiting for earlier ones; wait for all."""
     loop, began_s = asyncio.get_running_loop(), time.monotonic()
     calls = []
     for number in range(count):
@@ -201,7 +200,7 @@ def _spread(times: Sequence[float]) -> dict[str, float | None]:
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """What a full decode queue may cost a prefill search."""
+    """Return bars on what a full decode queue costs a prefill search."""
     result = []
     for rate, rows in (figures or {}).items():
         idle, full = (rows[pool]["ttft_ms"]["with"]["p99"] for pool in (IDLE, SATURATED))
@@ -213,7 +212,7 @@ def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Times to the first token and of searches."""
+    """Return the table of times to the first token and of searches."""
     if "latency" not in figures:
         return []
     table = Table(

@@ -1,9 +1,9 @@
-"""What becomes of answers when a replica of a shard is killed, and then a whole shard.
+"""Counts lost and silent answers when a shard replica is killed, and then a whole shard.
 
-Two shards of the documents, one with two replicas; simulated engines. Chats arrive at a rate, each
-looks up a page of its own by the page's words, so it is known which page its answer has to cite. An
-answer is lost where there is none; it is silent where it lacks its page and does not say that a
-shard was missing or that the search failed.
+The documents have two shards, one with two replicas; engines are simulated. Chats arrive at a rate.
+Each searches for one page by the page's words, so its answer must cite that page. An answer is lost
+if the call fails. It is silent if it lacks its page and does not report that a shard was missing or
+that the search failed.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ _PAGES, _FOUND_S, _PATIENCE_S = 40, 120.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class ChatOutcome:
-    """Holds the outcome of one chat."""
+    """The outcome of one chat."""
 
     phase: str
     is_lost: bool
-    is_cited: bool  # its page
-    says_so: bool  # that something was missing
+    is_cited: bool  # whether it cites its page
+    says_so: bool  # whether it reports a missing shard or a failed search
 
     @property
     def is_silent(self) -> bool:
@@ -45,7 +45,7 @@ class ChatOutcome:
 async def measure(
     stack: Stack, books: Library, rate: float, phase_s: float, seed: int, progress: Progress
 ) -> Mapping[str, Any]:
-    """Counts by phase: nothing is killed, a replica, and then a shard."""
+    """Return counts by phase: nothing is killed, a shard replica, and then a shard."""
     pages = handbook(_PAGES)
     texts = [TextDocument(page.document_id, page.text, page.title) for page in pages]
     await books.put(COLLECTION, texts)
@@ -63,7 +63,7 @@ async def measure(
 
 
 class Chats:
-    """Chats that are asked at a rate, whatever becomes of those before."""
+    """Sends chats at a rate, without waiting for earlier ones."""
 
     def __init__(self, stack: Stack, pages: Sequence[Page], seed: int) -> None:
         self._model = stack.settings.model.served_name
@@ -124,7 +124,7 @@ def figures(outcomes: Sequence[ChatOutcome]) -> dict[str, Any]:
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """Nothing is lost, and what lacks a shard says so."""
+    """Return bars: no answer is lost, and answers that lack a shard report it."""
     if figures is None:
         return []
     rows = list(figures.values())

@@ -1,13 +1,13 @@
-"""The retrieval benchmark: what documents do for answers, and what looking them up costs.
+"""The retrieval benchmark: how documents improve answers, and what searches for them cost.
 
 `make bench-retrieval`, or `trivium bench retrieval --quick`. Part `quality` asks a real model about
-a handbook that nobody knows, part `probes` has it search while it answers, and part `early` gives
-it long prompts that are computed while it searches; part `recall` searches Python's documentation
-strings, beside exact searches; part `latency` measures the time to the first token with and without
-a search, idle and beside a saturated decode queue; part `freshness` how soon a document is found
-under load, and how fast documents come in, beside the embedding model alone; part `kept` edits
-pages between questions whose answers are kept; part `losses` kills a replica and a shard under
-load. Writes build/bench/retrieval.json.
+a made-up handbook. Part `probes` searches during its answers. Part `early` sends long prompts that
+are computed during a search. Part `recall` searches Python's docstrings, beside exact searches.
+Part `latency` measures the time to the first token with and without a search, idle and beside a
+full decode queue. Part `freshness` measures how soon searches find a document under load, and the
+rate of ingestion beside the embedding model alone. Part `kept` edits pages between questions with
+cached answers. Part `losses` kills a shard replica and a shard under load. Writes
+build/bench/retrieval.json.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ QUICK = RetrievalOptions(
 
 
 async def run(options: RetrievalOptions, console: Console) -> BenchmarkResult:
-    """The parts that are wanted."""
+    """Run the chosen parts and return their figures, bars and tables."""
     figures: dict[str, Any] = {}
     parts = options.only or PARTS
     with counting(console, 34) as progress:

@@ -1,9 +1,8 @@
-"""What searching again during an answer costs: tokens a second with a probe every 32 tokens and
-without, and how long decoding stood still.
+"""Measures what probes cost: tokens/s with one every 32 tokens and without, and decode stalls.
 
-A real model. Beside the usual probes, which are asked ahead of their place and start where the one
-before ended: probes that decoding waits for, and probes that start anew. Ways take turns, so all
-meet the same machine.
+Uses a real model. The usual probes are sent ahead of their place and start where the previous one
+ended. Beside them it measures probes that decoding waits for, and probes that start cold. The ways
+take turns, so that load on the machine affects all alike.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ async def measure(
     seed: int,
     progress: Progress,
 ) -> Mapping[str, Any]:
-    """By way: tokens a second of so many answers at once, and the stalled share of decoding."""
+    """Return by way: tokens/s of `streams` answers at once, and the stalled share of decoding."""
     pages = [TextDocument(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
     await books.put(COLLECTION, pages)
     await books.wait_for_all(COLLECTION, pages, _FOUND_S)
@@ -115,7 +114,7 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """Nine tenths of the speed without, and hardly a stall."""
+    """Return bars: nine tenths of the rate without probes, and few stalls."""
     if figures is None:
         return []
     ratio = figures[USUAL]["tokens_per_s"] / figures[NONE]["tokens_per_s"]

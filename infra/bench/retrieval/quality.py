@@ -1,8 +1,8 @@
-"""Right answers with the documents, without them, and with wrong ones.
+"""Measures the share of right answers with the documents, without them, and with wrong ones.
 
-Handbooks of several sizes are asked the same held-out questions, a third of them in other words
-than the page's. With wrong passages the search is for another question, so the model reads what
-does not help: what it then answers right it did not read.
+Asks the same held-out questions with handbooks of several sizes; a third of the questions are
+paraphrased. With wrong passages the search is for another question, so the model reads passages
+that do not help; its right answers then do not come from them.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ _FOUND_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """Holds how one question was answered."""
+    """Whether one question was answered right, and its passages."""
 
     question: HandbookQuestion
     is_right: bool
-    is_cited: bool  # whether the page that knows was put into the prompt
-    tokens: int  # put into the prompt
+    is_cited: bool  # whether the page with the answer is in the prompt
+    tokens: int  # of the passages in the prompt
 
 
 class Questioner:
-    """Asks one model through one gateway, so many questions at a time."""
+    """Asks one model through one gateway, `streams` questions at a time."""
 
     def __init__(
         self, client: httpx.AsyncClient, model: str, streams: int, progress: Progress
@@ -82,7 +82,7 @@ def _judge(question: HandbookQuestion, response: httpx.Response) -> JudgedAnswer
 
 
 def figures(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
-    """Shares of right answers and of questions whose page was found."""
+    """Return the shares of right answers and of questions whose page was found."""
     paraphrased = [answer for answer in answers if answer.question.is_paraphrased]
     return {
         "right": _share([answer.is_right for answer in answers]),
@@ -101,7 +101,7 @@ def _share(values: Sequence[bool]) -> float:
 async def measure(
     books: Library, questioner: Questioner, sizes: Sequence[int], count: int, seed: int
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Figures by size and way. Without documents and with wrong ones the size is of no matter."""
+    """Return figures by size and way. Only answers with documents depend on the size."""
     by_size: dict[str, Mapping[str, Any]] = {}
     sample = questions(handbook(min(sizes)), count, seed=seed)
     for size in sizes:

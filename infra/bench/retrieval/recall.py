@@ -1,11 +1,10 @@
-"""How often the right document is among the five best: by vectors, by words, and by both, each
-beside an exact computation over the same passages.
+"""Measures recall@5 by vectors, by words, and by both, beside an exact computation.
 
-The corpus is Python's documentation strings, each without its first sentence, which is the
-question. The exact computation reads the passages from the log, and compares every one of them:
-cosine similarity, and BM25 (Robertson and Zaragoza 2009; k1 1.2, b 0.75) over the same terms. Both
-are fused as the pool's askers fuse them. The pool's BM25 keeps the length of a passage above 40
-terms in one byte, as Lucene does, so neighbours of its list may stand the other way round.
+The corpus is Python's docstrings, each without its first sentence, which is the question. The exact
+computation reads the same passages from the log, and scores all of them: cosine similarity, and
+BM25 (Robertson and Zaragoza 2009; k1 1.2, b 0.75) over the same terms. Both rankings are fused as
+the pool's clients fuse them. The pool's BM25 stores the length of a passage above 40 terms in one
+byte, as Lucene does, so neighbours in its ranking may be swapped.
 """
 
 import math
@@ -29,13 +28,13 @@ from workers.search.words.terms import query_terms, terms_of
 
 COLLECTION = "docstrings"
 MODES = ("vector", "words", "hybrid")
-_K, _DEPTH = 5, 50  # documents, and passages that are looked at for them
+_K, _DEPTH = 5, 50  # documents, and passages to choose them from
 _K1, _B = 1.2, 0.75
 _FOUND_S, _ASK_MS = 600.0, 30_000
 
 
 class Exact:
-    """All passages of a collection, compared one by one."""
+    """Ranks all passages of a collection exactly."""
 
     def __init__(self, documents: Sequence[DocumentPassages]) -> None:
         pairs = [
@@ -49,12 +48,12 @@ class Exact:
         self._having = Counter(term for terms in self._terms for term in terms)
 
     def vector(self, query: Any) -> list[int]:
-        """Passages by their cosine similarity, the most similar first."""
+        """Return the `_DEPTH` passages with the highest cosine similarity, best first."""
         order = np.argsort(-(self._vectors @ query), kind="stable")
         return [int(row) for row in order[:_DEPTH]]
 
     def words(self, text: str) -> list[int]:
-        """Passages by BM25; those that share no term are not listed."""
+        """Return the `_DEPTH` best passages by BM25, without those that share no term."""
         count = len(self._terms)
         scores = np.zeros(count)
         for term in query_terms(text):
@@ -66,7 +65,7 @@ class Exact:
         return [int(row) for row in order if scores[row] > 0]
 
     def documents_of(self, *rankings: Sequence[int]) -> list[str]:
-        """The best documents of rankings of passages, fused by reciprocal ranks."""
+        """Return the best documents of rankings of passages, fused by reciprocal ranks."""
         scores: dict[int, float] = {}
         for ranking in rankings:
             for rank, row in enumerate(ranking, start=1):
@@ -78,7 +77,7 @@ class Exact:
 async def measure(
     books: Library, documents: int, questions: int, seed: int, progress: Progress
 ) -> Mapping[str, Any]:
-    """Recall by mode, of the pool and exact."""
+    """Return the recall by mode, of the pool and of the exact computation."""
     described = corpus()[: documents or None]
     texts = [TextDocument(document.document_id, document.text) for document in described]
     await books.put(COLLECTION, texts)
@@ -121,7 +120,7 @@ async def _pool(books: Library, document: DocumentedObject, mode: Any) -> list[s
 
 
 def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
-    """The pool finds what an exact search finds."""
+    """Return bars on how far the pool's recall is below the exact one."""
     return [
         at_most(f"recall@5 below exact, {mode}", row["exact"] - row["pool"], 0.01, "share")
         for mode, row in (figures["recall"] if figures else {}).items()

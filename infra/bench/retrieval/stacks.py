@@ -1,5 +1,6 @@
-"""The stacks that the retrieval benchmark asks: one that answers, and one whose engines are
-simulated; both with real embeddings and a real index.
+"""The stacks of the retrieval benchmark: one with a real model, two with simulated engines.
+
+All have a real index, and all but the sharded one have a real embedding model.
 """
 
 import dataclasses
@@ -19,11 +20,11 @@ from workers.embed.settings import EmbeddingSettings
 from workers.models.wheels import MINILM
 
 _ANSWER_TOKENS, _LOOKUP_MS = 16, 2_000
-_BUDGET_MS = 60_000  # for the first token: what is measured is whether answers are right
+_BUDGET_MS = 60_000  # for the first token; long, since only the quality of answers is measured
 
 
 def answering_stack(name: str) -> Stack:
-    """The model that `trivium up` serves, on one worker in both roles."""
+    """Return a stack with the model that `trivium up` serves, on one replica worker."""
     folder = _folder(name)
     settings = Settings(
         broker=BrokerSettings(port=0),
@@ -35,8 +36,8 @@ def answering_stack(name: str) -> Stack:
 
 
 def simulated_stack(name: str) -> Stack:
-    """Engines that take little of the cores, and whose answers end by themselves: others are not
-    kept. A look for one that was kept has all the time that it needs.
+    """Return a stack whose engines use little CPU and end their answers before `max_tokens`, since
+    gateways cache only such answers. Lookups in the response cache may take long.
     """
     plan = StackPlan(retrieval=1, embedding=1)
     stack = make_stack(plan, _folder(name), end_every_tokens=_ANSWER_TOKENS)
@@ -49,15 +50,15 @@ def simulated_stack(name: str) -> Stack:
 
 
 def sharded_stack(name: str) -> Stack:
-    """Two shards, the first with two replicas, and vectors of no model: what is measured is whether
-    answers come and what they say.
+    """Return a stack with two shards, the first with two replicas. No model computes its vectors,
+    since only the arrival and the reports of answers are measured.
     """
     return make_stack(StackPlan(retrieval=3, shards=2, embedding=1), _folder(name))
 
 
 @asynccontextmanager
 async def running(stack: Stack) -> AsyncIterator[Stack]:
-    """Started, and stopped at the end."""
+    """Start the stack, and stop it when the block ends."""
     try:
         await stack.start()
         yield stack

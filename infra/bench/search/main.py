@@ -2,8 +2,8 @@
 
 `make bench-search`, or `trivium bench search --quick`. Parts: search speed at equal recall,
 separated clusters, every data set of the zoo, build, mixed traffic of decode and prefill,
-warm-started probes, rows that come and go, what the log adds, and the scheduler taken apart. Writes
-build/bench/search.json and search.png. On a GPU it measures nothing.
+warm-started probes, updates, ingestion, the time that the log adds, and variants of the scheduler.
+Writes build/bench/search.json and search.png. Does not use a GPU.
 """
 
 import time
@@ -36,7 +36,7 @@ _ON_ONE_SCENE = {"speed", "build", "mixed", "warm"}
 def measure(
     options: SearchOptions, names: Sequence[str], progress: Progress
 ) -> tuple[dict[str, Any], list[Bar]]:
-    """Figures by part, in the order of `PARTS`, and the bars."""
+    """Return the figures by part, in the order of `PARTS`, and the bars."""
     by_part: dict[str, tuple[Any, list[Bar]]] = {}
     parts = options.parts
     if set(parts) - {"scheduler"}:

@@ -1,4 +1,4 @@
-"""Sizes of the search benchmark: the full one, the quick one, and what a part is told."""
+"""The options of the search benchmark, and those of its quick run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """Sizes and repeats; times are seconds of load."""
+    """Sets sizes and repeats. Times are seconds of load."""
 
     parts: tuple[str, ...] = option(PARTS, "of all", flag="only", choices=PARTS)
     indexes: tuple[str, ...] = option(NAMES[1:], "which to compare with ours")
@@ -32,21 +32,21 @@ class SearchOptions:
     random_seeds: tuple[int, ...] = option((1, 2, 3, 4, 5, 6), "seeds of drawn kinds", flag="drawn")
     zoo_share: float = 1.0  # of a kind's full size
     zoo_queries: int = 1_000
-    sequences: int = 500  # whose probes drift
+    sequences: int = 500  # of drifting probes
     probes: int = 12
     load_s: float = 4.0  # of each rate of mixed traffic, over all runs
     load_runs: int = 5
     load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
-    linked_rows: tuple[int, ...] = (25_000, 100_000)  # to which more are linked
+    linked_rows: tuple[int, ...] = (25_000, 100_000)  # of an index, to which more are linked
     linked_batches: int = 8
     updated_rows: int = 1_000_000
     ingest_rows: int = 1_000_000
     ingest_per_s: int = option(5_000, "rows that come while searches go on")
-    ingest_step: int = 100_000  # rows between two looks at searches alone
+    ingest_step: int = 100_000  # rows between two measurements of searches alone
     ingest_alone_s: float = 1.5
     kafka_rows: int = 20_000
-    kafka_warm_up: int = 2_000  # retrievals before any is timed, each way
-    kafka_least: int = 20  # retrievals of a repeat, however low the rate
+    kafka_warm_up: int = 2_000  # retrievals each way before the measurement
+    kafka_least: int = 20  # retrievals of a repeat at least
     sched_seeds: int = 3
     sched_ms: int = 12_000  # of virtual time
     seed: int = option(1)

@@ -1,4 +1,4 @@
-"""The pictures of the search benchmark: recall against rate, time against load, places in use."""
+"""Plots the search benchmark: recall against rate, time against load, places in use."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # the backend is chosen first
+from matplotlib import pyplot  # after the choice of the backend
 from matplotlib.axes import Axes
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Write the picture, with what was measured."""
+    """Draw the parts that were measured and write the picture to `path`."""
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), constrained_layout=True)
     if "speed" in figures:
         _recall(axes[0][0], figures["speed"]["curves"])

@@ -1,8 +1,8 @@
 """The vector indexes that the search benchmark compares: ours, hnswlib, faiss, usearch and SVS.
 
-All are built with their usual settings for this size and asked the same way: arrays of queries in
-one call. What is not installed, or does not run on this processor, is left out; `make bench-search`
-installs the peers.
+All are built with their usual settings for this size and searched the same way: arrays of queries
+in one call. Systems that are not installed, or do not run on this processor, are left out;
+`make bench-search` installs the peers.
 """
 
 import subprocess
@@ -22,19 +22,19 @@ from workers.search.index.query import Effort
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 
-Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads: rows
+Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads to rows
 
 OURS = "trivium"
 _MODULES = {"hnswlib": "hnswlib", "faiss": "faiss", "usearch": "usearch.index", "svs": "svs"}
 NAMES = (OURS, *_MODULES)
-_MAY_END = ("svs",)  # its codes are for processors of Intel, and elsewhere it ends its process
+_MAY_END = ("svs",)  # its codes need Intel processors; on others it ends its process
 LINKS, BUILD_EFFORT = 16, 200  # of the peers: M, and the length of the list while building
-_WARM_ROWS = 24_000  # beyond which our builder takes the other of its two ways
+_WARM_ROWS = 24_000  # enough rows for the second of our builder's two algorithms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class System:
-    """Holds a built index and how to search it."""
+    """A built index, and the function that searches it."""
 
     name: str
     build_s: float
@@ -44,7 +44,7 @@ class System:
 
 
 def installed() -> tuple[list[str], list[str]]:
-    """Names of systems that are here, and a sentence for each that is not."""
+    """Return the names of the installed systems, and a sentence for each missing one."""
     here, sentences = [OURS], []
     for name, module in _MODULES.items():
         try:
@@ -60,7 +60,7 @@ def installed() -> tuple[list[str], list[str]]:
 
 
 def _refusal(name: str) -> str:
-    """What a system says that ends its process on this processor; empty where it serves here."""
+    """Return the last line of a system that fails on this processor; empty if it works."""
     trial = f"from {__name__} import try_out; try_out({name!r})"
     process = subprocess.run([sys.executable, "-c", trial], capture_output=True, text=True)
     lines = (process.stdout + process.stderr).strip().splitlines() or ["it ended its process"]
@@ -68,7 +68,7 @@ def _refusal(name: str) -> str:
 
 
 def try_out(name: str) -> None:
-    """Build a small index; whatever that takes with it."""
+    """Build a small index, which may end this process."""
     build(name, np.eye(64, dtype=np.float32), threads=1, seed=0)
 
 
@@ -91,7 +91,7 @@ def build(
 
 
 def warm_up(dim: int) -> None:
-    """Compile our kernels, which the first use ever does."""
+    """Compile our kernels, which otherwise happens on their first use."""
     vectors = np.random.default_rng(0).standard_normal((_WARM_ROWS, dim)).astype(np.float32)
     for rows in (1_200, _WARM_ROWS):
         Index.build(vectors[:rows], degree=8).search(vectors[:8])
@@ -162,7 +162,7 @@ def _usearch(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[
 
 
 def _svs(vectors: Array, threads: int, _seed: int, metric: Metric) -> tuple[Any, Search]:
-    """Intel's, with codes of 4 and 8 bits, and a graph of twice the degree, as it is advised."""
+    """Build Intel's index, with codes of 4 and 8 bits and twice the degree, as Intel advises."""
     import svs
 
     squared = metric is Metric.SQEUCLIDEAN
@@ -203,9 +203,9 @@ class OperatingPoint:
 def at_recall(
     points: Sequence[OperatingPoint], recall: float, *, of_cpu: bool = False
 ) -> float | None:
-    """Queries per second at a recall: log-linear between efforts; None beyond the ends.
+    """Return queries per second at a recall: log-linear between efforts; None beyond the ends.
 
-    The logarithm of what is missed against the logarithm of the rate is close to a line.
+    The logarithm of the missed share against the logarithm of the rate is close to a line.
     """
     ordered = sorted(points, key=lambda point: point.recall)
     if not ordered or not ordered[0].recall <= recall <= ordered[-1].recall:
@@ -216,7 +216,7 @@ def at_recall(
 
 
 def at_rate(points: Sequence[OperatingPoint], queries_per_s: float) -> float | None:
-    """Recall at so many queries per second: the same line, read the other way."""
+    """Return the recall at a rate, on the line of `at_recall`; None beyond the ends."""
     ordered = sorted(points, key=lambda point: point.queries_per_s)
     if not ordered[0].queries_per_s <= queries_per_s <= ordered[-1].queries_per_s:
         return None

@@ -1,4 +1,4 @@
-"""The tables of the search benchmark, one for each part."""
+"""Makes the tables of the search benchmark, one for each part."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from workers.search.index.index import LINK_BATCH
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """One table for each part that was measured."""
+    """Return one table for each part that was measured."""
     makers = {
         "speed": _speed, "clusters": _clusters, "every-kind": _every_kind, "build": _build,
         "mixed": _mixed, "warm": _warm, "updates": _updates, "ingest": _ingest,

@@ -13,9 +13,9 @@ _SUBSPACE = 24
 
 
 def overlapping(rows: int, queries: int, *, dim: int = 128, seed: int = 0) -> tuple[Array, Array]:
-    """Vectors and queries from 200 Gaussian clusters that overlap in a shared subspace.
+    """Return vectors and queries from 200 Gaussian clusters that overlap in a shared subspace.
 
-    Hard for graphs: the centres lie closer than the shared 24 directions are wide, so that most
+    Hard for graphs: the centres are closer than the shared 24 directions are wide, so most
     neighbours of a row come from other clusters.
     """
     draw = drawer(dim=dim, seed=seed)
@@ -23,7 +23,7 @@ def overlapping(rows: int, queries: int, *, dim: int = 128, seed: int = 0) -> tu
 
 
 def drawer(*, dim: int, seed: int) -> Callable[[int], Array]:
-    """Draws so many more of `overlapping` vectors each time."""
+    """Return a function that draws `count` more `overlapping` vectors each time."""
     random = np.random.default_rng(seed)
     centres = 0.6 * random.standard_normal((200, dim))
     directions = 0.35 * random.standard_normal((_SUBSPACE, dim))
@@ -39,7 +39,7 @@ def drawer(*, dim: int, seed: int) -> Callable[[int], Array]:
 def separated(
     rows: int, queries: int, *, clusters: int = 400, dim: int = 64, seed: int = 0
 ) -> tuple[Array, Array]:
-    """Vectors and queries from clusters so far apart that no neighbour list leaves its own."""
+    """Return vectors and queries of clusters so far apart that all neighbours are in the same."""
     random = np.random.default_rng(seed)
     centres = 10 * random.standard_normal((clusters, dim))
 
@@ -51,7 +51,7 @@ def separated(
 
 
 def drifting(start: Array, probes: int, *, drift: float = 0.1, seed: int = 0) -> Array:
-    """Probes of sequences that move slowly: shape (probes, sequences, dim).
+    """Return probes of sequences that move slowly: shape (probes, sequences, dim).
 
     Each probe adds an isotropic Gaussian step whose length is about `drift` times the spread of
     `start`, shape (sequences, dim).
@@ -64,7 +64,7 @@ def drifting(start: Array, probes: int, *, drift: float = 0.1, seed: int = 0) ->
 
 
 def truth(vectors: Array, queries: Array, k: int) -> Array:
-    """The true k nearest rows by squared distance: shape (queries, k); blocks of the product."""
+    """Return the exact k nearest rows by squared distance, shape (queries, k)."""
     norms = np.einsum("ij,ij->i", vectors, vectors)
     nearest = np.empty((len(queries), k), np.int64)
     for first in range(0, len(queries), 256):
@@ -77,6 +77,6 @@ def truth(vectors: Array, queries: Array, k: int) -> Array:
 
 
 def recall(rows: Array, expected: Array) -> float:
-    """The share of true neighbours that were found; both have shape (queries, k)."""
+    """Return the share of true neighbours that were found; both have shape (queries, k)."""
     hits = sum(len(set(a) & set(b)) for a, b in zip(rows.tolist(), expected.tolist(), strict=True))
     return hits / expected.size

@@ -1,6 +1,6 @@
 """Runs the cells of the serving benchmark, one after the other, through the load generator.
 
-Says what is measured in which order; `figures.py` says what it means.
+Decides what to measure in which order. `figures.py` computes the figures.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TRIVIUM = (REPLICA, REMOTE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
-    """What to measure, and for how long."""
+    """Sets the loads, the peers and the durations."""
 
     streams: tuple[int, ...] = option((1, 16, 64, 256, 512), "closed loops to run")
     repeats: int = option(5, "of the closed loops")
@@ -44,7 +44,7 @@ class ServingOptions:
     )
     peers: tuple[str, ...] = option(NAMES, "which to compare", choices=NAMES)
     seed: int = option(1)
-    httpx_streams_max: int = 256  # beyond its collapse there is nothing to learn
+    httpx_streams_max: int = 256  # it collapses beyond this
 
 
 QUICK = ServingOptions(
@@ -59,7 +59,7 @@ QUICK = ServingOptions(
 
 
 class Generator:
-    """Runs the load generator as a process of its own."""
+    """Runs the load generator as a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class Generator:
         )
 
     async def run(self, load: OfferedLoad) -> dict[str, Any]:
-        """Send one load to the generator and return its figures."""
+        """Send one load to the generator and return its figures; raises RuntimeError."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -96,7 +96,7 @@ class Generator:
 
 
 class ServingComparison:
-    """All cells of one run."""
+    """Measures all cells of one run."""
 
     def __init__(
         self, options: ServingOptions, peers: dict[str, ServingPeer], generator: Generator
@@ -111,7 +111,7 @@ class ServingComparison:
         self.idle: dict[str, dict[str, float]] = {}
 
     async def check_answers(self) -> None:
-        """Every peer must give the first peer's answers, token for token."""
+        """Raise RuntimeError unless every peer gives the first peer's answers, token for token."""
         for name in self._peers:
             cell = await self._cell(name, streams=4, requests_max=PROMPTS, window_s=60)
             if cell["errors"]:
@@ -119,14 +119,14 @@ class ServingComparison:
             self._expected = self._expected or cell["texts"]
 
     async def measure_idle(self, seconds: float) -> None:
-        """CPU that processes take while nothing is asked of them."""
+        """Measure the cores that each process uses without any request."""
         meters = {name: CpuMeter(peer.pids()) for name, peer in self._peers.items()}
         await asyncio.sleep(seconds)
         for name, meter in meters.items():
             self.idle[name] = {k: round(v / seconds, 3) for k, v in meter.used_s().items()}
 
     async def warm_up(self, progress: Progress) -> None:
-        """Load until the broker's and everybody's code is hot."""
+        """Send load until the broker and all other processes are warm."""
         names = [name for name in TRIVIUM if name in self._peers]
         task = progress.add_task("warming up", total=2 * len(names))
         for streams in (64, 256):
@@ -136,7 +136,7 @@ class ServingComparison:
                 progress.advance(task)
 
     async def run_closed(self, progress: Progress) -> None:
-        """Closed loops: peers side by side at each number of streams."""
+        """Run closed loops: all peers one after the other at each number of streams."""
         options = self._options
         task = progress.add_task("closed loop", total=self._closed_cells())
         for repeat in range(options.repeats):
@@ -150,7 +150,7 @@ class ServingComparison:
                     progress.advance(task)
 
     async def run_open(self, progress: Progress) -> None:
-        """Open loops: rates rise until a peer no longer keeps up."""
+        """Run open loops with rising rates, for each peer until it no longer keeps up."""
         options = self._options
         cells = len(options.rates) * len(self._peers) * options.open_repeats
         task = progress.add_task("open loop", total=cells)
@@ -201,7 +201,7 @@ class ServingComparison:
 
 
 def keeps_up(rate: float, cell: Cell) -> bool:
-    """Whether an open loop's answers came at the rate of the requests."""
+    """Return whether a peer answered an open loop at its rate, without errors or long waits."""
     p99_ms = cell["ttft_ms"]["p99"]
     on_time = p99_ms is not None and p99_ms < 1_000
     return not cell["errors"] and on_time and cell["requests_per_s"] > 0.9 * rate
@@ -210,7 +210,7 @@ def keeps_up(rate: float, cell: Cell) -> bool:
 def make_bodies(
     seed: int, *, words: int = PROMPT_WORDS, count: int = PROMPTS, tokens: int = TOKENS
 ) -> list[str]:
-    """Request bodies: chats of random words that the simulated model's tokenizer knows."""
+    """Return chat bodies with random words from the simulated model's vocabulary."""
     vocabulary = make_tokenizer().get_vocab()
     terms = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
     rng = random.Random(seed)

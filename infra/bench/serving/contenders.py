@@ -1,8 +1,8 @@
-"""The servers that the serving benchmark compares, each as an address and its processes.
+"""Starts the servers that the serving benchmark compares.
 
-Starts the simulated engine behind plain HTTP, both proxies in front of it, and two Trivium stacks
-on one broker: one replica worker, and a prefill with a decode worker. All engines have the same
-settings. Everything stops with the context.
+These are the simulated engine behind plain HTTP, both proxies in front of it, and two Trivium
+stacks on one broker: one with a replica worker, one with a prefill and a decode worker. All engines
+have the same settings. All processes stop when the context ends.
 """
 
 import asyncio
@@ -49,19 +49,19 @@ CONTEXT_TOKENS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingPeer:
-    """A server under test; `pids` names its processes, the broker's included."""
+    """A server under test. `pids` returns its processes by name, including the broker."""
 
     name: str
     port: int
     pids: Callable[[], dict[str, int]]
-    log: LogSettings | None = None  # where it has one
+    log: LogSettings | None = None  # of a Trivium stack
 
 
 @asynccontextmanager
 async def running_peers(
     names: tuple[str, ...], folder: Path
 ) -> AsyncIterator[dict[str, ServingPeer]]:
-    """These peers, ready, by name. The folder, an absolute path, is made anew."""
+    """Start these peers and yield them by name. Recreates `folder`, an absolute path."""
     model = _fresh_model(folder)
     peers: dict[str, ServingPeer] = {}
     async with AsyncExitStack() as stack:
@@ -132,7 +132,7 @@ async def _trivium(
     broker_settings = BrokerSettings(port=0)
     home = folder / "broker-home"
     broker = Broker(broker_settings, home / "broker", tethered=True)
-    bootstrap = broker.start()  # in this thread, with which a tethered broker ends
+    bootstrap = broker.start()  # a tethered broker ends with the thread that starts it
     peers: dict[str, ServingPeer] = {}
     try:
         async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Figures, tables and bars of the serving benchmark, from the cells that it measured. Pure."""
+"""Computes figures, tables and bars of the serving benchmark from its cells. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _TIMES = ("ttft_ms", "gap_ms", "answer_ms")
 
 
 def closed_figures(cells: Cells) -> dict[str, Any]:
-    """Medians over the repeats, with every repeat's rate and times beside them."""
+    """Return medians over the repeats, and the rate and times of each repeat."""
     return {
         name: {f"{load:g}": _figures(repeats) for load, repeats in by_load.items()}
         for name, by_load in cells.items()
@@ -32,7 +32,7 @@ def closed_figures(cells: Cells) -> dict[str, Any]:
 
 
 def open_figures(cells: Cells, keeps_up: Callable[[float, Cell], bool]) -> dict[str, Any]:
-    """The same by rate, and the highest rate that a peer kept up with in every repeat."""
+    """Return medians by rate, and the highest rate that a peer kept up with in every repeat."""
     rows = closed_figures(cells)
     for name, by_rate in cells.items():
         rates = [r for r, got in by_rate.items() if all(keeps_up(r, cell) for cell in got)]
@@ -85,7 +85,7 @@ def _by_process(cells: Sequence[Cell]) -> dict[str, float | None]:
 
 
 def bars(cells: Cells) -> list[Bar]:
-    """What the project promises of this benchmark."""
+    """Return the bars that the project promises for this benchmark."""
 
     def over(name: str, rival: str, streams: int, times: float) -> Bar:
         ratio = _ratio(cells, name, rival, streams, lambda cell: cell["requests_per_s"])
@@ -122,7 +122,7 @@ def _ttft_ms(cell: Cell) -> float | None:
 def _pair(
     cells: Cells, name: str, rival: str, streams: int, value: Callable[[Cell], float | None]
 ) -> tuple[Values, Values]:
-    """One value of two peers, repeat by repeat; empty where either was not measured."""
+    """Return one value of two peers by repeat; empty if their numbers of repeats differ."""
     peer_cells = cells.get(name, {}).get(streams, [])
     rival_cells = cells.get(rival, {}).get(streams, [])
     if len(peer_cells) != len(rival_cells):
@@ -137,19 +137,19 @@ def _ratio(
 
 
 def closed_table(figures: dict[str, Any]) -> Table:
-    """One line per number of streams and peer."""
+    """Return the closed loops as a table: one row per number of streams and peer."""
     table = _table("Closed loop: medians of the repeats", "streams", figures)
     table.caption = "TTFT and token gap in ms; CPU of all server processes in ms per request."
     return table
 
 
 def other_cpu_share(figures: dict[str, Any]) -> float | None:
-    """Cores that processes outside a cell took while it was measured; the median of all cells."""
+    """Return the cores that other processes used during a cell; the median of all cells."""
     return median([row["other_cpu_share"] for rows in figures.values() for row in rows.values()])
 
 
 def cpu_table(figures: dict[str, Any]) -> Table:
-    """Server CPU by process at the largest number of streams of each peer."""
+    """Return a table of server CPU by process at the largest number of streams of each peer."""
     table = Table("streams", "peer", "ms per request", title="Server CPU by process")
     for name, rows in figures.items():
         streams = max(rows, key=float)
@@ -160,7 +160,7 @@ def cpu_table(figures: dict[str, Any]) -> Table:
 
 
 def open_table(figures: dict[str, Any]) -> Table:
-    """One line per rate and peer."""
+    """Return the open loops as a table: one row per rate and peer."""
     by_rate = {
         name: {rate: row for rate, row in rows.items() if rate != "kept_up_to_per_s"}
         for name, rows in figures.items()

@@ -1,10 +1,10 @@
-"""The load generator: a process of its own that sends chats and checks every answer.
+"""The load generator: a separate process that sends chats and checks every answer.
 
 `python -m infra.bench.serving.load_generator` reads one JSON object per line (`OfferedLoad`) and
-answers each with one (`CellFigures`). Closed loop: so many streams, each sends its next request
-when the last has ended. Open loop: Poisson arrivals from a seed, whatever the server does; times
-count from when a request was due. Started by `infra/bench/serving/main.py`; the same for every
-server under test.
+writes one for each (`CellFigures`). Closed loop: each of a fixed number of streams sends its next
+request when its last one has ended. Open loop: Poisson arrivals from a seed, independent of the
+server; times count from when a request was due. `infra/bench/serving/main.py` starts it; it is the
+same for every server under test.
 """
 
 import asyncio
@@ -23,41 +23,41 @@ import uvloop
 from infra.bench.results import percentiles
 from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_call
 
-_CYCLE_S = 0.35  # about one answer; closed loops start spread over it
-_IN_FLIGHT_MAX = 2_048  # of an open loop; arrivals beyond it are counted as errors
+_CYCLE_S = 0.35  # about the duration of an answer; closed loops spread their starts over it
+_IN_FLIGHT_MAX = 2_048  # of an open loop; further arrivals count as errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """One cell: what to send where, for how long."""
+    """The load of one cell: requests, address and duration."""
 
     host: str
     port: int
     bodies: Sequence[str]  # of the requests, as JSON; sent in turn
-    expected: Sequence[str] = ()  # the answer to each body; empty: not known yet
+    expected: Sequence[str] = ()  # the answer to each body; empty if unknown
     tokens: int = 64  # of each answer
     streams: int = 0  # closed loop
     rate_per_s: float = 0.0  # open loop
     requests_max: int = 0  # 0: no limit
-    settle_s: float = 1.0  # before figures are taken
-    window_s: float = 4.0  # while they are taken
-    drain_s: float = 30.0  # for what is under way then
+    settle_s: float = 1.0  # before the window
+    window_s: float = 4.0  # in which figures are taken
+    drain_s: float = 30.0  # timeout of requests in flight after the window
     seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class CellFigures:
-    """Figures of one cell. Rates and times are of the window; errors and requests of the cell."""
+    """Figures of one cell. Rates and times cover the window, errors and requests all of it."""
 
     requests: int = 0  # answered in full
     errors: dict[str, int] = field(default_factory=dict)
-    requests_per_s: float = 0.0  # tokens read in the window, as whole answers
+    requests_per_s: float = 0.0  # tokens read in the window over tokens per answer
     ttft_ms: dict[str, float | None] = field(default_factory=dict)
     gap_ms: dict[str, float | None] = field(default_factory=dict)  # between tokens
     answer_ms: dict[str, float | None] = field(default_factory=dict)
     tokens_per_read: float = 0.0
     client_cpu_share: float = 0.0  # of one core
-    texts: list[str] = field(default_factory=list)  # by body, where none was expected
+    texts: list[str] = field(default_factory=list)  # by body, if `expected` was empty
 
 
 def _summary(values: Sequence[float]) -> dict[str, float | None]:
@@ -66,7 +66,7 @@ def _summary(values: Sequence[float]) -> dict[str, float | None]:
 
 
 class LoadRun:
-    """One run of a load."""
+    """One run of an `OfferedLoad`."""
 
     def __init__(self, load: OfferedLoad) -> None:
         self._load = load
@@ -87,7 +87,7 @@ class LoadRun:
         self._over = asyncio.Event()
 
     async def run(self) -> CellFigures:
-        """Send, wait for the last answer, sum up."""
+        """Send the load, wait for the last answer, and return the figures."""
         cpu_s = _cpu_s()
         if self._load.streams:
             await self._closed_loop()
@@ -222,7 +222,7 @@ class LoadRun:
 
 
 def _gaps_ms(answer: StreamedAnswer) -> list[float]:
-    """Time from each token to the next; tokens of one read came together."""
+    """Return the ms from each token to the next; 0 between tokens of the same read."""
     gaps: list[float] = []
     before_s = answer.first_token_s
     for number, (when_s, count) in enumerate(answer.reads):
@@ -239,7 +239,7 @@ def _cpu_s() -> float:
 
 
 async def measure(load: OfferedLoad) -> CellFigures:
-    """Run one cell in this process."""
+    """Run one cell in this process and return its figures."""
     return await LoadRun(load).run()
 
 

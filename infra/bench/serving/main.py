@@ -1,10 +1,10 @@
 """The serving benchmark: Trivium beside a direct engine and two disaggregating HTTP proxies.
 
-`make bench-serving`, or `trivium bench serving --quick`. One run starts all peers, checks
-that they give the same answers, and measures them in turn, cell by cell: closed loops of so many
-streams, then open loops of rising rate. Ratios are taken between cells that were measured next to
-each other; bars judge the medians. Then prompts of several lengths, and what they cost in CPU and
-bytes. Writes build/bench/serving.json and serving.png.
+`make bench-serving`, or `trivium bench serving --quick`. One run starts all peers, checks that they
+give the same answers, and measures them in turn, cell by cell: closed loops with a fixed number of
+streams, then open loops with rising rates. Ratios compare cells that were measured next to each
+other; bars are on their medians. Then it measures the CPU and bytes that prompts of several lengths
+cost. Writes build/bench/serving.json and serving.png.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The picture of the serving benchmark: rate, first token, CPU by streams, and the open loop."""
+"""Plots the serving benchmark: rate, first token and CPU by streams, and the open loop."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # the backend is chosen first
+from matplotlib import pyplot  # after the choice of the backend
 from matplotlib.axes import Axes
 
 _COLOURS = {

@@ -1,7 +1,7 @@
-"""What a request costs as its prompt grows: CPU by process, and bytes by topic.
+"""Measures what a request costs as its prompt grows: CPU by process, and bytes by topic.
 
-A part of the serving benchmark, of the peers that have a log. A few requests at a time, each with a
-prompt of its own, so that no cache helps. What processes take while they idle is left out.
+A part of the serving benchmark, for the peers that have a log. Sends a few requests at a time, each
+with a different prompt, so that no cache helps. Subtracts the CPU time of idle processes.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from infra.stack.plan import WORKER_ROLES
 REQUESTS, STREAMS, TOKENS = 20, 4, 20
 LONGEST = 100_000
 CPU_MS_MAX = 120
-_IDLE_S = 8.0  # so long it is seen what processes take without a request
+_IDLE_S = 8.0  # over which idle CPU time is measured
 _LIMIT_S = 600.0
 
 Figures = dict[str, dict[str, Any]]  # by peer, then by the prompt's words
@@ -77,7 +77,7 @@ async def _figures(
 
 
 def prompt_bars(figures: Figures) -> list[Bar]:
-    """What a long prompt may cost beside its engine."""
+    """Return the bar for the CPU of a long prompt outside the worker."""
     row = figures.get(REPLICA, {}).get(str(LONGEST))
     ours = None if row is None else [ms for name, ms in row["cpu_ms"].items()
                                      if name not in WORKER_ROLES]  # fmt: skip
@@ -86,7 +86,7 @@ def prompt_bars(figures: Figures) -> list[Bar]:
 
 
 def prompt_table(figures: Figures) -> Table:
-    """One line per peer and length; topics that grow with the prompt, and all others together."""
+    """Return a table by peer and length, with the bytes of topics that grow with the prompt."""
     table = Table("words", "peer", "TTFT p50", "CPU", "bytes", title="Prompts by their length")
     table.caption = "For each request: ms, and bytes before compression."
     for name, rows in figures.items():

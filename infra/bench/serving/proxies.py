@@ -1,10 +1,10 @@
-"""Peers of the benchmarks: proxies of two calls, in the shape of vLLM's toy proxy, and of one.
+"""Proxies that the benchmarks compare Trivium with, modelled on vLLM's toy proxy.
 
-For each request: one call to a prefill server for one token and the KV's whereabouts, then a
-streamed call to a decode server, whose bytes are passed on. Round robin, no retries, no limits, no
-time-outs, as there. `httpx` is the usual set-up (FastAPI, httpx, uvicorn with uvloop and
-httptools); `aiohttp` is the same path on aiohttp and uvloop. `robin` deals whole requests to
-servers in turn. Stand-ins written for these benchmarks.
+For each request a proxy calls a prefill server, which returns one token and the place of the KV,
+and then streams a call to a decode server and passes its bytes on. Like the toy proxy, they use
+round robin, no retries, no limits and no time-outs. `httpx` is the usual set-up (FastAPI, httpx,
+uvicorn with uvloop and httptools); `aiohttp` does the same with aiohttp and uvloop. `robin` sends
+whole requests to the servers in turn. Written for these benchmarks.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _REMOTE_DECODE = {
 
 
 def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The first call's body: the same request for one token, not streamed."""
+    """Return the body of the first call: the same request for one token, not streamed."""
     first = {**body, "kv_transfer_params": _REMOTE_DECODE, "stream": False, "max_tokens": 1}
     first.pop("stream_options", None)
     if "max_completion_tokens" in first:
@@ -46,7 +46,7 @@ def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def httpx_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> FastAPI:
-    """FastAPI in front, httpx behind."""
+    """Return a proxy with a FastAPI server and httpx clients."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,7 +84,7 @@ def httpx_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> FastAP
 
 
 def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.Application:
-    """aiohttp on both sides; without prefill servers a call goes to a decode server as it is."""
+    """Return a proxy on aiohttp; without prefill servers it passes calls to decode servers."""
     prefill, decode = itertools.cycle(prefill_urls), itertools.cycle(decode_urls)
     session_key = web.AppKey("session", aiohttp.ClientSession)
 
@@ -120,7 +120,7 @@ def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.
 
 
 def run(kind: str, port: int, prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> None:
-    """Entry of the process; `kind` is httpx, aiohttp or robin."""
+    """Run the proxy in this process; `kind` is httpx, aiohttp or robin."""
     if kind == "httpx":
         app = httpx_app(prefill_urls, decode_urls)
         uvicorn.run(

@@ -1,9 +1,9 @@
-"""A peer of the benchmark: the simulated engine behind a plain HTTP server, in one process.
+"""The simulated engine behind a plain HTTP server, in one process: a peer of the benchmark.
 
-Streams OpenAI chat chunks. It also answers the two calls of a disaggregating proxy: a call with
-`do_remote_decode` computes the prompt and returns where its KV lies, and a call with those
-parameters decodes from it. Written to be quick, for it is what Trivium is compared with: aiohttp on
-uvloop, chunks cut from prepared bytes, one write per stream and engine step.
+Streams OpenAI chat chunks. Also answers the two calls of a disaggregating proxy: a call with
+`do_remote_decode` computes the prompt and returns the place of its KV, and a call with those
+parameters decodes from it. Optimised, because Trivium is compared with it: aiohttp on uvloop,
+chunks built from prepared bytes, one write per stream and engine step.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 class SimServer:
-    """One engine and the streams that wait for its tokens."""
+    """An engine, and the streams that wait for its tokens."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, model: str) -> None:
         self._engine = engine
@@ -46,7 +46,7 @@ class SimServer:
         self._queues: dict[str, asyncio.Queue[Output]] = {}
 
     async def pump(self) -> None:
-        """Hand the outputs of each step to their streams."""
+        """Pass the outputs of each engine step to their streams."""
         while True:
             for output in await self._engine.outputs():
                 queue = self._queues.get(output.request_id)
@@ -124,7 +124,8 @@ class SimServer:
 
 
 def _sampling(body: Mapping[str, Any], *, tokens_min: int) -> Sampling:
-    """An engine hands nothing over for an answer of one token, which a prefill call asks for."""
+    """Return the sampling of a call, with at least `tokens_min` tokens. A prefill call asks for
+    one token, and the engine hands no KV over for an answer of one token."""
     return Sampling(
         max_tokens=max(int(body.get("max_tokens", 16)), tokens_min),
         temperature=float(body.get("temperature", 1.0)),
@@ -158,7 +159,7 @@ async def serve(port: int, model_folder: Path, settings: SimSettings) -> None:
 
 @asynccontextmanager
 async def listening(app: web.Application, port: int) -> AsyncIterator[None]:
-    """The application on the loopback interface."""
+    """Serve the application on the loopback interface."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -169,7 +170,7 @@ async def listening(app: web.Application, port: int) -> AsyncIterator[None]:
 
 
 def run(port: int, model_folder: str, sim: str) -> None:
-    """Entry of the process; `sim` is the section [sim] as JSON."""
+    """Run the server in this process; `sim` is the section [sim] as JSON."""
     settings = build("sim", SimSettings, orjson.loads(sim))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(port, Path(model_folder), settings))

@@ -1,8 +1,8 @@
-"""A lean HTTP/1.1 client for one streamed chat at a time, and what can be said of its answer.
+"""A lean HTTP/1.1 client for one streamed chat at a time, and the parser of its answers.
 
-While bytes arrive it notes only when; the answer is taken apart once it is over, so that the client
-takes as little as possible of the cores that it shares with the servers under test. Knows the
-simulated engine's answers: each token is a space and a word.
+While bytes arrive it only records their times. It parses the answer after its end, so that the
+client uses as little as possible of the cores that it shares with the servers under test. Expects
+answers of the simulated engine: each token is a space and a word.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def chat_body(model: str, question: str, tokens: int) -> str:
 
 
 def chat_call(host: str, port: int, body: str) -> bytes:
-    """The call with this body, ready to be written to a connection."""
+    """Return the bytes of an HTTP call with this body."""
     data = body.encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
@@ -44,19 +44,19 @@ def chat_call(host: str, port: int, body: str) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class StreamedAnswer:
-    """One streamed answer. Times are of `time.perf_counter`: an event loop's are too coarse."""
+    """One streamed answer. Times are `time.perf_counter`, since an event loop's are too coarse."""
 
-    due_s: float  # when it was to be sent
+    due_s: float  # when the request was due
     prompt: int
     error: str = ""
     first_token_s: float = 0.0
     ended_s: float = 0.0
-    reads: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens
+    reads: list[tuple[float, int]] = field(default_factory=list)  # time, and number of tokens
     text: bytes = b""
 
 
 def parse_answer(answer: StreamedAnswer, times: list[float], parts: list[bytes]) -> None:
-    """Fill in tokens and times from what was read; sets `error` where that is no whole answer."""
+    """Set tokens and times from the parts that were read; set `error` if the answer is partial."""
     answer.ended_s = times[-1] if times else answer.due_s
     if not parts or not parts[0].startswith(_OK):
         answer.error = "status " + (parts[0][9:12].decode(errors="replace") if parts else "none")
@@ -74,7 +74,7 @@ def parse_answer(answer: StreamedAnswer, times: list[float], parts: list[bytes])
 
 
 def whole_text(parts: list[bytes]) -> bytes:
-    """The answer's text where events were cut by chunks or reads; slow and exact."""
+    """Return the text of an answer whose events chunks or reads have split. Slow and exact."""
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     chunks = []
     while body:
@@ -86,7 +86,7 @@ def whole_text(parts: list[bytes]) -> bytes:
 
 
 class SseConnection(asyncio.Protocol):
-    """One keep-alive connection; `on_end` is called with each finished answer."""
+    """A keep-alive connection that calls `on_end` with each finished answer."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class SseConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Connected, and without a request under way."""
+        """Whether it is connected and has no request in flight."""
         return self._transport is not None and self.answer is None
 
     def send(self, request: bytes, answer: StreamedAnswer) -> None:
@@ -132,7 +132,7 @@ class SseConnection(asyncio.Protocol):
         self._finish("connection lost")
 
     def close(self) -> None:
-        """Give up, whatever is under way."""
+        """Abort the connection and any request in flight."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

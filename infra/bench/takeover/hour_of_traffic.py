@@ -1,8 +1,8 @@
-"""The records of a request's whole way, made quickly: encoded once, then with other names in them.
+"""Makes all records of a request quickly: encodes them once, then replaces the ids in the bytes.
 
-A request is prefilled, handed over and decoded: what gateways, routers and workers write on the
-topics of sessions. The router's are those of the core itself, over a small fleet; all usage has one
-number. Used by `infra/bench/takeover/main.py`.
+A request is prefilled, handed over and decoded. The records are those that gateways, routers and
+workers write on the topics of sessions. The router's core makes its own, over a small fleet. All
+usage records have the same number. `infra/bench/takeover/main.py` calls this module.
 """
 
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ from streams.core.events import (
 )
 from streams.core.router import Router
 
-LATER_MS = 1 << 42  # deadlines that nobody meets; no time of the template matters
+LATER_MS = 1 << 42  # a deadline that never passes; other times of the templates do not matter
 _ID, _SESSION = "req-00000000000000000000", "session-000000000000"
 _FLEET = FleetSize(workers=10, sessions=1, blocks=1)
 
 
 class RecordSource:
-    """Records of request number n; a conversation has so many turns."""
+    """Makes the records of each request by its number; `turns` requests are one conversation."""
 
     def __init__(self, *, prompt_tokens: int, turns: int) -> None:
         self._turns = turns
@@ -54,13 +54,13 @@ class RecordSource:
         return f"session-{number // self._turns:012d}"
 
     def session(self, number: int) -> tuple[bytes, bytes]:
-        """Key and value of what is remembered of its conversation."""
+        """Return key and value of the session record of this request's conversation."""
         _, key, value = next(template for template in self._templates if template[0] == "sessions")
         session_id = self.session_id(number).encode()
         return _fill(key, b"", session_id), _fill(value, b"", session_id)
 
     def records(self, number: int, *, has_ended: bool) -> Iterator[tuple[str, bytes, bytes]]:
-        """Topic, key and value, as they are written; without its end for one that still lives."""
+        """Yield topic, key and value in written order; without an end, the request is live."""
         request_id = f"req-{number:020d}".encode()
         session_id = self.session_id(number).encode()
         for topic, key, value in self._templates:
@@ -77,7 +77,7 @@ def _fill(template: bytes, request_id: bytes, session_id: bytes) -> bytes:
 
 
 def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
-    """Topic, key and record, in the order in which they are written."""
+    """Yield topic, key and record, in the order in which they are written."""
     traffic, router = FleetTraffic(_FLEET, seed=1, start_ms=0), Router(ROUTER, RouterSettings())
     for record in traffic.registrations():
         router.apply(FleetRecordArrived(record, 0), 0)
@@ -111,7 +111,7 @@ def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
 
 
 def _placed(router: Router, event: Event) -> tuple[Any, Work]:
-    """What is decided, and the work that a worker gets."""
+    """Return the decision on this event, and the work for the worker."""
     decided, order = router.apply(event, 0)
     assert isinstance(decided, Decide) and isinstance(order, Dispatch)
     assert isinstance(order.record, Work)

@@ -1,9 +1,9 @@
-"""How long a router takes to take partitions over, after an hour of traffic.
+"""Measures how long a router takes to take over partitions after an hour of traffic.
 
-`make bench-takeover`, or `trivium bench takeover`. Writes the records of such an hour to a
-broker of its own, as their processes would have written them, and before it the conversations of a
-day's other hours. A router rebuilds from them: once where all that lives is a few seconds old, and
-once where a request is as old as the traffic. Writes build/bench/takeover.json.
+`make bench-takeover`, or `trivium bench takeover`. Writes the records of such an hour to its own
+broker, as gateways, routers and workers would have written them, and before them the conversations
+of the day's other hours. A router rebuilds its state from them: once when all live requests are a
+few seconds old, and once when one is as old as the traffic. Writes build/bench/takeover.json.
 """
 
 import asyncio
@@ -30,29 +30,29 @@ from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 
-YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: what lives is young, or as old as the traffic
+YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: live requests are young, or as old as the traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTraffic:
-    """Sets what the log holds before the takeover."""
+    """Sets the records on the log before the takeover."""
 
     seconds: int = 3_600
     requests_per_s: int = 100
-    live_s: int = 5  # requests that are not older than that have not ended
+    live_s: int = 5  # requests of the last 5 s have not ended
     prompt_tokens: int = 300
     turns: int = 4  # of each conversation
-    earlier_hours: int = 23  # of which conversations are still on the log, and nothing else
+    earlier_hours: int = 23  # of which the log has only the conversations
 
 
 def chunks(traffic: TakeoverTraffic) -> Iterator[range]:
-    """Numbers of requests, one second's at a time."""
+    """Yield the numbers of the requests of each second."""
     for second in range(traffic.seconds):
         yield range(second * traffic.requests_per_s, (second + 1) * traffic.requests_per_s)
 
 
 async def write_traffic(log: LogSettings, traffic: TakeoverTraffic) -> dict[int, int]:
-    """Write everything; returns how many requests each partition has that have ended."""
+    """Write all records; return the number of ended requests by partition."""
     source = RecordSource(prompt_tokens=traffic.prompt_tokens, turns=traffic.turns)
     producer = AIOKafkaProducer(**client_options(log), max_request_size=8 << 20, acks=1)
     began_ms = wall_ms() - traffic.seconds * 1_000
@@ -86,7 +86,7 @@ async def write_conversations(
     producer: AIOKafkaProducer, log: LogSettings, traffic: TakeoverTraffic, source: RecordSource
 ) -> None:
     """Write the conversations of earlier hours, each after its last turn."""
-    number = traffic.seconds * traffic.requests_per_s  # so their names are their own
+    number = traffic.seconds * traffic.requests_per_s  # beyond the numbers of the hour's requests
     began_ms = wall_ms() - traffic.seconds * 1_000
     for minute in range(-60 * traffic.earlier_hours, 0):
         at_ms, batches = began_ms + minute * 60_000, dict[int, Any]()
@@ -111,7 +111,7 @@ async def _send(
 
 
 async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
-    """Commit marks, as the last router has left them."""
+    """Commit these offsets as the marks that the previous router left."""
     consumer = AIOKafkaConsumer(
         **client_options(log), group_id=marks_group(log), enable_auto_commit=False
     )
@@ -126,7 +126,7 @@ async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
 
 
 async def take_over(log: LogSettings) -> dict[str, float]:
-    """Rebuild all partitions in one router and time it."""
+    """Rebuild all partitions in one router; return times in s, records and live requests."""
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
     partitions, partition_ids = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
@@ -147,7 +147,7 @@ async def take_over(log: LogSettings) -> dict[str, float]:
 
 
 async def measure(log: LogSettings, traffic: TakeoverTraffic, console: Console) -> dict[str, Any]:
-    """Write the traffic and time both takeovers."""
+    """Write the traffic, then time a takeover with young marks and one with marks at the start."""
     began_s = time.monotonic()
     ended_counts = await write_traffic(log, traffic)
     console.print(
@@ -174,7 +174,7 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
 
 
 def run(traffic: TakeoverTraffic, console: Console) -> BenchmarkResult:
-    """Run the benchmark on a broker of its own."""
+    """Run the benchmark on its own broker."""
     with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
         figures = asyncio.run(measure(log, traffic, console))
     return BenchmarkResult(figures=figures, bars=bars_of(figures))

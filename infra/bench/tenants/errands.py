@@ -1,9 +1,9 @@
-"""A tenant that does errands: a small file that is to be found, a batch of one line, an answer of a
-certain form, and vectors.
+"""Sends the errands of a well-behaved tenant and measures their durations.
 
-All kinds run beside each other, each with a pause before it is repeated. An errand is tried again
-where a connection breaks or a gateway is away; any other refusal ends it, and so does `PATIENCE_S`.
-How long those took that ended well is noted.
+The errands are a small file to index and find, a batch of one line, an answer by a JSON schema, and
+embeddings. All kinds run at the same time, each with a pause before it repeats. An errand is
+retried if a connection breaks or a gateway is down. Any other refusal makes it fail, and so does
+`PATIENCE_S`. The durations of the successful ones are recorded.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def small_batch(sender: TenantClient) -> None:
 
 
 async def form(sender: TenantClient) -> None:
-    """An answer by a schema that nobody asked for before."""
+    """Ask for an answer by a schema that no call has used before."""
     schema = {**_SCHEMA, "title": str(sender.rng.random())}
     response_format = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
     answer = await sender.chat("Hello", response_format=response_format, max_tokens=64)
@@ -63,7 +63,7 @@ ERRANDS: Sequence[Errand] = (small_file, small_batch, form, vectors)
 
 
 class Errands(Tenant):
-    """Repeats errands until `is_over` and notes how long they took."""
+    """Repeats errands until `is_over` and records their durations in s."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
         super().__init__(urls, key, seed, ERRANDS)

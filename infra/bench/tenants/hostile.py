@@ -1,10 +1,10 @@
-"""A tenant that sends what once took Trivium from all others, as a program of its own: to send that
-must not delay the clients that are measured.
+"""A tenant that sends calls which once made Trivium unusable for all other tenants.
 
     python -m infra.bench.tenants.hostile KEY SEED URL...
 
-`MISDEEDS` run beside each other, each with a pause before it is repeated, until stdin ends. How
-each ended is counted, means nothing, and is written to stdout as JSON.
+It is a separate process, so that sending does not delay the clients that are measured. `MISDEEDS`
+run at the same time, each with a pause before it repeats, until stdin ends. Writes counts of how
+each ended to stdout as JSON; they are informative only.
 """
 
 import asyncio
@@ -26,39 +26,39 @@ _BOUNDARY = "part"
 
 
 async def one_long_word(sender: TenantClient) -> str:
-    """500 kB without a space, which embedding workers read."""
+    """Index 500 kB without a space, which embedding workers read."""
     await sender.store("word.txt", base64.b64encode(sender.rng.randbytes(375_000)))
     return "stored"
 
 
 async def deep_page(sender: TenantClient) -> str:
-    """80 kB of HTML in elements in elements, and callers who ask what it says and hang up."""
+    """Index 80 kB of deeply nested HTML, and ask for its text 34 times without waiting."""
     path = await sender.store("deep.html", b"<b>a" * 20_000)
     await asyncio.gather(*(sender.hang_up("GET", path) for _ in range(34)))
     return "hung up"
 
 
 async def many_documents(sender: TenantClient) -> str:
-    """20 000 documents in 469 kB."""
+    """Index 20 000 documents in one file of 469 kB."""
     await sender.store("m.jsonl", b"\n".join(b'{"id":"%d","text":"a"}' % n for n in range(20_000)))
     return "stored"
 
 
 async def large_batch(sender: TenantClient) -> str:
-    """1 000 lines, and what is left of them is cancelled."""
+    """Create a batch of 1 000 lines, and cancel the rest of it after `_TRICKLES_S`."""
     path = await sender.batch([f"{n} {sender.rng.random()}" for n in range(1_000)])
     await asyncio.sleep(_TRICKLES_S)
     return str((await sender.post(f"{path}/cancel")).status_code)
 
 
 async def long_lines(sender: TenantClient) -> str:
-    """Lines of 33 kB, and some of 264 kB."""
+    """Create a batch with lines of 33 kB and some of 264 kB."""
     await sender.batch([sender.text(33_000) for _ in range(16)] + [sender.text(264_000)] * 4)
     return "sent"
 
 
 async def slow_patterns(sender: TenantClient) -> str:
-    """34 patterns at once that take long to check."""
+    """Send 34 chats at once with a pattern that takes long to check."""
     parts = "".join(f"[\\u0000-\\uffff]{{{number}}}" for number in range(100, 120))
     pattern = f"(?i){parts}{sender.rng.random()}"
     calls = (sender.chat("a", structured_outputs={"regex": pattern}) for _ in range(34))
@@ -66,13 +66,13 @@ async def slow_patterns(sender: TenantClient) -> str:
 
 
 async def trailers(sender: TenantClient) -> str:
-    """A megabyte of headers behind a body."""
+    """Send a megabyte of trailers after a body."""
     head = b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
     return await sender.raw("GET /v1/models HTTP/1.1", [head, *[b"X: y\r\n" * 5_000] * 35], 1.0)
 
 
 async def slow_forms(sender: TenantClient) -> str:
-    """Eight uploads that hardly come."""
+    """Send eight uploads that arrive a byte at a time."""
     head = (
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\nContent-Length: 100000\r\n\r\n"
         f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -83,27 +83,27 @@ async def slow_forms(sender: TenantClient) -> str:
 
 
 async def large_upload(sender: TenantClient) -> str:
-    """16 MiB, which are kept."""
+    """Upload a file of 16 MiB and keep it."""
     await sender.upload("a.bin", bytes(16 << 20))
     return "kept"
 
 
 async def packed_body(sender: TenantClient) -> str:
-    """A gigabyte in a megabyte."""
+    """Send a gigabyte that is compressed to a few megabytes."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     packed = await asyncio.to_thread(gzip.compress, bytes(1 << 26), 1)
     return str((await sender.post(CHAT, content=packed * 16, headers=headers)).status_code)
 
 
 async def long_chats(sender: TenantClient) -> str:
-    """Prompts of 33 kB that nobody waits for."""
+    """Send eight prompts of 33 kB and disconnect early."""
     body = {"messages": [{"role": "user", "content": sender.text(33_000)}], "max_tokens": 256}
     await asyncio.gather(*(sender.hang_up("POST", CHAT, json=body) for _ in range(8)))
     return "hung up"
 
 
 async def many_items(sender: TenantClient) -> str:
-    """As many items as a response takes, and more than it takes."""
+    """Send as many input items as a response may have, and more than it may have."""
     items = [{"role": "user", "content": "a"}]
     bodies = ({"input": items * count, "max_output_tokens": 16} for count in (2_048, 8_000))
     calls = [sender.post("/v1/responses", json=body) for body in bodies]
@@ -111,7 +111,7 @@ async def many_items(sender: TenantClient) -> str:
 
 
 async def many_vectors(sender: TenantClient) -> str:
-    """Eight calls for 256 vectors each."""
+    """Send eight calls for 256 embeddings each."""
     body = {"input": [sender.text(400) for _ in range(256)]}
     calls = (sender.post("/v1/embeddings", json=body) for _ in range(8))
     return _statuses(await asyncio.gather(*calls))
@@ -132,7 +132,7 @@ class HostileTenant(Tenant):
 
     def __init__(self, urls: Sequence[str], key: str, seed: int) -> None:
         super().__init__(urls, key, seed, MISDEEDS)
-        self.endings: Counter[tuple[str, str]] = Counter()  # by misdeed, and how
+        self.endings: Counter[tuple[str, str]] = Counter()  # by misdeed and ending
 
     async def _do(self, name: str, deed: Misdeed, sender: TenantClient) -> None:
         try:
@@ -146,7 +146,7 @@ class HostileTenant(Tenant):
 
 @contextlib.asynccontextmanager
 async def hostile(urls: Sequence[str], key: str, seed: int) -> AsyncIterator[dict[str, int]]:
-    """One meanwhile; how often each misdeed ended in each way is there at the end."""
+    """Run a hostile tenant meanwhile; at its end it fills the yielded counts of endings."""
     endings: dict[str, int] = {}
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, key, str(seed), *urls),

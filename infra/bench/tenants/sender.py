@@ -1,4 +1,4 @@
-"""One tenant's calls, and what it repeats."""
+"""Sends the calls of one tenant, and repeats them."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class TenantClient:
         return str(answer.raise_for_status().json()["id"])
 
     async def store(self, name: str, data: bytes) -> str:
-        """Have a file indexed; the path of what it says."""
+        """Add a file to a new vector store and return the path of its content."""
         store = (await self.post("/v1/vector_stores", json={})).raise_for_status().json()["id"]
         file_id = await self.upload(name, data)
         path = f"/v1/vector_stores/{store}/files"
@@ -76,7 +76,7 @@ class TenantClient:
         return f"/v1/batches/{answer.json()['id']}"
 
     async def hang_up(self, method: str, path: str, **call: Any) -> None:
-        """A call whose answer nobody waits for."""
+        """Send a call and disconnect after `_HANGS_UP_S` if it has no answer."""
         try:
             async with asyncio.timeout(_HANGS_UP_S):
                 await self._client.request(method, self.rng.choice(self._urls) + path, **call)
@@ -84,7 +84,7 @@ class TenantClient:
             pass
 
     async def raw(self, head: str, pieces: Sequence[bytes], seconds: float) -> str:
-        """Bytes as they are, over so long; the first line of an answer."""
+        """Send raw bytes over `seconds`, and return the first line of the answer."""
         url = httpx.URL(self.rng.choice(self._urls))
         reader, writer = await asyncio.open_connection(url.host, url.port)
         host = f"Host: {url.host}:{url.port}\r\nAuthorization: Bearer {self._key}\r\n"
@@ -111,15 +111,15 @@ class TenantClient:
 
 
 class Tenant(ABC):
-    """Does all kinds of its deeds beside each other, again and again: `run` until `is_over`, or
-    until cancelled."""
+    """A tenant that repeats all its deeds at the same time, until `is_over` or until `run` is
+    cancelled."""
 
     def __init__(self, urls: Sequence[str], key: str, seed: int, deeds: Sequence[Deed]) -> None:
         self._urls, self._key, self._seed, self._deeds = urls, key, seed, deeds
         self.is_over = False
 
     async def run(self) -> None:
-        """Repeat all deeds beside each other until they end."""
+        """Repeat all deeds at the same time until each ends."""
         async with asyncio.TaskGroup() as group:
             for deed in self._deeds:
                 group.create_task(self._repeat(deed))
@@ -136,4 +136,4 @@ class Tenant(ABC):
 
     @abstractmethod
     async def _do(self, name: str, deed: Deed, sender: TenantClient) -> None:
-        """Once, and note what became of it."""
+        """Do the deed once, and record its result."""

@@ -1,8 +1,8 @@
-"""Clients of many streams hang up at once: when are the workers' slots free, and answers as quick?
+"""Measures how soon workers are free, and answers as frequent, after many clients disconnect.
 
-Twice. First nothing else is asked, and the heartbeats tell when every worker holds nothing any
-more: they come twice a second, so a figure is up to half a second late. Then clients in a closed
-loop ask before, during and after it, and their answers are counted.
+Runs the storm twice. First without other load: heartbeats show when each worker has no request and
+no KV left. They come twice a second, so a figure is up to half a second late. Then clients in a
+closed loop ask before, during and after the storm, and their answers are counted.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
 
 LOOPS, LOOP_TOKENS, LOOP_WORDS = 8, 16, 12
 STORM_TOKENS, STORM_WORDS = 400, 12
-HELD_S = 4.0  # from the last call's acceptance until all hang up
+HELD_S = 4.0  # from the calls until all clients disconnect
 BEFORE_S, AFTER_S, BIN_S, BACK_S = 20.0, 30.0, 5.0, 10.0
 FREE_S, RATE_SHARE = 1.0, 0.9
 _FREE_LIMIT_S, _PATIENCE_S, _LOOK_S = 120.0, 300.0, 0.01
@@ -30,15 +30,15 @@ _FREE_LIMIT_S, _PATIENCE_S, _LOOK_S = 120.0, 300.0, 0.01
 
 @dataclass(slots=True)
 class Storm:
-    """One, and what became of it. Times are monotonic, `ms` is wall time."""
+    """One abort storm and its results. `_s` times are monotonic, `_ms` times are wall time."""
 
     hung_up_s: float = 0.0  # when the first connection was closed
     hung_up_ms: int = 0
-    closing_s: float = 0.0  # what closing all of them took
-    streaming: int = 0  # calls with a token by then
-    slots: dict[str, int] = field(default_factory=dict)  # by worker, just before
-    free_s: dict[str, float | None] = field(default_factory=dict)  # until it had no request
-    kv_free_s: dict[str, float | None] = field(default_factory=dict)  # nor KV of one
+    closing_s: float = 0.0  # duration of closing all connections
+    streaming: int = 0  # calls that had a token by then
+    slots: dict[str, int] = field(default_factory=dict)  # requests by worker, just before
+    free_s: dict[str, float | None] = field(default_factory=dict)  # until it has no request
+    kv_free_s: dict[str, float | None] = field(default_factory=dict)  # until it has no KV either
 
     def figures(
         self, outcomes: Sequence[Outcome], cancellations: Sequence[Cancellation]
@@ -62,7 +62,7 @@ class Storm:
 async def storm(
     stack: Stack, url: str, model: str, prompts: Sequence[str], *, is_alone: bool
 ) -> Storm:
-    """All prompts at once; when all are accepted and some answered, their clients hang up."""
+    """Send all prompts at once, disconnect all clients after `HELD_S`, and return the results."""
     asker, result = StreamClient(url, model), Storm()
     answers = [ClientAnswer(client=NAME) for _ in prompts]
     asking = [
@@ -85,7 +85,7 @@ async def storm(
 
 
 def worker_loads(stack: Stack) -> dict[str, tuple[int, int]]:
-    """How many requests and KV blocks each worker said last that it holds."""
+    """Return the numbers of requests and KV blocks that each worker reported last."""
     assert stack.fleet is not None
     return {
         name: (member.load.running + member.load.waiting, member.load.kv_blocks_used)
@@ -95,13 +95,13 @@ def worker_loads(stack: Stack) -> dict[str, tuple[int, int]]:
 
 
 def beat_numbers(stack: Stack) -> dict[str, int]:
-    """The number of each worker's last heartbeat."""
+    """Return the number of each member's last heartbeat."""
     assert stack.fleet is not None
     return {name: member.beat_seq for name, member in stack.fleet.view.members.items()}
 
 
 async def wait_freed(stack: Stack, beats: dict[str, int], result: Storm) -> None:
-    """Note when a heartbeat of each worker said that it has no request, and no KV of one."""
+    """Record when a new heartbeat of each worker reports no request, and when no KV blocks."""
     result.free_s, result.kv_free_s = dict.fromkeys(result.slots), dict.fromkeys(result.slots)
     while None in result.kv_free_s.values():
         passed_s = round(time.monotonic() - result.hung_up_s, 2)
@@ -120,7 +120,7 @@ async def wait_freed(stack: Stack, beats: dict[str, int], result: Storm) -> None
 
 @dataclass(slots=True)
 class Loop:
-    """Clients that ask one short question after the other until `over`."""
+    """Clients that each ask one short question after the other until `over`."""
 
     asker: StreamClient
     words: Sequence[str]
@@ -149,7 +149,7 @@ class Loop:
 
 
 def recovery(loop: Loop, before: tuple[float, float], hung_up_s: float) -> dict[str, Any]:
-    """Rates before and after, and when the first bin of enough answers was over."""
+    """Return the rates before and after, and the end of the first bin with enough answers."""
     usual = loop.rate(*before)
     edges = [hung_up_s + BIN_S * number for number in range(int(AFTER_S / BIN_S) + 1)]
     bins = [
@@ -170,7 +170,7 @@ def recovery(loop: Loop, before: tuple[float, float], hung_up_s: float) -> dict[
 async def rates(
     stack: Stack, url: str, model: str, words: Sequence[str], prompts: Sequence[str], seed: str
 ) -> tuple[Storm, dict[str, Any]]:
-    """A storm among clients in a closed loop."""
+    """Run a storm beside clients in a closed loop; return it, and how the rate recovers."""
     loop = Loop(StreamClient(url, model), words, seed)
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(BIN_S)  # until the batch is full
@@ -187,7 +187,7 @@ async def rates(
 
 
 def of_storm(outcomes: Sequence[Outcome], result: Storm, until_ms: int) -> list[Outcome]:
-    """The outcomes of requests whose clients hung up then."""
+    """Return the outcomes of the requests that this storm cancelled."""
     return [
         outcome
         for outcome in outcomes
@@ -197,7 +197,7 @@ def of_storm(outcomes: Sequence[Outcome], result: Storm, until_ms: int) -> list[
 
 
 def bars(alone: dict[str, Any], rate: dict[str, Any]) -> list[Bar]:
-    """Slots free, and the rate of answers back."""
+    """Return bars on the time until slots are free and until the rate is back."""
     times = [*alone["free_s"].values()]
     slowest = None if None in times or not times else max(times)
     return [

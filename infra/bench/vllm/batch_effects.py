@@ -1,8 +1,8 @@
-"""How often two attempts of one request differ by the batch that they run in, on real vLLM.
+"""Counts how often two attempts of a request differ because of their batches, on real vLLM.
 
-`make bench-attempts`, or `trivium bench attempts`. Each request is answered alone, alone
-again, and in batches of others, greedy and with a seed, by one engine without prefix cache: what a
-second attempt on another worker of the same kind would compute. Writes build/bench/attempts.json.
+`make bench-attempts`, or `trivium bench attempts`. One engine without prefix cache answers each
+request alone, alone again, and in batches with others, greedy and with a seed, as a second attempt
+on another worker of the same kind would. Writes build/bench/attempts.json.
 """
 
 import json
@@ -84,7 +84,7 @@ async def _answers(
     name: str,
     progress: Progress,
 ) -> list[list[int]]:
-    """The tokens of each, in batches of this size: the next begins when the last has ended."""
+    """Return the tokens of each answer, generated in batches of `size`, one after the other."""
     task = progress.add_task(name, total=len(inputs))
     results: list[LoneAnswer] = []
     for begin in range(0, len(inputs), size):
@@ -96,7 +96,7 @@ async def _answers(
 
 
 def compare(alone: Sequence[Sequence[int]], rerun: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """How many answers differ, and after how many tokens."""
+    """Return how many answers differ, and after how many tokens."""
     places = [
         next(n for n, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
         for first, second in zip(alone, rerun, strict=True)
@@ -106,7 +106,7 @@ def compare(alone: Sequence[Sequence[int]], rerun: Sequence[Sequence[int]]) -> d
 
 
 def table(figures: dict[str, dict[str, Any]]) -> Table:
-    """A row for each way."""
+    """Return the table of differences, a row for each way."""
     result = Table("as", "answers", "different", "equal tokens before", title="Beside alone")
     for name, row in figures.items():
         places = row["first_difference"]

@@ -1,8 +1,8 @@
-"""One cell of `bench vllm`: so many streams that converse with a server, in a closed loop.
+"""Runs one cell of `bench vllm`: streams that converse with a server in a closed loop.
 
-Every conversation's opening is new, so that nothing is cached but what its own turns share. Figures
-are taken from the end of the first answer on: by then the batch is full. What is under way at the
-end is given up. The same for every server under test.
+Every conversation's opening is new, so caches have only what its own turns share. Figures are taken
+from the end of the first answer on, when the batch is full. Requests in flight at the end are
+cancelled. The load is the same for every server under test.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from infra.bench.results import percentiles
 
 TOKENS = 32  # of every answer
 LATER_TOKENS = 60  # of a question after the first
-FIRST_ANSWER_S = 120.0  # longest wait for it
+FIRST_ANSWER_S = 120.0  # longest wait for the first answer
 _PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCell:
-    """Describes the load of one cell."""
+    """The load of one cell."""
 
     streams: int
     prompt_tokens: int  # of a conversation's opening; the chat template adds some
@@ -43,9 +43,9 @@ class LoadCell:
 class ChatTurn:
     """One answer. Times are monotonic."""
 
-    prompt: str  # the conversation so far: equal ones have to get equal answers
+    prompt: str  # the conversation so far; equal ones must get equal answers
     began_s: float = field(default_factory=time.monotonic)
-    arrivals: list[tuple[float, int]] = field(default_factory=list)  # when, how many tokens
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, number of tokens
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     error: str = ""
@@ -53,7 +53,7 @@ class ChatTurn:
 
 
 class ConversationStreams:
-    """The load of one cell."""
+    """Sends the load of one cell and records its turns."""
 
     def __init__(
         self, url: str, model: str, cell: LoadCell, words: Sequence[str], seed: str

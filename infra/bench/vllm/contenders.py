@@ -1,9 +1,9 @@
 """The deployments that `bench vllm` compares: Trivium's, and vLLM's own serving on the same cores.
 
 Every deployment has two engines of the same model with the same settings, one on each half of the
-cores. vLLM's are its OpenAI API servers, without Trivium's plugin, behind a proxy: of two calls
-(`NixlConnector`) or dealing whole requests in turn. A deployment that is not under test is frozen
-where its engines would take CPU time while idle.
+cores. vLLM's are its OpenAI API servers, without Trivium's plugin, behind a proxy that makes two
+calls (`NixlConnector`) or sends whole requests to the servers in turn. A deployment that is not
+under test is frozen if its engines would use CPU time while idle.
 """
 
 import asyncio
@@ -43,26 +43,26 @@ ENGINE: dict[str, Any] = {"block_size": 32, "running_max": 64, "kv_cache_bytes":
 MODEL_LEN_MAX = 2_048
 START_S = 420.0
 _POLL_S = 0.2
-_WORKER = "VLLM::Worker"  # as vLLM titles the processes that compute
+_WORKER = "VLLM::Worker"  # vLLM's title of the processes that compute
 _PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 
 @dataclass(slots=True)
 class VllmPeer:
-    """Describes one deployment under test."""
+    """One deployment under test, with its address."""
 
     name: str
     url: str
-    freezable: Sequence[SupervisedProcess] = field(default_factory=list)  # with all of their groups
+    freezable: Sequence[SupervisedProcess] = field(default_factory=list)  # with their groups
 
     def signal(self, number: signal.Signals) -> None:
-        """To every process that may be frozen."""
+        """Send a signal to the groups of all freezable processes."""
         for process in self.freezable:
             os.killpg(process.pid, number)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Running for as long as it is under test."""
+        """Let the frozen processes run until the block ends."""
         self.signal(signal.SIGCONT)
         try:
             yield
@@ -74,7 +74,7 @@ class VllmPeer:
 async def trivium(
     name: str, plan: StackPlan, bootstrap: str, model: Path, folder: Path
 ) -> AsyncIterator[Stack]:
-    """A Trivium stack on a broker that runs."""
+    """Run a Trivium stack on a running broker."""
     (port,) = free_ports(HOST)
     settings = Settings(
         log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
@@ -92,7 +92,7 @@ async def trivium(
 
 
 async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
-    """Every worker of the stack gets all of these roles, and keeps its engine."""
+    """Give every worker of the stack all of these roles. Workers keep their engines."""
     log = stack.settings.log
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="b")
@@ -106,7 +106,7 @@ async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
 async def vllm_pair(
     name: str, title: str, model: Path, folder: Path, *, hands_over: bool
 ) -> AsyncIterator[VllmPeer]:
-    """Two of vLLM's API servers behind a proxy; frozen unless they are under test."""
+    """Run two of vLLM's API servers behind a proxy, frozen unless they are under test."""
     supervisor = Supervisor()
     ports = free_ports(*[HOST] * 5)
     servers, channels, proxy_port = ports[:2], ports[2:4], ports[4]
@@ -136,7 +136,7 @@ async def vllm_pair(
 def _server(
     name: str, number: int, port: int, channel: int, model: Path, folder: Path, hands_over: bool
 ) -> ProcessSpec:
-    """One API server on its half of the cores, as Trivium's launcher would bind a worker."""
+    """Return an API server on its half of the cores, as Trivium's launcher would bind a worker."""
     cores = _cores(number)
     flags: dict[str, Any] = {
         "host": HOST,
@@ -157,13 +157,13 @@ def _server(
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     env = {
         **os.environ,
-        "VLLM_PLUGINS": "",  # Trivium's must not mend what it is compared with
+        "VLLM_PLUGINS": "",  # without Trivium's plugin, which would repair the rival
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "OMP_NUM_THREADS": str(len(cores)),
-        "TORCHDYNAMO_DISABLE": "1",  # as Trivium's worker asks for: nothing is compiled
+        "TORCHDYNAMO_DISABLE": "1",  # no compilation, as in Trivium's worker
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(channel),
     }
     env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -171,20 +171,20 @@ def _server(
 
 
 def _cores(number: int) -> Sequence[int]:
-    """Those of one engine of two."""
+    """Return the cores of one of the two engines."""
     return core_shares(sorted(os.sched_getaffinity(0)), 2)[number]
 
 
 def hold(pid: int, cores: Sequence[int]) -> None:
-    """Give the engine workers under a process their cores again.
+    """Bind the engine workers under a process to their cores again.
 
-    vLLM's `NixlConnector` moves the thread that computes to the last core of its node whatever it
-    was bound to, so both engines of this machine would share one core.
+    vLLM's `NixlConnector` moves the computing thread to the last core of its node, regardless of
+    its binding, so both engines of this machine would share one core.
     """
     for child, command in {**children(pid), **members(pid)}.items():
         if _WORKER in command:
             for thread in os.listdir(f"/proc/{child}/task"):
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                with contextlib.suppress(ProcessLookupError):  # the thread has just ended
                     os.sched_setaffinity(int(thread), cores)
         if child != pid:
             hold(child, cores)

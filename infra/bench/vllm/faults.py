@@ -1,8 +1,8 @@
-"""Real vLLM under faults: a killed decode worker, an abort storm, and KV that must not be used.
+"""Tests real vLLM under faults: a killed decode worker, an abort storm, and invalid KV handles.
 
 `make bench-vllm-faults`, or `trivium bench vllm-faults`. 1 prefill and 2 decode workers with the
 default model on real Kafka and NIXL, one gateway, one router. `killed_decode.py`, `abort_storm.py`
-and `wrong_kv.py` say what is measured. Writes build/bench/vllm_faults.json.
+and `wrong_kv.py` measure one fault each. Writes build/bench/vllm_faults.json.
 """
 
 import random
@@ -41,7 +41,7 @@ PROMPT_WORDS = (10, 60)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmFaultsOptions:
-    """Which faults, and how much of each."""
+    """Sets which faults to measure, and the load of each."""
 
     only: tuple[str, ...] = option((), choices=(KILL, STORM, WRONG_KV))
     answers: int = option(20, "streamed while a decode worker is killed")
@@ -53,7 +53,7 @@ class VllmFaultsOptions:
     seed: int = option(1)
 
     def has(self, part: str) -> bool:
-        """Return whether this part is to be measured."""
+        """Return whether the options choose this part."""
         return not self.only or part in self.only
 
 

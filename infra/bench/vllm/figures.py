@@ -1,4 +1,4 @@
-"""Figures, table and bars of the comparison with vLLM's own serving. Pure."""
+"""Computes figures, table and bars of the comparison with vLLM's own serving. Pure."""
 
 import itertools
 import math
@@ -16,16 +16,16 @@ VLLM_REPLICAS = "vLLM 2 replicas"
 NAMES = (PAIR, VLLM_PAIR, BOTH, REPLICAS, VLLM_REPLICAS)
 PAIR_RATIO, REPLICAS_RATIO, BOTH_RATIO = 1.5, 0.9, 0.9
 CellRow = dict[str, Any]
-Cells = dict[str, dict[LoadCell, list[CellRow]]]  # by peer; one per repeat
+Cells = dict[str, dict[LoadCell, list[CellRow]]]  # by peer and cell; one row per repeat
 
 
 def rate(figures: CellRow) -> float:
-    """Whole answers per second, counted in tokens."""
+    """Return the answers per second, counted in tokens."""
     return float(figures["requests_per_s"])
 
 
 def bars(cells: Cells) -> list[Bar]:
-    """Geometric means over the cells with so many streams."""
+    """Return bars on geometric means over the cells with equal numbers of streams."""
     judged = []
     for streams in sorted({cell.streams for cell in cells.get(PAIR, {})}):
         for name, target, ratio in (
@@ -58,7 +58,7 @@ def _of_best(cells: Cells, cell: LoadCell) -> float | None:
 
 
 def _mean(ratios: list[float | None]) -> float | None:
-    """Geometric; None where one is missing."""
+    """Return the geometric mean, or None if a ratio is missing."""
     positive_ratios = [ratio for ratio in ratios if ratio]
     if not positive_ratios or len(positive_ratios) < len(ratios):
         return None
@@ -70,7 +70,7 @@ def _all(by_cell: Mapping[LoadCell, list[CellRow]]) -> list[CellRow]:
 
 
 def figures(cells: Cells) -> dict[str, Any]:
-    """Every repeat of every cell, by peer and cell."""
+    """Return every repeat of every cell, by peer and cell."""
     return {
         name: {cell.name: repeats for cell, repeats in by_cell.items()}
         for name, by_cell in cells.items()
@@ -78,7 +78,7 @@ def figures(cells: Cells) -> dict[str, Any]:
 
 
 def equal_answers(answers: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Answers of peers to the same conversations: how many there were, and how many were equal."""
+    """Return for each two peers the number of common conversations and of equal answers."""
     pairs = {}
     for first, second in itertools.combinations(answers, 2):
         both = answers[first].keys() & answers[second].keys()
@@ -89,7 +89,7 @@ def equal_answers(answers: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[
 
 
 def table(cells: Cells) -> Table:
-    """Requests/s and TTFT p50, a row for each cell."""
+    """Return the table of requests/s and TTFT p50, a row for each cell."""
     names = [name for name in NAMES if name in cells]
     result = Table("cell", *names, title="requests/s, TTFT p50 in ms")
     for cell in cells[names[0]]:

@@ -1,9 +1,9 @@
-"""A decode worker on real vLLM is killed with answers half done: do they end as undisturbed ones?
+"""Kills a decode worker on real vLLM during answers, and compares these with undisturbed ones.
 
-The same prompts are asked at once three times: twice undisturbed, which tells how often answers
-differ by their batch alone, and once with the busier decode worker killed when a third of all
-tokens has come. Where an answer differs, its place and the distance of the two likeliest tokens
-there are told: below `TIE`, another batch's rounding can turn them round.
+Sends the same prompts at once three times: twice undisturbed, which shows how often answers differ
+only by their batch, and once with the busier decode worker killed when a third of all tokens have
+arrived. For an answer that differs, it reports the place and the gap between the two likeliest
+tokens there. With a gap below `TIE`, the rounding of another batch can swap them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from infra.stack.launcher import Stack
 from schemas.records import Work
 from schemas.rules.tokens import unpack_tokens
 
-KILL_AT = 1 / 3  # of all tokens
+KILL_AT = 1 / 3  # share of all tokens
 TIE = 0.001  # nats; float32 logits of this model differ by about 1e-5 between batches
 BACK_S, PATIENCE_S = 240.0, 600.0
 _LOOK_S = 0.02
@@ -38,7 +38,7 @@ async def ask_undisturbed(
 async def ask_with_kill(
     stack: Stack, asker: StreamClient, prompts: Sequence[str], tokens: int
 ) -> tuple[list[ClientAnswer], str]:
-    """Ask all prompts, kill the busier decode worker, and wait until it is back."""
+    """Ask all prompts and kill the busier decode worker; return the answers and its name."""
     answers = [ClientAnswer(client=NAME) for _ in prompts]
     asking = [asyncio.create_task(stream) for stream in _streams(asker, prompts, tokens, answers)]
     async with asyncio.timeout(PATIENCE_S):
@@ -71,7 +71,7 @@ def _busier(stack: Stack) -> str:
 
 
 async def read_prior_tokens(stack: Stack) -> dict[str, int]:
-    """Return the prior tokens of each request that was dispatched again."""
+    """Return the number of prior tokens of each request that was dispatched again."""
     orders = [
         order for order in await read_topic(stack.settings.log, "decode") if type(order) is Work
     ]
@@ -92,7 +92,7 @@ async def differences(
     expected: Sequence[ClientAnswer],
     audit: LogAudit,
 ) -> list[dict[str, Any]]:
-    """Each answer that is not as expected: where, and how near the two likeliest tokens are."""
+    """Return each answer that is not as expected: the place, and the gap in nats there."""
     rows = []
     for number, (answer, right) in enumerate(zip(answers, expected, strict=True)):
         place = first_difference(answer.token_ids, right.token_ids)
@@ -127,7 +127,7 @@ def figures(
 
 
 def bars(row: dict[str, Any], violations: Sequence[str]) -> list[Bar]:
-    """What must hold of the round with the kill, and of the log after it."""
+    """Return the bars of the round with the kill, and of the log after it."""
     return [
         at_least("kill: answers that were interrupted", row["interrupted"], 1, ""),
         at_most("kill: answers that are not whole", len(row["not_whole"]), 0, ""),

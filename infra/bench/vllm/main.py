@@ -1,9 +1,9 @@
 """The comparison with vLLM's own serving: the same engines, model, cores and prompts.
 
-`make bench-vllm`, or `trivium bench vllm --quick`. First one prefill and one decode
-engine, Trivium's beside vLLM's behind a two-call proxy; then Trivium's two workers in both roles
-and two replicas beside vLLM's two replicas. In each part all deployments run, and each cell is
-measured on one after the other. Writes build/bench/vllm.json.
+`make bench-vllm`, or `trivium bench vllm --quick`. First it compares one prefill and one decode
+engine of Trivium with vLLM's behind a two-call proxy. Then it compares Trivium's two workers in
+both roles and two replica workers with vLLM's two replicas. In each part all deployments run, and
+each cell is measured on one after the other. Writes build/bench/vllm.json.
 """
 
 import shutil
@@ -48,7 +48,7 @@ _WARM = LoadCell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """What to measure, and for how long."""
+    """Sets the cells, their duration and the model."""
 
     streams: tuple[int, ...] = option((1, 4, 16), "closed loops to run")
     prompt_tokens: tuple[int, ...] = option((60, 400), "of openings")
@@ -59,7 +59,7 @@ class VllmOptions:
     seed: int = option(1)
 
     def cells(self) -> list[LoadCell]:
-        """In the order of measuring."""
+        """Return the cells in the order of measurement."""
         return [
             LoadCell(
                 streams=streams,
@@ -74,7 +74,7 @@ class VllmOptions:
 
 
 class VllmComparison:
-    """All cells of one run."""
+    """Measures all cells of one run."""
 
     def __init__(self, options: VllmOptions, model: Path, progress: Progress) -> None:
         self._options = options
@@ -84,7 +84,7 @@ class VllmComparison:
         self.answers: dict[str, dict[str, tuple[int, ...]]] = {}  # by peer
 
     async def part(self, name: str, peers: Sequence[VllmPeer]) -> None:
-        """Every cell on each of these, in turn; what they asked differs from other parts'."""
+        """Measure every cell on each of these peers in turn, with prompts of this part only."""
         cells = self._options.cells()
         for peer in peers:
             await self._run(peer, _WARM, f"{self._options.seed} warm {name}")
@@ -116,7 +116,7 @@ async def run(options: VllmOptions, console: Console) -> BenchmarkResult:
     console.print(f"Model: {options.model}")
     model = Path(model_folder(ModelSettings(path=options.model)))
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
-    bootstrap = broker.start()  # in this thread, with which a tethered broker ends
+    bootstrap = broker.start()  # a tethered broker ends with the thread that starts it
     try:
         with counting(console, 58) as progress:
             comparison = VllmComparison(options, model, progress)

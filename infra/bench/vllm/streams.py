@@ -1,4 +1,4 @@
-"""Greedy streamed answers of a gateway, of a length that is known: what clients of faults ask."""
+"""Streams greedy answers of a fixed length from a gateway, for the fault benchmarks on vLLM."""
 
 import json
 import time
@@ -13,7 +13,7 @@ NAME = "streams"
 
 
 class StreamClient:
-    """Calls of one gateway, each on a connection of its own. `hang_up` closes all of them."""
+    """Calls one gateway, each call on a new connection. `hang_up` closes all of them."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
@@ -21,13 +21,13 @@ class StreamClient:
         self._client = aiohttp.ClientSession(**options, timeout=aiohttp.ClientTimeout())
 
     async def hang_up(self) -> None:
-        """Close every connection, whatever comes on it."""
+        """Close all connections, also during answers."""
         await self._client.close()
 
     async def stream(
         self, text: str, tokens: int, into: ClientAnswer | None = None
     ) -> ClientAnswer:
-        """One answer of so many tokens; `into` can be looked at while it grows."""
+        """Return an answer of `tokens` tokens. The caller may read `into` while it grows."""
         answer = into or ClientAnswer(client=NAME)
         body = {
             "model": self._model,
@@ -50,7 +50,7 @@ class StreamClient:
         return answer
 
     async def next_token_gap(self, prompt: list[int]) -> float:
-        """By how much the log-probability of the likeliest next token is above the second's."""
+        """Return the gap in nats between the two highest log-probabilities of the next token."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         async with self._client.post(
             self._url + COMPLETIONS, json={**body, "logprobs": 2, "ignore_eos": True}

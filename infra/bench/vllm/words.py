@@ -1,4 +1,4 @@
-"""The words of which prompts are made: a prompt of so many words has about so many tokens."""
+"""Makes prompts of words that are one token each, so words count about as many tokens."""
 
 import random
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ _WORD_CHARS = range(3, 9)
 
 
 def plain_words(tokenizer: Tokenizer) -> list[str]:
-    """Words that are one token each, behind a space."""
+    """Return the words that are one token each after a space."""
     words = [token[1:] for token in tokenizer.get_vocab() if token.startswith("Ġ")]
     return sorted(w for w in words if w.isascii() and w.islower() and len(w) in _WORD_CHARS)
 
 
 def draw_prompt(rng: random.Random, words: Sequence[str], count: int) -> str:
-    """A prompt of so many words."""
+    """Return a prompt of `count` random words."""
     return " ".join(rng.choices(words, k=count))

@@ -1,13 +1,12 @@
-"""KV handles that must not be used, given to real engines: vLLM's issue 52234, and more.
+"""Gives invalid KV handles to real engines: the cases of vLLM's issue 52234, and more.
 
-The five cases of that issue answer with status 200 and, in three of them, with garbage or another
-prompt's answer: an unknown request, blocks out of range, a reference that was consumed, one whose
-blocks were used again, and one whose lease has ended. The third and fourth are tried at the engine
-that consumed the reference and at another one; beside them stands a good reference of another
-prompt. Each case is a job for one decode engine: a router never writes such work, so there is no
-form of them for a whole stack. All answers, and those to the same prompts once more from what the
-engine then has cached, are compared with those of one engine alone. A control gives vLLM the same
-parameters without Trivium's checks.
+In that issue vLLM answers five cases with status 200, three of them with garbage or another
+prompt's answer: an unknown request, blocks out of range, a consumed handle, a handle whose blocks
+were reused, and a handle whose lease has ended. The third and fourth are tried on the engine that
+consumed the handle and on another one. A valid handle of another prompt is tried as well. Each case
+is a job for one decode engine: a router never writes such work, so a whole stack cannot run them.
+All answers, and second answers to the same prompts from the engine's cache, are compared with those
+of one engine alone. A control gives vLLM the same parameters without Trivium's checks.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, check_params
 MODEL_LEN_MAX, PROMPT_TOKENS, TOKENS = 1_024, 130, 16
 LEASE_S, MARGIN_MS = 15, 5_000
 ENGINE: dict[str, Any] = {
-    "kv_cache_bytes": 64 << 20,  # of which blocks are soon used again
+    "kv_cache_bytes": 64 << 20,  # small, so that blocks are soon reused
     "kv_events": False,
     "kv_lease_s": LEASE_S,
     "handle_margin_ms": MARGIN_MS,
@@ -46,25 +45,25 @@ SAMPLING = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
 FILL_TOKENS, FILLS = 900, 4  # of other prompts, to overwrite all blocks
 _FAR_MS = 600_000
 _OUT_OF_RANGE = 1_000_000
-_SUFFIX = 9  # of vLLM's own request ids
+_SUFFIX = 9  # characters that vLLM appends to request ids
 _NUMBERS = itertools.count()
 Prompt = list[int]
 
 
 @dataclass(slots=True)
 class CaseTally:
-    """Counts what became of the answers of one case."""
+    """Counts all, wrong and failed answers of one case, and the bytes of KV read."""
 
     answers: int = 0
     wrong: int = 0
-    wrong_from_cache: int = 0  # asked once more, plainly
+    wrong_from_cache: int = 0  # of second answers, without a handle
     failed: int = 0
     read_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Engines:
-    """One that prefills, and two that decode; `makes_prompt` draws one of so many tokens."""
+    """One prefill engine and two decode engines. `makes_prompt` draws a prompt by its tokens."""
 
     prefill: Any
     here: Any
@@ -109,7 +108,7 @@ class Engines:
             self.give_up(await self.handles([self.makes_prompt(FILL_TOKENS)]))
 
     def give_up(self, handles: Sequence[KvHandle]) -> None:
-        """Let the prefill engine free what is still held for these."""
+        """Let the prefill engine free the blocks of these handles."""
         for kv in handles:
             self.prefill.abort(kv.engine_request_id[:-_SUFFIX])
 
@@ -126,7 +125,7 @@ async def _out_of_range(engines: Engines, prompts: Sequence[Prompt]) -> list[KvH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCase:
-    """How its handles are made, who gets them, and with whose prompt."""
+    """How to make the handles of a case, and with which engine and prompt to use them."""
 
     make: Callable[[Engines, Sequence[Prompt]], Awaitable[list[KvHandle]]]
     is_elsewhere: bool = False
@@ -143,13 +142,13 @@ CASES = {
     "lease ended": KvCase(make=Engines.expired),
     "another prompt's": KvCase(make=Engines.handles, is_foreign=True),
 }
-Chosen = dict[tuple[str, str], list[Prompt]]  # prompts by case and by who checks
+Chosen = dict[tuple[str, str], list[Prompt]]  # prompts by case and guard
 
 
 async def measure(
     model: str, makes_prompt: Callable[[int], Prompt], count: int, progress: Progress
 ) -> dict[str, dict[str, dict[str, int]]]:
-    """So many prompts of each case, with and without checks; figures by case."""
+    """Try `count` prompts of each case with and without checks; return the counts by case."""
     chosen: Chosen = {
         (case, guard): [makes_prompt(PROMPT_TOKENS) for _ in range(count)]
         for case in CASES
@@ -227,8 +226,8 @@ async def _try(
 
 @contextlib.contextmanager
 def _unchecked(engine: Any) -> Iterator[None]:
-    """Meanwhile vLLM gets what a handle says, whatever that is."""
-    receiver = engine._receiver  # noqa: SLF001  # the control needs what nobody else may do
+    """Pass the parameters of handles to vLLM without Trivium's checks until the block ends."""
+    receiver = engine._receiver  # noqa: SLF001  # only the control bypasses the checks
     gate, receiver.gate = receiver.gate, _Open()
     try:
         yield

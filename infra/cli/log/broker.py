@@ -1,4 +1,4 @@
-"""`trivium broker`: the Kafka node that Trivium runs itself."""
+"""Implements `trivium broker`: the Kafka node that Trivium runs itself."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +31,7 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
 
 @app.command(epilog="Example: trivium broker stop --quiet")
 def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Stop it in an orderly way; data stays."""
+    """Stop the broker with a controlled shutdown; its data stays."""
     stopped = _broker(config).stop()
     if as_json:
         print_json({"stopped": stopped})
@@ -41,7 +41,7 @@ def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -
 
 @app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
 def status(config: Config = None, as_json: AsJson = False) -> None:
-    """Say whether it runs, where, and how much it holds; exit code 1 if it does not run."""
+    """Show whether the broker runs, where, and its data's size; exit code 1 if it does not run."""
     broker = _broker(config).status()
     if as_json:
         print_json(asdict(broker))
@@ -64,7 +64,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop it and delete all its data."""
+    """Stop the broker and delete all its data."""
     broker = _broker(config)
     if not yes:
         typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""`trivium compare`: what a shadow router would have done, beside what was done."""
+"""Implements `trivium compare`: a shadow router's placements beside the actual ones."""
 
 import asyncio
 import tempfile
@@ -36,10 +36,10 @@ def compare(
 ) -> None:
     """Sum up what a shadow router would have done: placements, TTFT, TPOT, whole answers, KV bytes.
 
-    Where shadow and routers agree, outcomes of the log count. Where they do not, a simulator says
-    what would have followed, with workers as fast as they were: of the same requests also as they
-    were, which says how far to trust it. The shadow's policy is read off its decisions; say what
-    else it was started with.
+    Where shadow and routers agree, outcomes of the log count. Where they differ, a simulator
+    computes what would have followed, with workers as fast as the real ones. It also simulates the
+    actual placements, which shows how far to trust it. The shadow's policy is read from its
+    decisions; name the other settings that it was started with.
 
     Examples: `trivium compare`, `trivium compare --since 1h --set local_share=1 --json`
     """
@@ -65,8 +65,10 @@ def compare(
 async def read(
     log: "LogSettings", since_ms: int, until_ms: int, look_back_ms: int, shadow: str
 ) -> "tuple[Any, list[Decision]]":
-    """The span's traffic, and what the shadow decided; raises ConfigError where there are several
-    shadows and none is named."""
+    """Return the span's traffic, and the shadow's decisions.
+
+    Raises ConfigError where the named shadow is unknown, or there are several and none is named.
+    """
     from infra.prediction.traffic import read as read_file
     from infra.replay.collecting import record
     from infra.replay.shadowing import TOPIC

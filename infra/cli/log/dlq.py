@@ -1,4 +1,4 @@
-"""`trivium dlq`: dead letters: records that nobody could read or answer; shown, and sent again."""
+"""Implements `trivium dlq`: shows unreadable or unanswerable records, and sends them again."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ Topics = Annotated[
 Since = Annotated[str, typer.Option(metavar="DURATION", help="Of the last 30m, 2h, 1d.")]
 Before = Annotated[str, typer.Option(metavar="DURATION", help="Older than 30m, 2h, 1d.")]
 Error = Annotated[str, typer.Option(help="A part of what went wrong.")]
-Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead letters
+Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead-letter topic
 
 
 @app.command("list", epilog="Example: trivium dlq list --topic prompts --since 1h --error template")
@@ -68,7 +68,7 @@ def show(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show one whole: what went wrong, its headers, its value as a record, JSON, text or hex."""
+    """Show one dead letter: the error, its headers, its value as a record, JSON, text or hex."""
     settings = settings_of_running(config, bootstrap)
     letter, codec = asyncio.run(_find_letter(settings, name))
     fields = {**_about(letter), "headers": _texts(letter.headers), **_value(codec, letter.value)}
@@ -104,8 +104,8 @@ def retry_(
 ) -> None:
     """Send dead letters to their topics again: the same value, key and headers.
 
-    They are marked in the same transaction, so none is sent twice, also where a command breaks off
-    and is repeated.
+    They are marked in the same transaction, so none is sent twice, even if the command is
+    interrupted and repeated.
     """
     if not (names or topic or since or before or error or every):
         raise ConfigError(
@@ -184,7 +184,7 @@ async def _retry_letters(
 
 
 async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
-    """Partitions of the topics that have dead letters, all or of the named ones."""
+    """Return partition counts of the topics that have dead letters: all, or the named ones."""
     from schemas.log.admin import partition_counts
     from schemas.log.dead_letters import topics_with_letters
     from streams.bridge.config import pairs_of
@@ -205,7 +205,7 @@ async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
 
 
 def _full(log: "LogSettings", topic: str) -> str:
-    """A topic of the table may be named without the prefix, and any with its .dlq."""
+    """Return the full name of a topic, which may be given without the prefix or with its .dlq."""
     name = topic.removesuffix(DEAD_LETTER_SUFFIX)
     return log.topic_prefix + name if name in TOPICS else name
 
@@ -266,7 +266,7 @@ def _about(letter: "DeadLetter") -> dict[str, Any]:
 
 
 def _value(codec: "Codec", value: bytes | None) -> dict[str, Any]:
-    """The value as what it is: a record of ours, JSON, text, or bytes in hexadecimal."""
+    """Return the value with its kind: a record of ours, JSON, text, or bytes in hexadecimal."""
     from schemas.codec import to_dict
 
     if value is None:

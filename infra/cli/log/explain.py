@@ -1,4 +1,4 @@
-"""`trivium explain REQUEST_ID`: a request's whole story, read back from the log, in one screen."""
+"""Implements `trivium explain REQUEST_ID`: a request's whole story from the log, on one screen."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def explain(
 
 
 def duration_ms(text: str, option: str = "--since") -> int:
-    """A duration such as 30m; raises ConfigError."""
+    """Parse a duration such as 30m, into ms; raises ConfigError."""
     duration = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
     if duration is None:
         raise ConfigError(
@@ -73,7 +73,7 @@ async def _read(log: "LogSettings", name: str, since_ms: int) -> "Story":
 
 @contextlib.contextmanager
 def _progress() -> Iterator["Progress"]:
-    """One bar per topic on the terminal's standard error, gone when all is read."""
+    """Show one bar per topic on standard error if it is a terminal, until all is read."""
     from rich.console import Console
     from rich.progress import Progress as Bars
 

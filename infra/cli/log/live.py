@@ -1,4 +1,4 @@
-"""`trivium replay --live`: a recording's requests at a running cluster, and how they end there."""
+"""Implements `trivium replay --live`: sends a recording's requests, and compares the outcomes."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from infra.traces.resend import ResendComparison
     from infra.traces.sender import Pace
 
-_SHOWN = 10  # differences
+_SHOWN = 10  # differences that are printed
 
 
 def resend(file: Path, pace: "Pace", url: str, api_key: str, *, as_json: bool) -> None:
-    """Send all, compare, and say it; exit code 1 where what completed then fails now."""
+    """Send all requests, compare and report; exit code 1 if one that completed then fails now."""
     from infra.traces.resend import Resend
 
     resender = Resend(file)

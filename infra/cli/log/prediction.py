@@ -1,4 +1,4 @@
-"""`trivium replay --predict`: what other settings would lead to, at workers as recorded."""
+"""Implements `trivium replay --predict`: outcomes under other settings, on workers as recorded."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from infra.terminal.output import stdout_console
 
 
 def predict_figures(file: Path, overrides: dict[str, str]) -> dict[str, Any]:
-    """Figures as recorded, as predicted, and with what was given."""
+    """Return figures as recorded, as predicted, and as predicted with the overrides."""
     from infra.prediction.figures import figures
     from infra.prediction.predictor import predict
     from infra.prediction.speeds import measure_speeds

@@ -1,4 +1,4 @@
-"""`trivium record`: what routers did for some time, as a file that `trivium replay` replays."""
+"""Implements `trivium record`: writes what routers did to a file for `trivium replay`."""
 
 import asyncio
 from pathlib import Path
@@ -37,10 +37,10 @@ def record(
 ) -> None:
     """Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
 
-    The file has all that a replay needs, prompts too. The log keeps this for a day; a file is kept
-    for as long as you wish. With --no-bodies digests by a secret salt stand for what was said, and
-    with --redact for names of sessions, tenants, collections and documents, too; a replay decides
-    the same.
+    The file has all that a replay needs, including prompts. The log keeps this for a day; keep the
+    file as long as you need it. With --no-bodies, texts are replaced by digests with a secret salt,
+    and with --redact also the names of sessions, tenants, collections and documents. A replay still
+    decides the same.
 
     Examples: `trivium record -o last.avro`, `trivium record --since 3h --until 2h -o hour.avro`,
     `trivium record --no-bodies --check -o last.avro`

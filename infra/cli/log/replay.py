@@ -1,4 +1,4 @@
-"""`trivium replay`: what a recording has, decided once more, and compared."""
+"""Implements `trivium replay`: applies a recording again, and compares."""
 
 import functools
 import os
@@ -72,21 +72,21 @@ def replay(
 ) -> None:
     """Replay a recording: every event into the router core again, every effect compared.
 
-    Exit code 1 where something else followed than was recorded; the first difference of each life
-    of a router is shown. Lives, and what lies between two snapshots of one, are replayed side by
-    side, and come to the same. With another policy or other settings it counts the placements that
-    would have been others, each asked at its moment. What would have followed says --predict: TTFT,
-    TPOT, whole answers and KV bytes of the same requests on simulated workers, as many and as fast
-    as they were; there, any setting of the router may be another.
+    Exit code 1 if any effects differ from the recorded ones; the first difference of each
+    incarnation of a router is shown. Incarnations, and their parts between snapshots, are replayed
+    in parallel, with the same result. With another policy or other settings, it counts the
+    placements that would have differed, each at its recorded moment. --predict shows what would
+    have followed: TTFT, TPOT, whole answers and KV bytes of the same requests on simulated workers,
+    as many and as fast as the recorded ones. With --predict, any setting of the router may be
+    changed.
 
-    With --simulate, or with a fault, the requests come once more at simulated workers: as it was,
-    and with the faults, policy and settings. A trace in any format of `trivium trace` is taken
-    then, too. A fault is NAME@TIME from the first request on, of a worker, the router or the
-    broker.
+    With --simulate, or with a fault, the requests are simulated twice: as they were, and with the
+    faults, policy and settings. The file may then also be a trace in any format of `trivium trace`.
+    A fault is NAME@TIME, counted from the first request, of a worker, the router or the broker.
 
-    With --live a running cluster gets the same prompts, in sessions of new names; answers are
-    compared by how they ended and how many tokens they have. Exit code 1 where a request fails that
-    completed then.
+    With --live, a running cluster gets the same prompts, in sessions with new names. Answers are
+    compared by how they ended and how many tokens they have. Exit code 1 if a request fails that
+    completed in the recording.
 
     Examples: `trivium replay last.avro`, `trivium replay last.avro --policy static --predict`,
     `trivium replay last.avro --set policy=conditional --set max_local_prefill_tokens=2000`,

@@ -1,4 +1,4 @@
-"""`trivium schemas`: what records look like, in a schema registry and since the last release."""
+"""Implements `trivium schemas`: schemas of records, in a registry and since the last release."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ Url = Annotated[
 
 @app.command(epilog="Example: trivium schemas register --url http://registry:8081")
 def register(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Register what is missing; safe to repeat. Every process does so when it starts."""
+    """Register missing schemas; safe to repeat. Every process does so when it starts."""
     from schemas.log.registry import register_all
 
     log = settings_from(config).log
@@ -43,8 +43,8 @@ def check(
 ) -> None:
     """Exit with an error unless every version of every record can still be read.
 
-    Without --url nobody is asked: versions are those of the last release and of schemas/history.
-    With it they are those that the registry holds. Nothing is written.
+    Without --url, the versions of the last release and of schemas/history are checked, without any
+    connection. With --url, those in the registry are checked. Nothing is written.
     """
     from schemas.compatibility import incompatibilities
 
@@ -91,7 +91,7 @@ class Subject:
 
 @app.command("list", epilog="Example: trivium schemas list --json | jq -r '.[].subject'")
 def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Every subject with its record; with a registry, also which id and version it has there."""
+    """Show every subject with its record, and with a registry, also its id and version there."""
     from rich.table import Table
 
     log = settings_from(config).log

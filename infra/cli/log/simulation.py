@@ -1,4 +1,4 @@
-"""`trivium replay` with faults or `--simulate`: what would have happened, on simulated workers."""
+"""Implements `trivium replay` with faults or `--simulate`: reruns requests on simulated workers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def simulate(
     model: str,
     as_json: bool,
 ) -> None:
-    """Simulate the file's requests, and once more with faults and settings if there are any."""
+    """Simulate the file's requests, and again with faults and settings if there are any."""
     from dataclasses import replace
 
     from infra.evaluate.replays.faults import faults_of

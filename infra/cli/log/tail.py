@@ -1,4 +1,4 @@
-"""`trivium tail TOPIC`: records of a topic, decoded, as they come."""
+"""Implements `trivium tail TOPIC`: prints the decoded records of a topic as they come."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
             fields = {**fields, "prompt_tokens": unpack_tokens(packed)}
     except RecordError as error:
         kind, fields = "undecodable", {"error": error.message, **headers}
-        if not record.value and not buried:  # what a compacted topic forgets its key by
+        if not record.value and not buried:  # a tombstone deletes its key
             kind, fields = "Tombstone", {}
     if as_json:
         origin = {"buried": buried} if buried else {}
@@ -111,7 +111,7 @@ def _fields(fields: dict[str, Any]) -> str:
 
 
 def _decision(fields: dict[str, Any]) -> str:
-    """What was decided and why, in a line; `trivium explain` and --json tell the rest."""
+    """Return what was decided and why, in a line; `trivium explain` and --json show more."""
     workers = " → ".join(filter(None, (fields["prefill_worker"], fields["decode_worker"])))
     words = [fields["request_id"], fields["kind"]]
     words += [value for value in (fields["mode"], fields["orchestration"]) if value != "none"]
@@ -131,13 +131,13 @@ def _decision(fields: dict[str, Any]) -> str:
 
 
 def _block_counts(fields: dict[str, Any]) -> dict[str, str]:
-    """Block hashes as counts; they are of 8 bytes each."""
+    """Return block hashes as counts; each hash has 8 bytes."""
     counts = {name: len(fields[name]) // 8 for name in ("stored", "removed")}
     return {name: f"{count} blocks" if count else "" for name, count in counts.items()}
 
 
 def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields that say something: empty ones are left out."""
+    """Yield the fields that are not empty."""
     for name, value in fields.items():
         if value not in (None, "", 0, [], (), {}, b"", "none"):
             yield name, value

@@ -1,4 +1,4 @@
-"""`trivium topics`: the topics of the table: what each is for, and how they are on a cluster."""
+"""Implements `trivium topics`: what each topic is for, and its state on a cluster."""
 
 import asyncio
 from dataclasses import asdict
@@ -20,9 +20,9 @@ def topics(context: typer.Context, config: Config = None, as_json: AsJson = Fals
 
 @app.command("list", epilog="Example: trivium topics --json | jq '.[] | select(.key == \"any\")'")
 def list_(config: Config = None, as_json: AsJson = False) -> None:
-    """Say of every topic who writes it and who reads it, its key, records, and how long it is kept.
+    """Show every topic's writers, readers, key, records and retention.
 
-    Up to one of what it scales can work on each of its partitions. No broker is asked.
+    At most one process of the kind that it scales can work on each partition. No broker is needed.
     """
     from rich.table import Table
 
@@ -40,7 +40,7 @@ def list_(config: Config = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: trivium topics create --bootstrap kafka:9092")
 def create(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
-    """Create what is missing; safe to repeat. Refuses other partition counts."""
+    """Create missing topics; safe to repeat. Fails where partition counts differ."""
     from schemas.log.admin import create_topics
 
     created = asyncio.run(create_topics(settings_of_running(config, bootstrap).log))
@@ -57,7 +57,7 @@ def verify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Exit with an error unless every topic is there as the settings want it."""
+    """Exit with an error unless every topic exists as the settings require."""
     from schemas.log.admin import expected_topics, verify_topics
 
     log = settings_of_running(config, bootstrap).log
@@ -70,7 +70,7 @@ def verify(
 
 @app.command(epilog="Example: trivium topics describe --json | jq '.[] | select(.found == 0)'")
 def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
-    """Show every topic: records, partitions, how long it is kept."""
+    """Show every topic: records, partitions, retention."""
     from rich.table import Table
 
     from schemas.log.admin import describe_topics

@@ -1,4 +1,4 @@
-"""`trivium usage`: what requests have used, summed from the log."""
+"""Implements `trivium usage`: sums what requests have used, from the log."""
 
 import asyncio
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`trivium bench` and `trivium demo`: runs what measures and what shows."""
+"""Implements `trivium bench` and `trivium demo`: runs benchmarks and the demo."""
 
 import importlib
 import sys
@@ -64,7 +64,7 @@ def demo(
 ) -> None:
     """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
-    With `--platform`: rows of a database are looked up, and its table of questions gets answers.
+    With `--platform`: a database's rows become searchable, and its table of questions gets answers.
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`,
     `trivium demo --platform`
     """
@@ -91,6 +91,6 @@ def bench(
 
 
 def benchmark(name: str) -> "Benchmark[Any]":
-    """One of `BENCHMARKS`, with all that it needs imported."""
+    """Import and return one of `BENCHMARKS`."""
     target: Benchmark[Any] = importlib.import_module(BENCHMARKS[name]).BENCHMARK
     return target

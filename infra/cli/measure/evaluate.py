@@ -1,4 +1,4 @@
-"""`trivium evaluate`: published evaluations, on the real router and simulated or live engines."""
+"""Implements `trivium evaluate`: published evaluations, with simulated or live engines."""
 
 import asyncio
 import json
@@ -96,10 +96,10 @@ def ppd(
     scale: Annotated[float, _LIVE(min=0.001, help="Of the grid's lengths.")] = 1 / 16,
     only: Annotated[list[str] | None, _LIVE(help="Deployments of vllm: pull, push, kept.")] = None,
 ) -> None:
-    """The grid of the PPD paper, and what this project adds; or a part of it on live engines.
+    """Run the grid of the PPD paper, and what this project adds; or a part of it on live engines.
 
-    Writes an HTML report, PNG files and JSON, and build/bench/evaluate.json with its bars; one that
-    does not hold is no error.
+    Writes an HTML report, PNG files and JSON, and build/bench/evaluate.json with its targets; a
+    missed target is no error.
     """
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
@@ -199,7 +199,8 @@ def trinity(
     rate: Annotated[float, _LIVE(min=0.1, help="Chats/s.")] = 5.0,
     load_s: Annotated[float, _LIVE(min=1, help="Of each load, s.")] = 15.0,
 ) -> None:
-    """Where vector search lies: beside each LLM worker, with prefill, or in a pool of its own.
+    """Compare placements of vector search: beside each LLM worker, with prefill, or in its own
+    pool.
 
     Trinity's three placements at equal GPU count, on virtual time with the real schedulers. Writes
     an HTML report, PNG files and JSON, and build/bench/trinity.json.
@@ -276,7 +277,7 @@ def _trinity_case(
 
 
 def _placements(sweep: "Sweep") -> Table:
-    """The placements at each load."""
+    """Return a table of the placements at each load."""
     heads = "requests/s", "placement", "index GB", "TTFT p50", "p99", "TPOT p50", "tokens/s"
     table = Table(*heads, box=None, title="at equal GPU count, ms")
     for point in sweep.points:

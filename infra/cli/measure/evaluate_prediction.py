@@ -1,4 +1,4 @@
-"""`trivium evaluate prediction`: how wrong the predictions of `trivium replay` are."""
+"""Implements `trivium evaluate prediction`: the errors of the predictions of `trivium replay`."""
 
 import asyncio
 from typing import Annotated
@@ -16,12 +16,11 @@ def prediction(
     seed: Seed = 1,
     as_json: AsJson = False,
 ) -> None:
-    """How far predictions are from live runs, by metric and percentile.
+    """Compare predictions with live runs, by metric and percentile.
 
     Starts a broker and a stack of simulated engines, holds conversations, and records them. From
-    that recording it predicts what other policies would have done; then it holds the same
-    load with each of these, in several rounds. Writes build/bench/prediction.json. A round has six
-    runs.
+    that recording it predicts what other policies would have done. Then it runs the same load with
+    each of these, in several rounds. Writes build/bench/prediction.json. A round has six runs.
 
     Example: `trivium evaluate prediction --seconds 60 --rounds 2`
     """

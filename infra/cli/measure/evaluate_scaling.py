@@ -1,6 +1,6 @@
-"""`trivium evaluate scaling`: pools that follow a day and a night, against fixed fleets.
+"""Implements `trivium evaluate scaling`: autoscaled pools over a day, against fixed fleets.
 
-And `trivium evaluate interruptions`: what prompts do to the answers beside them.
+And `trivium evaluate interruptions`: how prompts interrupt answers in the same batch.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ def scaling(
     start_s: Annotated[float, _SIMULATED(min=0, help="What a worker takes to start.")] = 20.0,
     jobs: Annotated[int, _SIMULATED(help="Processes.", show_default="one per core")] = 0,
 ) -> None:
-    """Worker-hours of pools that follow a load of day and night, against the best fixed fleet.
+    """Compare the worker-hours of pools that follow a day's load with the best fixed fleet.
 
-    With the law, the patience and the steps of `trivium up --autoscale`, on virtual time. The best
-    fixed fleet is the smallest that serves as large a share of requests in time. With --live
-    processes with simulated engines answer a day of some minutes, one fleet after the other; of two
-    defaults the second is for that. Writes a picture, and build/bench/scaling.json or
-    scaling_live.json.
+    With the control law, patience and steps of `trivium up --autoscale`, on virtual time. The best
+    fixed fleet is the smallest that serves as large a share of requests in time. With --live,
+    processes with simulated engines serve a day of some minutes, one fleet after the other; where
+    an option has two defaults, the second is for --live. Writes a picture, and
+    build/bench/scaling.json or scaling_live.json.
 
     Examples: `trivium evaluate scaling --noon 16 --minutes 10`,
     `trivium evaluate scaling --live --minutes 6`
@@ -124,10 +124,10 @@ def interruptions(
     answer: Annotated[int, typer.Option(min=8, help="Tokens of an answer.")] = 200,
     as_json: AsJson = False,
 ) -> None:
-    """How often prompts interrupt an answer in a batch of 8: on a replica, and on a pair.
+    """Measure how often prompts interrupt an answer in a batch of 8: on a replica, and on a pair.
 
-    On virtual time: eight clients ask again and again, of a replica, and of a prefill and a decode
-    worker. Gaps between tokens of more than 1.5 times a quiet one are counted.
+    On virtual time: eight clients send requests continuously, to a replica, and to a prefill and a
+    decode worker. Gaps between tokens of more than 1.5 times an undisturbed gap are counted.
 
     Example: `trivium evaluate interruptions --prompt 8192`
     """

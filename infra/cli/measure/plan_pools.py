@@ -1,4 +1,4 @@
-"""`trivium plan pools`: how many workers each pool wants, and why."""
+"""Implements `trivium plan pools`: how many workers each pool wants, and why."""
 
 import json
 from dataclasses import asdict
@@ -51,10 +51,10 @@ def pools(
     hop_ms: Annotated[float, _HARDWARE(min=0, help="One way over the log.")] = 3.0,
     as_json: AsJson = False,
 ) -> None:
-    """How many workers the pools prefill, decode and retrieval want for a traffic, and why.
+    """Plan how many prefill, decode and retrieval workers a traffic needs, and why.
 
-    By the rooflines of a GPU and a model. With --trace, rate and lengths are those of the log: the
-    busiest minute, and means; --rps, --prompt and --answer change one of them.
+    By the rooflines of a GPU and a model. With --trace, rate and lengths are those of the traffic
+    log: the busiest minute, and means; --rps, --prompt and --answer override them.
     """
     from infra.evaluate.trinity.hardware import (
         IndexSpec,

@@ -1,4 +1,4 @@
-"""`trivium plan`: tables that policies look up, made by measuring beforehand; sizes of pools."""
+"""Implements `trivium plan`: measures tables that policies look up, and plans sizes of pools."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def _group() -> None:
 def probe(
     out: Annotated[Path, typer.Option(help="The file.")] = Path("build/plan/probe.json"),
 ) -> None:
-    """A table with which a running cluster can be measured: weights choose local or remote."""
+    """Write a table for measuring a running cluster: weights choose local or remote."""
     from infra.evaluate.live import live_table
 
     live_table.write(live_table.PROBE, out)
@@ -78,10 +78,11 @@ def ppd(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
+    """Measure PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
 
-    In the simulator, or on a cluster through its gateway, whose log says what load that was. Then
-    start routers with `policy = "table"` and `table = "FILE"` in the section router.
+    It is measured in the simulator, or on a cluster through its gateway, with the load from the
+    cluster's log. Then start routers with `policy = "table"` and `table = "FILE"` in the section
+    router.
     """
     from infra.evaluate.live import live_table
 
@@ -114,7 +115,7 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
 
 @contextmanager
 def _bar(loads: "list[LiveLoad]") -> Iterator[Callable[[], None]]:
-    """Shows how many runs are done; yields what counts one more."""
+    """Show how many runs are done; yield a function that counts one more."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""`trivium simulate`: seeds of faults on virtual time, under all checkers."""
+"""Implements `trivium simulate`: runs seeds with faults on virtual time, under all checkers."""
 
 import itertools
 import json
@@ -51,8 +51,8 @@ def simulate(
 ) -> None:
     """The real router, gateways and workers on virtual time, while everything breaks.
 
-    Each seed fixes workers, load and faults. Checkers outside the code look at every step; then all
-    is well again, and everybody has to be served. Exit code 1 where an invariant was broken.
+    Each seed determines workers, load and faults. Checkers outside the code examine every step.
+    Then all faults end, and every client must be served. Exit code 1 if an invariant was broken.
     """
     if seed is not None:
         _run_seed(seed, faults, clients, minimize=minimize, as_json=as_json)
@@ -116,7 +116,7 @@ def _figures(tally: "Summary", per_s: float) -> dict[str, object]:
 
 
 def _table(tally: "Summary") -> Table:
-    """How often each kind of fault struck while a request was in each phase."""
+    """Return how often each kind of fault struck while a request was in each phase."""
     from infra.simulator.faults.aiming import PHASES
     from infra.simulator.faults.kinds import KINDS
 
@@ -161,7 +161,7 @@ def _run_seed(
 
 
 def _select_scenario(seed: int, faults: str | None, clients: str | None) -> "Scenario":
-    """The seed's scenario, or a part of it."""
+    """Return the seed's scenario, or a part of it."""
     from infra.simulator.scenarios.scenario import draw_scenario
 
     scenario = draw_scenario(seed)

@@ -1,4 +1,4 @@
-"""`trivium trace`: traffic traces of others and of this deployment, converted, shown and sent."""
+"""Implements `trivium trace`: converts, shows and sends traffic traces."""
 
 import asyncio
 from pathlib import Path
@@ -46,7 +46,7 @@ Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.
 def _group() -> None:
     """Traffic traces: converted, shown, and sent to a running cluster.
 
-    Read are Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
+    It reads Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
     dynamo.request.trace.v1, OpenTelemetry gen_ai spans as OTLP JSON, and files of trivium record.
     """
 
@@ -84,7 +84,7 @@ def show(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Say what a trace holds: requests, sessions, rates, lengths, and how much begins alike.
+    """Show what a trace has: requests, sessions, rates, lengths, and the share of common prefixes.
 
     Examples: `trivium trace show trace.jsonl`, `trivium trace show log --since 30m --json`
     """
@@ -134,11 +134,11 @@ def send(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Send a trace's traffic to a gateway, and report what came as aiperf does.
+    """Send a trace's traffic to a gateway, and report the results as aiperf does.
 
     Prompts are made from lengths and block ids; answers are as long as the trace's. A turn waits
-    for the end of the one before it, at any speed. With max nothing waits for its time; with
-    closed so many requests at a time are under way. Exit code 1 if a request failed.
+    for the end of the one before it, at any speed. With max, no request waits for its time; with
+    closed, `--streams` requests at a time are in flight. Exit code 1 if a request failed.
 
     Examples: `trivium trace send trace.jsonl --requests 20 --scale 0.01`,
     `trivium trace send azure.csv --speed 10 --json`,

@@ -1,4 +1,4 @@
-"""`trivium bridge`: one bridge in the foreground, and how far all of them are."""
+"""Implements `trivium bridge`: one bridge in the foreground, and the lag of all of them."""
 
 import asyncio
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def bridge(
 def status(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Show how far prompts are answered: records and time behind, owner and rate by partition.
 
-    Kafka alone is asked, so it also tells of bridges that are away.
+    It asks Kafka alone, so it also works while bridges are down.
     """
     from infra.stack.bridge_lag import bridge_lags
 

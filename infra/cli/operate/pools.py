@@ -1,4 +1,4 @@
-"""`trivium pool`: which workers serve which pools, and moving them while they run."""
+"""Implements `trivium pool`: shows which workers serve which pools, and moves running workers."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,11 +35,11 @@ def move(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a worker other roles; it finishes what it holds and keeps its engine and caches.
+    """Give a worker other roles; it finishes its requests and keeps its engine and caches.
 
     Examples: `trivium pool move decode-0 --to prefill`, `trivium pool move decode-0 --to
-    prefill,decode`. A worker of `trivium up` that dies comes back with these roles; one that was
-    started by hand, or with another `trivium up`, has the roles of its command line again.
+    prefill,decode`. A worker of `trivium up` that is restarted keeps these roles. A worker started
+    by hand, or by another `trivium up`, has the roles of its command line again.
     """
     roles = roles_from(to, "--to")
     log = settings_of_running(config, bootstrap).log

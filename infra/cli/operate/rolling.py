@@ -1,4 +1,4 @@
-"""`trivium restart`: processes of a running stack, one after the other."""
+"""Implements `trivium restart`: restarts processes of a running stack, one after the other."""
 
 import asyncio
 from typing import Annotated
@@ -18,9 +18,9 @@ def restart(
 ) -> None:
     """Restart processes of `trivium up` one after the other, under load.
 
-    Each finishes what it has before it ends, and the next one follows when all are ready. Have two
-    of each kind, and a load balancer before the gateways. Even so a call that meets a connection
-    as it closes may get no answer: ask it again.
+    Each process finishes its work before it ends, and the next one follows when all are ready. For
+    no downtime, run two of each kind, and a load balancer before the gateways. Even then, a request
+    on a connection that is just closing may get no answer: send it again.
 
     Examples: `trivium restart`, `trivium restart gateway-0 gateway-1`
     """

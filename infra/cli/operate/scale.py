@@ -1,4 +1,4 @@
-"""`trivium scale`: how many workers each pool wants, from what waits and from what comes."""
+"""Implements `trivium scale`: how many workers each pool wants, from queues and arrivals."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,8 @@ def scale(
 ) -> None:
     """Show how many prefill, decode, replica and retrieval workers are wanted, and why.
 
-    From what waits at the routers, what comes, and how long workers take. Targets and bounds are
-    section \\[scaling] of the settings. `trivium up --autoscale` follows it. Examples:
+    The counts follow from queues at the routers, arrivals, and times of workers. Targets and bounds
+    are section \\[scaling] of the settings. `trivium up --autoscale` follows the counts. Examples:
     `trivium scale --json | jq '.pools[] | {role, workers}'`, `trivium scale --publish`
     """
     settings = settings_of_running(config, bootstrap)
@@ -57,9 +57,9 @@ async def _once(settings: "Settings", as_json: bool) -> None:
 
 
 async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "ScalingPlan | None":
-    """What is seen once a router is heard; one that is known and silent is waited for, for a while.
+    """Return the first plan; wait up to `SLOW_S` for a router that is known but silent.
 
-    None where there is no router, or none spoke; `fleet` must be followed.
+    Returns None where there is no router, or none has reported. `fleet` must be followed.
     """
     from infra.stack import fleet_watch
     from schemas.log.clock import wall_ms

@@ -1,7 +1,7 @@
-"""`trivium worker`, `router`, `gateway`: one process each, in the foreground.
+"""Implements `trivium worker`, `router`, `gateway`: one process each, in the foreground.
 
-SIGTERM and Ctrl-C drain; a second one ends at once. Exit code 2: the settings are wrong, do not try
-again; 1: start a new life. `infra/stack/launcher.py` relies on both.
+SIGTERM and Ctrl-C drain; a second signal ends at once. Exit code 2: the settings are wrong, a
+restart cannot help; 1: a restart may help. `infra/stack/launcher.py` relies on both.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ def embedding(
 ) -> None:
     """Run one embedding worker: it cuts documents into passages and makes vectors, of searches too.
 
-    More of them share documents and searches. Examples: `trivium embedding`,
+    Several share documents and searches. Examples: `trivium embedding`,
     `trivium embedding --model ./my-embedder --id embedding-a --bootstrap kafka:9092`
     """
     settings = settings_from(config, bootstrap, embedding={"model": model})
@@ -167,8 +167,8 @@ def router(
 ) -> None:
     """Run one router; several share the sessions among them.
 
-    With `--shadow` it follows the journals of all others, and writes where it would have placed
-    their requests to `decisions.shadow`, for `trivium compare`. Nobody waits for it or hears it.
+    With `--shadow` it follows the journals of all routers, and writes where it would have placed
+    their requests to `decisions.shadow`, for `trivium compare`. No member depends on a shadow.
 
     Examples: `trivium router --id router-1 --bootstrap kafka:9092`,
     `trivium router --shadow --policy static --set local_share=0.5`
@@ -250,7 +250,7 @@ def bridge(
 ) -> None:
     """Run one bridge: prompts from topics, one answer each, to topics.
 
-    Several share the partitions among them. Example:
+    Several share the partitions. Example:
     `trivium bridge --id bridge-1 --bootstrap kafka:9092`
     """
     settings = settings_from(config, bootstrap)
@@ -278,7 +278,7 @@ def _default_id(kind: str) -> str:
 
 
 def _with_model_folder(settings: "Settings") -> "Settings":
-    """The model's folder made or found, and its name kept."""
+    """Return the settings with the model's folder, downloaded or found, and its name."""
     from workers.models.folder import resolve_model
 
     def log_progress(what: str) -> None:
@@ -305,7 +305,7 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
     except TriviumError as error:
         logging.getLogger("trivium").error("%s: %s", error.code, error.message)
         sys.exit(1)
-    except OSError:  # a new life may do better, and the log is to say where it was
+    except OSError:  # a restart may help, and the log has the traceback
         logging.getLogger("trivium").exception("ended by the system")
         sys.exit(1)
 
@@ -315,10 +315,10 @@ def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine
         stop = asyncio.Event()
 
         def on_signal() -> None:
-            if stop.is_set():  # asked twice
+            if stop.is_set():  # a second signal
                 os._exit(1)
             stop.set()
-            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for a broker that is gone
+            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""`trivium status`: the fleet as its own heartbeats tell it, live."""
+"""Implements `trivium status`: the fleet as its own heartbeats report it, live."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 _REFRESH_S = 0.5
-_MISSED_TOLD = 0.01  # share of documents that searches for them do not find
+_MISSED_TOLD = 0.01  # share of documents that searches for themselves miss
 
 
 def status(
@@ -68,9 +68,9 @@ async def _show(log: "LogSettings", once: bool, as_json: bool) -> None:
 
 
 def _show_launched(error: BrokerUnavailable, as_json: bool) -> None:
-    """Without the log: the processes of the stack that runs here, as its launcher sees them.
+    """Show the processes of the stack that runs here from its state file, without the log.
 
-    Raises the error where there is none.
+    Raises the error where no stack runs.
     """
     from rich.table import Table
 
@@ -89,7 +89,7 @@ def _show_launched(error: BrokerUnavailable, as_json: bool) -> None:
 
 
 def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
-    """One dictionary per member that is not gone, in order of kind and id."""
+    """Return one dictionary per member that is not gone, in order of kind and id."""
     from schemas.log.clock import wall_ms
     from schemas.records import MemberState
 
@@ -130,7 +130,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
 
 
 def _kind(registration: "Registration") -> str:
-    """A bridge is a gateway that nobody calls."""
+    """Return the kind; a bridge is registered as a gateway without an address."""
     from schemas.records import MemberKind
 
     is_bridge = registration.kind is MemberKind.GATEWAY and not registration.url
@@ -138,7 +138,7 @@ def _kind(registration: "Registration") -> str:
 
 
 def _abilities(capability: "Capability | None") -> dict[str, Any]:
-    """How a worker can take part in remote placements."""
+    """Return the capabilities of a worker for remote placements."""
     return {
         "tensor_parallel": capability.tensor_parallel if capability else 0,
         "block_size": capability.block_size if capability else 0,
@@ -147,9 +147,7 @@ def _abilities(capability: "Capability | None") -> dict[str, Any]:
 
 
 def _view(rows: list[dict[str, Any]]) -> Any:
-    """Members, and below them what the workers' engines can do, equal ones in one row, and what
-    the retrieval workers hold and do.
-    """
+    """Return tables of members, engines (equal ones in one row) and retrieval workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -179,7 +177,7 @@ def _view(rows: list[dict[str, Any]]) -> Any:
 
 
 def _clocks(rows: list[dict[str, Any]]) -> str:
-    """How well the members' clocks agree, measured by their heartbeats."""
+    """Return how well the members' clocks agree, measured by their heartbeats."""
     from schemas.fleet import CLOCK_MARGIN_MS
 
     first, *_, last = sorted(rows, key=lambda row: row["clock_ms"])
@@ -193,7 +191,7 @@ def _clocks(rows: list[dict[str, Any]]) -> str:
 
 
 def _faults(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """What members cannot do, and what they could not read."""
+    """Yield what members cannot do, and what they could not read."""
     for row in rows:
         if not (faults := row["faults"]):
             continue
@@ -256,10 +254,10 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         return Text("nobody is there; start something with `trivium up`")
     heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
     table = Table(*heads, "KV blocks", "KV out/in", box=None, padding=(0, 1, 0, 0))
-    table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are to be whole
+    table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are never cut
     table.columns[1].min_width = len("retrieval")
     for column in table.columns[1:]:
-        column.overflow = "fold"  # where a terminal is narrow
+        column.overflow = "fold"  # for a narrow terminal
     for row in rows:
         load = row["load"]
         blocks = f"{load['kv_blocks_used']}/{load['kv_blocks_total']}"
@@ -279,7 +277,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _state(row: dict[str, Any]) -> Any:
-    """A member's state; of one that is lost, for how long as well."""
+    """Return a member's state, and how long it has been silent if it is lost."""
     from rich.text import Text
 
     from infra.terminal.stack_display import COLOURS
@@ -293,7 +291,7 @@ def _megabytes(count: int) -> str:
 
 
 def _collection(collection: dict[str, Any]) -> str:
-    """How much of it a worker holds, and what searches miss of that where it is worth a word."""
+    """Return a collection's documents at a worker, and the missed share if it is notable."""
     share = collection["missed_share"]
     missed = f" ({share:.1%} not found)" if share >= _MISSED_TOLD else ""
     return f"{collection['name']} {collection['documents']}{missed}"

@@ -1,4 +1,4 @@
-"""`trivium up` and `trivium down`: a whole deployment on this machine."""
+"""Implements `trivium up` and `trivium down`: a whole deployment on this machine."""
 
 import asyncio
 import os
@@ -158,7 +158,7 @@ async def _run(stack: "Stack", display: "PlainLines", scaler: "Autoscaler | None
 
 
 async def _until(stop: asyncio.Event, scaler: "Autoscaler | None") -> None:
-    """Wait for the end, and have the stack scaled meanwhile."""
+    """Wait for the stop event, and scale the stack meanwhile."""
     if scaler is None:
         await stop.wait()
     else:
@@ -166,7 +166,7 @@ async def _until(stop: asyncio.Event, scaler: "Autoscaler | None") -> None:
 
 
 async def _unless(event: asyncio.Event, work: Any) -> bool:
-    """Do the work, unless the event comes first; True if the work was done."""
+    """Do the work, unless the event comes first; return whether the work was done."""
     task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

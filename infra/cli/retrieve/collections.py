@@ -1,4 +1,4 @@
-"""`trivium collections`: what can be searched, by whom, and how far behind it is; declares it."""
+"""Implements `trivium collections`: shows and declares what can be searched, and by whom."""
 
 import asyncio
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ Name = Annotated[str, typer.Argument(help="The collection.")]
 
 @dataclass(slots=True)
 class CollectionRow:
-    """A collection, over all shards; of a shard's replicas the one that holds most."""
+    """A collection over all shards; of a shard's replicas, the one with the most documents."""
 
     name: str
     by_shard: dict[int, "CollectionState"] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def main(
 
 @app.command("list", epilog="Example: trivium collections list --json | jq .documents_waiting")
 def show(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
-    """Documents, passages, embedder and tenants of each, and what is still on its way."""
+    """Show documents, passages, embedder and tenants of each, and the records not yet indexed."""
     listing = asyncio.run(_read_listing(settings_of_running(config, bootstrap).log))
     if as_json:
         print_json(listing)
@@ -92,9 +92,9 @@ def declare(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say who may search a collection and how it is embedded, in place of what was said before.
+    """Declare who may search a collection and how it is embedded, in place of earlier declarations.
 
-    Workers enforce it for every search, whatever its filter. With another embedder the passages of
+    Workers enforce it for every search, whatever its filter. With another embedder, the passages of
     the former one are dropped, and documents have to be ingested again.
     """
     from schemas.rules.sizes import COLLECTION_CHARS_MAX, is_collection
@@ -164,7 +164,7 @@ async def _read_listing(log: "LogSettings") -> dict[str, Any]:
 
 
 def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
-    """What the living retrieval workers of the present layout hold, by collection."""
+    """Return what the living retrieval workers of the present layout have, by collection."""
     from schemas.records import MemberKind
     from schemas.retrieval import layout_of
 
@@ -182,7 +182,7 @@ def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
 
 
 async def _read_declarations(log: "LogSettings", codec: Any) -> "Iterable[CollectionDeclared]":
-    """The last word on each collection. Reads a partition of `documents`; decodes little of it."""
+    """Return the last declaration of each collection; reads a partition of `documents`."""
     from schemas.errors import RecordError
     from schemas.log.clients import AssignedReader
     from schemas.records import CollectionDeclared
@@ -208,7 +208,7 @@ async def _read_declarations(log: "LogSettings", codec: Any) -> "Iterable[Collec
 
 
 async def _count_waiting(log: "LogSettings") -> int:
-    """Records of `documents` that the embedding pool has not acknowledged."""
+    """Count the records of `documents` that the embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 
     from schemas.log.connecting import query_client

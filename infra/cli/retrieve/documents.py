@@ -1,4 +1,4 @@
-"""`trivium documents`: puts documents with ready vectors on the topic that feeds the indexes."""
+"""Implements `trivium documents`: writes documents with vectors to the topic of the indexes."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(help="Load documents with ready vectors.", no_args_is_help=True)
-_UNDER_WAY = 1_000  # sent and not acknowledged
+_UNDER_WAY = 1_000  # documents sent and not acknowledged
 EXIT_INCOMPLETE = 1
 
 
@@ -38,10 +38,10 @@ def load(
 ) -> None:
     """Write the file's documents to the log; retrieval workers find them at once.
 
-    A .npy file holds one vector in each row, and the row's number becomes the id. A line of a
-    .jsonl file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}, "text": "..."}`;
-    metadata and text may be left out. Documents with the same id are replaced. What cannot be used
-    is named, the rest is loaded, and the exit code is 1.
+    A .npy file has one vector in each row, and the row's number becomes the id. A line of a .jsonl
+    file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}, "text": "..."}`; metadata
+    and text are optional. Documents with the same id are replaced. Rows that cannot be used are
+    reported, the others are loaded, and the exit code is 1.
     """
     count, rows = open_rows(file)
     check_collection(collection)
@@ -61,7 +61,7 @@ def load(
 
 
 def _check_dimensions(rows: Rows, collection: str, dim: int) -> Rows:
-    """Yield the rows, with an error for each of another dimension."""
+    """Yield the rows, with an error for each whose vector has another dimension."""
     for place, row in rows:
         if isinstance(row, str) or len(row.vector) == (dim := dim or len(row.vector)):
             yield place, row
@@ -74,8 +74,9 @@ def _check_dimensions(rows: Rows, collection: str, dim: int) -> Rows:
 
 
 async def _dimension(log: "LogSettings", codec: Any, collection: str) -> int:
-    """Of the vectors that a collection holds; 0 where it holds none. Where no retrieval worker is
-    seen, what they last wrote down counts.
+    """Return the dimension of a collection's vectors, or 0 where it has none.
+
+    Where no retrieval worker is alive, the last recorded one counts.
     """
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.clock import wall_ms
@@ -114,7 +115,7 @@ class _LoadCommand:
         self._log, self._collection, self._shows = log, collection, shows
 
     async def run(self, count: int, rows: Rows) -> None:
-        """Send what can be used, and name the rest."""
+        """Send the rows that can be used, and report the others."""
         from rich.console import Console
         from rich.progress import Progress
 

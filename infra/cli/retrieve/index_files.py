@@ -1,4 +1,4 @@
-"""`trivium index`: index files without a broker: build one, look at it, check it."""
+"""Implements `trivium index`: builds, shows and checks index files, without a broker."""
 
 import json
 import time
@@ -33,8 +33,8 @@ def build(
 ) -> None:
     """Build an index of vectors, for `index_files` of section [retrieval].
 
-    Ids are those of a .jsonl file, or the numbers of a .npy file's rows. With several shards, shard
-    i gets the rows i, i + shards and so on, and {shard} must stand in the path.
+    Ids are those of a .jsonl file, or the row numbers of a .npy file. With several shards, shard i
+    gets the rows i, i + shards and so on, and the path must contain {shard}.
     """
     from rich.console import Console
 
@@ -78,9 +78,10 @@ def build(
 
 @app.command(epilog="Example: trivium index info books.index --json | jq .live")
 def info(path: Target, as_json: AsJson = False) -> None:
-    """Show what an index file holds, without reading the vectors.
+    """Show the header of an index file, without reading the vectors.
 
-    `audit.missed_share` says how many of its own rows searches did not find when it was written.
+    `audit.missed_share` is the share of its own rows that searches did not find when it was
+    written.
     """
     from workers.search.index import snapshot
 
@@ -93,7 +94,8 @@ def info(path: Target, as_json: AsJson = False) -> None:
 def verify(path: Target, as_json: AsJson = False) -> None:
     """Read an index file whole, check its sums, and search it for some of its own rows.
 
-    `missed_share` of these found nothing as near as themselves; above 0.05 build the file anew.
+    `missed_share` is the share of these rows whose search found nothing as near as the row itself;
+    above 0.05, build the file again.
     """
     from workers.search.index import snapshot
 

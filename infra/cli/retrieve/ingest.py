@@ -1,4 +1,4 @@
-"""`trivium ingest`: files become documents, embedding workers make them searchable."""
+"""Implements `trivium ingest`: writes files as documents; embedding workers then embed them."""
 
 import asyncio
 import json
@@ -45,11 +45,11 @@ def ingest(
 ) -> None:
     """Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
 
-    The same content again embeds nothing.
+    Unchanged content is not embedded again.
 
-    A document's id is its path below the folder, or a file's own name. A line of a .jsonl file is
-    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read or
-    kept is named, the rest is ingested, and the exit code is 1.
+    A document's id is its path relative to the folder, or a file's own name. A line of a .jsonl
+    file is `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. Files that
+    cannot be read or used are reported, the others are ingested, and the exit code is 1.
 
     Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
     """
@@ -112,7 +112,7 @@ class _IngestCommand:
         self._ingester: Ingester | None = None
 
     async def run(self, *, watch: bool) -> bool:
-        """Whether all of it was ingested, and embedded as far as that was waited for."""
+        """Ingest all files; return whether all were accepted, and embedded if it waits for that."""
         from infra.stack.fleet_watch import FleetWatch
         from schemas.log.clock import wall_ms
         from schemas.log.ingester import Ingester
@@ -162,7 +162,7 @@ class _IngestCommand:
         self._say(ingester.counts)
 
     async def _all_and_changes(self, ingester: "Ingester") -> None:
-        """The watch begins first, so that nothing changes unseen."""
+        """Ingest all files and then their changes; watching starts first, to miss none."""
         from infra.ingest.watcher import watch_files
 
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

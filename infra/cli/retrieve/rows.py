@@ -1,6 +1,6 @@
-"""Reads the files of vectors that people name, for the commands that take them.
+"""Reads the files of vectors that users name, for the commands that take them.
 
-A .npy file holds one vector in each row, and the row's number is its id. A line of a .jsonl file is
+A .npy file has one vector in each row, and the row's number is its id. A line of a .jsonl file is
 `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}, "text": "..."}`.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VectorRow(NamedTuple):
-    """A vector, float32 of shape (values,), and what belongs to it."""
+    """A vector, float32 of shape (values,), with its id, metadata and text."""
 
     id: str
     vector: Any
@@ -25,18 +25,18 @@ class VectorRow(NamedTuple):
     text: str = ""
 
 
-Rows = Iterator[tuple[str, VectorRow | str]]  # place and row; in place of a bad row, what is wrong
+Rows = Iterator[tuple[str, VectorRow | str]]  # (place, row); in place of a bad row, the error
 
 
 def read_array(path: Path) -> Any:
-    """The array of numbers in a .npy file, mapped; raises ConfigError saying what is there."""
+    """Return the array of numbers in a .npy file, memory-mapped; raises ConfigError for others."""
     import numpy as np
 
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:  # numpy advises to unpickle whatever it is
+    except (ValueError, EOFError) as error:  # numpy's message would advise to unpickle the file
         raise ConfigError(
             f"{path}: expected a .npy file with numbers, as numpy.save writes it, found another"
         ) from error
@@ -55,7 +55,7 @@ def read_rows(path: Path) -> Any:
 
 
 def read_vector(path: Path) -> Any:
-    """The same, of shape (values,); one row is a vector as well."""
+    """Return the vector of a .npy file, of shape (values,); a single row counts as one."""
     array = read_array(path)
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
@@ -65,7 +65,7 @@ def read_vector(path: Path) -> Any:
 
 
 def open_rows(file: Path) -> tuple[int, Rows]:
-    """How many rows there are, and they; the file is checked as it is read."""
+    """Return the number of rows and the rows, which are checked as they are read."""
     try:
         if file.suffix == ".npy":
             vectors = read_rows(file)
@@ -106,8 +106,10 @@ def _json_rows(file: Path) -> Rows:
 
 
 def _row(fields: Any, kinds: "Kinds") -> VectorRow:
-    """What stands in a line, with its floats as bytes, so that those of metadata keep their digits;
-    a vector's are rounded anyway. Raises InvalidRequest, and what Python raises for what is no row.
+    """Return the row of a line; raises InvalidRequest, or what Python raises, for an invalid one.
+
+    Floats come as bytes, so that those of metadata keep their digits; a vector's are rounded
+    anyway.
     """
     import numpy as np
 
@@ -140,7 +142,7 @@ def _row(fields: Any, kinds: "Kinds") -> VectorRow:
 
 @dataclass(frozen=True, slots=True)
 class WholeFile:
-    """All rows of a file: vectors of shape (rows, values), and what belongs to each."""
+    """All rows of a file: vectors of shape (rows, values), with ids, metadata and payloads."""
 
     vectors: Any
     ids: list[str]
@@ -148,7 +150,7 @@ class WholeFile:
     payloads: list[bytes] | None = None
 
     def part(self, first: int, step: int) -> "WholeFile":
-        """Every `step`th row from the first one on."""
+        """Return every `step`th row, from the first one on."""
         metadata, payloads = self.metadata, self.payloads
         return WholeFile(
             self.vectors[first::step],
@@ -159,7 +161,7 @@ class WholeFile:
 
 
 def read_whole(file: Path) -> WholeFile:
-    """The rows of a .npy or .jsonl file; raises ConfigError, also for one line that is no row."""
+    """Return all rows of a .npy or .jsonl file; raises ConfigError, also for one invalid line."""
     import numpy as np
 
     from schemas.rules.metadata import metadata_of

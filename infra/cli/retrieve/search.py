@@ -1,4 +1,4 @@
-"""`trivium search`: one query through the retrieval pool, in words or as a vector."""
+"""Implements `trivium search`: one query to the retrieval pool, as words or as a vector."""
 
 import asyncio
 import math
@@ -88,7 +88,7 @@ def search(
 
 
 def vector_from(text: str | None, file: Path | None) -> Any:
-    """The vector of the options; raises ConfigError unless there is just one."""
+    """Return the vector of the options; raises ConfigError unless exactly one is given."""
     import numpy as np
 
     if (text is None) == (file is None):
@@ -119,7 +119,7 @@ async def _search(
 
 
 def as_plain(results: "RetrievalResult") -> dict[str, Any]:
-    """An answer as JSON shows it."""
+    """Return a result as JSON shows it."""
     return {
         "retrieval_id": results.retrieval_id,
         "hits": [_plain_hit(hit) for hit in results.hits],
@@ -172,7 +172,7 @@ def _show(results: "RetrievalResult") -> None:
 
 
 def _show_passages(results: "RetrievalResult") -> None:
-    """Each with where it is from, as a reader wants it."""
+    """Print each passage with its source, as text to read."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -190,7 +190,7 @@ def _show_passages(results: "RetrievalResult") -> None:
 
 
 def _in_lines(text: str) -> str:
-    """A text that nobody chose, safe to show; its lines stay."""
+    """Return an untrusted text with unprintable characters escaped, except line breaks."""
     return "\n".join(printable(line) for line in text.splitlines())
 
 

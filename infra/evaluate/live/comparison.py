@@ -1,8 +1,8 @@
-"""Ways to place the turns of conversations, compared on live stacks of this machine.
+"""Compares router settings and KV transfers on live stacks of this machine.
 
-`trivium evaluate ppd --live` starts one prefill and one decode worker for each way that KV can
-move, holds the same conversations in every way, and one more worker that answers alone: every
-answer must have its tokens. The router starts anew for each way; workers stay.
+`trivium evaluate ppd --live` starts one prefill and one decode worker for each deployment, and runs
+the same conversations with each routing variant and on a single replica: every answer must have the
+replica's tokens. The router restarts for each variant; workers stay.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from workers.config import WorkerSettings
 from workers.models.sim import make_sim_model
 
 _RESTART_S, _POLL_S = 60.0, 0.05
-FiguresByLoad = dict[str, dict[str, Any]]  # by part of the grid and by way
+FiguresByLoad = dict[str, dict[str, Any]]  # by load and by variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RoutingVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Workers that some ways can use; `engine` holds fields of the engine's section."""
+    """Workers that some variants can use; `engine` has fields of the engine's section."""
 
     name: str
     variants: Sequence[RoutingVariant]
@@ -97,7 +97,7 @@ DEPLOYMENTS = {"sim": (SIM,), "vllm": (PULL, PUSH, KEPT)}
 
 
 async def switch(stack: Stack, variant: RoutingVariant) -> None:
-    """Let the routers go on in another way: they start anew, with other settings."""
+    """Restart the routers with the settings of another variant."""
     router = replace(
         stack.settings.router,
         policy=variant.policy,
@@ -115,7 +115,7 @@ async def switch(stack: Stack, variant: RoutingVariant) -> None:
     for name in before:
         await stack.kill(name, signal.SIGTERM)
     async with asyncio.timeout(_RESTART_S):
-        # The supervisor tells nobody when it has started a process again.
+        # The supervisor has no event for a restarted process.
         while any(stack.processes[name].pid in (0, pid) for name, pid in before.items()):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
     await stack.wait_ready(*before)
@@ -131,9 +131,9 @@ def choose_loads(
     scale: float,
     seed: int,
 ) -> list[LiveLoad]:
-    """Parts of the paper's grid, with lengths scaled to small models: words asked, tokens answered.
+    """Return parts of the paper's grid, with lengths scaled to small models (prompts in words).
 
-    Raises ConfigError for a workload that the grid has not.
+    Raises ConfigError for a workload that is not in the grid.
     """
     profiles = {workload.name: workload.profile for workload in WORKLOADS}
     loads = []
@@ -168,7 +168,8 @@ async def compare(
     load: LiveLoad,
     on_variant_end: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The figures of each way, with how many of its answers differ from those given alone."""
+    """Return the figures of each variant, with the number of answers that differ from the
+    replica's."""
     turns_by_variant = {}
     for variant in variants:
         await switch(stack, variant)
@@ -186,10 +187,10 @@ async def compare(
 def figures(
     turns: list[list[LiveTurn]], expected: list[list[LiveTurn]], moved_bytes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Medians over the turns after the first, and the sum of the KV bytes that they moved.
+    """Return medians over the turns after the first, and the sum of the KV bytes that they moved.
 
-    `moved_bytes` gives those of each request, in both directions; an answer tells only what came to
-    it.
+    `moved_bytes` has the KV bytes of each request in both directions; an answer reports only those
+    that its worker received.
     """
     pairs = [
         (turn, alone)
@@ -242,11 +243,12 @@ def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) 
 
 @contextmanager
 def machine(engine: str, folder: Path) -> Iterator[Callable[[Deployment, StackPlan], Stack]]:
-    """A broker and a model for stacks of deployments; yields what makes such a stack."""
+    """Start a broker and make a model for the stacks of deployments; yield a function that makes a
+    stack."""
     shutil.rmtree(folder, ignore_errors=True)
     model = str(make_sim_model(folder / "model")) if engine == "sim" else "tiny"
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
-    bootstrap = broker.start()  # in this thread, with which a tethered broker ends
+    bootstrap = broker.start()  # in this thread: a tethered broker ends with its thread
 
     def build(deployment: Deployment, plan: StackPlan) -> Stack:
         log = LogSettings(bootstrap=bootstrap, topic_prefix=f"live-{deployment.name}.")
@@ -262,7 +264,7 @@ def machine(engine: str, folder: Path) -> Iterator[Callable[[Deployment, StackPl
 async def run(
     engine: str, loads: Sequence[LiveLoad], console: Console, only: Sequence[str] = ()
 ) -> FiguresByLoad:
-    """Every way that the engine can do, or some deployments, at every load."""
+    """Run every variant that the engine supports, or some deployments, at every load."""
     deployments = [
         deployment for deployment in DEPLOYMENTS[engine] if not only or deployment.name in only
     ]

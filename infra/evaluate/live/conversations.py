@@ -1,4 +1,4 @@
-"""Conversations with a live stack: what is asked follows from their names, answers are streamed.
+"""Conversations with a live stack: prompts follow from their names, answers are streamed.
 
 The client side of `comparison.py` and `live_table.py`; judges nothing.
 """
@@ -20,21 +20,21 @@ _WORDS = "a log remembers what its readers have not asked for yet and tells it a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLoad:
-    """What is asked of every way; conversations run at most `streams` at a time."""
+    """The conversations of a load; at most `streams` run at a time."""
 
     name: str = ""
     conversations: int = 20
     turns: int = 4
     streams: int = 2
-    per_s: float = 0.0  # conversations that begin, as a Poisson process; 0: as soon as they can
+    per_s: float = 0.0  # conversations/s as a Poisson process; 0: as soon as a stream is free
     tokens: int = 24  # of each answer
-    words: int = 60  # of each question
-    first_tokens: int = 0  # of the first turn; 0: as of the others
-    first_words: int = 0  # likewise
+    words: int = 60  # of each prompt's new message
+    first_tokens: int = 0  # of the first answer; 0: as of the others
+    first_words: int = 0  # of the first message; 0: as of the others
     seed: int = 1
 
     def begins_s(self) -> list[float]:
-        """When each conversation may begin."""
+        """Return the earliest begin of each conversation, in s."""
         if not self.per_s:
             return [0.0] * self.conversations
         rng = random.Random(self.seed)
@@ -63,7 +63,7 @@ async def converse(
     session: str,
     weights: str = "",
 ) -> list[LiveTurn]:
-    """One conversation. What is asked follows from its name, so it can be held elsewhere too."""
+    """Run one conversation and return its turns; its prompts follow from the seed and its name."""
     rng = random.Random(f"{load.seed} {name}")
     messages: list[dict[str, str]] = []
     turns = []
@@ -120,7 +120,7 @@ async def _ask(
 
 
 async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[list[LiveTurn]]:
-    """All conversations of the load whose names begin so, on one stack."""
+    """Run all conversations of the load on one stack, with names that begin with `prefix`."""
     return await hold_at(
         stack.gateway_urls[0], stack.settings.model.served_name, load, prefix, session
     )
@@ -129,7 +129,7 @@ async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[
 async def hold_at(
     url: str, model: str, load: LiveLoad, prefix: str, session: str, weights: str = ""
 ) -> list[list[LiveTurn]]:
-    """The same at a gateway's address, with weights in each request's header."""
+    """Run the conversations at a gateway's address, with weights in each request's header."""
     free_streams = asyncio.Semaphore(load.streams)
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 

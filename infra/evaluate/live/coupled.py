@@ -1,10 +1,10 @@
 """Trinity's placements (a) and (c) live: the same load on the same cores of this machine.
 
-Two LLM workers with simulated engines, each pinned to half of the cores. In (a) a retrieval worker
-with a whole copy of the index is pinned beside each of them, in one place with it, which is where
-its probes go; in (c) one serves both from all cores. Both are reached over the log, as all
-retrieval workers are, so what (a) would save of hops is not here: what is measured is what copies
-cost and bring.
+There are two LLM workers with simulated engines, each pinned to half of the cores. In (a) a
+retrieval worker with a whole copy of the index is pinned beside each of them, in the same place,
+which gets its probes; in (c) one retrieval worker serves both from all cores. Both are reached over
+the log, as all retrieval workers are, so the hops that (a) would save are not measured here: only
+the costs and the benefit of copies are.
 """
 
 import os
@@ -32,7 +32,7 @@ COPIES = {"a": LLM_WORKERS, "c": 1}  # copies of the index
 async def compare(
     console: Console, *, rate: float, load_s: float, fillers: int, seed: int
 ) -> dict[str, Any]:
-    """Measure both placements, one after the other, and return figures by name."""
+    """Measure both placements, one after the other, and return their figures by name."""
     figures_by_way = {}
     with counting(console, 34) as progress:
         for placement, copies in COPIES.items():
@@ -63,7 +63,7 @@ def retrieval_pids(stack: Stack) -> dict[str, int]:
 
 
 def pin(stack: Stack, placement: str) -> None:
-    """Each LLM worker to its share of the cores, and in (a) a retrieval worker with it."""
+    """Pin each LLM worker to its share of the cores, and in (a) a retrieval worker with it."""
     shares = core_shares(sorted(os.sched_getaffinity(0)), LLM_WORKERS)
     for place, cores in enumerate(shares):
         names = [f"replica-{place}"] + ([f"retrieval-{place}"] if placement == "a" else [])
@@ -76,14 +76,14 @@ def pin_process(
     cores: Iterable[int],
     set_affinity: Callable[[int, Iterable[int]], None] = os.sched_setaffinity,
 ) -> None:
-    """All threads that a process has, and so those that they start."""
+    """Pin all present threads of a process; threads that they start inherit this."""
     core_set = set(cores)
     for task in Path(f"/proc/{pid}/task").iterdir():
         set_affinity(int(task.name), core_set)
 
 
 def memory_mib(pid: int) -> float:
-    """What a process has for itself, and its share of what it shares."""
+    """Return a process's memory in MiB: its own, and its share of shared pages."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     line = next(text for text in rollup.splitlines() if text.startswith("Pss:"))
     return int(line.split()[1]) / 1024

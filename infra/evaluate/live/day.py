@@ -1,10 +1,10 @@
-"""A short day and night on stacks of this machine: pools that follow, beside fixed fleets.
+"""A short day and night on stacks of this machine: autoscaled pools and fixed fleets.
 
 The traffic, the targets and the comparison are those of `infra/evaluate/studies/day_and_night.py`;
-here processes with simulated engines answer over HTTP, and pools that follow are those of `trivium
-up --autoscale`. A worker counts from when its process starts until it has ended. Fixed fleets are
-tried from the largest that the pools came to, with one worker less at a time for as long as that
-holds: somebody who sized them would know noon.
+here processes with simulated engines answer over HTTP, and pools are autoscaled as by `trivium up
+--autoscale`. A worker counts from the start of its process to its end. Fixed fleets are tried from
+the largest size that the pools reached, with one worker less at a time as long as that holds: an
+operator who sized them would know the load at noon.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ ENGINE: dict[str, Any] = {
     "running_max": 6,
     "end_every_tokens": 0,
 }
-# Workers that are slow enough for two cores to hold seven, and a clock that is as fast as the day.
+# Workers slow enough for two cores to run seven of them, and delays that fit so short a day.
 DAY = Day(
     night_per_s=0.5,
     noon_per_s=6.0,
@@ -51,7 +51,7 @@ DAY = Day(
     answer_tokens=40,
     ttft_ms=2_000,
     tpot_ms=100.0,
-    start_ms=5_000.0,  # until one was measured
+    start_ms=5_000.0,  # until a start is measured
     workers_max=8,
 )
 PATIENCE = {"up_after_ms": 1_000, "down_after_ms": 10_000, "settle_ms": 5_000}
@@ -85,7 +85,7 @@ async def compare_fleets(day: Day, report: Callable[[str], None]) -> DayComparis
 
 
 def targets(day: Day) -> ScalingSettings:
-    """As `trivium up --autoscale` is told them, with patience for so short a day."""
+    """Return the settings of `trivium up --autoscale`, with delays for so short a day."""
     return ScalingSettings(
         ttft_ms=day.ttft_ms,
         tpot_ms=day.tpot_ms,
@@ -98,8 +98,11 @@ def targets(day: Day) -> ScalingSettings:
 async def try_smaller_fleets(
     largest: ClusterShape, serve_one: Callable[[str], Awaitable[FleetResult]], bar: float
 ) -> list[FleetResult]:
-    """The fleet, and smaller ones: fewer prefill workers while so large a share is in time, then
-    fewer decode workers. Where the first does not hold, nothing smaller is tried."""
+    """Try the largest fleet, then fewer prefill and fewer decode workers while that holds.
+
+    A fleet holds if its share in time is at least `bar`. If the largest one does not, no smaller
+    one is tried.
+    """
     fleets = [await serve_one(largest.name)]
     if fleets[0].in_time < bar:
         return fleets
@@ -123,7 +126,7 @@ def _load() -> str:
 
 
 async def serve(stack: Stack, day: Day, pools: str) -> FleetResult:
-    """The day's requests, answered by a stack; its pools follow where none are named."""
+    """Serve the day's requests with a stack; its pools are autoscaled if `pools` is empty."""
     counts: Counts = []
     async with stack, _run_beside(_count(stack, counts)):
         if pools:
@@ -147,7 +150,7 @@ async def _run_beside(work: Any) -> AsyncIterator[None]:
 
 
 async def _count(stack: Stack, counts: Counts) -> None:
-    """Workers by role, those that start and those that drain too, from when the stack is ready."""
+    """Count workers by role, starting and draining ones too, from when the stack is ready."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:
@@ -166,7 +169,7 @@ async def _count(stack: Stack, counts: Counts) -> None:
 
 
 async def _ask_all(stack: Stack, day: Day) -> list[LiveTurn | None]:
-    """Each when it is due, whatever is under way; None for one that failed."""
+    """Send each request when it is due; return None for each one that failed."""
     load = LiveLoad(turns=1, tokens=day.answer_tokens, words=day.prompt_tokens, seed=day.seed)
     model, loop = stack.settings.model.served_name, asyncio.get_running_loop()
     began_s = loop.time()

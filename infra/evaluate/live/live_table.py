@@ -1,10 +1,10 @@
-"""PPD's table from a live cluster: each kind of turn with x=0 and with x=1, through its gateway, at
-each load: with so many conversations at a time. What load that is, the router says on `decisions`.
+"""Measures PPD's table on a live cluster: each kind of turn with x=0 and x=1, at each load.
 
-Nothing in a request says local or remote, but its weights do where the table has one cell with
-equal gain and loss, the probe: only the time to first token counts, local; only the time per token,
-remote. So the operator lets a cluster be measured by starting its routers with the policy `table`
-and that file. What answers say about their placement is checked.
+A load is a number of concurrent conversations; the router's own load figure comes from `decisions`.
+A request cannot ask for local or remote, but its weights decide if the table has one cell with
+equal gain and loss, the probe: with weight on TTFT alone a turn is local, with weight on TPOT alone
+it is remote. So an operator makes a cluster measurable by starting its routers with the policy
+`table` and that file. The placements that answers report are checked.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ PROBE = PpdTable(
     [PpdCell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
 )
 _WEIGHTS = {"remote": "tpot=1", "local": "ttft=1"}
-_OBEYED = 0.9  # of the later turns at least: a full worker makes a local turn remote
+_OBEYED = 0.9  # least share of later turns placed as asked: a full worker makes a local turn remote
 
 FIRST_WORDS = (40, 300)
 NEW_WORDS = (8, 60, 240)
 ANSWER_TOKENS = (8, 64)
 STREAMS = (2, 8)
-_SESSIONS = "plan"  # how their ids begin
+_SESSIONS = "plan"  # prefix of session ids
 
 
 def write(table: PpdTable, path: Path) -> None:
@@ -48,14 +48,15 @@ def write(table: PpdTable, path: Path) -> None:
 
 
 def with_probe_table(settings: Settings, path: Path) -> Settings:
-    """Settings of a cluster that can be measured, with the probe in a file."""
+    """Return the settings of a measurable cluster, with the probe table in a file."""
     return replace(settings, router=replace(settings.router, policy="table", table=str(path)))
 
 
 def kinds(*, conversations: int, streams: Sequence[int], seed: int, quick: bool) -> list[LiveLoad]:
-    """Two-turn conversations of each kind, for each number of streams; at least as many as those.
+    """Return two-turn conversations of each kind, for each number of streams (at least that many).
 
-    Quick: the shortest and the longest kind, and the least of `STREAMS` where none are asked for.
+    With `quick`: the shortest and the longest kind, and the least of `STREAMS` unless `streams` has
+    some.
     """
     streams = sorted({*streams}) or STREAMS[: 1 if quick else None]
     lengths = [
@@ -82,7 +83,7 @@ def kinds(*, conversations: int, streams: Sequence[int], seed: int, quick: bool)
 
 
 async def served_model(url: str) -> str:
-    """The model that a gateway serves; ConfigError where none answers."""
+    """Return the model that a gateway serves; raises ConfigError if none answers."""
     try:
         async with httpx.AsyncClient(base_url=url, timeout=10) as client:
             answer = await client.get("/v1/models")
@@ -116,7 +117,8 @@ async def measure(
 
 
 def table_of(loads: Sequence[LiveLoad], measurements: Sequence[TurnMeasurement]) -> PpdTable:
-    """What was measured with each load; as many words are one length, if not as many tokens."""
+    """Return the table of the loads' measurements; the same number of words counts as one
+    length."""
     contexts = _median_tokens(
         [load.first_words for load in loads], [row.context_tokens for row in measurements]
     )
@@ -135,7 +137,8 @@ def _median_tokens(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
 
 
 async def _placements(log: LogSettings, since_ms: int) -> dict[str, float]:
-    """The router's load when it first placed each of our requests since then, by request id."""
+    """Return the router's load at the first placement of each request since a time, by request
+    id."""
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(since_ms - CLOCKS_MS, wall_ms() + CLOCKS_MS)
     decisions = await finder.find("decisions", range(log.session_partitions), _SESSIONS, window)
@@ -149,7 +152,8 @@ async def _placements(log: LogSettings, since_ms: int) -> dict[str, float]:
 def mean_router_load(
     turns: Sequence[LiveTurn], placement_loads: Mapping[str, float], log: LogSettings
 ) -> float:
-    """Mean load of the later turns' placements; ConfigError where the log has not all of them."""
+    """Return the mean load at the later turns' placements; raises ConfigError if the log lacks
+    some."""
     later = [turn.request_id for turn in turns if turn.number > 1]
     hits = [placement_loads[request_id] for request_id in later if request_id in placement_loads]
     if len(hits) < len(later):
@@ -162,7 +166,7 @@ def mean_router_load(
 
 
 def check(mode: str, turns: Sequence[LiveTurn]) -> None:
-    """ConfigError where later turns were not placed as their weights asked."""
+    """Raise ConfigError if later turns were not placed as their weights asked."""
     later = [turn.mode for turn in turns if turn.number > 1]
     if later.count(mode) < _OBEYED * len(later):
         raise ConfigError(

@@ -1,10 +1,10 @@
-"""How good a prediction is: one live run recorded, others predicted from it, then held live.
+"""How good a prediction is: one live run is recorded, others are predicted from it and then run.
 
-`trivium evaluate prediction` holds conversations on one stack of simulated engines, behind routers
-of other settings, one after the other. From the recording of the first it predicts each of the
-others (`infra/prediction`), and says by how much it was wrong. The first way is predicted too, and
-held once more: the difference of those two runs is what no prediction could know. All of it is done
-in several rounds, so that what else the machine does meets each way alike; figures are of all
+`trivium evaluate prediction` runs conversations on one stack of simulated engines, behind routers
+with different settings, one after the other. From the recording of the first variant it predicts
+each of the others (`infra/prediction`), and reports the errors. The first variant is predicted too,
+and run once more: no prediction could know the difference of those two runs. All of this runs in
+several rounds, so that other load of the machine affects each variant alike; figures are of all
 rounds together.
 """
 
@@ -30,10 +30,10 @@ from infra.stack.plan import StackPlan
 from schemas.log.clock import wall_ms
 from schemas.records import Outcome
 
-AIMS = {"p50": 0.15, "p99": 0.25}  # of TTFT and of the whole answer
+AIMS = {"p50": 0.15, "p99": 0.25}  # largest relative errors of TTFT and of the whole answer
 _AIMED = ("ttft_ms", "e2e_ms")
-_WARM = 40  # conversations, before anything is measured
-_LEAD_MS = 20  # a warm conversation's last record is before the span
+_WARM = 40  # conversations before any measurement
+_LEAD_MS = 20  # so that the last record of the warm-up is before the span
 RECORDED = RoutingVariant(name="static, x=0.5", local_share=0.5)
 PREDICTED = (
     RoutingVariant(name="static, x=0"),
@@ -57,7 +57,7 @@ PLAN = StackPlan(prefill=1, decode=2, broker=False)
 
 
 def load_of(seconds: float, per_s: float, seed: int) -> LiveLoad:
-    """Conversations of three turns that begin as a Poisson process, whatever is under way."""
+    """Return conversations of three turns that begin as a Poisson process, at any concurrency."""
     return LiveLoad(
         conversations=max(1, round(seconds * per_s)),
         turns=3,
@@ -96,11 +96,11 @@ class PredictionResults:
 
     load: LiveLoad
     rounds: int
-    speeds: list[MeasuredSpeeds] = field(default_factory=list)  # of each round
+    speeds: list[MeasuredSpeeds] = field(default_factory=list)  # one per round
     comparisons: list[VariantComparison] = field(
         default_factory=lambda: [VariantComparison(w.name) for w in _WAYS]
     )
-    # the first way once more, "predicted" by the first time
+    # the first variant once more, "predicted" by its first run
     repeat: VariantComparison = field(
         default_factory=lambda: VariantComparison(f"{RECORDED.name}, again")
     )
@@ -123,7 +123,7 @@ async def run(load: LiveLoad, rounds: int, report: Callable[[str], None]) -> Pre
 
 
 async def _round(stack: Stack, load: LiveLoad, prefix: str, results: PredictionResults) -> None:
-    """All runs of a round, whose files begin with `prefix`; each round begins with another way."""
+    """Run one round, whose files begin with `prefix`; each round begins with another variant."""
     runs = {
         "recorded": RECORDED,
         **{variant.name: variant for variant in PREDICTED},
@@ -159,7 +159,7 @@ async def _run_live(
     warm = LiveLoad(conversations=1, turns=2)
     await hold(stack, warm, f"warm {name}", variant.name)
     since_ms = wall_ms() + _LEAD_MS
-    await hold(stack, load, name, variant.name)  # other words each time: nothing of them is cached
+    await hold(stack, load, name, variant.name)  # other words each time: no cached prefix
     look_back_ms = 2 * stack.settings.router.snapshot_ms
     await record(stack.settings.log, path, since_ms, wall_ms(), look_back_ms=look_back_ms)
     return read(path)
@@ -179,7 +179,7 @@ def _predict_outcomes(
 
 
 def bars(results: PredictionResults) -> list[Bar]:
-    """The errors that have an aim, of the ways that were not recorded."""
+    """Return the bars of the errors that have an aim, for the variants that were not recorded."""
     rows = []
     for comparison in results.comparisons[1:]:
         for metric in _AIMED:

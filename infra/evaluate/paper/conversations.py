@@ -1,9 +1,8 @@
 """Conversations like those of the paper's figures 4 and 5: ShareGPT's and WildChat's.
 
-The authors take such of at least two turns, whose messages have at most 2 048 tokens and whose
-contexts at most 8 192. Where files of them are given, theirs are taken (`read`). Else lengths are
-drawn, from distributions with the published means; numbers of turns are those of the authors' raw
-results.
+The authors take conversations of at least two turns, with messages of at most 2 048 tokens and
+contexts of at most 8 192. `read` takes them from files. Otherwise lengths are drawn from
+distributions with the published means; numbers of turns are those of the authors' raw results.
 """
 
 import json
@@ -22,22 +21,22 @@ from schemas.errors import ConfigError
 TOKENS_MIN, TOKENS_MAX = 4, 2_048  # of a question and of an answer
 CONTEXT_MAX = 8_192
 TURNS_MIN, TURNS_MAX = 2, 20
-CHARS_PER_TOKEN = 4  # where a file has text: what the authors' loader does without a tokenizer
-RESERVOIR_MAX = 2_000  # conversations of a file
+CHARS_PER_TOKEN = 4  # for files with text; the authors' loader does so without a tokenizer
+RESERVOIR_MAX = 2_000  # conversations kept of a file
 _READ_CHARS = 1 << 20
 
-Messages = tuple[tuple[int, int], ...]  # tokens asked and answered, turn by turn
+Messages = tuple[tuple[int, int], ...]  # (prompt, answer) tokens of each turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthDistribution:
-    """Tokens of a message: exponential, or log-normal where the deviation is not the mean."""
+    """Tokens of a message: exponential if the deviation equals the mean, else log-normal."""
 
     mean: float
     deviation: float
 
     def sample(self, rng: np.random.Generator) -> int:
-        """Longer conversations are left out, so a message is drawn until it fits."""
+        """Return the tokens of one message; longer ones than `TOKENS_MAX` are drawn again."""
         while (tokens := self._sample_once(rng)) > TOKENS_MAX:
             pass
         return max(TOKENS_MIN, int(tokens))
@@ -51,7 +50,7 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationSource:
-    """A set of conversations: recorded ones, or distributions to draw them from."""
+    """A set of conversations: recorded ones, or distributions of their lengths."""
 
     name: str
     prompt_length: LengthDistribution = LengthDistribution(mean=0.0, deviation=0.0)
@@ -88,8 +87,10 @@ SYNTHETIC = (SHAREGPT, WILDCHAT)
 
 
 def read(path: Path, seed: int) -> ConversationSource:
-    """A file of ShareGPT (`from`, `value`) or WildChat (`role`, `content`): a JSON array, or an
-    object a line, each with `conversations`. Raises ConfigError where none can be held.
+    """Read a file of ShareGPT (`from`, `value`) or WildChat (`role`, `content`).
+
+    The file has a JSON array, or an object per line, each with `conversations`. Raises ConfigError
+    if no conversation is usable.
     """
     rng, reservoir, chat_count = np.random.default_rng(seed), list[Messages](), 0
     try:
@@ -117,7 +118,7 @@ def read(path: Path, seed: int) -> ConversationSource:
 
 
 def _objects(file: IO[str]) -> Iterator[Any]:
-    """The elements of an array, or the objects of lines, one by one."""
+    """Yield the elements of a JSON array, or the objects of lines."""
     decoder, text, at = json.JSONDecoder(), "", 0
     while part := file.read(_READ_CHARS):
         text, at = text[at:] + part, 0
@@ -127,12 +128,12 @@ def _objects(file: IO[str]) -> Iterator[Any]:
             try:
                 item, at = decoder.raw_decode(text, at)
             except ValueError:
-                break  # it goes on in the next part
+                break  # the object continues in the next part
             yield item
 
 
 def _messages(item: Any) -> Messages:
-    """Nothing of what is no conversation, or has a longer message, or nothing in one."""
+    """Return the lengths of a conversation; empty if it is none, or has a long or empty message."""
     messages = item.get("conversations") if isinstance(item, dict) else None
     texts = [_text(message) for message in messages] if isinstance(messages, list) else []
     tokens = [len(text) // CHARS_PER_TOKEN for text in texts]
@@ -156,10 +157,9 @@ def conversations(
     *,
     prefill_heavy: bool = False,
 ) -> list[SimConversation]:
-    """So many, of the sources in turn, as a Poisson process; each turn follows the last one at
-    once.
+    """Return `count` conversations of the sources in turn, as a Poisson process without think time.
 
-    Prefill-heavy: only such in which more is asked than answered.
+    `prefill_heavy` keeps only conversations with more prompt than answer tokens.
     """
     rng = np.random.default_rng([seed, int(per_s * 1000)])
     at_ms, arrivals = READY_MS, list[SimConversation]()

@@ -1,8 +1,8 @@
 """The grid of the PPD paper: 18 workloads, 10 loads, 17 configurations of four GPUs.
 
-Lengths, loads and configurations are those of the paper (arXiv:2603.13358) and of the benchmark
-that its authors publish (github.com/freelulul/vllm-ppd, scripts/benchmark): two-turn conversations
-whose second turn follows at once, from a client that holds 50 connections at most.
+Lengths, loads and configurations are those of the paper (arXiv:2603.13358) and of the authors'
+benchmark (github.com/freelulul/vllm-ppd, scripts/benchmark): two-turn conversations whose second
+turn follows at once, from a client with at most 50 connections.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,8 @@ class Workload:
 
     @property
     def kind(self) -> str:
-        """By its later turns, as the paper sums its workloads up: 4, 2 and 3 of nine."""
+        """Return the kind by the later turns, as the paper groups its workloads: 4, 2 and 3 of
+        nine."""
         later = self.profile.later
         if later.input_tokens == later.output_tokens:
             return "balanced"
@@ -64,13 +65,13 @@ WORKLOADS = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Pools and how the router uses them.
+    """Pools and the router's policy.
 
-    `plain` is serving as published (`authors_serving.py`): conversations are dealt by hash, a share
-    is that of the decode workers, the prompt's whole KV moves at every turn, after the prefill,
-    over the authors' connector, and the KV of an answer is not found again. Otherwise the router
-    places, what the receiver has cached stays where it is, and remote turns run in the order that
-    vLLM has by default, or with `all_orders` in whichever of the three is best.
+    `plain` is serving as published (`authors_serving.py`): conversations are assigned by hash, the
+    share is that of the decode workers, the prompt's whole KV moves at every turn, after the
+    prefill, over the authors' connector, and the KV of an answer is not found again. Otherwise the
+    router places requests, KV that the receiver has cached is not sent, and remote turns run in
+    vLLM's default order, or with `all_orders` in the best of the three.
     """
 
     pools: str
@@ -78,11 +79,11 @@ class Config:
     share: str = ""
     plain: bool = False
     all_orders: bool = False
-    thresholds: tuple[int, float] | None = None  # of `conditional`, if not the default ones
+    thresholds: tuple[int, float] | None = None  # of `conditional`; None: the default ones
 
     @property
     def name(self) -> str:
-        """Such as `2P2D x=1/2` or `1P3D learned`."""
+        """Return the name, such as `2P2D x=1/2` or `1P3D learned`."""
         if self.policy == "replica":
             return self.pools
         how = f"x={self.share}" if self.policy == "static" else self.policy
@@ -93,18 +94,18 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """What the paper sums up its configurations by."""
+        """Return the kind by which the paper groups configurations."""
         if "R" in self.pools:
             return "replica" if self.policy == "replica" else "hybrid"
         return f"x={self.share}" if self.share in ("0", "1") else "0<x<1"
 
 
 def static(pools: str, share: str, *, plain: bool = False) -> Config:
-    """A fixed share of later turns is local."""
+    """Return a configuration in which a fixed share of later turns is local."""
     return Config(pools=pools, policy="static", share=share, plain=plain)
 
 
-_SHARES_OF = {  # one for each number of decode workers that may prefill
+_SHARES_OF = {  # one share for each number of decode workers that may prefill
     "1P3D": ("0", "1/3", "2/3", "1"),
     "2P2D": ("0", "1/2", "1"),
     "3P1D": ("0", "1"),
@@ -116,7 +117,7 @@ CONFIGS = (
     Config(pools="4R", policy="replica", plain=True),
     *(static(pools, share, plain=True) for pools, some in _SHARES_OF.items() for share in some),
 )
-# Beside the paper's: what regret is measured with, and the policies.
+# Configurations beyond the paper's: fixed shares, which define regret, and the policies.
 OURS = tuple(
     config
     for pools in RATIOS

@@ -1,7 +1,7 @@
-"""What the PPD paper and its authors publish, as far as this project knows it. Computes nothing.
+"""Figures that the PPD paper and its authors publish, as far as known. Computes nothing.
 
-"Not All Prefills Are Equal: PPD Disaggregation for Multi-turn LLM Serving", arXiv:2603.13358.
-Code and raw results: github.com/freelulul/vllm-ppd.
+"Not All Prefills Are Equal: PPD Disaggregation for Multi-turn LLM Serving", arXiv:2603.13358. Code
+and raw results: github.com/freelulul/vllm-ppd.
 """
 
 # Turn-2 TTFT change from x=0 to x=1 in percent, of all workloads, by load level.
@@ -10,8 +10,8 @@ TABLE_1 = {
     "2P2D": {"low": -47.7, "medium": -51.6, "high": -56.2},
     "3P1D": {"low": -44.3, "medium": -38.1, "high": -24.9},
 }
-TABLE_1_POINTS = 15.0  # how far a cell may be off without an explanation
-LONG_CONTEXT = "large"  # how names of workloads with long first turns begin
+TABLE_1_POINTS = 15.0  # largest difference of a cell without an explanation
+LONG_CONTEXT = "large"  # name prefix of workloads with long first turns
 
 # Percent of the 180 points that each kind of configuration wins, and the mean of the three
 # objectives, which the authors give without hybrids.
@@ -37,7 +37,7 @@ THROUGHPUT_LONG_GEN_20 = {
 }
 TPOT_REPLICAS_LONG_GEN_20 = (9.9, 11.5, 18.4)
 
-# Percent that failed (table 4) by conversations/s. All are multiples of 1/18, so they are taken for
+# Percent that failed (table 4) by conversations/s. All are multiples of 1/18, so they are read as
 # shares of the 18 workloads.
 TABLE_4 = {
     "3P1D x=0": {8.0: 11, 12.0: 44, 16.0: 61, 20.0: 89},
@@ -48,7 +48,7 @@ TABLE_4 = {
 }
 
 # Slow-down of decoding in percent, at a batch of 200, by one prompt computed beside it (figure 2)
-# or by four (figure 6): whole prompts, and such as are appended to a history, of which the authors
+# or by four (figure 6): whole prompts, and prompts appended to a history, of which the authors
 # say that both process as many tokens. Their script takes the mean time per token of a batch of
 # answers of 64 tokens, all behind one shared context of 2 048, which begins with the prompts.
 FIGURE_2 = {"full": 48.0, "append": 2.0}
@@ -68,12 +68,12 @@ FIGURE_5_TTFT, FIGURE_5_TPOT = (-96.0, -94.0), (7.0, 12.0)
 
 # Change from plain disaggregation to x=1 in percent: overall, and the range of matched runs.
 TTFT_LATER = (-68.0, -73.0, -48.0)
-KV_VOLUME, KV_TURNS = -75.0, 3.1  # at so many turns on average
+KV_VOLUME, KV_TURNS = -75.0, 3.1  # at this number of turns on average
 QUERY_LATENCY = (-25.0, -15.0)  # mean of whole answers, PPD from x=0, 1P3D with ShareGPT
 TPOT_PREFILL_HEAVY = (7.0, 12.0)
-TTFT_ALL_LENGTHS = -70.0  # about so, for conversations of 2 to 16 turns
+TTFT_ALL_LENGTHS = -70.0  # approximately, for conversations of 2 to 16 turns
 
-# Plain x=0 was degraded (below 95 % success) at so many of its load levels with ShareGPT and
+# Plain x=0 was degraded (below 95 % success) at (degraded, all) load levels with ShareGPT and
 # WildChat, where dynamic PPD completed everything.
 DEGRADED_2P2D, DEGRADED_3P1D = (9, 12), (7, 9)
 # Turns that succeeded, in percent, in the authors' raw results for ShareGPT, by conversations/s.
@@ -87,11 +87,11 @@ SHAREGPT_PLAIN = {
 GRID_3P1D_PLAIN = {8.0: 69.0, 20.0: 37.6}
 
 # How the authors start vLLM: `--gpu-memory-utilization`, and `kv_buffer_size` of decode workers,
-# where P2pNcclConnector keeps what it received, beside that memory, until the request ends.
+# where P2pNcclConnector keeps received KV, outside that memory, until the request ends.
 GPU_MEMORY_SHARE = 0.85
 RECEIVE_BUFFER_BYTES = 10e9
 # Their first measurement of the connector (ppd/bandwidth_results.json): one request at a time, a
 # cached prompt of 79 to 772 tokens, one token of answer, 59 ms whatever the length (mean of six).
-# The model has 31 ms: two steps of 7.5 ms, 15 ms of hops and 1 ms of transfer. The rest is taken
-# for the connector's, which pushes layer by layer, about 1 ms each, before the step ends.
+# The model has 31 ms: two steps of 7.5 ms, 15 ms of hops and 1 ms of transfer. The rest is assigned
+# to the connector, which pushes layer by layer, about 1 ms each, before the step ends.
 CONNECTOR_MS = 28.0

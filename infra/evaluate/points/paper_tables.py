@@ -42,7 +42,8 @@ class Points:
     def select(
         self, config: Config, loads: Iterable[float] | None = None, prefix: str = ""
     ) -> list[Point]:
-        """A configuration's points at some loads, or all, of workloads whose names begin so."""
+        """Return a configuration's points at some loads (or all), for workloads with a name
+        prefix."""
         grid_loads = self.loads if loads is None else [load for load in loads if load in self.loads]
         workloads = [w.name for w in self.workloads if w.name.startswith(prefix)]
         return [self[config, name, load] for name in workloads for load in grid_loads]
@@ -50,10 +51,10 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table1Cell:
-    """One cell of table 1: changes in percent; `why` where it is off.
+    """One cell of table 1, over all workloads: changes in percent, and `why` if it is off.
 
-    Of all workloads, as published. The median over points stands for a cell: a change cannot fall
-    below -100 % but has no upper bound, so a mean is that of the few points where it is large.
+    A cell is the median over points: a change cannot fall below -100 % but has no upper bound, so
+    the mean would be that of a few large changes.
     """
 
     pools: str
@@ -61,7 +62,7 @@ class Table1Cell:
     paper: float
     ours: float  # median, measured as behind the paper's proxy, from plain disaggregation
     mean: float
-    long: float  # median of long contexts
+    long: float  # median over workloads with long contexts
     trivium: float  # median, measured at Trivium's clients, from Trivium's x=0
     why: str
 
@@ -71,7 +72,7 @@ class Table1Cell:
 
 
 def changes(old: list[Point], new: list[Point], figure: Callable[[Point], float]) -> list[float]:
-    """Change in percent for each pair of points in which both have completed later turns."""
+    """Return the change in percent for each pair of points that both completed later turns."""
     both = [(a, b) for a, b in zip(old, new, strict=True) if a.later and b.later]
     return [100 * (figure(b) / figure(a) - 1) for a, b in both]
 
@@ -88,8 +89,10 @@ def change_by_level(
     figure: Callable[[Point], float],
     loads: Sequence[float] | None = None,
 ) -> dict[str, float]:
-    """Medians of the changes in percent, by level of load, without levels that have none. Of all
-    loads, or some."""
+    """Return medians of the changes in percent by level of load, of some loads or all.
+
+    Levels without a pair are left out.
+    """
     medians = {}
     for level, at_level in LEVELS.items():
         level_loads = [load for load in at_level if loads is None or load in loads]
@@ -101,7 +104,7 @@ def change_by_level(
 
 
 def table_1(points: Points) -> list[Table1Cell]:
-    """Later-turn TTFT from x=0 to x=1."""
+    """Return table 1: later-turn TTFT from x=0 to x=1."""
     cells = []
     for pools in RATIOS:
         for level, loads in LEVELS.items():
@@ -129,7 +132,7 @@ def table_1(points: Points) -> list[Table1Cell]:
 
 
 def _long(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
-    """Changes from x=0 to x=1 with long contexts; 0 where there are none."""
+    """Return the changes from x=0 to x=1 with long contexts; [0.0] if there are none."""
     old, new = (
         points.select(static(pools, share, plain=True), loads, ppd_paper.LONG_CONTEXT)
         for share in "01"
@@ -144,7 +147,7 @@ def _at_clients(points: Points, pools: str, loads: Iterable[float]) -> list[floa
 
 
 def _why(plain: list[Point], full: list[Point], published: float) -> str:
-    """Where the time goes in the model, for a cell that is off."""
+    """Explain where the model spends its time, for a cell that is off."""
     both = [(a, b) for a, b in zip(plain, full, strict=True) if a.later and b.later]
     to_first = float(np.median([a.ttft for a, _ in both]))
     hand_over = float(np.median([a.decode_ttft - a.ttft for a, _ in both]))
@@ -178,7 +181,7 @@ def trends(cells: list[Table1Cell]) -> dict[str, bool]:
     return checks
 
 
-# By objective: what is measured, smaller is better.
+# The figure of each objective; smaller is better.
 OBJECTIVES: dict[str, Callable[[Point], float]] = {
     "TTFT": lambda p: p.decode_ttft,
     "TPOT": lambda p: p.every_decode_tpot,
@@ -190,15 +193,16 @@ Winners = dict[tuple[str, float], Config]  # by workload and load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wins:
-    """A row of table 2: shares of the points, by kind of configuration, and at each load level."""
+    """A row of table 2: shares of points won, by kind of configuration and by load level."""
 
     objective: str
     kinds: dict[str, float]
-    best: dict[str, list[tuple[str, float]]]  # by level, the three that win most
+    best: dict[str, list[tuple[str, float]]]  # by level: the three configurations that win most
 
 
 def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
-    """A configuration can win a point only if nearly all of its requests succeed there."""
+    """Return the best configuration of each point, among those that complete nearly all requests
+    there."""
     best: Winners = {}
     for workload in points.workloads:
         for load in points.loads:
@@ -210,7 +214,7 @@ def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
 
 
 def table_2(points: Points) -> list[Wins]:
-    """Who wins how many points, for each objective."""
+    """Return the shares of points that each kind wins, for each objective."""
     rows = []
     for objective, figure in OBJECTIVES.items():
         won = winners(points, figure)
@@ -227,18 +231,17 @@ def table_2(points: Points) -> list[Wins]:
 
 
 def unlike_winners(points: Points) -> float:
-    """The share of points at which TTFT and TPOT have different winners."""
+    """Return the share of points at which TTFT and TPOT have different winners."""
     ttft, tpot = (winners(points, OBJECTIVES[name]) for name in ("TTFT", "TPOT"))
     return sum(ttft[at] != tpot[at] for at in ttft) / len(ttft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """A row of table 4: percent of requests that failed, by level; of workloads in which any did,
-    by load; how many loads were degraded.
+    """A row of table 4: percent of failed requests by level, and of workloads with any by load.
 
-    And what could have made them fail: the most KV that lay in a worker's memory (a share) and in a
-    connector's buffer beside it, workers that died of the latter, and the longest request.
+    It also has possible causes: the most KV in a worker's memory (a share) and in a connector's
+    buffer, workers that died of the latter, and the longest request.
     """
 
     config: str
@@ -249,7 +252,7 @@ class Failures:
     crashed_points: int
     longest_ms: float
     degraded_loads: int  # at which any workload had failures
-    slow_loads: int  # at which any workload's later TTFT was above `SLOW_MS` in the 99th percentile
+    slow_loads: int  # at which any workload's later-turn TTFT p99 was above `SLOW_MS`
     loads: int
 
 
@@ -284,7 +287,7 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
 
 
 def trends_2(rows: list[Wins]) -> dict[str, bool]:
-    """What table 2 says in words: the kind of configuration that wins most points."""
+    """Check which kind wins most points, as table 2 states it."""
     checks = {}
     for row in rows:
         published = ppd_paper.TABLE_2[row.objective]
@@ -298,7 +301,7 @@ def trends_2(rows: list[Wins]) -> dict[str, bool]:
 class Headline:
     """The paper's summary, for one P:D ratio: changes in percent from plain x=0 to x=1.
 
-    Medians over points, but for volumes, which are of all points together.
+    Medians over points; volumes are sums over all points.
     """
 
     pools: str
@@ -338,11 +341,12 @@ class FirstTurns:
     """Turn-1 TTFT of one configuration by level of load: medians over points, ms."""
 
     config: str
-    ttft: dict[str, float]  # as its clients hear it: plain, from the decode worker
+    ttft: dict[str, float]  # as its clients see it; plain: from the decode worker
 
 
 def first_turns(points: Points) -> list[FirstTurns]:
-    """Replicas, and of every ratio plain and Trivium's x=0 and x=1, and `learned`."""
+    """Return turn-1 TTFT of replicas, and of plain x=0 and x=1, x=0, x=1 and `learned` of each
+    ratio."""
     chosen = [Config(pools="4R", policy="replica", plain=True)]
     for pools in RATIOS:
         chosen += [static(pools, share, plain=True) for share in "01"]

@@ -1,7 +1,7 @@
-"""PPD's table from measured points: algorithm 1, phase 1.
+"""PPD's table from simulated points: algorithm 1, phase 1.
 
-Each workload and load is run with every later turn remote and with every one local; a cell holds
-what local gained in TTFT and cost in TPOT, as shares of remote. Failed turns count with the
+Each workload and load is run with all later turns remote and with all of them local. A cell has the
+gain in TTFT and the loss in TPOT of local turns, as shares of remote. Failed turns count with the
 timeout. `infra/evaluate/live/live_table.py` measures the same on a cluster.
 """
 
@@ -21,7 +21,7 @@ LOAD_BINS = 6
 
 
 def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> PpdTable:
-    """Run the workloads on simulated pools, and make the table of them."""
+    """Run the workloads on simulated pools, and return their table."""
     specs = [
         Spec(config=static(pools, share), workload=workload, loads_per_s=tuple(loads), seed=seed)
         for share in ("0", "1")
@@ -34,7 +34,7 @@ def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> PpdTa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMeasurement:
-    """One kind of turn at one load, with every such turn remote and with every one local."""
+    """One kind of turn at one load, measured with all turns remote and with all local."""
 
     context_tokens: int
     new_tokens: int
@@ -48,10 +48,10 @@ class TurnMeasurement:
 def table_of(
     points: Points, pools: str, use: Iterable[tuple[str, float]], *, plain: bool = False
 ) -> PpdTable:
-    """The table of some of the points of one P:D ratio, measured with x=0 and x=1.
+    """Return the table of some points of one P:D ratio, measured with x=0 and x=1.
 
-    Plain: the authors' own, whose clients hear the decode worker only. They force what completes
-    nothing remotely to be local; so does a gain of 1 and no loss.
+    `plain` gives the authors' own table, whose clients see the decode worker only. They force turns
+    to be local if no remote one completes; a gain of 1 and no loss does the same.
     """
     by_name = {workload.name: workload.profile for workload in WORKLOADS}
     measurements = []
@@ -86,9 +86,9 @@ def _plain_change(remote: Point, local: Point) -> tuple[float, float]:
 
 
 def table_from(measurements: Sequence[TurnMeasurement], load_bins: int = LOAD_BINS) -> PpdTable:
-    """Edges lie between the lengths that were measured, and at quantiles of the loads.
+    """Return a table with edges between the measured lengths, and at quantiles of the loads.
 
-    Where each kind was measured at the same n loads, n bins have their edges between these.
+    If each kind was measured at the same n loads, n bins have their edges between these loads.
     """
     edges = {
         "context_tokens": _between(row.context_tokens for row in measurements),
@@ -118,7 +118,7 @@ def _load(remote: Point, local: Point) -> float:
 
 
 def _between(values: Iterable[int]) -> list[float]:
-    """Edges halfway, on a logarithmic scale, between the values that occur."""
+    """Return edges halfway between the values, on a logarithmic scale."""
     levels = sorted(set(values))
     return [float(np.sqrt(a * b)) for a, b in zip(levels, levels[1:], strict=False)]
 
@@ -129,7 +129,7 @@ def _quantiles(values: list[float], bins: int) -> list[float]:
 
 
 def halves(seed: int, points: Points) -> tuple[list[tuple[str, float]], ...]:
-    """All pairs of workload and load, cut into two halves by a seed: to plan with, to test with."""
+    """Split all pairs of workload and load into two halves by a seed: to plan and to test."""
     pairs = [(workload.name, load) for workload in points.workloads for load in points.loads]
     order = np.random.default_rng(seed).permutation(len(pairs))
     middle = len(pairs) // 2

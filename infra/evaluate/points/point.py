@@ -1,9 +1,8 @@
-"""One simulation of the grid and what is measured of it.
+"""Simulates one point of the grid and measures it.
 
-Figures are of turns after the first where they say `later`; a turn that failed, or that was never
-sent because an earlier one failed, counts as failed. `cost_` figures count it with the timeout as
-its time to first token, and the timeout over its tokens as its time per token; the others are of
-completed requests only.
+`later` figures are of turns after the first. A turn that failed, or that was never sent because an
+earlier one failed, counts as failed. `cost_` figures count it with the timeout as its TTFT, and the
+timeout over its tokens as its TPOT; the other figures are of completed requests only.
 """
 
 from collections.abc import Sequence
@@ -30,15 +29,15 @@ from streams.core.events import Event
 from streams.core.placement.ppd_table import PpdTable
 from workers.llm.vllm.settings import VllmSettings
 
-TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
+TICK_MS = 250  # coarse is enough: events place requests, ticks only expire them
 _GAP_MS = 3_000.0  # between two loads of a series
-ORDERS = VllmSettings().orchestrations  # of the real engine, unless it is told otherwise
+ORDERS = VllmSettings().orchestrations  # the default of the real engine
 SETUP = Setup(gpu=replace(H100, memory_share=ppd_paper.GPU_MEMORY_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A configuration under one workload, at one load or at several, one after the other."""
+    """A configuration under one workload, at one load or at several loads in a row."""
 
     config: Config
     workload: Workload
@@ -48,13 +47,13 @@ class Spec:
     weights: tuple[float, float] = (-1.0, -1.0)
     setup: Setup = SETUP
     conversations_max: int = CONVERSATIONS_MAX
-    published: bool = True  # plain runs have the authors' proxy and connector
-    connector_ms: float = ppd_paper.CONNECTOR_MS  # that theirs holds a prefill worker, per prompt
+    published: bool = True  # whether plain runs have the authors' proxy and connector
+    connector_ms: float = ppd_paper.CONNECTOR_MS  # of theirs, per prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What came of one configuration under one workload at one load. Times in ms."""
+    """The figures of one configuration under one workload at one load. Times in ms."""
 
     config: Config
     workload: str
@@ -77,14 +76,14 @@ class Point:
     cost_ttft: float = 0.0
     cost_tpot: float = 0.0
     kv_bytes: int = 0  # moved between workers
-    later_kv_bytes: int = 0  # of it by later turns
+    later_kv_bytes: int = 0  # KV bytes of later turns
     local: int = 0  # later turns that were placed locally
-    load_seen: float = 0.0  # mean of what the router took for its load when it placed them
-    tokens_per_s: float = 0.0  # of completed answers, from when arrivals begin to the last end
+    load_seen: float = 0.0  # mean load that the router saw at placements of later turns
+    tokens_per_s: float = 0.0  # of completed answers, from the first arrival time to the last end
     longest_ms: float = 0.0  # the completed request that took longest
     memory_share: float = 0.0  # most KV that requests held of a worker's memory
-    buffered_bytes: int = 0  # most that a connector held beside it
-    crashed: int = 0  # workers that died of that
+    buffered_bytes: int = 0  # most KV in a connector's buffer
+    crashed: int = 0  # workers whose buffer overflowed
 
     @property
     def failure_rate(self) -> float:
@@ -92,20 +91,20 @@ class Point:
 
 
 class LoadRecorder(Checker):
-    """A checker that only notes the load that the router saw when it placed a request."""
+    """A checker that only records the router's load at each placement."""
 
     def __init__(self) -> None:
         self.loads: dict[str, float] = {}
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Note the router's load for each placement among the effects."""
+        """Record the router's load for each placement among the effects."""
         for effect in effects:
             if isinstance(effect, Decide) and effect.decision.kind is DecisionKind.PLACE:
                 self.loads[effect.decision.request_id] = effect.decision.load
 
 
 def run(spec: Spec) -> list[Point]:
-    """Simulate each load; all of a series on one cluster, whose router lives through them."""
+    """Simulate each load of a spec; a series runs on one cluster with the same router."""
     recorder = LoadRecorder()
     cluster = make_cluster(spec, recorder)
     begin_ms, points = READY_MS, []
@@ -137,7 +136,7 @@ def run(spec: Spec) -> list[Point]:
 def serve(
     spec: Spec, conversations: Sequence[SimConversation], faults: Sequence[SimFault] = ()
 ) -> Cluster:
-    """The cluster of a spec, which has served these conversations to their ends."""
+    """Serve the conversations to their ends, and return the cluster."""
     cluster = make_cluster(spec, faults=faults)
     cluster.run(conversations)
     cluster.finish()
@@ -145,7 +144,7 @@ def serve(
 
 
 def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[SimFault] = ()) -> Cluster:
-    """The cluster of a spec, with nothing sent yet."""
+    """Return the cluster of a spec; nothing has been sent yet."""
     config = spec.config
     is_published = config.plain and spec.published
     setup = replace(spec.setup, receiver_keeps=not config.plain)
@@ -157,7 +156,7 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[SimFault] = ()
         **_thresholds(config),
         table="given" if spec.table is not None else "",
         orchestration="prefill_first" if config.plain else "auto",
-        lends_after_ms=0,  # pools are compared as they are named
+        lends_after_ms=0,  # compared pools must not lend roles
         tick_ms=TICK_MS,
     )
     return Cluster(
@@ -187,7 +186,7 @@ def _salt(spec: Spec) -> str:
 
 
 def pressure(cluster: Cluster) -> dict[str, Any]:
-    """What its workers' memory, and their connectors' buffers, had to hold at most."""
+    """Return the peak use of workers' memory and connectors' buffers, and the dead workers."""
     workers = cluster.workers.values()
     engines = [worker.process.engine.state for worker in workers]
     return {
@@ -256,7 +255,7 @@ def measure(
 
 
 def _tokens_per_s(answers: Sequence[ClientRequest], begin_ms: float) -> float:
-    """As in the paper: completion tokens of both turns, over the time of the whole point."""
+    """Return completion tokens of both turns over the time of the whole point, as in the paper."""
     end_ms = max(answer.sent_ms + answer.took_ms for answer in answers)
     return 1e3 * sum(answer.output_tokens for answer in answers) / (end_ms - begin_ms)
 
@@ -269,7 +268,7 @@ def _decode_tpot(answer: ClientRequest) -> float:
 def costs(
     conversations: Sequence[SimConversation], answers: Sequence[ClientRequest]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """TTFT and TPOT, with the timeout where a turn failed: (conversations, turns), ms."""
+    """Return TTFT and TPOT, with the timeout for failed turns: (conversations, turns), ms."""
     completed = {(answer.session_id, answer.turn): answer for answer in answers}
     ttft, tpot = [], []
     for conversation in conversations:
@@ -278,5 +277,5 @@ def costs(
             ttft.append(TIMEOUT_MS if answer is None else answer.ttft_ms)
             late_ms = TIMEOUT_MS / turn.output_tokens
             tpot.append(late_ms if answer is None else answer.tpot_ms)
-    shape = len(conversations), -1  # all have as many turns
+    shape = len(conversations), -1  # all have the same number of turns
     return np.reshape(np.array(ttft, float), shape), np.reshape(np.array(tpot), shape)

@@ -1,4 +1,4 @@
-"""Runs many simulations on all cores, with a bar; results come in order of the specs."""
+"""Runs many simulations on all cores, with a progress bar; results keep the order of the specs."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A pool of processes and the bar above them."""
+    """A pool of processes with a progress bar."""
 
     pool: ProcessPoolExecutor
     progress: Progress
@@ -33,7 +33,8 @@ class Runner:
     def map(
         self, label: str, function: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> list[Result]:
-        """Call the function on every task; both have to be picklable."""
+        """Call the function on every task, and return the results in order; both must be
+        picklable."""
         bar = self.progress.add_task(label, total=len(tasks))
         futures = {self.pool.submit(function, task): i for i, task in enumerate(tasks)}
         results: dict[int, Result] = {}
@@ -43,7 +44,7 @@ class Runner:
         return [results[i] for i in range(len(tasks))]
 
     def points(self, label: str, specs: Sequence[Spec]) -> list[Point]:
-        """All points of all specs."""
+        """Return all points of all specs."""
         return [point for run in self.map(label, points_of, specs) for point in run]
 
 
@@ -63,7 +64,7 @@ def runner(jobs: int) -> Iterator[Runner]:
 
 
 def _spare_collector() -> None:
-    """What is imported is never looked at, and young objects seldom: a tenth of the time."""
+    """Freeze imported objects and collect young ones seldom, which saves a tenth of the time."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
 
@@ -75,7 +76,7 @@ def specs_of(
     seed: int,
     table: PpdTable | None = None,
 ) -> list[Spec]:
-    """Every configuration on every workload, at these loads."""
+    """Return a spec for every configuration on every workload, at these loads."""
     return [
         Spec(config=config, workload=workload, loads_per_s=tuple(loads), seed=seed, table=table)
         for workload, config in product(workloads, configs)
@@ -83,10 +84,10 @@ def specs_of(
 
 
 def points_of(spec: Spec) -> list[Point]:
-    """A spec's loads: each on a fresh cluster, but all on one where the router learns.
+    """Run a spec's loads: each on a fresh cluster, but all on one if the router learns.
 
-    The learning router meets the loads in an order that the seed shuffles: what it knows at a load
-    it has from other loads and from the requests before.
+    The learning router gets the loads in an order that the seed shuffles: it has learned from other
+    loads and from earlier requests.
     """
     if spec.config.policy != "learned":
         single_specs = [replace(spec, loads_per_s=(load,)) for load in spec.loads_per_s]

@@ -1,6 +1,6 @@
-"""What a recording says of the deployment: its workers, and its router's settings.
+"""Reads the deployment of a recording: its workers, and its router's settings.
 
-Called by `trivium replay`, to simulate one like it.
+Called by `trivium replay`, which simulates such a deployment.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers(ClusterShape):
-    """Workers by their own names."""
+    """A cluster shape with the workers' recorded ids."""
 
     roles_by_name: tuple[tuple[str, tuple[Role, ...]], ...]
-    orders: tuple[Orchestration, ...] = ()  # that all of them can do that hand KV over
+    orders: tuple[Orchestration, ...] = ()  # supported by all workers that hand KV over
 
     def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
-        """Worker ids with their roles."""
+        """Return the worker ids with their roles."""
         return list(self.roles_by_name)
 
 
 def workers(registrations: dict[str, Registration]) -> Workers:
-    """Describe the registered workers, in order of their names."""
+    """Return the shape of the registered workers, in order of their ids."""
     roles_by_name = {name: _roles(record) for name, record in registrations.items()}
     roles = list(roles_by_name.values())
     return Workers(
@@ -56,7 +56,8 @@ def _common_orders(records: Iterable[Registration]) -> tuple[Orchestration, ...]
 
 
 def deployment(path: Path) -> tuple[Workers, RouterSettings]:
-    """All workers that its first router knew or heard of, whenever; raises RecordError."""
+    """Return the workers that the first router knew at any time, and its settings; raises
+    RecordError."""
     registrations: dict[str, Registration] = {}
     parts: list[JournalSnapshot] = []
     with open_recording(path) as recording:
@@ -64,7 +65,7 @@ def deployment(path: Path) -> tuple[Workers, RouterSettings]:
             if row.kind == SNAPSHOT:
                 if parts and row.router_epoch != parts[0].router_epoch:
                     break
-                if not parts or len(parts) < parts[0].parts:  # else it is a later one
+                if not parts or len(parts) < parts[0].parts:  # else a later snapshot
                     parts.append(recording.codec.decode(row.value))
             elif row.kind == LINE and row.topic == "fleet":
                 record = recording.codec.decode(row.value)

@@ -1,4 +1,4 @@
-"""Faults as a command line names them: `decode-1@12.5s`, or `decode-1@12.5s+4s` for so long.
+"""Parses faults of a command line: `decode-1@12.5s`, or `decode-1@12.5s+4s` with a duration.
 
 Called by `trivium replay`.
 """
@@ -19,8 +19,10 @@ _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "h": 3_600e3}
 
 
 def faults_of(kind: str, text: str, workers: Sequence[str]) -> list[SimFault]:
-    """One of `KINDS` at the member and time that the text names; the time counts from the first
-    request. Raises ConfigError."""
+    """Return the faults of one of `KINDS` that the text describes.
+
+    Its time counts from the first request. Raises ConfigError.
+    """
     matched_text = re.fullmatch(rf"(?P<name>[^@]+)@{_TIME}(?:\+{_TIME})?", text.strip())
     if matched_text is None:
         raise ConfigError(f"--{kind}: expected NAME@TIME or NAME@TIME+DURATION, such as "

@@ -1,7 +1,7 @@
-"""What would have happened: a trace's requests through the simulator, with faults or as they came.
+"""Replays a trace's requests in the simulator, with or without faults.
 
-Requests come when they came, each with its session, its class's default weights and as many tokens
-as it had; searches are left out. Times are those of the simulated GPU and model
+Requests are sent at their recorded times, each with its session, its class's default weights and
+its recorded tokens; searches are left out. Times are those of the simulated GPU and model
 (`infra/simulator/machine/latency.py`). Called by `trivium replay`.
 """
 
@@ -24,7 +24,7 @@ from streams.agents.router import load_table
 from streams.config import RouterSettings
 
 TIMEOUT_MS = 120_000
-LATE_MS = 100.0  # by so much a request is later than it was without
+LATE_MS = 100.0  # least delay by faults that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ReplayResult:
     kv_bytes: int
 
     def figures(self) -> dict[str, float]:
-        """Counts, and times in ms of what was completed."""
+        """Return counts, and times in ms of completed requests."""
         answers = [request for request in self.served if request.completed]
         modes = Counter(answer.mode.value for answer in answers)
         summary: dict[str, float] = {
@@ -57,7 +57,8 @@ class ReplayResult:
 
 
 def setup_of() -> Setup:
-    """Workers hear of every fourth token, so that what dies has sent most of its answers."""
+    """Return a setup whose workers send tokens every fourth step, so that faults strike during
+    answers."""
     return Setup(ack_ms=2.0, steps_max=4)
 
 
@@ -69,7 +70,8 @@ def replay_trace(
     *,
     setup: Setup,
 ) -> ReplayResult:
-    """Simulate it to its end: recorded workers in their own orders, others in vLLM's default."""
+    """Simulate a trace to its end; recorded workers keep their orders, others have vLLM's
+    default."""
     orders = shape.orders if isinstance(shape, Workers) else ()
     cluster = Cluster(
         shape,
@@ -99,7 +101,7 @@ def replay_trace(
 
 
 def later_ms(before: ReplayResult, after: ReplayResult) -> list[float]:
-    """By how much requests that both completed took longer, of those for which that counts."""
+    """Return the delays above `LATE_MS` of requests that both runs completed, in ms, sorted."""
     took_ms = {
         request.request_id: request.took_ms for request in before.served if request.completed
     }

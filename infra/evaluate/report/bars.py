@@ -1,6 +1,6 @@
-"""What the evaluation has to show, as bars like those of every benchmark.
+"""The bars of the evaluation, like those of every benchmark.
 
-`trivium evaluate` shows them with words and writes them to build/bench/evaluate.json.
+`trivium evaluate` prints them and writes them to build/bench/evaluate.json.
 """
 
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from infra.evaluate.studies.step_change import ALL, LATER, Recovery, format_regr
 from infra.evaluate.studies.thresholds import ThresholdResult
 from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, TraceResult
 
-_FIGURES = (  # of the report, that are written beside the bars
+_FIGURES = (  # fields of the findings that are written with the bars
     *("table_1", "table_2", "table_4", "headline", "first_turns", "interference", "contexts"),
     *("places", "chats", "chat_changes", "weighed", "lengths", "models", "varied"),
     *("regret", "orders", "tuned", "recovery", "frontier", "traffic"),
@@ -103,7 +103,7 @@ def _tuned_claim(row: ThresholdResult) -> Claim:
 
 
 def recovery_claims(rows: list[Recovery]) -> list[Claim]:
-    """On later turns, as the regret of the grid; all turns are told beside it."""
+    """Return the claims on later turns, as in the grid's regret; they also show all turns."""
     every = {
         row.pools: f"before {row.pooled.before:.1%}, after it {format_regrets(row.pooled.after)}"
         for row in rows

@@ -1,4 +1,4 @@
-"""The day's rate, and the workers that were there: one picture and the figures."""
+"""Reports a day and night: a picture of the rate and the workers, and the figures."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,7 +16,7 @@ COLOURS = {Role.PREFILL: "#1f6feb", Role.DECODE: "#bf8700"}
 
 
 def figures(comparison: DayComparison) -> dict[str, Any]:
-    """Return all that was measured, without the worker counts over time."""
+    """Return all measurements, without the worker counts over time."""
     return {
         "following": _row(comparison.following),
         "best": None if comparison.best is None else _row(comparison.best),
@@ -35,8 +35,10 @@ def write(
     name: str = "scaling",
     load: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """A PNG file; and a report with its bar, like those of benchmarks, and with what the day does
-    not say of the load. Returns the picture."""
+    """Write a PNG file and a report with its bar; return the picture's path.
+
+    `load` has parameters of the load that the day does not have.
+    """
     day = {name: value for name, value in asdict(comparison.day).items() if name != "setup"}
     bar = results.Bar(
         name="share of the best fixed fleet's worker-hours that is saved at equal SLO",

@@ -1,4 +1,4 @@
-"""The paper's figures as parts of the report's page, each beside what is published."""
+"""The paper's figures as parts of the report's page, each with the published values."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -28,7 +28,7 @@ _SLOW_DOWNS: dict[str, Callable[[SlowDown], str]] = {
 
 
 def places(results: EvaluationFindings, figure: str) -> str:
-    """Figure 1 or 8: who is at the front, and where."""
+    """Render figure 1 or 8: the configurations at the front."""
     published = "Paper: configurations with all later turns local are on the frontier"
     where = (
         f"conversations of {pareto.TURNS} turns of {pareto.ASKED_TOKENS} tokens with "
@@ -54,7 +54,7 @@ def places(results: EvaluationFindings, figure: str) -> str:
 
 
 def fronts(rows: Sequence[ParetoPoint]) -> str:
-    """How often each kind of configuration is at a front."""
+    """Return how often each kind of configuration is at a front, in words."""
     among = len({row.among for row in rows})
     counts = {
         "x=1": sum(row.at_front for row in rows if row.is_local),

@@ -1,4 +1,4 @@
-"""What a whole evaluation finds, as one tree of dataclasses; `evaluation.py` fills it."""
+"""The findings of a whole evaluation, as a tree of dataclasses that `evaluation.py` fills."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from infra.simulator.machine.latency import Setup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Something that is to hold, what was found in words and as a number, and whether it does."""
+    """A claim, its finding in words and as a number, and whether it holds."""
 
     what: str
     finding: str
@@ -33,7 +33,7 @@ class Claim:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationFindings:
-    """Everything that was found. Changes are percent, times ms, regrets shares."""
+    """All findings of an evaluation. Changes are in percent, times in ms, regrets are shares."""
 
     seed: int
     quick: bool

@@ -41,7 +41,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def listing(items: Iterable[Item], columns: Mapping[str, Callable[[Item], Any]]) -> str:
-    """A row for each item; each column has a head and what it shows of an item."""
+    """Return a table with a row for each item; `columns` maps heads to functions of an item."""
     return table(list(columns), ([show(item) for show in columns.values()] for item in items))
 
 

@@ -100,7 +100,7 @@ def _interference(figure: Any, results: EvaluationFindings) -> None:
 
 
 def _chats(figure: Any, results: EvaluationFindings) -> None:
-    """Average query latency by load, with completed loads only."""
+    """Draw average query latency by load, without loads at which a request failed."""
     sources = list(dict.fromkeys(row.source for row in results.chats))
     for number, (source, pools) in enumerate(product(sources, RATIOS)):
         axes = figure.add_subplot(len(sources), len(RATIOS), number + 1)
@@ -118,7 +118,7 @@ def _chats(figure: Any, results: EvaluationFindings) -> None:
 
 
 def _fronts(figure: Any, results: EvaluationFindings) -> None:
-    """Figure 8: a panel for each kind of workload and load."""
+    """Draw figure 8: a panel for each kind of workload and load."""
     rows = [row for row in results.places if row.figure == "8"]
     panels = list(dict.fromkeys(row.among for row in rows))
     for number, among in enumerate(panels):
@@ -162,7 +162,7 @@ def _turns(figure: Any, results: EvaluationFindings) -> None:
 
 
 def _loads(figure: Any, results: EvaluationFindings) -> None:
-    """Cost by load for every fixed share and learned."""
+    """Draw the cost by load for every fixed share and `learned`."""
     from infra.evaluate.paper.grid import Config
     from infra.evaluate.studies.regret import cost
 

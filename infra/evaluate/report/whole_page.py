@@ -223,7 +223,8 @@ def _table_4(results: EvaluationFindings) -> str:
 
 
 def _beside_table_4(failures: dict[str, Failures]) -> str:
-    """The published cells beside ours, as both count: workloads in which a request failed."""
+    """Return the published cells and ours, both as percent of the workloads in which a request
+    failed."""
     rows = []
     for name, published in ppd_paper.TABLE_4.items():
         percents = failures[name if name == "4R" else f"{name} plain"].workloads

@@ -1,8 +1,8 @@
 """Figure 4: conversations like ShareGPT's and WildChat's, at 12 loads, with equal weights.
 
-The authors' clients hold 500 real conversations; here they are drawn like those, or read from
-files (`infra/evaluate/paper/conversations.py`). Dynamic PPD is the authors' table behind their
-proxy, made from the grid's plain points.
+The authors' clients have 500 real conversations; here these are drawn from distributions, or read
+from files (`infra/evaluate/paper/conversations.py`). Dynamic PPD is the authors' table behind their
+proxy, computed from the grid's plain points.
 """
 
 from collections.abc import Sequence
@@ -27,29 +27,29 @@ EQUAL = (1.0, 1.0)  # weights of TTFT and TPOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResult:
-    """One configuration at one load; times in ms. Turns that were never sent failed too."""
+    """One configuration at one load; times in ms. Turns that were never sent count as failed."""
 
     source: str
     config: str
     load_per_s: float
     turns: int
     failed: int
-    latency: float  # mean of completed turns, from the question to the last token
-    later_ttft_p50: float  # of the decode worker's first token; 0 where none completed
+    latency: float  # mean of completed turns, from the prompt to the last token
+    later_ttft_p50: float  # of the decode worker's first token; 0 if none completed
     tpot: float  # mean
     local_share: float  # of later turns
     kv_bytes: int
-    buffered_bytes: int  # most that a connector held beside the engine's memory
+    buffered_bytes: int  # most KV in a connector's buffer
     crashed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatChange:
-    """One configuration beside plain x=0 of the same pools and source, in percent."""
+    """The changes of one configuration from plain x=0 of the same pools and source, in percent."""
 
     source: str
     config: str
-    latency: tuple[float, float]  # least and most, over loads at which x=0 loses nothing
+    latency: tuple[float, float]  # least and most, over loads at which neither loses a request
     kv_bytes: float  # median over the same loads
     degraded: int  # loads at which less than `SUCCESS_MIN` of the turns completed
     degraded_x0: int
@@ -62,7 +62,7 @@ Tables = dict[str, PpdTable]  # by pools
 def serve_chats(
     runner: Runner, plain: Tables, sources: Sequence[ConversationSource], seed: int, *, quick: bool
 ) -> list[ChatResult]:
-    """Plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
+    """Run plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
     tasks = [
         (source, config, plain.get(pools), load, seed, quick)
         for source in sources
@@ -81,7 +81,7 @@ def chat_spec(
     config: Config, table: PpdTable | None, load_per_s: float, seed: int,
     weights: tuple[float, float],
 ) -> Spec:  # fmt: skip
-    """Of conversations that are given, so that the workload is not looked at."""
+    """Return a spec for given conversations; its workload is not used."""
     return Spec(
         config=config,
         workload=WORKLOADS[0],

@@ -1,12 +1,12 @@
-"""A load of day and night: worker-hours of pools that follow it, against the best fixed fleet.
+"""A load of day and night: worker-hours of autoscaled pools, against the best fixed fleet.
 
-Requests come as a Poisson process whose rate goes from night to day and back as a squared sine.
-The same requests meet pools that follow what they want (`infra/simulator/elastic.py`) and fixed
-fleets of every split, the smallest first. A fleet holds where so large a share of all requests have
-their first token, and then each token, in time. The best fixed fleet is the smallest that holds: it
-has to be large enough for noon, and somebody has to know that before.
+Requests arrive as a Poisson process whose rate goes from night to noon and back as a squared sine.
+The same requests go to autoscaled pools (`infra/simulator/elastic.py`) and to fixed fleets of every
+split, the smallest first. A fleet holds if at least the share `HOLDS` of all requests meets the
+TTFT and TPOT targets. The best fixed fleet is the smallest that holds: it must be large enough for
+noon, and its operator must know that in advance.
 
-The day is some minutes long. A real one gives pools so much more time to follow.
+The day is some minutes long. A real one gives pools proportionally more time to follow.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from schemas.records import Role
 from streams.config import RouterSettings
 
 TIMEOUT_MS = 120_000
-HOLDS = 0.99  # share of requests that have to be served as the targets say
+HOLDS = 0.99  # least share of requests that meet the targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """The traffic, what users are to see, and how long a worker takes to start."""
+    """The traffic, the latency targets, and the time that a worker takes to start."""
 
     night_per_s: float = 1.0
     noon_per_s: float = 24.0
@@ -57,7 +57,7 @@ class Day:
         return READY_MS + self.days * self.day_ms
 
     def per_s(self, at_ms: float) -> float:
-        """The rate, which is lowest at 0."""
+        """Return the arrival rate at a time; it is lowest at 0."""
         share = np.sin(np.pi * at_ms / self.day_ms) ** 2
         return float(self.night_per_s + (self.noon_per_s - self.night_per_s) * share)
 
@@ -84,13 +84,13 @@ class Day:
 class FleetResult:
     """Figures of one fleet that served the day."""
 
-    pools: str  # as 2P3D; empty: they follow
+    pools: str  # such as 2P3D; empty: autoscaled
     requests: int
-    in_time: float  # share of requests
+    in_time: float  # share of requests that met the targets
     worker_hours: float
     ttft_p99_ms: float
     tpot_p99_ms: float
-    counts: list[tuple[float, dict[Role, int]]]  # by time
+    counts: list[tuple[float, dict[Role, int]]]  # workers by role, over time
     failed: int = 0  # of the requests
 
     @property
@@ -99,7 +99,7 @@ class FleetResult:
 
 
 def serve_day(day: Day, pools: str) -> FleetResult:
-    """A fixed fleet, or one that follows, which begins with one worker of each pool."""
+    """Serve the day with a fixed fleet, or with autoscaled pools, which begin with 1P1D."""
     fleet_view = FleetWatcher()
     settings = RouterSettings(policy="static", tick_ms=TICK_MS)
     cluster = Cluster(
@@ -149,13 +149,13 @@ def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: i
 
 
 def splits(workers: int) -> Iterator[str]:
-    """Yield every fixed fleet of so many workers."""
+    """Yield every fixed fleet of `workers` workers."""
     return (f"{prefill}P{workers - prefill}D" for prefill in range(1, workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayComparison:
-    """The pools that follow, and the fixed fleets up to the smallest that holds as well."""
+    """The autoscaled pools, and the fixed fleets up to the smallest that holds as well."""
 
     day: Day
     following: FleetResult
@@ -163,14 +163,16 @@ class DayComparison:
 
     @property
     def best(self) -> FleetResult | None:
-        """The smallest fixed fleet that serves as large a share in time; of these the quickest."""
+        """Return the smallest fixed fleet with as large a share in time; of these, the one with the
+        most."""
         bar = min(HOLDS, self.following.in_time)
         candidates = [fleet for fleet in self.fixed if fleet.in_time >= bar]
         return min(candidates, key=lambda fleet: (fleet.worker_hours, -fleet.in_time), default=None)
 
     @property
     def saved_share(self) -> float:
-        """Share of the best fixed fleet's worker-hours; below 0 where following takes more."""
+        """Return the saved share of the best fixed fleet's worker-hours; below 0 if autoscaling
+        uses more."""
         return 1 - self.following.worker_hours / self.best.worker_hours if self.best else 0.0
 
 
@@ -179,7 +181,7 @@ def _serve_task(task: tuple[Day, str]) -> FleetResult:
 
 
 def compare_fleets(pool: Runner, day: Day) -> DayComparison:
-    """Fixed fleets are tried from those as large as the pools were on average, upwards."""
+    """Compare the autoscaled pools with fixed fleets, from the pools' mean size upwards."""
     (following,) = pool.map("following", _serve_task, [(day, "")])
     mean = following.worker_hours * 3_600_000 / (day.end_ms - READY_MS)
     fixed: list[FleetResult] = []

@@ -1,9 +1,9 @@
 """Table 4 in words: which configurations lose requests, in the paper and here, and why.
 
 The authors' raw results show how requests fail: a decode worker stops for good within one step, and
-every request after that times out. Until then it answers as fast as at loads that it survives, so
-it is no queue that fails. What grows with plain disaggregation alone is the KV that the connector
-has received and keeps beside the engine's memory until each request ends.
+every later request times out. Until then it answers as fast as at loads that it survives, so the
+cause is no queue. Only plain disaggregation accumulates KV that the connector has received and
+keeps outside the engine's memory until each request ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,10 @@ _PLAIN = "x=0 plain"
 def trends(
     grid: Sequence[Failures], real: Sequence[ChatResult], lengths: Sequence[TurnCountResult]
 ) -> tuple[dict[str, bool], list[str]]:
-    """Whether each published trend is found in the table's own set-up, the grid, and explanations
-    with figures, of which some are of longer conversations."""
+    """Return whether each published trend is found on the grid, and explanations with figures.
+
+    Some of the figures are from longer conversations.
+    """
     lossy_configs = {row.config for row in grid if any(row.percent.values())}
     checks = {
         "plain 3P1D loses requests": f"3P1D {_PLAIN}" in lossy_configs,
@@ -67,7 +69,7 @@ def _when(real: Sequence[ChatResult]) -> str:
 
 
 def _longer(real: Sequence[ChatResult]) -> str:
-    """From which loads on conversations like real ones lose requests."""
+    """Describe from which loads on drawn conversations lose requests."""
     first: dict[tuple[str, str], float] = {}
     for row in sorted(real, key=lambda row: row.load_per_s):
         if row.failed and row.config.endswith(_PLAIN):

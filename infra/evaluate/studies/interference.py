@@ -1,12 +1,12 @@
 """Figures 2, 6 and 7: how much prompts slow a running batch, measured on the simulated engine.
 
 A batch decodes; then one prompt (figure 2) or four (figure 6) of 1 024 new tokens are computed
-beside it, whole (full) or behind a cached history (append; short: few new tokens). In figure 7 the
-history of batch and append grows. Shown is how much longer steps take while a prompt is under way,
-and the mean time per token of answers of 64 tokens that begin with the prompts, which is what the
-authors' script measures: once as each sequence reads its context, and once as vLLM did at that
-time where all that runs has one context, as in that script: it was read once for all, until a
-prompt came that does not share it.
+beside it, whole (full) or after a cached history (append; short append: few new tokens). In figure
+7 the history of batch and append grows. The figures are the slow-down of steps while a prompt is
+computed, and that of the mean time per token of answers of 64 tokens that begin with the prompts,
+which the authors' script measures. The latter is given twice: with each sequence reading its own
+context, and with a shared context read once, as vLLM did at that time if all running sequences had
+one context, as in that script, until a prompt arrived that does not share it.
 """
 
 from collections.abc import Sequence as Items
@@ -17,26 +17,26 @@ from infra.simulator.log.clock import Clock
 from infra.simulator.machine.gpu import GpuSequence, SimGpu
 from infra.simulator.machine.latency import Setup, StepCosts
 
-CONTEXT_TOKENS = 2_048  # of each sequence of the batch, and before an append
+CONTEXT_TOKENS = 2_048  # context of each sequence of the batch, and of an append
 SHORT_TOKENS = 48  # a short question
 ANSWER_TOKENS = 64  # of each sequence of the batch, as the authors measure
-LONG_ANSWER_TOKENS = 100_000  # none ends while it is looked at
+LONG_ANSWER_TOKENS = 100_000  # so long that none ends during the measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDown:
-    """What prompts beside a batch cost it, in percent."""
+    """The slow-down of a batch by prompts beside it, in percent."""
 
     prompts: int
     kind: str  # full, append or short append
     context_tokens: int  # of the batch, and before an append
-    steps: float  # while a prompt is under way
+    steps: float  # of steps while a prompt is computed
     answers: float  # of answers that begin with the prompts
-    shared: float  # likewise, where what all of a batch share is read once
+    shared: float  # likewise, if the shared context is read once
 
 
 def slow_downs(setup: Setup) -> list[SlowDown]:
-    """Figures 2 and 6: by kind and number of prompts."""
+    """Return figures 2 and 6: by kind and number of prompts."""
     return [
         _slow_down(setup, FIGURE_2_BATCH, CONTEXT_TOKENS, kind, count)
         for count in (1, 4)
@@ -45,9 +45,10 @@ def slow_downs(setup: Setup) -> list[SlowDown]:
 
 
 def by_context(setup: Setup, contexts: Items[int]) -> list[SlowDown]:
-    """Figure 7: one prompt, full and append, beside a smaller batch with longer contexts.
+    """Return figure 7: one prompt, full or append, beside a smaller batch with longer contexts.
 
-    All of the batch share their context, as in the authors' script; its KV is read for each.
+    All sequences of the batch share their context, as in the authors' script; each reads its own
+    KV.
     """
     return [
         _slow_down(setup, FIGURE_7_BATCH, context, kind, 1)
@@ -57,7 +58,8 @@ def by_context(setup: Setup, contexts: Items[int]) -> list[SlowDown]:
 
 
 def by_length(setup: Setup, lengths: Items[int]) -> list[tuple[int, float]]:
-    """Appended tokens and the slow-down of the steps beside one such append."""
+    """Return pairs of appended tokens and the slow-down of steps beside one such append, in
+    percent."""
     return [
         (tokens, _steps(setup, FIGURE_2_BATCH, CONTEXT_TOKENS, tokens, CONTEXT_TOKENS, 1))
         for tokens in lengths
@@ -73,7 +75,7 @@ def _slow_down(setup: Setup, batch: int, context: int, kind: str, count: int) ->
     def answers_ms(read_tokens: int, count: int) -> float:
         return _answers_ms(setup, batch, read_tokens, tokens, cached, count)
 
-    once = context // batch  # of a context that is read once, each sequence's part
+    once = context // batch  # each sequence's part of a context that is read once
     return SlowDown(
         prompts=count,
         kind=kind,
@@ -85,7 +87,7 @@ def _slow_down(setup: Setup, batch: int, context: int, kind: str, count: int) ->
 
 
 def _steps(setup: Setup, batch: int, context: int, tokens: int, cached: int, count: int) -> float:
-    """Percent by which steps take longer while a prompt is under way."""
+    """Return the slow-down of steps while a prompt is computed, in percent."""
     clock = Clock()
     ended_ms: list[float] = []
 
@@ -102,7 +104,7 @@ def _steps(setup: Setup, batch: int, context: int, tokens: int, cached: int, cou
     for i in range(count):
         gpu.add_prompt(GpuSequence(-i, cached + tokens, cached, 1))
     under_way = gpu.steps
-    while gpu.steps == under_way:  # the step during which they came
+    while gpu.steps == under_way:  # the step in which they arrived
         clock.step()
     began_ms, first_step = clock.now_ms, gpu.steps
     alone_ms = StepCosts(setup).step_ms(decoding=batch, context_tokens=gpu.context_tokens)
@@ -115,7 +117,8 @@ def _steps(setup: Setup, batch: int, context: int, tokens: int, cached: int, cou
 def _answers_ms(
     setup: Setup, batch: int, context: int, tokens: int, cached: int, count: int
 ) -> float:
-    """Mean time per token of a batch of short answers, which begin together with the prompts."""
+    """Return the mean time per token of a batch of short answers that begin together with the
+    prompts."""
     clock = Clock()
     ended_ms: list[float] = []
 

@@ -1,9 +1,9 @@
-"""How often an answer is interrupted by other prompts: a replica beside a prefill and decode pair.
+"""How often other prompts interrupt an answer: on a replica, and on a prefill and decode pair.
 
-The Neuron guide's figure: in a continuous batch of 8 each answer is interrupted by 7 prompts, with
-disaggregation once, by its own transfer. So many clients ask again and again, with one prompt and
-one answer each. A gap between two tokens of an answer that is longer than `LONG` times a quiet one
-is an interruption; several in a row are one.
+The Neuron guide's figure: in a continuous batch of 8, 7 prompts interrupt each answer; with
+disaggregation there is one interruption, by its own transfer. So `BATCH` clients send requests
+without pause, each with one prompt and one answer. A gap between two tokens of an answer longer
+than `LONG` times a quiet gap is an interruption; several such gaps in a row are one.
 """
 
 from collections import defaultdict
@@ -26,19 +26,19 @@ from streams.config import RouterSettings
 
 BATCH = 8
 LONG = 1.5
-QUIET = 5  # percentile of gaps: beside no prompt
+QUIET = 5  # percentile of gaps that counts as quiet: no prompt beside it
 POLICIES = {"1R": "replica", "1P1D": "static"}
 
 
 class TokenTimes(Checker):
-    """A checker that notes when each token of each answer arrives."""
+    """A checker that records when each token of each answer arrives."""
 
     def __init__(self) -> None:
-        self.clock = Clock()  # until its cluster's is known
+        self.clock = Clock()  # replaced by the cluster's clock
         self.at_ms: dict[str, list[float]] = defaultdict(list)
 
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
-        """Note the arrival; tokens that arrive together share their time."""
+        """Record the arrival; tokens that arrive together have the same time."""
         self.at_ms[request.request_id] += [self.clock.now_ms] * len(tokens)
 
 
@@ -48,7 +48,7 @@ class InterruptionResult:
 
     pools: str
     answers: int
-    per_answer: float  # interruptions
+    per_answer: float  # mean number of interruptions
     itl_p50: float
     itl_p99: float
     itl_max: float
@@ -63,7 +63,7 @@ def measure_interruptions(
     answer_tokens: int = 200,
     setup: Setup | None = None,
 ) -> InterruptionResult:
-    """Serve `answers` answers, `BATCH` of them at a time, and count interruptions."""
+    """Serve `answers` answers, `BATCH` at a time, and count interruptions."""
     setup = replace(setup or Setup(), steps_max=1)
     token_times = TokenTimes()
     cluster = Cluster(
@@ -101,7 +101,8 @@ def runs(long: Sequence[bool]) -> int:
 def _conversations(
     answers: int, prompt: int, answer: int, block_tokens: int
 ) -> Iterator[SimConversation]:
-    """All at once; the first ones are of all lengths, so that answers do not end together."""
+    """Yield conversations for one time; the first `BATCH` have all lengths, so that ends are
+    spread."""
     for number in range(answers):
         output = answer * (number + 1) // BATCH if number < BATCH else answer
         turn = SimTurn(prompt_tokens=prompt, output_tokens=max(1, output))

@@ -1,7 +1,7 @@
 """Figure 9: later turns as the history grows (a), and with larger models (b).
 
-The workload, the load and the time are those of the authors' scripts: turns of 128 tokens with 128
-answered, 4 conversations/s, 30 s. Each model is on one GPU, as theirs.
+The workload, the load and the duration are those of the authors' scripts: turns of 128 prompt and
+128 answer tokens, 4 conversations/s, 30 s. Each model is on one GPU, as in their set-up.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ MODEL_POOLS = "2P2D"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCountResult:
-    """One configuration with conversations of so many turns; times in ms, of later turns."""
+    """One configuration with conversations of `turns` turns; times in ms, of later turns."""
 
     config: str
     model: str
@@ -39,11 +39,12 @@ class TurnCountResult:
     decode_ttft: float
     tpot: float
     kv_bytes: int
-    decode_ttft_by_turn: list[float]  # from turn 2 on, as far as any completed
+    decode_ttft_by_turn: list[float]  # from turn 2 to the last turn that any conversation completed
 
 
 def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[TurnCountResult]:
-    """Replicas, a hybrid, and of every ratio plain x=0 and x=1 and `learned`, at every length."""
+    """Run replicas, a hybrid, and plain x=0, plain x=1 and `learned` of each ratio, at every
+    length."""
     configs = [REPLICAS, HYBRID, *(config for pools in RATIOS for config in _configs(pools))]
     return runner.map(
         "figure 9a", _length, [_spec(config, count, seed) for config in configs for count in turns]
@@ -51,7 +52,7 @@ def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[TurnCount
 
 
 def models(runner: Runner, seed: int) -> list[TurnCountResult]:
-    """Replicas, plain x=0 and x=1 and `learned`, with two turns, for every model."""
+    """Run replicas, plain x=0, plain x=1 and `learned`, with two turns, for every model."""
     specs = []
     for model in (LLAMA_8B, QWEN_14B, QWEN_30B):
         gpu = replace(SETUP.gpu, memory_share=MEMORY_SHARES[model.name])

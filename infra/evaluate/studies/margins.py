@@ -1,4 +1,4 @@
-"""Table 2's throughput in words: by how little points are won, here and in the authors' results."""
+"""Table 2's throughput in words: the margins of the winners, here and in the authors' results."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.grid import CONFIGS, LEVELS
 from infra.evaluate.points.paper_tables import OBJECTIVES, Points, Winners, winners
 
-NEAR = 0.01  # what is nearer than that has won by chance
+NEAR = 0.01  # a smaller lead is due to chance
 
 
 def explanation(points: Points) -> str:
-    """Leads of the winners over the best x=1, and what decided in the paper."""
+    """Return the winners' leads over the best x=1, and what decided in the paper, in words."""
     won = winners(points, OBJECTIVES["throughput"])
     by_level = ", ".join(_lead(points, won, level) for level in LEVELS)
     raw = ppd_paper.THROUGHPUT_LONG_GEN_20

@@ -1,8 +1,8 @@
-"""Remote turns in the order that vLLM has by default, beside all three, on a part of the grid.
+"""Remote turns in vLLM's default order, compared with all three orders, on a part of the grid.
 
-With `prefill_first` alone decode waits for the prompt, and what it holds of a conversation is
-computed again by prefill. With all three, turns whose history lies with decode run `decode_first`,
-which reads that history back, and others run `concurrent`.
+With `prefill_first` alone, decode waits for the prompt, and prefill computes again the history that
+decode has cached. With all three, turns whose history is cached at decode run `decode_first`, which
+reads that history back, and others run `concurrent`.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ LOADS_PER_S = (1.0, 4.0, 8.0, 16.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderComparison:
-    """One ratio with one set of orders; changes in percent, costs over those of x=0."""
+    """One ratio with one set of orders; changes in percent, costs relative to x=0."""
 
     pools: str
     all_orders: bool
     ttft_x0: dict[float, float]  # by load: mean of later turns, ms
     ttft_x1: dict[float, float]
-    change: dict[str, float]  # of their TTFT from x=0 to x=1 by level of load, median
-    kv_bytes_x0: int  # moved
+    change: dict[str, float]  # of TTFT from x=0 to x=1 by level of load, median
+    kv_bytes_x0: int  # KV bytes moved
     learned: float  # mean cost
     best_x: str
     best: float  # mean cost of the best single x
@@ -37,7 +37,7 @@ class OrderComparison:
 def points_in_all_orders(
     runner: Runner, workloads: Sequence[Workload], loads: Sequence[float], seed: int
 ) -> Points:
-    """Run every fixed share and `learned` in all orders, at these loads."""
+    """Run every fixed share and `learned` with all orders, at these loads."""
     configs = [
         config
         for pools in RATIOS
@@ -47,7 +47,7 @@ def points_in_all_orders(
 
 
 def compare_orders(points: Points, in_all_orders: Points) -> list[OrderComparison]:
-    """Every ratio, in the default order and in all, at the same loads."""
+    """Compare the default order with all orders, for every ratio at the same loads."""
     return [
         _compare_order(pools, source, in_all_orders.loads, all_orders=all_orders)
         for pools in RATIOS

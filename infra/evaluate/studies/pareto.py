@@ -1,11 +1,11 @@
-"""Figures 1 and 8: who is at the front of time to first token (p99) against tokens/s.
+"""Figures 1 and 8: the Pareto front of TTFT p99 against tokens/s.
 
-A configuration is at the front where no other one has both a lower time and more tokens/s. All are
-plain: conversations dealt by hash, clients that hear the decode worker. Figure 8 shows the grid's
-points at three loads, as means over the workloads of a kind, beside dynamic PPD. Figure 1 has a run
-of its own, of conversations of five turns with 10 000 tokens asked in all and 100 answered in each.
-The paper does not say how the 10 000 are spread; its servers take 8 192 tokens at most, so not 10
-000 in each turn.
+A configuration is at the front if no other one has both a lower TTFT and more tokens/s. All are
+plain: conversations assigned by hash, clients that see the decode worker only. Figure 8 shows the
+grid's points at three loads, as means over the workloads of a kind, with dynamic PPD. Figure 1 has
+its own runs, of conversations of five turns with 10 000 prompt tokens in all and 100 answer tokens
+in each turn. The paper does not say how the 10 000 are spread; its servers take at most 8 192
+tokens, so it is not 10 000 in each turn.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from infra.evaluate.points.runs import Runner, points_of, specs_of
 from infra.simulator.traffic.poisson import Profile, TurnShape
 from streams.core.placement.ppd_table import PpdTable
 
-LOADS_PER_S = (2.0, 8.0, 20.0)  # of figure 8, where they are run
-FIGURE_1_LOADS_PER_S = (1.0, 4.0, 12.0)  # one of each level; the paper names none
+LOADS_PER_S = (2.0, 8.0, 20.0)  # of figure 8, if the grid has them
+FIGURE_1_LOADS_PER_S = (1.0, 4.0, 12.0)  # one load of each level; the paper gives none
 TURNS, ASKED_TOKENS, ANSWERED_TOKENS = 5, 2_000, 100  # of each turn
 _TURN = TurnShape(input_tokens=ASKED_TOKENS, output_tokens=ANSWERED_TOKENS)
 LONG = Workload(
@@ -34,7 +34,7 @@ DYNAMIC = tuple(Config(pools=pools, policy="table", plain=True) for pools in RAT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
-    """One configuration among those that meet the same conversations."""
+    """One configuration among those that serve the same conversations."""
 
     figure: str
     among: str  # kind of workload and load
@@ -53,7 +53,7 @@ def dynamic(
     loads: Sequence[float],
     seed: int,
 ) -> list[Point]:
-    """Dynamic PPD on the grid, at the loads of figure 8."""
+    """Run dynamic PPD on the grid, at the loads of figure 8."""
     return runner.points("dynamic PPD", _dynamic_specs(tables, workloads, loads, seed))
 
 
@@ -69,7 +69,7 @@ def _dynamic_specs(
 
 
 def loads_of(points: Points) -> list[float]:
-    """Return the loads of figure 8, or else one of each level."""
+    """Return the loads of figure 8, or else one load of each level."""
     if all(load in points.loads for load in LOADS_PER_S):
         return list(LOADS_PER_S)
     levels = ([load for load in level if load in points.loads] for level in LEVELS.values())
@@ -104,7 +104,7 @@ def figure_1(runner: Runner, tables: dict[str, PpdTable], seed: int) -> list[Par
 
 
 def _pareto_points(figure: str, among: str, rivals: dict[Config, list[Point]]) -> list[ParetoPoint]:
-    """Those that lose a request are shown, and never at the front."""
+    """Return the points of all configurations; one that loses a request is never at the front."""
     figures = {
         config: (
             float(np.mean([point.decode_ttft_p99 for point in points])),

@@ -43,8 +43,8 @@ class Regret:
     worst_regret: float
     worst_at: str
     failed: int
-    failed_best: int  # requests that the best x for success loses, point by point
-    missed: int  # points at which it loses requests and some x does not
+    failed_best: int  # sum over points of the fewest failures of any x
+    missed: int  # points at which it loses requests and some x loses none
     local_share: float
 
 
@@ -88,7 +88,8 @@ def regrets(
 
 
 def rows(points: Points, pools: str, test: Iterable[tuple[str, float]]) -> list[Regret]:
-    """Every fixed share and policy of a ratio; the table is judged by the half it has not seen."""
+    """Return the regret of every fixed share and policy; the table is judged on the test half
+    only."""
     configs = [static(pools, share) for share in SHARES]
     configs += [Config(pools=pools, policy=name) for name in ("conditional", "learned")]
     regret_rows = [regrets(points, pools, config) for config in configs]

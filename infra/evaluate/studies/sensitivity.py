@@ -1,8 +1,9 @@
-"""Table 1 without what was chosen to fit: on a part of the grid, behind the authors' proxy.
+"""Table 1 without the constants that were chosen to fit, on a part of the grid.
 
-Two constants of the model were chosen with published figures in view
-(`infra/evaluate/paper/authors_serving.py`): steps of 512 tokens beside a batch, and the time that
-the authors' connector holds a prefill worker. Each is replaced by what it would be otherwise.
+Two constants of the model were chosen to match published figures
+(`infra/evaluate/paper/authors_serving.py`): steps of 512 tokens beside a batch, and the delay of a
+prefill worker by the authors' connector. Each is replaced by its value without that choice. All
+runs are behind the authors' proxy.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,14 @@
-"""A step change: prefill workers become twice as slow while it runs; how soon is `learned` good?
+"""A step change: prefill workers become twice as slow during a run; how soon does `learned` adapt?
 
-The same conversations, of two requests each, meet every fixed share and `learned`, all with the
-same change. They are cut by when they began into windows of 100, 200 requests: one before the
-change, which follows the first 200 requests of all, and those after it. A window's regret is that
-of `regret.py`, with the window's x=0 as reference and the one x that is best there as rival.
+Every fixed share and `learned` serve the same conversations of two requests each, with the same
+change. Conversations are grouped by their begin into windows of 100 (200 requests): one before the
+change, after the first 100 conversations, and those after the change. A window's regret is that of
+`regret.py`, with the window's x=0 as reference and the x with the least cost there.
 
-With one seed such a window is off by 1 to 3 points, so those of several seeds, from the
-evaluation's own on, are pooled: means are of all their turns. The bar is on every pooled window but
-the first after the change. It counts the first tokens of later turns only, while `learned` gives
-some of what those could have for a greater gain of first turns; so a second row counts all turns.
+With one seed a window's regret has an error of 1 to 3 points, so windows of several seeds, from the
+evaluation's own seed on, are pooled: means are over all their turns. The bar applies to every
+pooled window but the first after the change. It counts the first tokens of later turns only, while
+`learned` trades some of these for a greater gain of first turns; so a second row counts all turns.
 """
 
 from collections.abc import Sequence
@@ -39,21 +39,21 @@ WORKLOAD = Workload(
     ),
 )
 REGRET_MAX = 0.10
-LATER, ALL = "later turns", "all turns"  # whose time to first token counts
+LATER, ALL = "later turns", "all turns"  # the turns whose time to first token counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRun:
-    """How one configuration served the conversations of one seed, in order of their beginning."""
+    """How one configuration served the conversations of one seed, in order of their begin."""
 
     began_ms: NDArray[np.float64]
-    ttft_ms: NDArray[np.float64]  # a row for each conversation, a column for each turn
+    ttft_ms: NDArray[np.float64]  # (conversations, turns)
     tpot_ms: NDArray[np.float64]
-    local: NDArray[np.bool_]  # whether the later turn was
+    local: NDArray[np.bool_]  # whether the later turn was local
 
     @property
     def change(self) -> int:
-        """Index of the first conversation after the change."""
+        """Return the index of the first conversation after the change."""
         return int(np.searchsorted(self.began_ms, READY_MS + CHANGE_MS))
 
 
@@ -66,7 +66,7 @@ class Windows:
 
     @property
     def mean(self) -> float:
-        """Return the mean regret of all windows but the first."""
+        """Return the mean regret of all windows but the first after the change."""
         return float(np.mean(self.after[1:]))
 
 
@@ -83,12 +83,13 @@ class Recovery:
 
     @property
     def holds(self) -> bool:
-        """Whether every window but the first stays within `REGRET_MAX`."""
+        """Return whether every window but the first stays within `REGRET_MAX`."""
         return len(self.pooled.after) > 1 and max(self.pooled.after[1:]) <= REGRET_MAX
 
     @property
     def error(self) -> float:
-        """Standard error of the mean after the first window, from how seeds differ; needs two."""
+        """Return the standard error of the mean after the first window, over seeds; needs two
+        seeds."""
         means = [windows.mean for windows in self.seeds.values()]
         return float(np.std(means, ddof=1) / len(means) ** 0.5)
 
@@ -102,7 +103,7 @@ def format_regrets(regrets: list[float]) -> str:
 
 
 def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:
-    """Run every ratio with `seeds` seeds, the first of which is `seed`."""
+    """Run every ratio with `seeds` seeds, from `seed` on."""
     keys = [
         (pools, run_seed, config)
         for pools in RATIOS

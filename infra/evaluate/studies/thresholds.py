@@ -1,9 +1,9 @@
-"""Dynamo's rule with other thresholds, chosen for each load, before it is called worse.
+"""Dynamo's rule with other thresholds, tuned for each load, for a fair comparison.
 
-`conditional` has two: up to how many tokens a prompt is computed on the decode worker, and from how
-long a prefill queue on. Each pair of a few is run on a part of the grid. A pair is chosen for all
-loads of a ratio, or for each load by itself, by the mean regret there: by hindsight, on the same
-points that it is then judged by, which flatters it.
+`conditional` has two thresholds: the most prompt tokens that the decode worker computes itself, and
+the prefill queue from which it does so. Each of some pairs is run on a part of the grid. A pair is
+chosen for all loads of a ratio, or for each load, by the mean regret there: in hindsight, on the
+same points that it is then judged by, which flatters it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Real traffic through the simulator: every policy on stretches of two published traces."""
+"""Real traffic through the simulator: every policy on windows of two published traces."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ from infra.traces.trace import Arrival
 from schemas.errors import ConfigError
 
 POOLS = "2P2D"
-# Of virtual time: the whole of Mooncake's, some of Azure's; less where it is quick.
+# Virtual time, whole and quick: all of Mooncake's trace, a part of Azure's.
 WINDOW_MS = {"azure code": (240_000.0, 60_000.0), "mooncake synthetic": (2_400_000.0, 300_000.0)}
-# Four GPUs take the place of what the traces were recorded on: Azure's is thin, Mooncake's heavy.
+# Time is scaled to four GPUs: for these, Azure's load is too low and Mooncake's too high.
 FASTER = {"azure code": 4.0, "mooncake synthetic": 0.5}
 KV_SHARE_MAX = 0.4
 CONFIGS = (
@@ -29,7 +29,7 @@ CONFIGS = (
     static(POOLS, "1"),
     Config(pools=POOLS, policy="conditional"),
     Config(pools=POOLS, policy="learned"),
-    Config(pools=POOLS, policy="round_robin"),  # the Neuron guide's two
+    Config(pools=POOLS, policy="round_robin"),  # this one and `pairs`: the Neuron guide's
     Config(pools=POOLS, policy="pairs"),
     Config(pools="4R", policy="replica"),
 )
@@ -42,7 +42,7 @@ class TraceResult:
     trace: str
     config: str
     requests: int
-    later: int  # that go on with a session
+    later: int  # that continue a session
     failed: int
     ttft_p50: float
     ttft_p99: float
@@ -53,7 +53,8 @@ class TraceResult:
 
 
 def simulate_traces(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[TraceResult]:
-    """Every trace in the folder and every policy; ConfigError where a trace is missing."""
+    """Simulate every trace in the folder with every policy; raises ConfigError if a trace is
+    missing."""
     tasks = []
     for name, file in FILES.items():
         if not (folder / file).is_file():

@@ -1,12 +1,12 @@
 """Weights against TTFT and TPOT: figure 5 in its own set-up, and the frontier on the grid.
 
 Figure 5 has 500 prefill-heavy conversations, 1P3D, at two loads; w_ttft 1 and a rising w_tpot,
-beside plain x=0, which is static. Dynamic PPD is the authors' table behind their proxy; `learned`
-is Trivium's. The authors take conversations of ShareGPT and WildChat; here they are drawn like
-those (`infra/evaluate/paper/conversations.py`), and such are kept in which more is asked than
-answered.
+compared with plain x=0, which is static. Dynamic PPD is the authors' table behind their proxy;
+`learned` is Trivium's. The authors take conversations of ShareGPT and WildChat; here similar ones
+are drawn (`infra/evaluate/paper/conversations.py`), and only those with more prompt than answer
+tokens are kept.
 
-On the grid weights move `learned` between TTFT and TPOT. Each mark is the mean over workloads and
+On the grid, weights move `learned` between TTFT and TPOT. Each mark is the mean over workloads and
 loads of one ratio, relative to x=0 at the same point.
 """
 
@@ -28,7 +28,7 @@ from streams.core.placement.ppd_table import PpdTable
 POOLS = "1P3D"
 LOADS_PER_S = (8.0, 16.0)
 CONVERSATIONS, QUICK_CONVERSATIONS = 500, 100
-NO_WEIGHT = -1.0  # of what is static
+NO_WEIGHT = -1.0  # of static configurations
 FRONTIER_POOLS = "2P2D"
 FRONTIER_WEIGHTS = ((1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.25, 0.75), (0.0, 1.0))
 
@@ -38,7 +38,7 @@ class WeightResult:
     """One configuration at one load; changes from plain x=0 in percent."""
 
     config: str
-    w_tpot: float  # `NO_WEIGHT` where there is none
+    w_tpot: float  # `NO_WEIGHT` for static configurations
     load_per_s: float
     local_share: float  # of later turns
     ttft_ms: float  # mean of later turns, of the decode worker's first token
@@ -56,7 +56,7 @@ def run_weights(
     *,
     quick: bool,
 ) -> list[WeightResult]:
-    """Plain x=0, and each policy with every weight, at both loads."""
+    """Run plain x=0, and each policy with every weight, at both loads."""
     count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     policies = (
         Config(pools=POOLS, policy="table", plain=True),
@@ -114,7 +114,7 @@ class FrontierPoint:
 
 
 def frontier_points(runner: Runner, points: Points, seed: int) -> list[FrontierPoint]:
-    """The fixed shares, from the grid's points, and `learned` with each pair of weights."""
+    """Return the fixed shares, from the grid's points, and `learned` with each pair of weights."""
     loads = tuple(points.loads[1::3])
     reference = points.select(static(FRONTIER_POOLS, "0"), loads)
     frontier = [

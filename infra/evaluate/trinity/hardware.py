@@ -1,8 +1,8 @@
-"""What a placement of the search pool is computed from: each figure with where it comes from.
+"""The figures from which placements of the search pool are computed, each with its source.
 
 LLM workers are those of `infra/simulator/machine/latency.py`, on one GPU or on several. A search
-advances by extends: each reads the vectors and edges of the rows that its slot looks at, at
-random. Nothing here was fitted to a comparison of placements.
+advances by extends: each reads vectors and edges of rows at random. No figure was fitted to a
+comparison of placements.
 """
 
 import math
@@ -27,7 +27,7 @@ NVLINK = Link(bytes_per_s=450e9, latency_ms=0.0)
 # DeepEP (deepseek-ai/DeepEP, its page on V1, normal kernels on H800): dispatch and combine reach
 # 153 to 158 GB/s among 8 GPUs of a node and 43 GB/s among 16 of two.
 EXPERTS_NVLINK, EXPERTS_NIC = 153e9, 43e9
-# One exchange of few tokens, besides its bytes: assumed. DeepEP's low-latency kernels take 41 and
+# Latency of one exchange of few tokens: assumed. DeepEP's low-latency kernels take 41 and
 # 81 us longer among 16 GPUs of two nodes than among 8 of one.
 COLLECTIVE_MS, COLLECTIVE_NODES_MS = 0.01, 0.03
 EXPERTS_PER_TOKEN = 8  # of Qwen3-30B-A3B
@@ -44,14 +44,14 @@ GPUS = {
 
 
 def gpu_named(name: str) -> GpuSpec:
-    """One of `GPUS`; raises ConfigError."""
+    """Return one of `GPUS`; raises ConfigError for another name."""
     if name not in GPUS:
         raise ConfigError(f"--gpu: expected one of {', '.join(GPUS)}, found {name!r}")
     return GPUS[name]
 
 
 def model_named(name: str) -> Model:
-    """One of `MODELS`; raises ConfigError."""
+    """Return one of `MODELS`; raises ConfigError for another name."""
     if name not in MODELS:
         raise ConfigError(f"--model: expected one of {', '.join(MODELS)}, found {name!r}")
     return MODELS[name]
@@ -59,7 +59,7 @@ def model_named(name: str) -> Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSpec:
-    """Vectors, and how hard they are searched.
+    """The size of an index, and the effort of its searches.
 
     `fresh` is the share of edges that lead to rows not seen before: 3 500 of 4 480 with 100 000
     vectors of 128 values (`top_m` 128, width 4), measured with the prototype of the engine.
@@ -75,7 +75,7 @@ class IndexSpec:
 
     @property
     def total_bytes(self) -> float:
-        """Bytes of all vectors and edges."""
+        """Return the bytes of all vectors and edges."""
         return self.rows * self.row_bytes
 
     @property
@@ -84,7 +84,8 @@ class IndexSpec:
 
     @property
     def extends(self) -> int:
-        """Of one search: the engine's own estimate (`workers/search/index/plans.py`)."""
+        """Return the extends of one search, by the engine's estimate
+        (`workers/search/index/plans.py`)."""
         return self.top_m // self.width + 3
 
     @property
@@ -94,13 +95,13 @@ class IndexSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCosts:
-    """How long an extend of all slots of a GPU takes.
+    """The time of an extend of all active slots of a GPU.
 
-    Rows are read at random: `hbm_share` of the bandwidth is assumed, where streams reach 0.8. The
-    floor is one launch of a captured graph from Python and the query for its end, 10 to 20 us
-    (assumed, not measured). cuVS's own example (1 M rows of 128 values, degree 64, itopk 512) does
-    175 to 215 thousand searches/s in large batches; with its figures this gives 85 thousand, so it
-    is rather too slow than too quick.
+    Rows are read at random: half of the bandwidth (`hbm_share`) is assumed, while streams reach
+    0.8. The floor is one launch of a captured graph from Python and the query for its end, 10 to 20
+    us (assumed, not measured). cuVS's own example (1 M rows of 128 values, degree 64, itopk 512)
+    does 175 to 215 thousand searches/s in large batches; with its figures this model gives 85
+    thousand, so it is rather too slow than too fast.
     """
 
     gpu: GpuSpec = H100
@@ -115,21 +116,22 @@ class SearchCosts:
 
     @property
     def searches_per_s(self) -> float:
-        """Searches per second that a full GPU answers."""
+        """Return the searches per second that a full GPU answers."""
         many = 1 << 12
         return 1e3 * many / (self.extend_ms(many) * self.index.extends)
 
     @property
     def shards(self) -> int:
-        """GPUs that one copy of the index needs."""
+        """Return the number of GPUs that one copy of the index needs."""
         return math.ceil(self.index.total_bytes / (self.gpu.memory_bytes * self.gpu.memory_share))
 
 
 def parallel(setup: Setup, degree: int, crossing: int = 0) -> Setup:
-    """Workers of `degree` GPUs with tensor parallelism; `crossing` of these lie on another node.
+    """Return workers of `degree` GPUs with tensor parallelism.
 
-    Two all-reduces in each layer, each 2 (t - 1) / t times the tokens' hidden values over a ring.
-    A ring that leaves the node is as slow as its slowest link.
+    `crossing` of these GPUs are on another node. Each layer has two all-reduces, each of 2 (t - 1)
+    / t times the tokens' hidden values over a ring. A ring that leaves the node is as slow as its
+    slowest link.
     """
     if degree == 1:
         return setup
@@ -145,10 +147,12 @@ def parallel(setup: Setup, degree: int, crossing: int = 0) -> Setup:
 
 
 def experts(setup: Setup, degree: int, displaced: float = 0.0) -> Setup:
-    """Workers of `degree` GPUs that share a model's experts, `displaced` of them on another node.
+    """Return workers of `degree` GPUs that share a model's experts.
 
-    A token's hidden values go to its experts in one byte each and come back in two (DeepEP). What
-    goes to another node goes through the network cards, and so takes from what KV moves over.
+    The share `displaced` of the experts is on another node. A token's hidden values go to its
+    experts in one byte each and come back in two (DeepEP). Values for another node go through the
+    network cards, which reduces the bandwidth for KV. Raises ConfigError for a share outside 0 to
+    1.
     """
     if not 0 <= displaced <= 1:
         raise ConfigError(f"displaced experts: expected a share from 0 to 1, found {displaced:g}")

@@ -1,8 +1,8 @@
 """Measures figure 1's points on this machine: `trivium evaluate trinity --measure`.
 
-Prefill: so many prompts at once, of which each answers one token. Decode: so many answers at once,
-after short prompts. Search: so many callers that always ask, over one thread's places. Each point
-is the best of its repeats: others use the machine too.
+Prefill: a batch of prompts at once, with one answer token each. Decode: a batch of answers at once,
+after short prompts. Search: a number of callers that search without pause, on one thread's places.
+Each point is the best of its repeats, as the machine has other users.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from workers.search.index.query import Query
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPT, SHORT, ANSWER = 64, 8, 24  # tokens
 ROWS, DIM, TOP_M = 50_000, 384, 64
-_SEARCHES = 512  # of each caller of one, fewer of each of many
+_SEARCHES = 512  # of a single caller; several callers share them
 _REPEATS = 2
 _ENGINE = {
     "kv_events": False,

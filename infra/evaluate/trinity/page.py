@@ -36,7 +36,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
 
 
 def write(findings: TrinityFindings, measured: Sequence[StageMeasurement], folder: Path) -> Path:
-    """All files into the folder, and build/bench/trinity.json; the page's path."""
+    """Write all files into the folder, and build/bench/trinity.json; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trinity.json").write_text(to_json(findings))
     pictures = {

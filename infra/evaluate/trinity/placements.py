@@ -1,11 +1,11 @@
-"""Trinity's figure 2 as numbers of GPUs: who has a copy of the index, and who searches where.
+"""Trinity's figure 2 as numbers of GPUs: where copies of the index are, and who uses them.
 
 Theory of operation. All placements have the same GPUs. (a) gives each `workers_a_copy` LLM workers
-a GPU (or more, by shards) with a copy of the index beside them; `in place` puts that copy into the
-LLM workers' own memory, and takes no GPU but time. (b) does the first for prefill workers only, and
-a pool of copies serves decode. (c) has one pool for all. Who asks a copy in its own node calls it;
-all others ask over the log. What GPUs are left is for LLM workers, split between prefill and decode
-such that neither is busier than it must be (`pools.py`).
+a GPU (or more, by shards) with a copy of the index beside them; `in_place` puts that copy into the
+LLM workers' own memory, which takes no GPU but time. (b) has copies beside prefill workers only,
+and a pool of copies for decode. (c) has one pool for all. A worker calls a copy in its own node
+directly, and reaches all others over the log. The remaining GPUs are LLM workers, split between
+prefill and decode so that most requests are served (`pools.py`).
 """
 
 import math
@@ -17,7 +17,7 @@ from infra.scaling.queueing import BUSY_MAX
 from infra.simulator.machine.latency import Setup
 from schemas.errors import ConfigError
 
-WORKERS_MAX = 16  # of a simulated cluster: partitions of a topic of work
+WORKERS_MAX = 16  # LLM workers of a simulated cluster: partitions of a work topic
 LOCAL_MS = 0.05  # a call inside a node, one way (assumed)
 
 
@@ -26,7 +26,7 @@ class PlacementKind:
     """One of the paper's placements."""
 
     name: str
-    beside: str  # whose workers have copies beside them: all, prefill, none
+    beside: str  # which workers have copies beside them: all, prefill, none
     workers_a_copy: int = 1
     in_place: bool = False
 
@@ -49,7 +49,7 @@ class PlacementLayout:
     coupled: int  # copies beside LLM workers
     pooled: int  # copies in a pool
     gpus: int
-    per_s: float  # requests that it serves at most, by the sums of `pools.py`
+    per_s: float  # most requests/s, by the estimates of `pools.py`
 
     @property
     def copies(self) -> int:
@@ -65,7 +65,8 @@ def lay_out(
     traffic: TrafficModel,
     tpot_ms: float,
 ) -> PlacementLayout:
-    """The placement with the most LLM workers that `gpus` allow; raises ConfigError for none."""
+    """Return the placement with the most LLM workers on `gpus` GPUs; raises ConfigError if none
+    fits."""
     for workers in range(min(WORKERS_MAX, gpus // degree), 1, -1):
         prefill, per_s = split(worker, traffic, workers, tpot_ms)
         copies, pooled = _copies(kind, prefill, workers - prefill, search, traffic)
@@ -101,7 +102,8 @@ def _copies(
 
 
 def crossing(kind: PlacementKind, degree: int, shards: int) -> int:
-    """GPUs of one LLM worker that lie on another node, as a copy of the index has their places."""
+    """Return how many GPUs of one LLM worker are on another node, displaced by a copy of the
+    index."""
     if kind.in_place or kind.beside == "none":
         return 0
     return max(0, degree + shards - NODE_GPUS)

@@ -1,11 +1,11 @@
-"""How many workers each pool wants for a traffic, and why: `trivium plan pools`.
+"""How many workers each pool needs for a traffic, and why: `trivium plan pools`.
 
 Theory of operation. The times of a step are those of the latency model. A prefill worker computes
-prompts one after the other; of n of them at utilisation u a prompt waits about u / (2 n (1 - u)) of
-its own time (M/D/n, roughly). Answers in decode, by Little's law, are as many as arrive during
-one: that is solved for the batch of each worker, and the batch gives the time per token. Searches
-wait for little as long as the GPU is not full: at most `BUSY_MAX` of its rate are planned for. The
-smallest pool that meets the targets is what is wanted.
+prompts one after the other; with n workers at utilisation u a prompt waits about u / (2 n (1 - u))
+of its own time (M/D/n, roughly). By Little's law, the answers in decode are those that arrive
+during one; this is solved for the batch of each worker, and the batch gives the time per token.
+Searches wait little as long as the GPU is not full: at most `BUSY_MAX` of its rate is planned for.
+The plan is the smallest pool that meets the targets.
 """
 
 import math
@@ -22,15 +22,15 @@ WORKERS_MAX = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficModel:
-    """What is asked of a cluster; means of all requests, at the rate of the busiest time."""
+    """The traffic of a cluster: means over all requests, at the rate of the busiest time."""
 
     per_s: float
     prompt_tokens: float
     answer_tokens: float
     searched: float = 1.0  # share of requests that search first
-    found_tokens: float = 1_024  # that such a search puts in
+    found_tokens: float = 1_024  # tokens that such a search inserts
     probing: ProbeSettings = ProbeSettings()
-    updates_per_s: float = 0.0  # documents that change, at each copy of the index
+    updates_per_s: float = 0.0  # changed documents, applied to each copy of the index
 
     def __post_init__(self) -> None:
         for name in ("per_s", "prompt_tokens", "answer_tokens"):
@@ -41,18 +41,18 @@ class TrafficModel:
 
     @property
     def computed_tokens(self) -> float:
-        """Tokens of a prompt, with the passages found for it."""
+        """Return the tokens of a prompt, with the passages found for it."""
         return self.prompt_tokens + self.searched * self.found_tokens
 
     @property
     def probes(self) -> float:
-        """Mean number of probes of one answer."""
+        """Return the mean number of probes of one answer."""
         every = self.probing.every
         return max(0.0, math.ceil(self.answer_tokens / every) - 1) if every else 0.0
 
     @property
     def context_tokens(self) -> float:
-        """Tokens that a step reads of a sequence, on average."""
+        """Return the mean tokens of context that a step reads of a sequence."""
         inserted_tokens = self.probes * self.probing.new_share * self.probing.new_tokens
         return self.computed_tokens + (self.answer_tokens + inserted_tokens) / 2
 
@@ -63,17 +63,17 @@ class TrafficModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What users are to see."""
+    """The latency targets for users, and fixed delays."""
 
     ttft_ms: float = 500.0
     tpot_ms: float = 25.0
     hop_ms: float = 3.0  # over the log, one way
-    steady_ms: float = 10.0  # of a time to first token, besides search, queue and prompt: hops
+    steady_ms: float = 10.0  # hops of a first token, besides search, queue and prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """One pool: how many workers, how busy they are, and what decided it."""
+    """One pool: how many workers, how busy they are, and the reason."""
 
     name: str
     workers: int
@@ -86,7 +86,8 @@ class PoolPlan:
 def plan(
     setup: Setup, search: SearchCosts, traffic: TrafficModel, targets: Targets, gpus_each: int = 1
 ) -> list[PoolPlan]:
-    """The pools prefill, decode and retrieval; raises ConfigError where no number would do."""
+    """Return the pools prefill, decode and retrieval; raises ConfigError if no number would
+    suffice."""
     retrieval_pool = retrieval(search, traffic)
     searching_ms = (retrieval_pool.figure_ms + 2 * targets.hop_ms) * (traffic.searched > 0)
     return [
@@ -97,7 +98,7 @@ def plan(
 
 
 def prompt_ms(setup: Setup, tokens: float) -> float:
-    """Return how long a prompt takes alone on a prefill worker."""
+    """Return the time of a prompt alone on a prefill worker."""
     costs = StepCosts(setup)
     steps = math.ceil(tokens / setup.prefill_chunk_tokens)
     computing_ms = max(costs.weights_ms * steps, costs.token_ms * tokens)
@@ -108,7 +109,10 @@ def prompt_ms(setup: Setup, tokens: float) -> float:
 def prefill(
     setup: Setup, traffic: TrafficModel, targets: Targets, searching_ms: float, gpus_each: int
 ) -> PoolPlan:
-    """The least workers whose queue leaves the target for the first token standing."""
+    """Return the fewest prefill workers whose queue lets first tokens meet their target.
+
+    Raises ConfigError if an idle worker already misses it.
+    """
     alone_ms = prompt_ms(setup, traffic.computed_tokens)
     fixed_ms = searching_ms + targets.steady_ms + alone_ms
     if fixed_ms >= targets.ttft_ms:
@@ -133,7 +137,7 @@ def prefill(
 
 
 def tpot_ms(setup: Setup, traffic: TrafficModel, batch: float) -> float:
-    """Return the time per token in a batch; probes' tokens are computed beside it."""
+    """Return the time per token in a batch, including the tokens that probes insert."""
     costs, probing = StepCosts(setup), traffic.probing
     a_token = traffic.probes / traffic.answer_tokens * probing.new_share * probing.new_tokens
     appended = batch * a_token
@@ -143,7 +147,7 @@ def tpot_ms(setup: Setup, traffic: TrafficModel, batch: float) -> float:
 
 
 def batch_of(setup: Setup, traffic: TrafficModel, workers: float) -> float | None:
-    """Sequences on each decode worker, by Little's law; None where it never catches up."""
+    """Return the sequences on each decode worker, by Little's law; None if it never catches up."""
     batch = 1.0
     for _ in range(200):
         took_s = traffic.answer_tokens * tpot_ms(setup, traffic, batch) / 1e3
@@ -157,7 +161,10 @@ def batch_of(setup: Setup, traffic: TrafficModel, workers: float) -> float | Non
 
 
 def decode(setup: Setup, traffic: TrafficModel, targets: Targets, gpus_each: int) -> PoolPlan:
-    """The least workers that keep the pace, with room for all answers under way."""
+    """Return the fewest decode workers that keep the pace, with room for all answers in flight.
+
+    Raises ConfigError if no number would suffice.
+    """
     least_ms = tpot_ms(setup, traffic, 1)
     if least_ms > targets.tpot_ms:
         raise ConfigError(
@@ -182,7 +189,8 @@ def decode(setup: Setup, traffic: TrafficModel, targets: Targets, gpus_each: int
 
 
 def answer_slots(setup: Setup, traffic: TrafficModel) -> tuple[float, str]:
-    """Answers that a decode worker can hold at once, and what bounds them."""
+    """Return the most answers on a decode worker at once, and the limit in words; raises
+    ConfigError for 0."""
     tokens = traffic.context_tokens + traffic.answer_tokens / 2
     by_memory = setup.kv_blocks * setup.block_tokens / tokens
     if by_memory < 1:
@@ -197,7 +205,10 @@ def answer_slots(setup: Setup, traffic: TrafficModel) -> tuple[float, str]:
 
 
 def retrieval(search: SearchCosts, traffic: TrafficModel) -> PoolPlan:
-    """The least copies of the index that keep up; each takes as many GPUs as it has shards."""
+    """Return the fewest copies of the index that keep up; each takes a GPU per shard.
+
+    Raises ConfigError if no number would suffice.
+    """
     rate = traffic.searches_per_s
     copies = 1
     while (offered := rate / copies + traffic.updates_per_s) > BUSY_MAX * search.searches_per_s:
@@ -231,7 +242,7 @@ def _pool(
 
 
 def decode_per_s(setup: Setup, traffic: TrafficModel, tpot_max_ms: float) -> float:
-    """Requests/s that one decode worker takes at most, with its pace and its room kept."""
+    """Return the most requests/s of one decode worker, within its pace and its room."""
     batch_limit = BUSY_MAX * answer_slots(setup, traffic)[0]
 
     def keeps_up(per_s: float) -> bool:
@@ -252,7 +263,7 @@ def decode_per_s(setup: Setup, traffic: TrafficModel, tpot_max_ms: float) -> flo
 def split(
     setup: Setup, traffic: TrafficModel, workers: int, tpot_max_ms: float
 ) -> tuple[int, float]:
-    """How many of the workers prefill where most requests/s are served, and how many these are."""
+    """Return how many of the workers should prefill for the most requests/s, and that rate."""
     prompts = 1e3 / prompt_ms(setup, traffic.computed_tokens)
     answers = decode_per_s(setup, traffic, tpot_max_ms)
     rates = {n: min(n * prompts, (workers - n) * answers) for n in range(1, workers)}

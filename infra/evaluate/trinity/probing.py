@@ -1,10 +1,10 @@
-"""Decoding that searches again: a simulated GPU whose sequences pause for what probes bring.
+"""Decoding with probes: a simulated GPU whose sequences pause for search results.
 
-Theory of operation. A probe has a place: every so many tokens of an answer. It is asked for
-`lookahead` tokens before its place, and decoding goes on meanwhile. At the place the sequence waits
-for it, out of the batch, as long as `stall_ms`; then it goes on without. What is new is put in:
-those tokens are computed beside the batch, as an append-prefill, and decoding goes on behind them.
-A sequence is in the batch from one such event to the next.
+Theory of operation. A probe has a place: every `every` tokens of an answer. It is sent `lookahead`
+tokens before its place, and decoding continues meanwhile. At the place the sequence leaves the
+batch and waits for the result, for at most `stall_ms`; then it continues without. New passages are
+inserted: their tokens are computed beside the batch, as an append-prefill, and decoding continues
+after them. A sequence is in the batch from one such event to the next.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _DRAWS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """How answers are probed. `new_share` of the probes bring something new (assumed)."""
+    """The probes of an answer. The share `new_share` of them has a new result (assumed)."""
 
     every: int = 32  # tokens; 0: no probes
     lookahead: int = 8
@@ -35,9 +35,9 @@ class ProbeFigures:
     """Counts and times of the probes of one run."""
 
     probes: int = 0
-    latencies_ms: list[float] = field(default_factory=list)  # from asking to the answer
+    latencies_ms: list[float] = field(default_factory=list)  # from the request to the result
     stalled_ms: float = 0.0
-    unmet: int = 0  # places at which decoding went on without
+    unmet: int = 0  # places at which decoding continued without a result
     decoding_ms: float = 0.0  # of all sequences together
 
     @property
@@ -49,7 +49,7 @@ class ProbeFigures:
 class _ProbeState:
     """Progress of one sequence from probe to probe."""
 
-    tokens_left: int  # tokens of the answer to come
+    tokens_left: int  # tokens of the answer that remain
     to_next: int  # tokens until the next event
     is_asked: bool = False
     is_here: bool = False
@@ -58,11 +58,11 @@ class _ProbeState:
     began_ms: float = 0.0
 
 
-AskProbe = Callable[[str, Callable[[], None]], None]  # for a worker's name; called when it is here
+AskProbe = Callable[[str, Callable[[], None]], None]  # worker id, result's callback
 
 
 class ProbingGpu(SimGpu):
-    """A GPU that probes; with the same owner as any other."""
+    """A GPU that probes; it calls its owner back as `SimGpu` does."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ProbingGpu(SimGpu):
         state = self._probe_states.get(sequence)
         if state is None:
             return self._owners_prompt_done(sequence)
-        state.tokens_left -= 1  # what was put in is computed, and has drawn the next token
+        state.tokens_left -= 1  # inserted tokens are computed, and the next token is sampled
         state.to_next -= 1
         return True
 
@@ -115,7 +115,7 @@ class ProbingGpu(SimGpu):
         return min(self.probing.lookahead, self.probing.every - 1)
 
     def _boundary(self, sequence: GpuSequence) -> None:
-        """A sequence has left the batch at the end of a stretch."""
+        """Handle a sequence that has left the batch at its next event."""
         state = self._probe_states[sequence]
         state.tokens_left -= sequence.output_tokens
         state.to_next -= sequence.output_tokens
@@ -172,7 +172,7 @@ class ProbingGpu(SimGpu):
             self._interrupt()
 
     def _resume(self, sequence: GpuSequence, state: _ProbeState, *, has_result: bool) -> None:
-        """Continue decoding behind the probe's result, or without one."""
+        """Continue decoding after the probe's result, or without one."""
         state.is_asked, state.to_next = False, self._first_gap()
         if has_result and self._is_new(sequence, state):
             sequence.prompt_tokens += self.probing.new_tokens

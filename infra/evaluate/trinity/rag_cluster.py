@@ -1,8 +1,8 @@
-"""One placement under load: a simulated cluster whose prompts and answers are searched for.
+"""One placement under load: a simulated cluster with searches for prompts and during answers.
 
 Router, workers' rules and gateways are the real ones (`infra/simulator`), and so is the search
-scheduler (`search_gpu.py`). A prompt's search is asked by the router, as it is in Trivium; in (a)
-and (b) it is answered by a copy beside the prefill workers, in turn.
+scheduler (`search_gpu.py`). The router sends a prompt's search, as in Trivium; in (a) and (b) the
+copies beside prefill workers answer it, in turn.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ from workers.search.engine.scheduler import Drop
 from workers.search.index.kinds import SearchKind as SearchKind
 from workers.search.service.settings import RetrievalSettings
 
-_WORD = 1 << 29  # tokens of passages, which no conversation has
+_WORD = 1 << 29  # token id of passages, which no conversation has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +54,17 @@ class TrinityCase:
     search: SearchCosts = SearchCosts()
     gpus: int = 16
     degree: int = 1  # GPUs of an LLM worker
-    spread: str = "tensor"  # how a worker is spread over them: tensor, experts
-    displaced: float | None = None  # of experts, in (a) and (b); None: as the copy takes places
-    hop_ms: float = 3.0  # over the log, one way; measured: 3.0 to 4.1 ms there and back
-    search_by_ms: float = 250.0  # after which a prompt goes on without
+    spread: str = "tensor"  # parallelism over these GPUs: tensor, experts
+    displaced: float | None = None  # share of experts in (a), (b); None: by the copy's GPUs
+    hop_ms: float = 3.0  # over the log, one way; measured: 3.0 to 4.1 ms round trip
+    search_by_ms: float = 250.0  # after which a prompt continues without its search
     ttft_ms: float = 300.0  # targets
     tpot_ms: float = 20.0
     duration_ms: float = 5_000.0
     seed: int = 1
 
     def layout(self) -> PlacementLayout:
-        """What the GPUs are used for; raises ConfigError where they are too few."""
+        """Return the layout of the GPUs; raises ConfigError if they are too few."""
         return lay_out(
             self.kind,
             self.gpus,
@@ -77,7 +77,8 @@ class TrinityCase:
 
     @property
     def worker(self) -> Setup:
-        """An LLM worker beside a copy of the index, or with it, or with neither."""
+        """Return the setup of an LLM worker: with a copy beside it, in its memory, or without
+        one."""
         crossing_gpus = crossing(self.kind, self.degree, self.search.shards)
         if self.spread == "experts":
             displaced = crossing_gpus / self.degree if self.displaced is None else self.displaced
@@ -104,10 +105,10 @@ class TrinityResult:
     copies: int
     search_gpus: int
     index_gb: float
-    updates_per_s: float  # that all copies do together
+    updates_per_s: float  # of all copies together
     requests: int
     failed: int
-    without: int  # prompts that went on without what they searched for
+    without: int  # prompts that continued without their search's result
     ttft_p50: float = 0.0
     ttft_p99: float = 0.0
     tpot_p50: float = 0.0
@@ -139,7 +140,7 @@ class RagCluster(Cluster):
         busy = self._in_place_share() if layout.kind.in_place else 0.0
         for worker in self.workers.values():
             worker.process.engine.gpu.slow = 1 / (1 - busy)
-        slow = 2.0 if layout.kind.in_place else 1.0  # its kernels and the LLM's take turns
+        slow = 2.0 if layout.kind.in_place else 1.0  # search kernels and the LLM's take turns
         self.copies = [self._search_gpu(slow) for _ in range(layout.copies)]
 
     def _in_place_share(self) -> float:
@@ -157,7 +158,7 @@ class RagCluster(Cluster):
         return gpu
 
     def _update(self, copy: SearchGpu, every_ms: float) -> None:
-        """Documents change: each copy links each of them, as a search of the lowest class."""
+        """Link a changed document into a copy, as a search of the lowest class; repeat."""
         copy.search(SearchKind.LINK, _ignored)
         self.clock.after(every_ms, lambda: self._update(copy, every_ms))
 
@@ -173,7 +174,10 @@ class RagCluster(Cluster):
     # Searches
 
     def _copy(self, worker: int | None) -> tuple[SearchGpu, float]:
-        """Which copy answers, and how far away it is; `worker` decodes, or None: a prompt's."""
+        """Return the copy that answers, and the delay to it.
+
+        `worker` is the number of a decode worker, or None for a prompt's search.
+        """
         layout, turn = self.layout, next(self._search_numbers)
         beside = layout.kind.beside
         if beside == "all" and worker is not None:
@@ -251,7 +255,7 @@ def _make_retrieved(ask: StartRetrieval, now_ms: float, tokens: int, why: Drop |
 
 
 def run(case: TrinityCase) -> TrinityResult:
-    """Serve what arrives within the case's time, to the end."""
+    """Serve the requests that arrive within the case's duration, to their ends."""
     layout = case.layout()
     cluster = RagCluster(case, layout)
     traffic = case.traffic

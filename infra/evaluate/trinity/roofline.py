@@ -1,9 +1,9 @@
-"""Trinity's figure 1: how much of its GPU each stage uses, against how many it does at once.
+"""Trinity's figure 1: utilisation of the GPU by each stage, against batch size.
 
-Theory of operation. Below a saturation scale the work of a batch is waited for by something that
-all share (weights for decode, a launch for search), so utilisation rises with the batch; above it
-stands on a roof: compute for prefill, bandwidth for the other two. The paper names a saturation
-scale, a sublinearity exponent and a slope before the plateau, and gives no formula. Ours is
+Theory of operation. Below a saturation scale a batch waits for something that all its members share
+(weights for decode, a launch for search), so utilisation rises with the batch; above it utilisation
+is at a roof: compute for prefill, bandwidth for the other two. The paper names a saturation scale,
+a sublinearity exponent and a slope before the plateau, and gives no formula. Ours is
 
     U(B) = roof * min(1, slope * (B / scale) ** exponent)
 
@@ -19,7 +19,7 @@ from infra.evaluate.trinity.hardware import SearchCosts
 from infra.simulator.machine.latency import Setup, StepCosts
 
 BATCHES = tuple(2**power for power in range(13))
-NEAR = 0.9  # of the roof: where the scale of measured points lies
+NEAR = 0.9  # share of the roof at the scale of measured points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +38,18 @@ class Saturation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A stage: its points, and what was fitted to them."""
+    """A stage: its points, and the curve fitted to them."""
 
     stage: str
-    what: str  # what a batch is made of
+    what: str  # members of a batch
     points: Sequence[tuple[float, float]]
     fit: Saturation
 
 
 def fit_saturation(points: Sequence[tuple[float, float]], scale: float = 0.0) -> Saturation:
-    """Slope and exponent by least squares in logarithms, of the points below the scale.
+    """Fit slope and exponent by least squares in logarithms, to the points below the scale.
 
-    Without a scale it is the least batch that reaches `NEAR` of the best.
+    Without a scale, it is the least batch that reaches `NEAR` of the best.
     """
     roof = max(value for _, value in points)
     scale = scale or min(batch for batch, value in points if value >= NEAR * roof)
@@ -64,7 +64,7 @@ def fit_saturation(points: Sequence[tuple[float, float]], scale: float = 0.0) ->
     mean_y = sum(y for _, y in below) / len(below)
     spread = sum((x - mean_x) ** 2 for x, _ in below)
     exponent = sum((x - mean_x) * (y - mean_y) for x, y in below) / spread
-    if exponent <= 0:  # nothing rises: one alone keeps all busy
+    if exponent <= 0:  # utilisation does not rise: a batch of one saturates
         return Saturation(roof=roof, scale=points[0][0])
     slope = math.exp(mean_y - exponent * mean_x)
     return Saturation(roof=roof, scale=scale, exponent=exponent, slope=slope)
@@ -76,7 +76,7 @@ def curves(
     """Return the curves of prefill of short prompts, decode and search, by batch size."""
     costs = StepCosts(setup)
     weights, kv = costs.weights_ms, costs.kv_ms * context_tokens
-    extend = search.extend_ms(1 << 16) / (1 << 16)  # of one slot, where many share the GPU
+    extend = search.extend_ms(1 << 16) / (1 << 16)  # time per slot, if many share the GPU
     return [
         _curve(
             "prefill",

@@ -1,10 +1,10 @@
-"""A simulated GPU that searches: the real scheduler, and extends that take time.
+"""A simulated GPU that searches: the real scheduler, and extends on virtual time.
 
-Theory of operation. All searches in a place advance together, one extend after the other, and a
-search ends after as many extends as the engine expects of it. What follows from an arrival or an
-ending is decided by `workers/search/engine/scheduler.py`, as in the engine's dispatcher; the
-extends between two such events are counted, not stepped. An arrival is looked at when the extend
-that is under way ends.
+Theory of operation. All searches on the places of a GPU advance together, one extend after the
+other, and a search ends after the extends that the engine estimates for it.
+`workers/search/engine/scheduler.py` decides what follows from an arrival or an end, as in the
+engine's dispatcher; the extends between two such events are counted, not stepped. An arrival is
+handled at the end of the current extend.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettin
 from workers.search.index.kinds import SearchKind
 from workers.search.service.settings import RetrievalSettings
 
-PLACES = 256  # of a CUDA device, as the engine has them by default
+PLACES = 256  # of a CUDA device, the engine's default
 PARKED_MAX = 64
-OnEnd = Callable[[Drop | None], None]  # why it was refused; None: found
+OnEnd = Callable[[Drop | None], None]  # why the search was dropped; None: it has a result
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Search(QueuedSearch):
     on_end: OnEnd
     slot: int = -1
-    extends_left: int = 0  # extends
+    extends_left: int = 0
     was_parked: bool = False
 
 
@@ -41,7 +41,7 @@ class SearchGpu:
         costs: SearchCosts,
         settings: RetrievalSettings,
         *,
-        slow: float = 1.0,  # where another engine computes on the same GPU
+        slow: float = 1.0,  # factor on times if another engine uses the same GPU
     ) -> None:
         self.busy_ms = 0.0
         self.dropped = 0
@@ -75,7 +75,7 @@ class SearchGpu:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Plan again when the extend under way has ended."""
+        """Plan again at the end of the current extend."""
         if self._alarm is None:
             self._run_plan()
         elif self._planned > 1:
@@ -164,5 +164,5 @@ def _running(search: _Search) -> Running:
 
 
 def _settings(settings: RetrievalSettings, ms_per_extend: float) -> SchedulerSettings:
-    """As a worker has them, with room for parked searches beside its places."""
+    """Return a worker's settings, with room for parked searches beside its places."""
     return replace(settings.scheduler(), parked_max=PARKED_MAX, ms_per_extend=ms_per_extend)

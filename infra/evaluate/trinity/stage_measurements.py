@@ -1,6 +1,6 @@
-"""What was measured of prefill, decode and search against batch size: `measured.json`.
+"""Measurements of prefill, decode and search against batch size, in `measured.json`.
 
-`measure.py` writes it, on the machine that it names.
+`measure.py` writes the file, on the machine that it names.
 """
 
 import json
@@ -13,17 +13,17 @@ FILE = Path(__file__).with_name("measured.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMeasurement:
-    """Points of one stage: batch size, and how much was done in a second."""
+    """Points of one stage: batch size, and work per second in `unit`."""
 
     stage: str
-    what: str  # what a batch is made of
+    what: str  # members of a batch
     unit: str
     points: Sequence[tuple[float, float]]
     about: str  # machine, engine, command, seed, date
 
 
 def read(path: Path = FILE) -> list[StageMeasurement]:
-    """All stages that were measured; none where there is no file."""
+    """Return all measured stages; an empty list if there is no file."""
     if not path.exists():
         return []
     return [

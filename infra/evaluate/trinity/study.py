@@ -1,7 +1,8 @@
-"""The comparison: loads, then one parameter at a time, and where another placement becomes better.
+"""The comparison of placements: loads, then one parameter at a time, and break-even points.
 
-Every placement has the same GPUs, index and requests. Of each varied parameter the load is a share
-of what the pool placement (c) can do there, so that none is compared where all are idle or lost.
+Every placement has the same GPUs, index and requests. For each varied parameter, the load is a
+share of the most that the pool placement (c) serves there, so that no comparison is of idle or
+overloaded placements.
 """
 
 import time
@@ -20,14 +21,14 @@ from infra.evaluate.trinity.roofline import Curve, curves
 from infra.simulator.machine.latency import QWEN_30B, Setup
 from schemas.errors import ConfigError
 
-LOADS = (0.4, 0.7, 0.9, 1.1)  # of what (c) can do
+LOADS = (0.4, 0.7, 0.9, 1.1)  # shares of the most that (c) serves
 LOAD = 0.8
-EQUAL = 0.01  # figures that differ by less are called equal
+EQUAL = 0.01  # figures with a smaller relative difference count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMetric:
-    """What placements are compared by."""
+    """A figure by which placements are compared."""
 
     name: str
     field: str
@@ -45,7 +46,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One value of what is varied: a result for each placement, or why there is none."""
+    """One value of a varied parameter: for each placement a result, or why there is none."""
 
     value: float
     per_s: float
@@ -55,7 +56,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """Where (c) begins or ends to be better than another placement."""
+    """The value at which (c) becomes better or worse than another placement."""
 
     metric: str
     rival: str
@@ -75,7 +76,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """What a prompt's collectives take, beside what a search saves by being near."""
+    """The time of a prompt's collectives, compared with what a search in the node saves."""
 
     degree: int
     prompt_ms: float
@@ -91,7 +92,7 @@ class TrinityFindings:
     seed: int
     quick: bool
     base: TrinityCase
-    per_s: float  # requests that (c) serves at most
+    per_s: float  # most requests/s of (c)
     sweeps: list[Sweep] = field(default_factory=list)
     collectives: list[Collectives] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
@@ -108,7 +109,7 @@ def base(
     seed: int = 1,
     duration_ms: float = 3_000.0,
 ) -> TrinityCase:
-    """The case that the others are varied from: chats of 1 000 + 1 024 tokens, 256 answered."""
+    """Return the base case of all variations: chats of 1 000 + 1 024 tokens, 256 answered."""
     traffic = TrafficModel(
         per_s=1.0,
         prompt_tokens=1_000,
@@ -197,10 +198,10 @@ def _displaced(case: TrinityCase, value: float) -> TrinityCase:
 
 
 def capacity(case: TrinityCase) -> float:
-    """Requests/s that (c) serves at most."""
+    """Return the most requests/s that (c) serves."""
     case = replace(case, kind=POOL)
     per_s = 1.0
-    for _ in range(3):  # the pool grows with what it is asked
+    for _ in range(3):  # the search pool grows with the rate
         case = replace(case, traffic=replace(case.traffic, per_s=per_s))
         per_s = case.layout().per_s
     return per_s
@@ -223,7 +224,7 @@ class CachedRunner:
 
 
 def _without_hop(case: TrinityCase) -> TrinityCase:
-    """Who searches in its own node only does not care how far others are."""
+    """Return the case without a hop time if its searches all stay in their own nodes."""
     return replace(case, hop_ms=0.0) if case.kind.beside == "all" else case
 
 
@@ -270,7 +271,7 @@ def _sweep(
 
 
 def _point(value: float, case: TrinityCase, load: float) -> tuple[SweepPoint, float]:
-    """A point without results, at its load; the load is 0 where (c) cannot be."""
+    """Return a point without results, with its load; the load is 0 if (c) is impossible."""
     try:
         per_s, impossible = load * capacity(case), {}
     except ConfigError as error:
@@ -279,7 +280,7 @@ def _point(value: float, case: TrinityCase, load: float) -> tuple[SweepPoint, fl
 
 
 def break_evens(points: Sequence[SweepPoint]) -> list[BreakEven]:
-    """By each metric and against each other placement, where (c) and it change places."""
+    """Return the break-even of (c) with each other placement, by each metric."""
     rivals = {name for point in points for name in point.results if name != POOL.name}
     return [_break_even(points, metric, rival) for metric in METRICS for rival in sorted(rivals)]
 
@@ -315,7 +316,7 @@ def _sign(lead: float) -> int:
 
 
 def _changes(marks: Sequence[tuple[float, float]]) -> int:
-    """How often the lead changes its sign."""
+    """Return how often the lead changes its sign."""
     signs = [_sign(lead) for _, lead in marks if _sign(lead)]
     return sum(sign != next_sign for sign, next_sign in pairwise(signs))
 
@@ -328,7 +329,7 @@ def _throughout(signs: set[int], rival: str) -> str:
 
 
 def _crossing(marks: Sequence[tuple[float, float]]) -> tuple[float, int]:
-    """Where the lead first changes its sign, between two values; and its sign before."""
+    """Return where the lead first changes its sign, interpolated; and its sign before."""
     before = next((value, lead) for value, lead in marks if _sign(lead))
     for value, lead in marks:
         if _sign(lead) == _sign(before[1]):
@@ -340,7 +341,7 @@ def _crossing(marks: Sequence[tuple[float, float]]) -> tuple[float, int]:
 
 
 def collectives(case: TrinityCase) -> list[Collectives]:
-    """By degree of tensor parallelism, of the base case's prompts."""
+    """Return the collectives of the base case's prompts, by degree of tensor parallelism."""
     rows = []
     for degree in (1, 2, 4, 8):
         node_setup, crossing_setup = parallel(case.setup, degree), parallel(case.setup, degree, 1)
@@ -369,5 +370,5 @@ def run_study(pool: Runner, case: TrinityCase, *, quick: bool) -> TrinityFinding
 
 
 def utilisation(case: TrinityCase) -> list[Curve]:
-    """Figure 1 for the case's GPU and model."""
+    """Return figure 1 for the case's GPU and model."""
     return curves(case.setup, case.search)

@@ -1,4 +1,4 @@
-"""What a traffic log asks of a cluster: its busiest minute, and its mean lengths."""
+"""The demand of a traffic log: the rate of its busiest minute, and its mean lengths."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ class TrafficSummary:
 
 
 def read(path: Path) -> TrafficSummary:
-    """A trace in any format that `infra/traces` reads; raises ConfigError."""
+    """Read a trace in any format of `infra/traces`; raises ConfigError for fewer than two
+    requests."""
     arrivals = formats.read(path).arrivals
     if len(arrivals) < 2:
         raise ConfigError(f"--trace {path}: expected at least two requests, found {len(arrivals)}")

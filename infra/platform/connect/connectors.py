@@ -1,6 +1,6 @@
-"""What connectors are told: Debezium's PostgreSQL source, its JDBC sink, and a sink into a file.
+"""Makes the configurations of connectors: Debezium's PostgreSQL source, its JDBC sink, a file sink.
 
-Pure; the reasons for the less usual settings stand with them, and in infra/platform/README.md.
+Free of I/O; comments and infra/platform/README.md give the reasons for the less usual settings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """Where a connector finds its tables, and as whom."""
+    """The database of a connector's tables, and its user."""
 
     host: str
     port: int
@@ -22,22 +22,26 @@ class Database:
 
 
 def keys_with_schemas(connector: Config) -> Config:
-    """Its keys carry their schema: the key of a prompt is that of its answer, and the JDBC sink
-    finds a row only by a key with one."""
+    """Return the connector with schemas in its keys.
+
+    An answer has the key of its prompt, and the JDBC sink finds a row only by a key with a schema.
+    """
     return {**connector, "key.converter": _JSON, "key.converter.schemas.enable": "true"}
 
 
 def avro(connector: Config, registry: str) -> Config:
-    """Its keys and values are Avro in Confluent's framing, by schemas that it registers; `registry`
-    is the URL of Apicurio's own API."""
+    """Return the connector with keys and values as Avro in Confluent's framing.
+
+    It registers their schemas; `registry` is the URL of Apicurio's own API.
+    """
     config = dict(connector)
     for name in ("key.converter", "value.converter"):
         config[name] = "io.apicurio.registry.utils.converter.AvroConverter"
         settings = {
             "url": registry,
             "as-confluent": "true",
-            "use-id": "contentId",  # four bytes, the same id that Confluent's clients see
-            "headers.enabled": "false",  # else the id is there, and not before the value
+            "use-id": "contentId",  # four bytes, the id that Confluent's clients use
+            "headers.enabled": "false",  # else the id is in a header, not before the value
             "auto-register": "true",
             "find-latest": "true",
         }
@@ -48,7 +52,7 @@ def avro(connector: Config, registry: str) -> Config:
 def source(
     database: Database, table: str, *, publication: str, slot: str, partitions: int, prefix: str
 ) -> Config:
-    """Changes of one table, on the topic `PREFIX.TABLE`."""
+    """Return a source that writes the changes of one table to the topic `PREFIX.TABLE`."""
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "tasks.max": "1",
@@ -57,7 +61,7 @@ def source(
         "database.user": database.user,
         "database.password": database.password,
         "database.dbname": database.name,
-        "topic.prefix": slot,  # of each connector another, or they wait 110 s for their metrics
+        "topic.prefix": slot,  # unique, or connectors wait 110 s to register their metrics
         "plugin.name": "pgoutput",
         "slot.name": slot,
         "publication.name": publication,
@@ -70,7 +74,7 @@ def source(
         "topic.creation.default.partitions": str(partitions),
         "transforms": "unwrap,route",
         "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
-        # A deleted row is one record without a value; by default it would be the text `null`.
+        # A deleted row becomes one record without a value; by default it would be the text `null`.
         "transforms.unwrap.delete.tombstone.handling.mode": "delete-to-tombstone",
         "transforms.unwrap.add.headers": "op,source.lsn,source.ts_ms",
         "transforms.route.type": "org.apache.kafka.connect.transforms.RegexRouter",
@@ -82,8 +86,10 @@ def source(
 def sink(
     database: Database, topic: str, *, table: str, columns: dict[str, str], insert: str = "update"
 ) -> Config:
-    """Answers into the columns of a table, by its key; `columns` are fields of answers and the
-    columns that they fill. Keys and values carry their schemas."""
+    """Return a sink that writes answers into the columns of a table, by its key.
+
+    `columns` maps fields of answers to columns. Keys and values carry their schemas.
+    """
     return {
         "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
         "tasks.max": "1",
@@ -100,7 +106,7 @@ def sink(
         "key.converter.schemas.enable": "true",
         "value.converter": _JSON,
         "value.converter.schemas.enable": "true",
-        "consumer.override.isolation.level": "read_committed",  # of bridges, that write so
+        "consumer.override.isolation.level": "read_committed",  # bridges write in transactions
         "consumer.override.auto.offset.reset": "earliest",
         "transforms": "columns",
         "transforms.columns.type": "org.apache.kafka.connect.transforms.ReplaceField$Value",
@@ -110,7 +116,7 @@ def sink(
 
 
 def file_sink(topics: Sequence[str], file: str, *, schemas: bool) -> Config:
-    """Records into a file, a line each, as Connect's JSON converter reads them."""
+    """Return a sink that writes a file, a line per record as Connect's JSON converter reads it."""
     with_schemas = str(schemas).lower()
     return {
         "connector.class": "org.apache.kafka.connect.file.FileStreamSinkConnector",

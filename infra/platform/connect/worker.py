@@ -1,6 +1,6 @@
-"""Kafka Connect as one JVM, a standalone worker: started, asked over its REST API, and stopped.
+"""Runs Kafka Connect as one JVM, a standalone worker, and configures it over its REST API.
 
-Its jars come from Maven (`make connect`). Everything that it writes lies in one folder.
+Its jars come from Maven (`make connect`). It writes only into one folder.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
 
 class Connect:
-    """`async with Connect(bootstrap, folder) as connect`, then `connect.run(name, config)`."""
+    """Use `async with Connect(bootstrap, folder) as connect`, then `connect.run(name, config)`."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         if not (_JARS / "libs").is_dir() or shutil.which("java") is None:
@@ -82,13 +82,15 @@ class Connect:
         return "".join(f"{name}={value}\n" for name, value in values.items())
 
     async def stop(self) -> None:
-        """End it, and with it all connectors."""
+        """Stop the worker and all its connectors."""
         await self._client.aclose()
         await self._supervisor.stop(grace_s=_STOP_S)
 
     async def run(self, name: str, config: Config) -> None:
-        """Create a connector, or change it, and wait until its tasks run; raises ConfigError with
-        what Connect says, and with the trace of a task that has failed."""
+        """Create or change a connector, and wait until its tasks run.
+
+        Raises ConfigError with Connect's message, or with the trace of a failed task.
+        """
         answer = await self._client.put(f"/connectors/{name}/config", json=dict(config))
         if answer.is_error:
             raise ConfigError(f"connector {name}: {answer.text[:2_000]}")

@@ -1,7 +1,7 @@
-"""Flink SQL as one process: a script, the JVM that runs it, and what its log says.
+"""Runs a Flink SQL script as one process, and reads the results from its log.
 
-Flink starts its mini-cluster in the same JVM. Knows nothing of Trivium but where jars lie; the
-scripts beside this file say what is done.
+Flink starts its mini-cluster in the same JVM. The module depends on Trivium only for the paths of
+jars; the scripts beside this file define the jobs.
 """
 
 import re
@@ -19,7 +19,7 @@ _RESTART = re.compile(r"from state \w+ to RESTARTING")
 
 
 def script(*names: str, **values: object) -> str:
-    """Files of this folder, one after the other, with `${name}` filled in; a quote ends nothing."""
+    """Return scripts of this folder joined, with `${name}` replaced by values, quotes escaped."""
     text = "\n".join((HERE / name).read_text() for name in names)
     return Template(text).substitute({key: _quoted(value) for key, value in values.items()})
 
@@ -29,7 +29,7 @@ def _quoted(value: object) -> str:
 
 
 class SqlJob:
-    """One script. It ends when its jobs have ended, or with `stop`; nothing starts it again."""
+    """One script. It ends when its jobs have ended, or with `stop`, and is never restarted."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SqlJob:
         self.process = SupervisedProcess(spec)
 
     def start(self) -> None:
-        """Begin, in the background; the first row comes some 20 s later."""
+        """Start in the background; the first row comes after about 20 s."""
         self._log_file.unlink(missing_ok=True)
         self.process.start()
 
@@ -73,7 +73,7 @@ class SqlJob:
         await self.process.stop()
 
     def restarts(self) -> int:
-        """How often one of its jobs was started again."""
+        """Return how often one of its jobs was restarted."""
         return len(_RESTART.findall(self._log()))
 
     def rows(self) -> list[list[str]]:

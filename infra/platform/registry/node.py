@@ -1,6 +1,6 @@
-"""A schema registry of one's own, for tests and to try things out: Apicurio, as one JVM.
+"""Runs a temporary schema registry, for tests and trials: Apicurio, as one JVM.
 
-It keeps what it has in memory, so ids and schemas go with it. Not for a deployment.
+It keeps ids and schemas in memory, so they are lost when it stops. Not for a deployment.
 """
 
 import os
@@ -25,8 +25,10 @@ _START_S, _STOP_S, _POLL_S = 120.0, 20.0, 0.1
 
 @contextmanager
 def running_apicurio(java: str = "java") -> Iterator[str]:
-    """A new, empty one, by the URL of its API like Confluent's; it ends with the thread that
-    started it. Raises ConfigError where it is not installed.
+    """Start a new, empty registry, and yield the URL of its API that is compatible with
+    Confluent's.
+
+    It ends with the thread that started it. Raises ConfigError where it is not installed.
     """
     jars = sorted(_APP.glob("*-runner.jar"))
     if not jars or shutil.which(java) is None:

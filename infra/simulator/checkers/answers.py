@@ -1,7 +1,7 @@
-"""Invariants 1 and 2: what stands in the log of an answer, and what its client hears.
+"""Invariants 1 and 2: which tokens of an answer are in the log, and which its client receives.
 
-The engines of a simulated cluster say, at each place of an answer, a number and a letter that
-follow from the request's id and the place; here both are worked out again.
+Engines of a simulated cluster generate, at each place of an answer, a number and a letter that
+follow from the request's id and the place; this module computes both again.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
-    """Numbers and letters of an answer from a place on."""
+    """Return the numbers and letters of an answer from place `first` on."""
     base = crc32(request_id.encode()) % 256
     numbers = [number % 256 for number in range(base + first, base + first + count)]
     letter = (base % 26 + first) % 26
@@ -35,15 +35,15 @@ def expected(request_id: str, first: int, count: int) -> tuple[list[int], str]:
 
 
 class AnswerLogChecker(Checker):
-    """Rows say what the answer has there, without a gap; reports come after their tokens."""
+    """Rows have the expected tokens without a gap; reports come after their tokens."""
 
     def __init__(self) -> None:
-        self._tokens: defaultdict[Stream, int] = defaultdict(int)  # that the log has
+        self._tokens: defaultdict[Stream, int] = defaultdict(int)  # number of tokens in the log
         self._ended_streams: set[Stream] = set()
-        self._pairs: dict[Stream, str] = {}  # their prefill workers
+        self._pairs: dict[Stream, str] = {}  # prefill worker of each paired stream
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Keep the books of all streams."""
+        """Check the tokens, phases and outcomes of all streams."""
         if isinstance(record, TokenFrame):
             self._frame(record)
         elif isinstance(record, Work):
@@ -56,7 +56,7 @@ class AnswerLogChecker(Checker):
                 self._pairs[stream] = record.worker_id
         elif isinstance(record, Phase) and record.kind is PhaseKind.PREFILL_DONE:
             stream = record.request_id, record.attempt
-            paired = stream in self._pairs  # its token may still come
+            paired = stream in self._pairs  # the prefill worker's token may come later
             assert paired or record.sent_tokens <= self._tokens[stream], (
                 f"{stream}: handed over before its token is in the log"
             )
@@ -65,7 +65,7 @@ class AnswerLogChecker(Checker):
             ends = [end for end in self._ended_streams if end[0] == record.request_id]
             if record.written_by != ROUTER:
                 ends = [end for end in ends if end == stream]
-            # A router completes what readers have whole, of an attempt that was given up.
+            # A router completes an answer of a void attempt if its readers have all of it.
             assert ends, f"{stream}: completed before its end is in the log"
             counts = [self._tokens[end] for end in ends]
             assert record.completion_tokens in counts, (
@@ -92,13 +92,13 @@ class AnswerLogChecker(Checker):
 
 
 class ClientChecker(Checker):
-    """Clients hear each token of their answers once, in order, whatever died in between."""
+    """Clients receive each token of their answers once, in order, whatever dies in between."""
 
     def __init__(self) -> None:
         self._places: defaultdict[str, int] = defaultdict(int)
 
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
-        """The next tokens of an answer."""
+        """Check the next tokens of an answer."""
         name = request.request_id
         expected_answer = expected(name, self._places[name], len(tokens))
         assert (list(tokens), text) == expected_answer, (
@@ -107,7 +107,7 @@ class ClientChecker(Checker):
         self._places[name] += len(tokens)
 
     def on_finish(self, cluster: Cluster) -> None:
-        """Whole answers were heard as a whole."""
+        """Check that clients received completed answers as a whole."""
         for request in cluster.clients.requests:
             name = request.request_id
             assert not request.lacks_tokens or cluster.bus.lost_records, (

@@ -10,14 +10,16 @@ from schemas.rules.sizes import FRAME_BYTES_MAX
 from streams.core.effects import Decide, Effect, End
 from streams.core.events import Event, OutcomeArrived, PartitionReady, RequestArrived
 
-_NUMBER, _LETTER = 10, 4  # bytes at most
-_NUMBERS_OF_ROW = 6  # with the lengths of its two texts
-_FRAME_BYTES = 1_000  # a worker's name, the time, and the beginning and end of each column
+_NUMBER, _LETTER = 10, 4  # bytes at most, per number and per letter
+_NUMBERS_OF_ROW = 6  # numbers of a row, with the lengths of its two texts
+_FRAME_BYTES = 1_000  # the worker's id, the time, and the framing of each column
 
 
 def bytes_at_most(frame: TokenFrame) -> float:
-    """A size that the frame does not exceed: to know its own takes a third of a frame's time. None
-    is known where it has more in it than tokens."""
+    """Return an upper bound of a frame's size; the exact size takes a third of a frame's time.
+
+    The bound is infinite for a frame with more than tokens.
+    """
     if frame.logprobs or frame.ends or frame.starts or frame.retrieved or frame.voids:
         return inf
     letters = sum(map(len, frame.request_ids)) + sum(map(len, frame.texts)) + len(frame.worker_id)
@@ -26,11 +28,11 @@ def bytes_at_most(frame: TokenFrame) -> float:
 
 
 class Bounds(Checker):
-    """Frames, what waits for admission, what workers hold, what engines keep."""
+    """Bounds of frames, of the admission queue, of workers' requests and of engines' KV."""
 
     def __init__(self, queue_requests_max: int) -> None:
         self._queue_max = queue_requests_max
-        self._arrived: set[str] = set()  # a record of theirs may come again
+        self._arrived: set[str] = set()  # request ids; records may be repeated
         self._queued: set[str] = set()
         self._granted: dict[str, int] = {}
         self._codec = shared_codec()
@@ -58,11 +60,11 @@ class Bounds(Checker):
         assert waiting <= self._queue_max, f"{waiting} wait for admission"
 
     def on_router_death(self) -> None:
-        """Note that the router is down: what arrives now waits in the log."""
+        """Note that the router is down: requests wait in the log meanwhile."""
         self._is_down = True
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Measure frames that may be large, and note what workers grant."""
+        """Check the size of frames that may be large, and note the workers' grants."""
         if isinstance(record, TokenFrame):
             if bytes_at_most(record) > FRAME_BYTES_MAX:
                 size = len(self._codec.encode(record))
@@ -71,7 +73,7 @@ class Bounds(Checker):
             self._granted[record.member_id] = sum(grant.credits for grant in record.grants)
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Look at workers and their engines."""
+        """Check the number of requests and of KV blocks of each worker."""
         for name, worker in cluster.workers.items():
             state, limit = worker.process.engine.state, 2 * self._granted.get(name, 0)
             assert len(worker.process.requests) <= limit, (

@@ -1,6 +1,6 @@
-"""What stands in prompts: the first answer to a search, in every attempt, and its reader knows.
+"""Checks the passages in prompts: every attempt has those of the first search result.
 
-Keeps books of records alone, and puts passages into prompts by code of its own.
+Uses records alone, and inserts passages into prompts by its own code.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ _TOKEN = 4
 
 
 class Contexts(Checker):
-    """One outcome of each search, the same prompt before and after takeovers, told before the
-    first token."""
+    """A search has one result, also after takeovers, and its reader is notified before the first
+    token."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
-        self.results: dict[str, Retrieved] = {}  # the first in the log
+        self.results: dict[str, Retrieved] = {}  # the first result in the log
         self.notices: dict[str, StreamRetrieved] = {}
-        self.counts: Counter[str] = Counter()  # what this run was about
+        self.counts: Counter[str] = Counter()  # what this run covered
         self._worked: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
@@ -84,7 +84,7 @@ class Contexts(Checker):
 
 
 def expected(request: Request, result: Retrieved) -> bytes:
-    """The prompt, put together from its end to its beginning."""
+    """Return the expected prompt, assembled from its end to its beginning."""
     retrieval = request.retrieval
     assert retrieval is not None
     chosen_passages: list[bytes] = []

@@ -1,7 +1,7 @@
-"""What is placed again goes on where its answer stopped: neither earlier nor later.
+"""A resumed answer continues where its readers' tokens end: neither earlier nor later.
 
-Keeps books of records alone: per answer, how many tokens in a row the log has before the mark that
-makes an attempt void. What the log has of it after the mark does not count.
+Uses records alone: for each answer, the consecutive tokens in the log before the mark that makes an
+attempt void. Tokens of the attempt after the mark do not count.
 """
 
 from collections import Counter, defaultdict
@@ -18,19 +18,19 @@ _TOKEN_BYTES = 4
 
 
 class ContinuationChecker(Checker):
-    """Work begins behind what its readers have, and no token is computed again."""
+    """Work begins after the tokens that readers have, and no token is computed again."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # what this run was about
+        self.counts: Counter[str] = Counter()  # what this run covered
         self._rows: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self._tokens_at_mark: dict[_Stream, int] = {}  # tokens at the first mark of an attempt
-        self._continued: dict[_Stream, Continued] = {}  # the first of an attempt
+        self._continued: dict[_Stream, Continued] = {}  # the first one of each attempt
         self._prior_tokens: dict[_Stream, int] = {}
         self._token_limits: dict[
             str, tuple[int, int]
-        ] = {}  # that a client may hear, behind which attempt
+        ] = {}  # void attempt, most tokens that the client may receive
         self._client_tokens: Counter[str] = Counter()
-        self._searching: set[str] = set()  # while they are answered: these begin anew
+        self._searching: set[str] = set()  # search during answers: these restart
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
         """Record tokens, marks and continuations, and check work."""
@@ -67,11 +67,12 @@ class ContinuationChecker(Checker):
             stream = void.request_id, void.attempt
             if stream not in self._tokens_at_mark:
                 had = self._tokens_at_mark[stream] = self._in_a_row(void.request_id)
-                if not is_lost:  # else its readers go on
+                if not is_lost:  # else readers never see the mark
                     self._token_limits[void.request_id] = void.attempt, had
 
     def on_tokens(self, request: ClientRequest, tokens: Sequence[int], text: str) -> None:
-        """Nothing behind a mark, until the next attempt has something to say, or an end."""
+        """Check that no token after a mark is received before the next attempt's tokens or an
+        end."""
         name = request.request_id
         self._client_tokens[name] += len(tokens)
         attempt, limit = self._token_limits.get(name, (0, self._client_tokens[name]))
@@ -80,7 +81,7 @@ class ContinuationChecker(Checker):
         )
 
     def _in_a_row(self, request_id: str) -> int:
-        """How many tokens whoever takes rows in the order of the log has of the answer."""
+        """Return the number of consecutive tokens that a reader of the log has of the answer."""
         have, latest, waiting = 0, 0, list[tuple[int, int]]()
         for attempt, first, count in self._rows[request_id]:
             if attempt > latest:

@@ -1,4 +1,4 @@
-"""Invariant 3: no worker gets, or does, what it did not grant."""
+"""Invariant 3: no worker gets or runs work beyond its grants."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,31 +27,31 @@ from streams.core.events import (
     PhaseArrived,
 )
 
-_Attempt = tuple[str, int]  # of a request
-IDLE_MS = 500.0  # until an engine has stopped what is over
+_Attempt = tuple[str, int]  # request and attempt
+IDLE_MS = 500.0  # longest time until an engine stops a job that is over
 
 
 class Credits(Checker):
-    """Never more work on a worker than it granted, and none to one that is silent.
+    """No worker gets more work than it granted, and a silent worker gets none.
 
-    But for work whose decision was lost with its router, of which the next one knows nothing.
+    Exempt is work whose decision was lost with its router, which the next router does not know.
     """
 
     def __init__(self) -> None:
-        self._is_down = False  # what follows is the last that the router has sent
+        self._is_down = False  # later effects are the last ones of a dead router
         self._granted: dict[tuple[str, bool], int] = {}  # by worker, and whether for prefill
         self._attempts: dict[tuple[str, bool], set[_Attempt]] = defaultdict(set)
         self._heard_ms: dict[str, float] = {}
-        self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
-        self._fleet_ms = 0.0  # when anybody was heard last
-        self._hearing_since_ms = 0.0  # when that began, after nobody was
+        self._beats: dict[str, tuple[int, int]] = {}  # epoch and seq of the latest
+        self._fleet_ms = 0.0  # time of the last fleet record
+        self._hearing_since_ms = 0.0  # when fleet records came again after a silence
 
     def on_router_death(self) -> None:
         """Note that no router is there until the next one."""
         self._is_down = True
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Update what each worker holds from one event."""
+        """Update the attempts of each worker from one event."""
         if isinstance(event, FleetRecordArrived):
             if now_ms - self._fleet_ms > DEAF_MS:
                 self._hearing_since_ms = now_ms
@@ -78,16 +78,16 @@ class Credits(Checker):
                 if not self._is_down or effect.record.request_id in decided:
                     self._assign(effect.record, now_ms)
             elif isinstance(effect, Dispatch) and isinstance(effect.record, CancelWork):
-                if effect.record.void:  # it is read before any later work
+                if effect.record.void:  # the worker reads it before any later work
                     self._release(effect.record)
             elif isinstance(effect, End):
                 self._end_request(effect.outcome)
 
     def _on_beat(self, beat: Heartbeat, now_ms: float) -> None:
-        """Of a former life, or told before, it says nothing."""
+        """Note grants; a heartbeat of a former epoch or with an old number has no effect."""
         number, last = (beat.epoch, beat.seq), self._beats.get(beat.member_id, (0, -1))
         if number > last:
-            if number[0] > last[0]:  # another life holds nothing
+            if number[0] > last[0]:  # a new epoch has no attempts
                 for prefill in (True, False):
                     self._attempts[beat.member_id, prefill] = set()
             self._beats[beat.member_id] = number
@@ -99,7 +99,7 @@ class Credits(Checker):
     def _assign(self, work: Work, now_ms: float) -> None:
         self._drop_attempts(
             work.request_id, work.attempt
-        )  # a new attempt voids what others hold of it
+        )  # a new attempt voids earlier ones on all workers
         window = work.worker_id, work.phase is WorkPhase.PREFILL
         attempts = self._attempts[window]
         attempts.add((work.request_id, work.attempt))
@@ -107,20 +107,22 @@ class Credits(Checker):
         assert len(attempts) <= limit, (
             f"{work.worker_id}: {len(attempts)} requests, {limit} granted"
         )
-        silent_ms = int(now_ms) - int(self._heard_ms[work.worker_id])  # as routers know times
+        silent_ms = int(now_ms) - int(self._heard_ms[work.worker_id])  # whole ms, as in the router
         name = f"{work.worker_id}: work after {silent_ms} ms of silence"
         assert silent_ms <= LEASE_MS or self._goes_on_deaf(work, now_ms), name
 
     def _goes_on_deaf(self, work: Work, now_ms: float) -> bool:
-        """The other half of a pair, while nobody at all is heard, or less than a lease after that:
-        then silence says nothing of the worker that it was placed on
-        (`streams/core/fleet/members.py`)."""
+        """Return whether work is the second half of a pair while the router gets no fleet records.
+
+        So it is too for the length of a lease after that: then silence does not mean that the
+        worker is lost (`streams/core/fleet/members.py`).
+        """
         half = work.orchestration is Orchestration.DECODE_FIRST and work.phase is WorkPhase.PREFILL
         is_deaf = now_ms - self._fleet_ms > DEAF_MS
         return half and (is_deaf or now_ms - self._hearing_since_ms <= LEASE_MS)
 
     def _release(self, record: Phase | CancelWork) -> None:
-        """A worker holds this attempt no longer."""
+        """Remove an attempt that its worker has finished or lost."""
         for prefill in (True, False):
             self._attempts[record.worker_id, prefill].discard((record.request_id, record.attempt))
 
@@ -128,7 +130,7 @@ class Credits(Checker):
         self._drop_attempts(outcome.request_id, outcome.attempt + 1)
 
     def _drop_attempts(self, request_id: str, until: int) -> None:
-        """Nobody holds attempts of a request before that one any more."""
+        """Remove all attempts of a request before `until`, on every worker."""
         for attempts in self._attempts.values():
             over = [
                 attempt for attempt in attempts if attempt[0] == request_id and attempt[1] < until
@@ -137,28 +139,29 @@ class Credits(Checker):
 
 
 class Idle(Checker):
-    """Engines compute nothing that is over: ended, void, or placed again.
+    """Engines compute no job that is over: ended, void or placed again.
 
-    But for work whose decision was lost with its router, which nobody knows of: it runs to its end.
-    What ends while no router is there is over with the next one: the last may have told no worker.
+    Exempt is work whose decision was lost with its router: it runs to its end. A request that ends
+    while no router is alive counts as over from the next router on, as the dead one may not have
+    cancelled the work.
     """
 
     def __init__(self) -> None:
         self._is_down = False
-        self._untold: list[Outcome] = []  # since then
+        self._untold: list[Outcome] = []  # outcomes since the router's death
         self._decided: set[tuple[str, str, int]] = set()  # worker, request and attempt
         self._over_ms: defaultdict[str, dict[int, float]] = defaultdict(
             dict
-        )  # by what has ended it
-        self._void_ms: dict[tuple[str, str, int], float] = {}  # likewise, on a worker
-        self._calm_ms: dict[str, float] = {}  # since when a worker hears what it is told
+        )  # by request and attempt: time of the outcome
+        self._void_ms: dict[tuple[str, str, int], float] = {}  # time of the cancellation
+        self._calm_ms: dict[str, float] = {}  # since when a worker is awake and gets its records
 
     def on_router_death(self) -> None:
         """Note that no router is there until the next one."""
         self._is_down = True
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """The next one tells what the last may not have told."""
+        """Note that a new router cancels what the dead one may not have cancelled."""
         if isinstance(event, PartitionReady):
             self._is_down, untold, self._untold = False, self._untold, []
             for outcome in untold:
@@ -182,7 +185,7 @@ class Idle(Checker):
         self._over_ms[outcome.request_id].setdefault(outcome.attempt, now_ms)
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Check that no engine computes what is over."""
+        """Check that no engine computes a job that is over."""
         now_ms, bus = cluster.clock.now_ms, cluster.bus
         if bus.slow or now_ms < bus.held_until_ms:
             self._calm_ms.clear()
@@ -192,7 +195,7 @@ class Idle(Checker):
                 continue
             calm_ms = self._calm_ms.setdefault(worker.worker_id, now_ms)
             for name in worker.process.engine.state.computations:
-                if name.startswith("warm."):  # for a request, and of no attempt of it
+                if name.startswith("warm."):  # warms a prefix, for no attempt
                     continue
                 request_id, _, attempt = name.partition("+")[0].rpartition(".")
                 job = worker.worker_id, request_id, int(attempt)
@@ -205,7 +208,7 @@ class Idle(Checker):
                 assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
 
     def on_finish(self, cluster: Cluster) -> None:
-        """Check that no worker does or holds anything a while after the last end."""
+        """Check that workers have no jobs, requests or KV a while after the last end."""
         cluster.pass_ms(2 * IDLE_MS)
         for worker in cluster.workers.values():
             requests, state = worker.process.requests, worker.process.engine.state

@@ -1,5 +1,6 @@
-"""Invariant 4: a KV handle is used once, never late, never across epochs; memory that somebody
-writes to is used for nothing else.
+"""Invariant 4: a KV handle is used once, in time and in one epoch, and its memory is exclusive.
+
+While a transfer writes to memory, it is used for nothing else.
 """
 
 from collections import Counter
@@ -8,11 +9,11 @@ from infra.simulator.cluster import Checker
 from infra.simulator.machine.kv_exchange import KvMove, MoveKind
 from schemas.records import KvHandle, Phase, Registration
 
-Name = tuple[str, str]  # of a handle: engine and job
+Name = tuple[str, str]  # engine and job of a handle
 
 
 class Handles(Checker):
-    """Moves of KV against the handles that stand in the log."""
+    """Checks KV transfers against the handles in the log."""
 
     def __init__(self) -> None:
         self._handles: dict[Name, KvHandle] = {}
@@ -22,14 +23,14 @@ class Handles(Checker):
         self.moves = 0
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Handles as their workers give them out, and these workers' lives."""
+        """Note the handles and the epochs of workers."""
         if isinstance(record, Registration):
             self._epochs[record.member_id] = record.epoch
         elif isinstance(record, Phase) and record.kv is not None:
             self._handles[record.kv.engine_id, record.kv.engine_request_id] = record.kv
 
     def on_kv_move(self, move: KvMove) -> None:
-        """KV begins to move, or has moved."""
+        """Check the start or the end of a KV transfer."""
         handle, alive = move.handle, not (move.source.is_dead or move.target.is_dead)
         what = f"{move.kind.value} of {move.job_id}, {move.source.engine_id} to "
         what += move.target.engine_id
@@ -40,15 +41,15 @@ class Handles(Checker):
         self.moves += 1
         assert alive, f"{what}: with an engine that has ended"
         assert move.at_ms < handle.expires_at_ms, f"{what}: late"
-        epoch = self._epochs.get(handle.worker_id, handle.worker_epoch)  # none: it is forged
+        epoch = self._epochs.get(handle.worker_id, handle.worker_epoch)  # unknown: forged
         assert handle.worker_epoch == epoch, f"{what}: of another life"
         name = handle.engine_id, handle.engine_request_id
-        if move.kind is MoveKind.READ or name in self._handles:  # else a promise
+        if move.kind is MoveKind.READ or name in self._handles:  # else it is not in the log yet
             assert self._handles.get(name) == handle, f"{what}: by a handle that nobody gave out"
         used = self._read if move.kind is MoveKind.READ else self._written
         used[name] += 1
         assert used[name] == 1, f"{what}: used twice"
 
     def _check_memory(self, move: KvMove, what: str) -> None:
-        """The job has its memory to the end of the move, whatever became of it meanwhile."""
+        """Check that the job has its memory to the end of the transfer."""
         assert move.into.blocks is not None, f"{what}: into memory that others may have"

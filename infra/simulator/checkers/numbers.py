@@ -1,7 +1,7 @@
-"""Invariant 2, from the routers' side: no attempt number means two things.
+"""Invariant 2, from the router's side: an attempt number is never used twice.
 
-Keeps books of records alone. A router that dies may leave work in the log without its decision, and
-one that slept may believe that it still owns its requests; neither shows in what clients hear.
+Uses records alone. A router that dies may leave work in the log without its decision, and one that
+slept may assume that it still owns its requests; clients would see neither.
 """
 
 from infra.simulator.cluster import Checker
@@ -12,7 +12,7 @@ _PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
 
 class AttemptNumbers(Checker):
-    """Work of an attempt goes to one worker for each phase, and attempts only go up."""
+    """Work of an attempt goes to one worker per phase, and attempt numbers only grow."""
 
     def __init__(self) -> None:
         self._at: dict[tuple[str, int, WorkPhase], _Life] = {}

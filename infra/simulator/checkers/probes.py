@@ -1,6 +1,6 @@
-"""What searches during answers put in: in the log first, then told, and the same in every attempt.
+"""Checks searches during answers: results are logged, then announced, then repeated.
 
-Keeps books of records alone.
+Every later attempt has the results of earlier ones. Uses records alone.
 """
 
 from collections import Counter, defaultdict
@@ -12,12 +12,12 @@ _Stream = tuple[str, int]  # request and attempt
 
 
 class ProbeChecker(Checker):
-    """No token at or after a place leaves before the log has what became of it."""
+    """No token at or after a probe's place is sent before the probe's result is in the log."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # what this run was about
-        self._tokens: defaultdict[_Stream, int] = defaultdict(int)  # that the log has
-        self._written: dict[tuple[str, int, int], Retrieved] = {}  # with the probe's number
+        self.counts: Counter[str] = Counter()  # what this run covered
+        self._tokens: defaultdict[_Stream, int] = defaultdict(int)  # number of tokens in the log
+        self._written: dict[tuple[str, int, int], Retrieved] = {}  # by stream and probe
         self._notices: set[tuple[str, int]] = set()
         self._works: dict[_Stream, Work] = {}
 
@@ -62,7 +62,7 @@ class ProbeChecker(Checker):
             self.counts["stalls"] += end.stalled_ms > 0
 
     def _work(self, work: Work) -> None:
-        """A later attempt is told what an earlier one has written, as far as its router knew."""
+        """Check that a later attempt gets the results of earlier ones that its router knew."""
         self._works[work.request_id, work.attempt] = work
         assert work.probes is not None
         places = [insert.at for insert in work.probes.inserts]

@@ -1,6 +1,6 @@
-"""Invariant 7: nothing runs for readers that are all lost, and what is read is not given up.
+"""Invariant 7: no request runs when all its readers are lost, and none with a reader is cancelled.
 
-The outcome of an attempt below one that was given out ends nothing, as in `outcomes.py`.
+The outcome of an attempt below the latest dispatched one ends nothing, as in `outcomes.py`.
 """
 
 from collections import defaultdict
@@ -31,23 +31,23 @@ from streams.core.events import (
 
 
 class Readers(Checker):
-    """Nothing runs for gateways that are lost, and nothing ends as lost before that."""
+    """No request runs for lost gateways, and none ends as lost before that."""
 
     def __init__(self, grace_ms: int) -> None:
         self._grace_ms = grace_ms
         self._process: dict[str, tuple[str, int]] = {}  # by member id
         self._heard_ms: dict[tuple[str, int], float] = {}
-        self._readers: dict[str, set[tuple[str, int]]] = {}  # of requests that depend on some
+        self._readers: dict[str, set[tuple[str, int]]] = {}  # by request that needs one
         self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
-        self._attempts: dict[str, int] = {}  # the highest that was given out
+        self._attempts: dict[str, int] = {}  # the highest dispatched one, by request
         self._ended_ids: set[str] = set()
-        self._given_up: set[str] = set()  # as their gateways said so
-        self._begun_ms = 0.0  # the router's life, or when it hears again: it counts anew
-        self._fleet_ms = 0.0  # when it last heard anybody
+        self._given_up: set[str] = set()  # cancelled by their gateways
+        self._begun_ms = 0.0  # start of the router, or of fleet records after a silence
+        self._fleet_ms = 0.0  # time of the last fleet record
         self.lost_ids: set[str] = set()
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Keep the book of who reads what."""
+        """Update the readers of each request, and check them."""
         if isinstance(event, FleetRecordArrived):
             if now_ms - self._fleet_ms > DEAF_MS:
                 self._begun_ms = now_ms
@@ -67,7 +67,7 @@ class Readers(Checker):
             outcome = event.outcome
             if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
                 self._close(outcome.request_id)
-        elif isinstance(event, CancellationArrived):  # a worker is told to end it, and does
+        elif isinstance(event, CancellationArrived):  # the worker gets a cancellation and ends it
             self._close(event.cancellation.request_id)
         elif isinstance(event, PartitionReady):
             self._begun_ms = now_ms
@@ -97,11 +97,11 @@ class Readers(Checker):
 
     def _unread_ms(self, request_id: str, now_ms: float) -> float:
         readers = self._readers[request_id] | self._resumed[request_id]
-        # One that registers later than its requests are read counts from then on.
+        # A gateway that registers after its requests have arrived counts from then on.
         return min(now_ms - self._heard_ms.setdefault(reader, now_ms) for reader in readers)
 
     def on_finish(self, cluster: Cluster) -> None:
-        """Whoever reads on somewhere keeps the answer, whatever another gateway says of it."""
+        """Check that no request was cancelled whose client reads on."""
         for request in cluster.clients.requests:
             is_read = not request.has_left and not request.completed
             wrong = is_read and request.request_id in self._given_up

@@ -1,23 +1,24 @@
-"""Invariant 1, further: every request ends for a reason, in time."""
+"""Invariant 1, continued: every request ends for a reason, in time."""
 
 from infra.simulator.cluster import Checker, Cluster
 from schemas.records import Cancellation, Outcome, OutcomeKind, Request
 
-LATE_MS = 15_000  # after its end, or its deadline, no client waits so long
+LATE_MS = 15_000  # no client waits this long after the deadline
 
 
 class Reasons(Checker):
-    """An attempt has one outcome; nobody cancels or expires what was not, and nobody waits on."""
+    """An attempt has one outcome, every cancellation or expiry has a cause, and no client waits
+    forever."""
 
     def __init__(self, skew_ms: float = 0.0) -> None:
-        """Workers' clocks may be wrong by `skew_ms`."""
+        """`skew_ms` is the largest error of workers' clocks."""
         self._skew_ms = skew_ms
         self._outcomes: dict[tuple[str, int], Outcome] = {}
         self._deadlines_ms: dict[str, int] = {}
         self._given_up: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Record deadlines and cancellations, and check outcomes."""
+        """Note deadlines and cancellations, and check outcomes."""
         if isinstance(record, Request):
             self._deadlines_ms[record.request_id] = record.deadline_ms
         elif isinstance(record, Cancellation):
@@ -36,7 +37,7 @@ class Reasons(Checker):
             assert now_ms >= due_ms, f"{name}: expired before its deadline"
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Whoever waits has time left."""
+        """Check that no client waits long after its deadline."""
         for request in cluster.clients.waiting:
             late_ms = cluster.clock.now_ms - self._deadlines_ms[request.request_id]
             assert late_ms < LATE_MS, f"{request.request_id}: its client waits for ever"

@@ -25,33 +25,35 @@ from streams.core.router import Router
 
 EVERY_LOOKS = 20
 View = dict[str, tuple[object, ...]]
-_CHARGES = 9  # where in a view they stand
+_CHARGES = 9  # index of the charges in a view
 PARTITION = 0
 _OF_PARTITION = (
     *(OutcomeArrived, DecisionLoaded, PhaseArrived, RetrievedArrived, ContinuedArrived),
     *(CancellationArrived, RequestArrived),
 )
-READER = "reader"  # a router that no worker grants anything
-_SAME_TOPIC: dict[type, type] = {ResumptionArrived: CancellationArrived}  # their order is known
+READER = "reader"  # a router without any worker's grants
+_SAME_TOPIC: dict[type, type] = {ResumptionArrived: CancellationArrived}  # in known order
 
 
 class Rebuilds(Checker):
-    """A second router that hears the same, and others that read the log now and then; `make` makes
-    one of a name."""
+    """A twin router that gets the same events, and a reader that rebuilds state at times.
+
+    `make` returns a router of the given name.
+    """
 
     def __init__(self, make: Callable[[str], Router]) -> None:
         self.compared = 0
         self._twin: Router | None = make(ROUTER)
-        self._log: defaultdict[type, list[Event]] = defaultdict(list)  # in order, by kind
-        self._reader = make(READER)  # knows the fleet alone
+        self._log: defaultdict[type, list[Event]] = defaultdict(list)  # in order, by type
+        self._reader = make(READER)  # applies fleet records only, between rebuilds
         self._looks = 0
 
     def on_router_death(self) -> None:
-        """The next one has another past."""
+        """Drop the twin, as the next router has other past events."""
         self._twin = None
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """Keep the log, and let the twin hear it."""
+        """Keep the event, and check that the twin returns the same effects."""
         if self._twin is not None:
             same = self._twin.apply(event, int(now_ms))
             assert same == effects, f"{event}: {effects} and {same}"
@@ -66,7 +68,7 @@ class Rebuilds(Checker):
                 self._log[OutcomeArrived].append(OutcomeArrived(effect.outcome, PARTITION))
 
     def on_tick(self, cluster: Cluster) -> None:
-        """Compare, now and then; to a router that sleeps no time has passed."""
+        """Compare at times; not while the router sleeps, as no time passes for it."""
         self._looks += 1
         awake = cluster.router.alive and not cluster.router.is_asleep
         if self._looks % EVERY_LOOKS == 0 and awake:
@@ -76,7 +78,7 @@ class Rebuilds(Checker):
             assert rebuilt == live, f"the log tells {rebuilt}, the router has {live}"
 
     def _rebuild(self, now_ms: int) -> View:
-        """As a router reads it that has nothing to give out; then it loses the partition again."""
+        """Rebuild the state at a router without grants; it then loses the partition again."""
         router = self._reader
         router.apply(PartitionTaken(PARTITION), now_ms)
         for kind in _OF_PARTITION:
@@ -89,10 +91,11 @@ class Rebuilds(Checker):
 
 
 def _comparable(router: Router) -> View:
-    """Without how much work a placement was thought to be, of which the log says nothing."""
+    """Return a router's view without the estimated work of placements, which the log does not
+    have."""
     views = {}
     for request_id, view in router.view().items():
-        if len(view) > _CHARGES:  # else it waits
+        if len(view) > _CHARGES:  # else the request waits
             charges = [(role, charge.life) for role, charge in view[_CHARGES]]  # type: ignore[attr-defined]  # pairs
             view = (*view[:_CHARGES], charges, *view[_CHARGES + 1 :])
         views[request_id] = view

@@ -1,7 +1,7 @@
-"""Invariant 8: a later attempt repeats behind the passages that an earlier one has put in.
+"""Invariant 8: a later attempt generates after the same passages as an earlier one.
 
-Keeps books of records alone. The engines of a simulated cluster say the same whatever was put in,
-so what would make a real one say something else is compared instead.
+Uses records alone. Engines of a simulated cluster generate the same tokens whatever was inserted,
+so this compares the passages, which would change the tokens of a real engine.
 """
 
 from collections import Counter, defaultdict
@@ -15,26 +15,26 @@ _Inserts = frozenset[tuple[int, bytes]]  # places and tokens
 
 
 class Repeats(Checker):
-    """A token that two attempts have sent was drawn behind the same passages in both.
+    """A token that two attempts have sent was sampled after the same passages in both.
 
-    But for what the later one has put in itself: an engine that says several tokens at a time may
-    have gone some tokens beyond a place at which it had not asked yet. And but for what no client
-    hears: tokens behind the mark that their attempt is void, behind those of a later attempt, or
-    behind an answer's end.
+    Exempt are passages that the later attempt has inserted itself: an engine that sends several
+    tokens at a time may have passed a place at which it had not searched yet. Exempt are also
+    tokens that no client receives: after the mark that their attempt is void, after those of a
+    later attempt, or after an answer's end.
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # what this run was about
-        self._router_inserts: dict[_Stream, _Inserts] = {}  # by its router
+        self.counts: Counter[str] = Counter()  # what this run covered
+        self._router_inserts: dict[_Stream, _Inserts] = {}  # inserted by the router
         self._attempt_inserts: defaultdict[_Stream, _Inserts] = defaultdict(frozenset)
         self._behind: defaultdict[str, dict[int, _Inserts]] = defaultdict(dict)  # by place
         self._min_attempts: defaultdict[str, int] = defaultdict(
             int
-        )  # the attempt that is heard, or more
+        )  # clients receive this attempt, or later ones
         self._ended_ids: set[str] = set()
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Record inserted passages, and check the tokens behind them."""
+        """Note inserted passages, and check the tokens after them."""
         if isinstance(record, Work) and record.probes is not None:
             inserts = (
                 (insert.at, insert.tokens) for insert in record.probes.inserts if insert.tokens

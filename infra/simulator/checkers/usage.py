@@ -1,5 +1,6 @@
-"""Each request tells once what it has used, of the outcome that counts, and its numbers have no
-gap. Sums are worked out again from the log and from what clients were told.
+"""Checks usage: each request has one record, for the outcome that counts, numbered without a gap.
+
+Sums are computed again from the log and from what clients received.
 """
 
 from collections import defaultdict
@@ -15,12 +16,12 @@ from schemas.records import (
     Usage,
 )
 
-_Step = tuple[int, str, PhaseKind]  # attempt, worker, what it finished
+_Step = tuple[int, str, PhaseKind]  # attempt, worker, last phase
 _LAST_WORDS = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)
 
 
 class UsageChecker(Checker):
-    """Books of requests, outcomes and usage, as they stand in the log."""
+    """Compares usage records with the requests, outcomes and phases in the log."""
 
     def __init__(self) -> None:
         self.usages: dict[str, Usage] = {}
@@ -29,14 +30,14 @@ class UsageChecker(Checker):
         self._spent_ms: defaultdict[str, dict[_Step, int]] = defaultdict(dict)
 
     def on_record(self, topic: str, record: object, now_ms: float) -> None:
-        """Record requests, outcomes and phases, and check usage."""
+        """Note requests, outcomes and phases, and check usage."""
         if isinstance(record, Request):
             self._accepted[record.request_id] = record
         elif isinstance(record, Outcome):
             self._outcomes[record.request_id].setdefault(record.attempt, record)
         elif isinstance(record, Phase) and record.kind in _LAST_WORDS:
             step = record.attempt, record.worker_id, record.kind
-            spent_ms = record.ended_ms - record.started_ms  # less than none: a clock was set back
+            spent_ms = record.ended_ms - record.started_ms  # negative if a clock was set back
             self._spent_ms[record.request_id][step] = max(0, spent_ms)
         elif isinstance(record, Usage):
             self._check_usage(record)
@@ -56,7 +57,7 @@ class UsageChecker(Checker):
         self.usages[name] = usage
 
     def _check_time(self, usage: Usage, outcome: Outcome) -> None:
-        """No more than all workers have told of, and no less than those of the answer had to."""
+        """Check that worker time is at most that of all phases, and at least that of the answer."""
         name, spent_ms = usage.request_id, self._spent_ms[usage.request_id]
         min_ms = max_ms = outcome.worker_ms
         if outcome.kind is OutcomeKind.COMPLETED and outcome.decode_worker:
@@ -69,7 +70,8 @@ class UsageChecker(Checker):
         )
 
     def on_finish(self, cluster: Cluster) -> None:
-        """All have told, and what was completed is what clients count."""
+        """Check that all requests have usage, and that its tokens are those that clients
+        received."""
         untold = self._accepted.keys() - self.usages.keys()
         assert not untold, f"never told what they have used: {sorted(untold)}"
         for request in cluster.clients.requests:
@@ -77,7 +79,7 @@ class UsageChecker(Checker):
                 usage = self.usages[request.request_id]
                 assert usage.kind is request.outcome.kind, f"{request.request_id}: ended otherwise"
         completed_usages = [u for u in self.usages.values() if u.kind is OutcomeKind.COMPLETED]
-        for usage in completed_usages:  # an answer that a router ends was made by a worker
+        for usage in completed_usages:  # also if a router ended the answer
             ends = self._outcomes[usage.request_id].values()
             made_ms = [end.worker_ms for end in ends if end.kind is OutcomeKind.COMPLETED]
             made_ms = [ms for ms in made_ms if ms]

@@ -1,7 +1,7 @@
-"""When faults strike: from their time on, at the first moment at which a request is in a phase.
+"""Aims faults: each strikes after its time, once a request is in the fault's phase.
 
-A phase is a state of a request at the router (`streams/core/states.py`), or that there is no router
-now. Counts, for every pair of a kind of fault and a phase, how often one struck in the other.
+A phase is a state of a request at the router (`streams/core/states.py`), or that no router is
+alive. Counts how often each kind of fault struck in each phase.
 """
 
 from collections import Counter
@@ -24,16 +24,16 @@ StrikeCounts = Counter[tuple[str, str]]  # by kind and phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One fault of a seed."""
+    """One planned fault of a seed."""
 
-    number: int  # within the seed; with it, it is the same whatever others there are
+    number: int  # in the seed; seeds its own generator, so it does not depend on other faults
     kind: str
     at_ms: float
-    phase: str  # in which it is to strike
+    phase: str  # the phase in which it strikes
 
 
 class Aim(Checker):
-    """Has planned faults strike in a cluster, until it is to be left alone."""
+    """Makes the planned faults strike in a cluster, until `end`."""
 
     def __init__(self, plan: Sequence[PlannedFault], seed: int) -> None:
         self.plan, self.reached = plan, StrikeCounts()
@@ -48,15 +48,15 @@ class Aim(Checker):
             cluster.clock.at(planned.at_ms, lambda planned=planned: self._arm(planned))  # type: ignore[misc]  # bound now
 
     def end(self) -> None:
-        """What has not struck will not."""
+        """Cancel the faults that have not struck."""
         self._armed.clear()
 
     def on_event(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
-        """The router's requests may be in other states."""
+        """Look for faults to strike, as requests may have changed their states."""
         self._look()
 
     def on_router_death(self) -> None:
-        """Nobody is in any state."""
+        """Look for faults to strike, as no router is alive."""
         self._look()
 
     def _arm(self, planned: PlannedFault) -> None:
@@ -64,7 +64,7 @@ class Aim(Checker):
         self._look()
 
     def _look(self) -> None:
-        """Some phases last no longer than one event."""
+        """Strike with the armed faults whose phase is present; some phases last only one event."""
         cluster = self._cluster
         if not self._armed or cluster is None:
             return
@@ -78,7 +78,7 @@ class Aim(Checker):
 
 
 def _phases(cluster: Cluster) -> dict[str, LiveRequest | None]:
-    """Those that something is in now, each with the first request that is."""
+    """Return the phases that are present now, each with its first request."""
     if not cluster.router.alive:
         return {NO_ROUTER: None}
     live_by_phase: dict[str, LiveRequest | None] = {}

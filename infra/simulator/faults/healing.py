@@ -1,18 +1,18 @@
-"""All faults are over: what was lost is back, what slept is awake, clocks and links are right."""
+"""Heals all faults: restarts what was lost, wakes what slept, resets clocks, links and the log."""
 
 from infra.simulator.cluster import Cluster
 from schemas.fleet import LEASE_MS
 
 
 def heal(cluster: Cluster) -> None:
-    """From now on nothing goes wrong."""
+    """Heal all faults of a cluster."""
     bus = cluster.bus
     bus.delay_ms, bus.held_until_ms = cluster.setup.bus_ms, 0.0
     for pending in (bus.slow, bus.repeat_after_ms, bus.repeated_topics, bus.losing):
         pending.clear()
     cluster.links.slow, cluster.exchange.failures = 1.0, 0
     _heal_workers(cluster)
-    while cluster.router.is_asleep:  # and perhaps one before it
+    while cluster.router.is_asleep:  # twice if it slept and was replaced by one that sleeps
         cluster.router.wake()
     if not cluster.router.alive:
         cluster.router.take_over()

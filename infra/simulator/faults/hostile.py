@@ -1,9 +1,9 @@
-"""Records that mean harm, as faults drawn from a seed: repeated, forged and oversized ones.
+"""Hostile records, as faults drawn from a seed: repeated, forged and oversized ones.
 
-What is forged is about work that some worker has at that time, and passes every check of form; only
-what it says is wrong. Nothing here forges what nobody could tell from the truth: who may write to
-a topic is trusted that far (infra/docs/operate.md, "Say who may write"); so no later life or
-heartbeat of a worker that is there, and no order about a request that is.
+A forged record is about work that some worker has at that time, and passes every check of form;
+only its content is wrong. Nothing here forges a record that could not be told from a true one,
+since writers of a topic are trusted that far (infra/docs/operate.md, "Say who may write"). So no
+later epoch or heartbeat of a present worker is forged, and no order about a present request.
 """
 
 from collections.abc import Callable
@@ -55,20 +55,21 @@ from streams.core.events import (
 Draw = np.random.Generator
 _LOG = LogSettings()
 TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
-ORDERS = "decode"  # whichever it is, all are delivered alike
+ORDERS = "decode"  # any topic of work; all are delivered alike
 LARGE_PROMPT_TOKENS = 16
-NEAR_BYTES = 600  # a large request is so far below its limit at most: work of it fits, or just not
+NEAR_BYTES = 600  # most bytes of a large request below the limit; its work may fit or not
 _NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
 _FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
 
 
 class OpenCluster(Cluster):
-    """One to whose log others write as well."""
+    """A cluster whose log others can write to."""
 
-    buried = 0  # forged records that nobody could read
+    buried = 0  # forged records that failed the agents' checks
 
     def forge(self, topic: str, record: object, event: Event) -> None:
-        """Put a record there that nobody here wrote: it is checked as the agents do, or buried."""
+        """Write a forged record; its reader checks it as the agents do, and drops it if a check
+        fails."""
         self.bus.send((topic, PARTITION), record, lambda: self._read(record, event), forged=True)
 
     def _read(self, record: object, event: Event) -> None:
@@ -84,7 +85,7 @@ class OpenCluster(Cluster):
 def hostile_faults(
     seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
 ) -> tuple[SimFault, ...]:
-    """Return `count` faults of all kinds within a time; large requests are near the limit."""
+    """Return `count` faults of all kinds between two times; large requests are near the limit."""
     draw = np.random.default_rng([seed, count])
     kinds: tuple[Callable[[Draw, float], SimFault], ...] = (
         lambda draw, at_ms: repeat_record(at_ms, str(draw.choice(TOPICS))),
@@ -96,12 +97,12 @@ def hostile_faults(
 
 
 def repeat_record(at_ms: float, topic: str) -> SimFault:
-    """The topic's next record is delivered twice."""
+    """Deliver the topic's next record twice."""
     return SimFault(at_ms, lambda cluster: cluster.bus.repeated_topics.add(topic))
 
 
 def large_request(at_ms: float, grammar_chars: int) -> SimFault:
-    """A client asks for an answer by a grammar of such a length."""
+    """Send a request with a grammar of `grammar_chars` characters."""
 
     def strike(cluster: Cluster) -> None:
         turn = SimTurn(
@@ -115,7 +116,7 @@ def large_request(at_ms: float, grammar_chars: int) -> SimFault:
 
 
 def forge_record(at_ms: float, draw: Draw) -> SimFault:
-    """Somebody writes a record about a piece of work that some worker has then."""
+    """Write a record about a piece of work that some worker has at that time."""
 
     def strike(cluster: Cluster) -> None:
         assert isinstance(cluster, OpenCluster)
@@ -133,7 +134,7 @@ def forge_record(at_ms: float, draw: Draw) -> SimFault:
 
 
 def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Of a request, attempt or worker that is not the one."""
+    """Forge a phase of another request, attempt or worker."""
     wrongs: tuple[dict[str, Any], ...] = (
         {"request_id": "nobody"},
         {"worker_id": "stranger"},
@@ -159,13 +160,13 @@ def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 
 def _senseless_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Of the attempt's own worker, with numbers that say nothing."""
+    """Forge a phase of the attempt's own worker, with meaningless numbers."""
     kind = PhaseKind.KV_RECEIVED
     paired = is_paired(work.orchestration)
     if work.phase is WorkPhase.PREFILL and paired:
-        kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
+        kind = PhaseKind.PREFILL_DONE  # for other attempts this would be true, too early
     elif paired:
-        return  # the truth, too early: nobody waits for a prefill worker any more that is lost
+        return  # true, too early: the router would not notice the loss of the prefill worker
     phase = phase_of(
         work,
         kind,
@@ -180,7 +181,7 @@ def _senseless_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 
 def _outcome(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Of an attempt that was not the last, or of no request."""
+    """Forge an outcome of an earlier attempt, or of an unknown request."""
     outcome = Outcome(
         request_id=work.request_id,
         session_id=work.session_id,
@@ -205,7 +206,7 @@ def _outcome(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 
 def _request(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Another one under the name of one that was accepted."""
+    """Forge another request under the id of an accepted one."""
     request = Request(
         request_id=work.request_id,
         parent_id="",
@@ -224,7 +225,7 @@ def _request(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 
 def _cancellation(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Of a request that nobody made."""
+    """Forge a cancellation of an unknown request."""
     at_ms = int(draw.choice(_NUMBERS))
     cancellation = Cancellation(
         request_id="nobody",
@@ -236,7 +237,7 @@ def _cancellation(cluster: OpenCluster, work: Work, draw: Draw) -> None:
 
 
 def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
+    """Forge a worker that joins, sometimes with another worker's leases, and gets work."""
     worker = cluster.workers[work.worker_id]
     name = f"stranger-{cluster.bus.next_offset('fleet', PARTITION)}"
     registration = fleet.registration(worker, (work.orchestration,))
@@ -249,7 +250,7 @@ def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     if draw.random() < 0.3:
         leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
     stranger = cluster.make_worker(name, worker.roles, worker.partition)
-    stranger.crash()  # it answers nothing
+    stranger.crash()  # it never serves
     cluster.workers[name] = stranger
     joined = replace(registration, member_id=name, capability=capability, leases=leases)
     _to_fleet(cluster, joined)
@@ -270,7 +271,7 @@ def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
 
 
 def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
+    """Forge a record of a present worker: of a former epoch, or a heartbeat with an old number."""
     worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
     registration = fleet.registration(worker, ())
@@ -289,7 +290,7 @@ def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
 
 
 def _order(cluster: OpenCluster, work: Work, draw: Draw) -> None:
-    """Work that no router decided: of a request nobody made, for another life, or once more."""
+    """Forge work: of an unknown request, for another epoch or worker, or a repetition."""
     now_ms = int(cluster.clock.now_ms)
     name = f"nobody-{cluster.bus.next_offset(ORDERS, 0)}"
     order = replace(

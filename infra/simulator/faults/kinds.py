@@ -1,7 +1,7 @@
-"""Every kind of fault, by name: what it does to a cluster now, and how it passes.
+"""The kinds of faults by name: what each does to a cluster now, and how it ends.
 
-A kind gets a generator of its own, and the request at which it is aimed, if there is one: faults of
-workers then mostly hit one on which that stands.
+A kind gets a generator of its own, and the request at which it is aimed, if any. Faults of workers
+then mostly hit a worker of that request.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ Draw = np.random.Generator
 Kind = Callable[[Cluster, Draw, LiveRequest | None], None]
 UNCLEAN = "unclean leader"
 AIMED_SHARE = 0.7
-ENDING_SHARE = 0.4  # of crashes that are over an outcome
-SLOW_TIMES = 11.0  # of the usual; where it would be more, it stands still instead
-STALL_TIMES = 20.0  # so many ms a token at most: over the largest prompt longer than a lease
-NEAR_BYTES = 600  # a large request is so far below the log's limit at most
+ENDING_SHARE = 0.4  # share of crashes at an outcome
+SLOW_TIMES = 11.0  # slower prefill; with a larger factor, the worker stalls instead
+STALL_TIMES = 20.0  # factor / this = stall in ms per token; over a large prompt longer than a lease
+NEAR_BYTES = 600  # a large request is at most this far below the log's limit
 TOPICS = (*hostile.TOPICS, "cancellations", "decisions")
 
 
 def _worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> SimWorker:
-    """Mostly one on which the request stands."""
+    """Return a worker, mostly one that serves the request."""
     holders = [life[0] for life in live.holders if life[0] in cluster.workers] if live else []
     names = [name for name, _ in cluster.shape.roles()]
     aimed = holders if holders and draw.random() < AIMED_SHARE else names
@@ -33,7 +33,7 @@ def _worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> SimWorker
 
 
 def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
-    """Mostly the one that reads the answer."""
+    """Return a gateway's id, mostly of one that reads the answer."""
     readers = [name for name, _ in live.readers] if live else []
     names = list(cluster.gateways.by_id)
     aimed = readers if readers and draw.random() < AIMED_SHARE else names
@@ -41,7 +41,7 @@ def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
 
 
 def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[SimFault, ...]]) -> Kind:
-    """A kind of faults at times from now on; the first strikes at once."""
+    """Return a kind whose faults have times from now on; the first one strikes at once."""
 
     def strike(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
         now_ms = cluster.clock.now_ms
@@ -69,7 +69,7 @@ def _drain(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimF
 
 def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
     for_ms, orders_first = draw.uniform(100.0, 2_500.0), bool(draw.random() < 0.5)
-    if orders_first:  # the next one is there while that work is under way
+    if orders_first:  # the next router comes while that work is in flight
         for_ms = draw.uniform(1.0, 100.0)
     sends = 1 if orders_first else int(draw.integers(4))
     return (losses.lose_router(0.0, sends, for_ms, orders_first=orders_first),)
@@ -83,7 +83,7 @@ def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tup
 
 
 def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
-    """Its clients wait for it, or some go elsewhere meanwhile."""
+    """Cut a gateway off; its clients wait for it, or some resume elsewhere meanwhile."""
     name, for_ms = _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)
     after_ms: list[float | None] = [None]
     if draw.random() < 0.5:
@@ -99,7 +99,7 @@ def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
 
 
 def _slow_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-    """It computes prompts slowly, or stands still over each."""
+    """Slow a worker's prefill down, or stall it over each prompt."""
     worker, times = _worker(cluster, draw, live), draw.uniform(2.0, 20.0)
     if times < SLOW_TIMES:
         losses.slow_prefill(0.0, [worker.worker_id], times).strike(cluster)
@@ -133,7 +133,7 @@ def _reorder(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
 
 
 def _unclean_leader(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-    """Tokens are not written for keeps: the last ones that were may not be there any more."""
+    """Lose the next token records: tokens are not written durably, so the last ones may be lost."""
     cluster.bus.losing["tokens"] = int(draw.integers(1, 6))
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated cluster, as `Fault` objects for its clock."""
+"""Losses and slowdowns in a simulated cluster, as `SimFault` objects."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from infra.simulator.members.worker_process import SimProcess
 from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
 
-UNMOVED_MS = 2_500.0  # a router that is to die over orders gives none for so long: it dies anyway
+UNMOVED_MS = 2_500.0  # a router that should die over orders dies without any after this time
 
 
 def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> SimFault:
-    """Prompts take so many times longer on these workers from now on."""
+    """Make prompts take `times` as long on these workers from now on."""
 
     def strike(cluster: Cluster) -> None:
         for worker_id in worker_ids:
@@ -25,7 +25,7 @@ def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> SimFault:
 
 
 def slow_links(at_ms: float, times: float) -> SimFault:
-    """Transfers take so many times longer from now on."""
+    """Make KV transfers take `times` as long from now on."""
 
     def strike(cluster: Cluster) -> None:
         cluster.links.slow = times
@@ -34,12 +34,12 @@ def slow_links(at_ms: float, times: float) -> SimFault:
 
 
 def crash(at_ms: float, worker_id: str) -> SimFault:
-    """A worker dies with all that it holds."""
+    """End a worker's process with all its state."""
     return SimFault(at_ms, lambda cluster: cluster.workers[worker_id].crash())
 
 
 def restart(at_ms: float, worker_id: str) -> SimFault:
-    """A dead worker comes back empty, as a new life."""
+    """Restart a dead worker without state, in a new epoch."""
 
     def strike(cluster: Cluster) -> None:
         worker = cluster.workers[worker_id]
@@ -51,8 +51,11 @@ def restart(at_ms: float, worker_id: str) -> SimFault:
 
 
 def crash_on_outcome(at_ms: float, worker_id: str, late_ms: float, for_ms: float) -> SimFault:
-    """A worker dies over its next outcome, of which routers read so late that its next life is
-    heard of before. Does nothing where all is well again by then."""
+    """Crash a worker over its next outcome, which routers read `late_ms` later.
+
+    So they see the worker's next epoch before the outcome. Does nothing if the faults have healed
+    by then.
+    """
 
     def strike(cluster: Cluster) -> None:
         worker, bus = cluster.workers[worker_id], cluster.bus
@@ -76,7 +79,7 @@ def crash_on_outcome(at_ms: float, worker_id: str, late_ms: float, for_ms: float
 
 
 def lose_heartbeats(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
-    """No heartbeat of a worker gets through, while it goes on; then it notices, and joins again."""
+    """Lose a worker's heartbeats while it keeps serving; then it notices, and joins again."""
 
     def notice(cluster: Cluster, process: SimProcess) -> None:
         cluster.members.unheard_workers.discard(worker_id)
@@ -96,7 +99,7 @@ def lose_heartbeats(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
 
 
 def drain(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
-    """A worker takes nothing new, leaves after a time, and starts again at once."""
+    """Drain a worker; it leaves after a time and starts again at once."""
 
     def leave(cluster: Cluster, process: SimProcess) -> None:
         worker = cluster.workers[worker_id]
@@ -115,7 +118,7 @@ def drain(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
 
 
 def hang_up(at_ms: float, share: float) -> SimFault:
-    """One of the clients leaves whose requests are under way: the first, the last or in between."""
+    """Let a client with an active request leave; `share` picks it in order of the requests."""
 
     def strike(cluster: Cluster) -> None:
         waiting = [request for request in cluster.clients.waiting if not request.has_left]
@@ -126,7 +129,7 @@ def hang_up(at_ms: float, share: float) -> SimFault:
 
 
 def leave(cluster: Cluster, request_id: str) -> None:
-    """A client leaves; its gateway has the work stopped, unless it is to go on."""
+    """Let a client leave; its gateway cancels the work, unless the request keeps running."""
     request = cluster.gateways.hang_up(request_id)
     cluster.clients.stop_reading(request_id)
     if request is not None:
@@ -134,7 +137,7 @@ def leave(cluster: Cluster, request_id: str) -> None:
 
 
 def _give_up(cluster: Cluster, request: Request) -> None:
-    """Its gateway has noticed that its client is gone."""
+    """Cancel a request, as its gateway does when the client has left."""
     if request.keeps_running:
         return
     cancellation = Cancellation(
@@ -147,7 +150,7 @@ def _give_up(cluster: Cluster, request: Request) -> None:
 
 
 def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> SimFault:
-    """Records take so long for a while."""
+    """Delay all records by `delay_ms` for a while."""
 
     def strike(cluster: Cluster) -> None:
         cluster.bus.delay_ms = delay_ms
@@ -160,8 +163,10 @@ def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> SimFault:
 
 
 def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool = False) -> SimFault:
-    """The router dies when it has sent so much of what follows from an event; another one comes so
-    much later. With `orders_first` it may take a while until there is such an event."""
+    """Let the router die after `sends` effects of an event; another one comes `for_ms` later.
+
+    With `orders_first`, it may take a while until such an event comes.
+    """
 
     def take_over(cluster: Cluster) -> None:
         cluster.router.take_over()
@@ -188,7 +193,7 @@ def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool =
 
 
 def lose_asking_router(at_ms: float, for_ms: float) -> SimFault:
-    """The router dies at the first moment from then on at which requests wait for a search."""
+    """Let the router die at the first moment, from then on, at which requests wait for a search."""
 
     def strike(cluster: Cluster) -> None:
         router = cluster.router
@@ -203,8 +208,9 @@ def lose_asking_router(at_ms: float, for_ms: float) -> SimFault:
 def lose_gateway(
     at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]
 ) -> SimFault:
-    """A gateway dies, unless it is the last one. The clients of what is read there resume at
-    another after these times, in turn; None: never.
+    """Let a gateway die, unless it is the last one.
+
+    Clients of its answers resume at another gateway after these times, in turn; None: never.
     """
 
     def strike(cluster: Cluster) -> None:
@@ -212,7 +218,7 @@ def lose_gateway(
         if len(gateways.living) < 2:
             return
         gateway = gateways.by_id[gateway_id]
-        if not gateway.alive and not gateway.is_cut:  # it is dead, and its clients are on their way
+        if not gateway.alive and not gateway.is_cut:  # it is dead, and its clients have their times
             return
         gateway.alive = gateway.is_cut = False
         for number, answer in enumerate(gateways.answers_at(gateway_id)):
@@ -226,13 +232,13 @@ def lose_gateway(
 
 
 def _resume(cluster: Cluster, answer: SimAnswer) -> None:
-    """A client goes on reading an answer at another gateway."""
+    """Resume an answer at another gateway."""
     resumption = cluster.gateways.resume(answer)
     cluster.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
 
 def restart_gateway(at_ms: float, gateway_id: str) -> SimFault:
-    """A dead gateway's name is taken by a new process, which knows of no stream."""
+    """Restart a dead gateway: a new process, without streams, takes its id."""
 
     def strike(cluster: Cluster) -> None:
         gateway = cluster.gateways.by_id[gateway_id]
@@ -248,10 +254,10 @@ def cut_gateway(
     for_ms: float,
     resumed_after_ms: Sequence[float | None] = (None,),
 ) -> SimFault:
-    """A gateway is without the log for a while, or frozen, and joins again with its streams.
+    """Cut a gateway off from the log for a while (or freeze it); it joins again with its streams.
 
-    Clients of what is read there go on at another after these times, in turn, and the gateway then
-    finds them gone; None: they wait.
+    Clients of its answers resume at another gateway after these times, in turn, and the gateway
+    then finds that they have left; None: they wait.
     """
 
     def go_elsewhere(cluster: Cluster, cut: SimGateway, answer: SimAnswer) -> None:
@@ -262,7 +268,7 @@ def cut_gateway(
 
     def join_again(cluster: Cluster, cut: SimGateway) -> None:
         if cluster.gateways.by_id[gateway_id] is not cut or not cut.is_cut:
-            return  # it has died meanwhile
+            return  # the gateway has died meanwhile
         cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
         for request in cut.missed:
             _give_up(cluster, request)
@@ -286,8 +292,9 @@ def cut_gateway(
 def gateway_losses(
     seed: int, *, gateways: int, count: int, begin_ms: float, end_ms: float
 ) -> tuple[SimFault, ...]:
-    """Gateways die, start again and are cut off at drawn times; some clients resume in time, some
-    late, some never.
+    """Return faults at random times: gateways die, start again and are cut off.
+
+    Some clients resume in time, some late, some never.
     """
     draw = np.random.default_rng([seed, count])
     faults = []

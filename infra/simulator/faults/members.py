@@ -1,7 +1,8 @@
-"""Members that sleep, that are not heard, and whose clocks are wrong; and the broker being away.
+"""Members that sleep, whose heartbeats are lost or whose clocks are wrong; and a broker outage.
 
-A worker keeps the rules of `schemas/log/membership.py`: without an acknowledged heartbeat for a
-lease it writes nothing; when it learns that the lease is over, it begins another life.
+A worker keeps the rules of `schemas/log/membership.py`: without an acknowledged heartbeat for the
+length of a lease it writes nothing. When it learns that its lease has ended, it joins again in a
+new epoch.
 """
 
 from infra.simulator.cluster import Cluster
@@ -15,7 +16,7 @@ SKEW_MS_MAX = 2.0 * CLOCK_MARGIN_MS
 
 
 def pause_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
-    """Its process is stopped for a while."""
+    """Suspend a worker's process for a while."""
     if not worker.is_silent:
         process = worker.process
         worker.clock.sleep()
@@ -23,8 +24,11 @@ def pause_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
 
 
 def stall_over_input(cluster: Cluster, worker: SimWorker, ms_per_token: float) -> None:
-    """Its process stands still over each prompt that it takes, the longer the larger that is: so it
-    loses its lease over large ones, and whoever gets them next may, too."""
+    """Suspend a worker's process over each prompt, for a time proportional to its length.
+
+    So the worker loses its lease over large prompts; the next worker that gets them may lose its
+    lease, too.
+    """
 
     def stand_still(work: Work) -> None:
         tokens = len(work.prompt_tokens) // 4
@@ -34,7 +38,7 @@ def stall_over_input(cluster: Cluster, worker: SimWorker, ms_per_token: float) -
 
 
 def mute_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
-    """Its heartbeats do not get through for a while; at the end of its lease it falls silent."""
+    """Lose a worker's heartbeats for a while; at the end of its lease it suspends itself."""
     if worker.is_silent:
         return
     process, worker.is_mute = worker.process, True
@@ -48,7 +52,7 @@ def mute_worker(cluster: Cluster, worker: SimWorker, for_ms: float) -> None:
 
 
 def _heard_again(cluster: Cluster, worker: SimWorker, process: SimProcess) -> None:
-    """It goes on, unless its lease has ended meanwhile."""
+    """Let a worker continue, or join again if its lease has ended."""
     worker.is_mute = False
     if worker.process is not process or not process.alive:
         return
@@ -59,7 +63,7 @@ def _heard_again(cluster: Cluster, worker: SimWorker, process: SimProcess) -> No
 
 
 def stale_heartbeat(cluster: Cluster, worker: SimWorker, number: int) -> None:
-    """Deliver a heartbeat again that `number` later ones have overtaken."""
+    """Deliver a heartbeat again, after `number` later ones."""
     beats = cluster.members.recent_beats[worker.worker_id]
     if len(beats) > number:
         record = beats[-1 - number]
@@ -70,12 +74,12 @@ def stale_heartbeat(cluster: Cluster, worker: SimWorker, number: int) -> None:
 
 
 def set_clock(worker: SimWorker, ahead_ms: float) -> None:
-    """Set a worker's clock ahead of all others, or behind them."""
+    """Set a worker's clock ahead of all others (or behind them, if negative)."""
     worker.wall.ahead_ms = ahead_ms
 
 
 def pause_router(cluster: Cluster, for_ms: float) -> None:
-    """The router's process is stopped; after a lease another one takes over."""
+    """Suspend the router's process; after a lease, another one takes over."""
     router = cluster.router
     if not router.alive or router.is_asleep:
         return
@@ -93,8 +97,10 @@ def pause_router(cluster: Cluster, for_ms: float) -> None:
 
 
 def lose_broker(cluster: Cluster, for_ms: float) -> None:
-    """Nothing gets into the log for a while, and what is on its way waits. After a lease everybody
-    joins again, and the router's partitions are taken anew."""
+    """Hold all records for a while.
+
+    After a lease, all members join again, and a new router takes the partitions.
+    """
     until_ms = cluster.clock.now_ms + for_ms
     cluster.bus.held_until_ms = max(cluster.bus.held_until_ms, until_ms)
     for worker in list(cluster.workers.values()):

@@ -1,4 +1,4 @@
-"""All that can go wrong at once, drawn from a seed."""
+"""Faults of all kinds, drawn from a seed."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ Draws = Callable[[Draw, float], tuple[SimFault, ...]]
 def storm(
     seed: int, shape: ClusterShape, *, gateways: int, count: int, begin_ms: float, end_ms: float
 ) -> tuple[SimFault, ...]:
-    """Return `count` faults of all kinds within a time, for a cluster that keeps its log."""
+    """Return `count` faults of all kinds between two times, for a cluster that keeps its log."""
     draw = np.random.default_rng([seed, count])
     workers = [name for name, _ in shape.roles()]
 

@@ -1,9 +1,9 @@
 """The log on virtual time: a record reaches its readers after the log's latency, in order.
 
-One channel is one partition of one topic. Faults may change `delay_ms`, have a topic take longer
-than others (`slow`), have a record come again, or hold everything; the order within a channel
-stays. With a limit it takes records by the log's own rule; without one no size is worked out, which
-would cost more than all else here.
+A channel is one partition of one topic. Faults may change `delay_ms`, slow a topic down (`slow`),
+repeat or lose a record, or hold everything; the order within a channel stays. With a limit, the bus
+checks sizes by the log's own rule. Without one it computes no sizes, as that would cost more than
+all else here.
 """
 
 from collections import defaultdict
@@ -20,12 +20,12 @@ from schemas.rules.sizes import check_size
 Channel = tuple[str, int]  # topic and partition
 RecordListener = Callable[[str, object, float], None]  # topic, record, when
 
-LOST = "lost"  # what who looks on is told as the topic of what comes to nobody
+LOST = "lost"  # the topic that record listeners get for a lost record
 
 
 @dataclass(slots=True)
 class _ChannelState:
-    """What was sent to a channel."""
+    """The records that were sent to a channel."""
 
     records: int = 0
     last_ms: float = 0.0  # when the last one is delivered
@@ -33,25 +33,25 @@ class _ChannelState:
 
 @cache
 def shared_codec() -> Codec:
-    """One for all clusters, since making it takes longer than serving many requests."""
+    """Return one codec for all clusters; making one takes longer than serving many requests."""
     return Codec()
 
 
 class Bus:
-    """Carries calls instead of bytes: what a reader does with the record."""
+    """Delivers a record by a call of its reader, not as bytes."""
 
     def __init__(self, clock: Clock, delay_ms: float, record_bytes_max: int = 0) -> None:
         """`record_bytes_max` is the broker's limit; 0: any size passes."""
         self.clock = clock
         self.delay_ms = delay_ms
         self.drawn_ms: Callable[[str], float] | None = (
-            None  # in its place, for each record of a topic
+            None  # replaces `delay_ms`; called with each record's topic
         )
         self.record_bytes_max = record_bytes_max
         self.repeated_topics: set[str] = set()  # topics whose next record is delivered twice
-        self.repeat_after_ms: dict[str, float] = {}  # topics whose next one is, so many ms later
-        self.slow: dict[str, float] = {}  # topics that take so much longer than others
-        self.losing: dict[str, int] = {}  # so many of a topic's next records come to nobody
+        self.repeat_after_ms: dict[str, float] = {}  # ms until a topic's next record repeats
+        self.slow: dict[str, float] = {}  # extra delay in ms, by topic
+        self.losing: dict[str, int] = {}  # number of next records to lose, by topic
         self.lost_records = 0
         self.held_until_ms = 0.0  # nothing is delivered before that
         self.record_listeners: list[RecordListener] = []
@@ -59,16 +59,16 @@ class Bus:
         self._channels: defaultdict[Channel, _ChannelState] = defaultdict(_ChannelState)
 
     def next_offset(self, topic: str, partition: int) -> int:
-        """The offset of the channel's next record."""
+        """Return the offset of the channel's next record."""
         return self._channels[topic, partition].records
 
     def send(
         self, channel: Channel, record: Any, deliver: Callable[[], None], *, forged: bool = False
     ) -> None:
-        """Deliver later, never before what was sent to the channel earlier.
+        """Deliver a record later, in the order of its channel.
 
-        Raises RecordTooLarge, as `LogProducer.send` does, and then delivers nothing. Of what is
-        forged nobody is told who looks on.
+        Raises RecordTooLarge, as `LogProducer.send` does, and then delivers nothing. Listeners do
+        not get forged records.
         """
         self.check(record)
         topic, state = channel[0], self._channels[channel]
@@ -97,12 +97,12 @@ class Bus:
         self.clock.at(at_ms, deliver)
 
     def note(self, topic: str, record: Any) -> None:
-        """Tell who looks on that a record stands in the log, of whose readers there is no model."""
+        """Pass a record to the listeners; also used for topics whose readers are not modelled."""
         for listener in self.record_listeners:
             listener(topic, record, self.clock.now_ms)
 
     def check(self, record: Any) -> None:
-        """Raise RecordTooLarge where the log would not take it."""
+        """Raise RecordTooLarge if the log would refuse the record."""
         if self._codec is None:
             return
         record_bytes = len(self._codec.encode(record))

@@ -1,6 +1,6 @@
-"""Virtual time: calls in order of their time, and of their making where times are equal.
+"""Virtual time: calls run in order of time, and of scheduling if times are equal.
 
-A process may sleep, and its wall clock may be wrong: that is for faults.
+Faults make a process sleep or its wall clock wrong: see `ProcessClock` and `WallClock`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from math import inf, nextafter
 
 
 class Alarm:
-    """A call that is due at a time; None once it is cancelled."""
+    """A call that is due at a time; `call` is None once the alarm is cancelled."""
 
     __slots__ = ("call",)
 
@@ -17,12 +17,12 @@ class Alarm:
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """It is not to be made, and time does not stop for it."""
+        """Cancel the call; the clock does not stop at its time."""
         self.call = None
 
 
 class Clock:
-    """`now_ms` stands still while a call runs and jumps to the next one after it."""
+    """A clock whose `now_ms` stands still during a call and then jumps to the next one."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -30,7 +30,7 @@ class Clock:
         self._seq = 0
 
     def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
-        """Run a call at a time, at once where that has passed."""
+        """Run a call at a time, or at once if that has passed."""
         alarm = Alarm(call)
         self._seq += 1
         heappush(self._due, (at_ms if at_ms > self.now_ms else self.now_ms, self._seq, alarm))
@@ -41,7 +41,7 @@ class Clock:
         return self.at(self.now_ms + delay_ms, call)
 
     def step(self) -> bool:
-        """Run the next call; False where none is left."""
+        """Run the next call; return False if none is left."""
         while self._due:
             at_ms, _, alarm = heappop(self._due)
             if alarm.call is not None:
@@ -51,23 +51,23 @@ class Clock:
         return False
 
     def defers(self, call: Callable[[], None]) -> bool:
-        """Whether the process sleeps, and makes the call when it wakes."""
+        """Return whether the process sleeps; if so, the call is made when it wakes."""
         return False
 
 
 class ProcessClock(Clock):
-    """What happens in one process; all of it waits while that sleeps."""
+    """The clock of one process; its calls wait while the process sleeps."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._asleep: list[Alarm] | None = None  # what is to be done when it wakes
+        self._asleep: list[Alarm] | None = None  # the calls to make when it wakes; None: awake
 
     @property
     def now_ms(self) -> float:  # type: ignore[override]  # it has no time of its own
         return self._clock.now_ms
 
     def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
-        """Run a call at a time, or when it wakes."""
+        """Run a call at a time, or when the process wakes."""
         alarm = Alarm(call)
         self._clock.at(at_ms, lambda: self._ring(alarm))
         return alarm
@@ -83,29 +83,29 @@ class ProcessClock(Clock):
         return self._asleep is not None
 
     def defers(self, call: Callable[[], None]) -> bool:
-        """Whether the process sleeps, and makes the call when it wakes."""
+        """Return whether the process sleeps; if so, the call is made when it wakes."""
         if self._asleep is None:
             return False
         self._asleep.append(Alarm(call))
         return True
 
     def sleep(self) -> None:
-        """Nothing happens from now on."""
+        """Suspend the process: its calls wait from now on."""
         self._asleep = self._asleep or []
 
     def wake(self) -> None:
-        """What should have happened meanwhile happens now, in order."""
+        """Wake the process: the calls that were due meanwhile run now, in order."""
         late, self._asleep = self._asleep or [], None
         for alarm in late:
             self._ring(alarm)
 
     def end(self) -> None:
-        """The process is gone, and another comes."""
+        """End the process; its deferred calls are dropped, and the next one is awake."""
         self._asleep = None
 
 
 class WallClock(Clock):
-    """What a process takes for the time of day; `ahead_ms` is what it is wrong by."""
+    """The wall clock of a process; `ahead_ms` is its error."""
 
     def __init__(self, process: ProcessClock) -> None:
         self._process = process
@@ -118,10 +118,10 @@ class WallClock(Clock):
     def at(self, at_ms: float, call: Callable[[], None]) -> Alarm:
         """Run a call at a time of this clock, and never before it."""
         due_ms = at_ms - self.ahead_ms
-        while due_ms + self.ahead_ms < at_ms:  # it was rounded: who wakes would wait again
+        while due_ms + self.ahead_ms < at_ms:  # rounding made it early: the caller would wait again
             due_ms = nextafter(due_ms, inf)
         return self._process.at(due_ms, call)
 
     def defers(self, call: Callable[[], None]) -> bool:
-        """Whether the process sleeps, and makes the call when it wakes."""
+        """Return whether the process sleeps; if so, the call is made when it wakes."""
         return self._process.defers(call)

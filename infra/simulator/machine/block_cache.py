@@ -1,7 +1,8 @@
-"""KV memory of a simulated worker: a prefix cache by block hash, least recently used out first.
+"""KV memory of a simulated worker: a prefix cache by block hash with LRU eviction.
 
-Blocks that a sequence uses are pinned; those that nobody uses stay cached until room is needed, the
-end of a prompt before its beginning, as in vLLM's block manager. Counts only, no bytes.
+Blocks that a sequence uses are pinned. Unused ones stay cached until memory is needed; the end of a
+prompt is evicted before its beginning, as in vLLM's block manager. Counts blocks and stores no
+bytes.
 """
 
 from collections import OrderedDict
@@ -11,39 +12,39 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SequenceBlocks:
-    """What one sequence holds: pinned blocks with a hash, and others."""
+    """The blocks of one sequence: pinned ones with a hash, and the number of others."""
 
     hashes: list[int]
     private: int
 
 
 class BlockCache:
-    """At most `blocks_max` blocks; `stored` and `removed` tell of changes until they are taken."""
+    """A cache of at most `blocks_max` blocks that collects its changes until `take`."""
 
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
         self.private = 0
         self._pins: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._changed: dict[int, bool] = {}  # hash to whether it is held now
+        self._changed: dict[int, bool] = {}  # by hash: whether it is cached now
 
     @property
     def used(self) -> int:
-        """Blocks that are not free, idle ones included."""
+        """Return the blocks that are not free, idle ones included."""
         return len(self._pins) + len(self._idle) + self.private
 
     @property
     def pinned(self) -> int:
-        """Blocks that cannot be evicted."""
+        """Return the blocks that cannot be evicted."""
         return len(self._pins) + self.private
 
     @property
     def has_changed(self) -> bool:
-        """Whether `take` would tell of anything."""
+        """Return whether `take` would return any change."""
         return bool(self._changed)
 
     def depth(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks are cached."""
+        """Return how many leading blocks are cached."""
         count = 0
         for value in hashes:
             if value not in self._pins and value not in self._idle:
@@ -52,9 +53,10 @@ class BlockCache:
         return count
 
     def hold(self, hashes: Sequence[int], blocks: int) -> SequenceBlocks | None:
-        """Pin the leading blocks that are cached and reserve the rest; None where it is too full.
+        """Pin the leading blocks that are cached and reserve the rest.
 
-        `blocks` is the sequence's whole need, cached blocks included.
+        Return None if memory is full. `blocks` is the sequence's whole need, cached blocks
+        included.
         """
         cached = self.depth(hashes)
         cached_hashes = list(hashes[:cached])
@@ -69,7 +71,8 @@ class BlockCache:
         return SequenceBlocks(cached_hashes, need)
 
     def commit(self, blocks: SequenceBlocks, hashes: Sequence[int]) -> None:
-        """Blocks that a sequence has filled get their names; `hashes` begins at its first block."""
+        """Give the blocks that a sequence has filled their hashes; `hashes` begins at its first
+        block."""
         fresh = hashes[len(blocks.hashes) :]
         self._pin(fresh)
         blocks.hashes.extend(fresh)
@@ -77,7 +80,7 @@ class BlockCache:
         self.private -= len(fresh)
 
     def release(self, blocks: SequenceBlocks) -> None:
-        """The sequence ends; what has a name stays cached."""
+        """Release a sequence's blocks; those with a hash stay cached."""
         self.private -= blocks.private
         pins, idle = self._pins, self._idle
         for value in reversed(blocks.hashes):
@@ -89,18 +92,19 @@ class BlockCache:
         blocks.hashes, blocks.private = [], 0
 
     def clear(self) -> None:
-        """Forget everything; for a worker that starts again."""
+        """Forget all blocks, for a worker that starts again."""
         self._pins.clear()
         self._idle.clear()
         self._changed.clear()
         self.private = 0
 
     def held_hashes(self) -> list[int]:
-        """All hashes that are held."""
+        """Return the hashes of all cached blocks."""
         return [*self._pins, *self._idle]
 
     def take(self) -> tuple[list[int], list[int]]:
-        """Removed and stored since the last take; what came and went in between is not told."""
+        """Return removed and stored hashes since the last call; only the last change of each
+        counts."""
         removed = [value for value, there in self._changed.items() if not there]
         stored = [value for value, there in self._changed.items() if there]
         self._changed.clear()

@@ -1,4 +1,4 @@
-"""What a simulated engine keeps of a job."""
+"""The state of a job in a simulated engine."""
 
 from dataclasses import dataclass, field
 from string import ascii_lowercase
@@ -10,7 +10,7 @@ from schemas.records import KvHandle, WorkPhase
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output
 
-VOCABULARY = 256  # tokens, so that each is a byte and saying them makes no numbers
+VOCABULARY = 256  # tokens; each is one byte, so an output is a slice of bytes
 _ANSWER_TOKENS_MAX = 1 << 16
 _TOKENS = bytes(range(VOCABULARY)) * (_ANSWER_TOKENS_MAX // VOCABULARY + 1)
 _LETTERS = ascii_lowercase * (_ANSWER_TOKENS_MAX // len(ascii_lowercase) + 2)
@@ -18,34 +18,32 @@ _LETTERS = ascii_lowercase * (_ANSWER_TOKENS_MAX // len(ascii_lowercase) + 2)
 
 @dataclass(slots=True, eq=False)
 class Computation:
-    """One job of an engine; `hashes` names the blocks of its prompt and answer.
+    """One job of an engine; `hashes` are of the blocks of its prompt and answer.
 
-    The token that stands at some place of an answer depends on the request alone, as a seed has it.
+    Each token of an answer depends on the request and its position alone, as with a fixed seed.
     """
 
     job: Job
     hashes: list[int]
     prompt_tokens: int
-    output_tokens: int  # of the whole answer
+    output_tokens: int  # that this job has to generate
     blocks: SequenceBlocks | None = None
     sequence: GpuSequence | None = None
     cached_tokens: int = 0
-    drawn_before: int = 0  # tokens of the answer before the GPU's first step with it alone
+    drawn_before: int = 0  # tokens sampled before the batch's first step with this job
     sent_tokens: int = 0
     kv_bytes: int = 0
-    buffered_bytes: int = 0  # received outside the engine's memory, until the job ends
-    is_incoming: bool = False  # KV is under way into its memory
+    buffered_bytes: int = 0  # KV in the receive buffer, until the job ends
+    is_incoming: bool = False  # KV is being transferred into its memory
     is_computed: bool = False  # prefill is done
-    is_posted: bool = False  # and its KV is on the way to the decode engine
-    valid_tokens: int | None = None  # that a paired decode engine has; None until it says so
+    is_posted: bool = False  # the transfer of its KV to the decode engine has begun
+    valid_tokens: int | None = None  # that the paired decode engine has cached; None: not known yet
 
     job_id: str = field(init=False)
     request_id: str = field(init=False)  # without the attempt
     first_token: int = field(init=False)
     prefill: bool = field(init=False)
-    prior_tokens: int = field(
-        init=False
-    )  # tokens of the answer that jobs before this one have made
+    prior_tokens: int = field(init=False)  # tokens of the answer that earlier jobs have generated
 
     def __post_init__(self) -> None:
         self.job_id = self.job.request_id
@@ -54,11 +52,11 @@ class Computation:
         self.prefill = self.job.phase is WorkPhase.PREFILL
         work = self.job.work
         plain = self.prompt_tokens if work is None else token_count(work.prompt_tokens)
-        later = self.job.prompt_tokens[plain:]  # what was put in has numbers of its own
+        later = self.job.prompt_tokens[plain:]  # inserted passages have ids from VOCABULARY on
         self.prior_tokens = self.job.prior_tokens + sum(1 for token in later if token < VOCABULARY)
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
-        """The answer up to so many tokens, as far as it was not said."""
+        """Return an output with the tokens that were not sent yet, up to `tokens` in all."""
         begin, self.sent_tokens = self.sent_tokens, max(tokens, self.sent_tokens)
         begin += self.prior_tokens
         until = self.prior_tokens + self.sent_tokens
@@ -74,9 +72,9 @@ class Computation:
         )
 
     def handle(self, engine_id: str, tokens: int, block_tokens: int, until_ms: int) -> KvHandle:
-        """Return a handle to where its KV lies."""
+        """Return a handle to this job's KV."""
         return KvHandle(
-            worker_id="",  # an engine knows neither its worker nor its life
+            worker_id="",  # an engine does not know its worker or epoch
             worker_epoch=0,
             engine_id=engine_id,
             engine_request_id=self.job_id,

@@ -1,7 +1,7 @@
-"""A simulated engine behind the workers' protocol: it knows times and KV, and nothing of workers.
+"""A simulated engine behind the workers' protocol: it models times and KV.
 
-Runs prefill, decode and replica jobs on one GPU with one KV memory. What it has to say is drained
-instead of awaited: `wake` is called when time has brought something; whoever adds or aborts drains
+Runs prefill, decode and replica jobs on one GPU with one KV memory. Outputs are drained instead of
+awaited: `wake` is called when time has brought outputs; a caller that adds or aborts a job drains
 afterwards.
 """
 
@@ -18,12 +18,12 @@ from schemas.errors import PromptTooLong
 from schemas.records import Capability
 from workers.llm.engine import EngineLoad, Job, Output
 
-HANDLE_MS = 30_000  # how long KV is kept for a decode engine that has to come
-Hashes = Callable[[Job], list[int]]  # names of the blocks of a job's prompt and answer
+HANDLE_MS = 30_000  # how long KV is kept for a decode engine to read
+Hashes = Callable[[Job], list[int]]  # block hashes of a job's prompt and answer
 
 
 class TimedEngine:
-    """One engine from start to end."""
+    """One engine process, on virtual time."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TimedEngine:
         wake: Callable[[], None],
         *,
         prefill_only: bool,
-        make_gpu: Callable[..., SimGpu] = SimGpu,  # called as Gpu is
+        make_gpu: Callable[..., SimGpu] = SimGpu,  # has SimGpu's parameters
         model: str = "",
     ) -> None:
         costs = StepCosts(setup)
@@ -54,7 +54,7 @@ class TimedEngine:
             block_size=setup.block_tokens,
             max_model_len=setup.kv_blocks * setup.block_tokens,
             running_max=setup.running_max,
-            orchestrations=(),  # a worker adds those of its cluster
+            orchestrations=(),  # the worker's registration adds those of its cluster
             kv_bytes_per_token=setup.model.kv_bytes_per_token,
         )
         self._exchange, self._hashes = exchange, hashes
@@ -80,7 +80,7 @@ class TimedEngine:
         self.state.say(Output(request_id=job.request_id, finish_reason="error", error=error))
 
     def abort(self, request_id: str) -> None:
-        """Stop a job and free what it holds, and what is kept of it for a reader."""
+        """Stop a job, and free its memory and the KV that is kept for a reader."""
         computation = self.state.computations.get(request_id)
         if computation is not None:
             self.state.drop(computation)
@@ -88,11 +88,11 @@ class TimedEngine:
         self.state.free(request_id)
 
     def texts(self, before: Sequence[int], output: Output) -> list[str]:
-        """Each token is a letter."""
+        """Return the text of each token, one letter."""
         return list(output.text)
 
     def drain(self) -> list[Output]:
-        """What was said since the last time, one after the other."""
+        """Return the outputs since the last call, in order."""
         outputs, self.state.outputs = self.state.outputs, []
         return outputs
 
@@ -101,7 +101,7 @@ class TimedEngine:
         return self.state.load()
 
     def _start(self, computation: Computation) -> None:
-        """A job has its memory."""
+        """Start a job that has its memory."""
         job, exchange = computation.job, self._exchange
         if job.is_paired:
             begin = exchange.start_prefill if computation.prefill else exchange.start_decode
@@ -130,7 +130,7 @@ class TimedEngine:
         return False
 
     def _hand_over(self, computation: Computation) -> None:
-        """Keep the KV for whoever decodes, for a while."""
+        """Keep the KV for the decode engine, for `HANDLE_MS`."""
         state, until_ms = self.state, self._clock.now_ms + HANDLE_MS
         state.leave(computation)
         state.handovers[computation.job_id] = computation
@@ -146,7 +146,7 @@ class TimedEngine:
         self._clock.at(until_ms, expire)
 
     def _on_first_token(self, sequence: gpus.GpuSequence) -> None:
-        """What came with its KV has drawn a token of its own."""
+        """Send the first token that a job samples itself after its KV came."""
         computation = sequence.owner
         assert isinstance(computation, Computation)
         if self.state.computations.get(computation.job_id) is computation:
@@ -170,7 +170,7 @@ class TimedEngine:
             self.state.wake()
 
     def _say_steps(self) -> None:
-        """What the batch has drawn so far."""
+        """Send the tokens that the batch has sampled so far."""
         for computation in self.state.computations.values():
             sequence = computation.sequence
             if sequence is not None and sequence.joined:

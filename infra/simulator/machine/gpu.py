@@ -2,10 +2,10 @@
 
 Theory of operation. Between changes of the batch every step adds one token to every sequence, so a
 run of n steps takes n * (fixed + kv * S) + kv * B * n * (n - 1) / 2 for B sequences with S tokens
-of context; that is solved instead of stepped. What arrives during a run waits for the end of the
-step that is under way. While prompts wait, steps are taken one by one: the oldest prompts fill what
-the running batch leaves of the step's tokens. A prompt that is complete has its first token; then
-it joins the batch, or leaves, as its owner says. Memory is the owner's business.
+of context. This is solved instead of stepped. A sequence that arrives during a run waits for the
+end of the current step. While prompts wait, steps are taken one by one: the oldest prompts fill the
+tokens of a step that the running batch leaves. A completed prompt has its first token; then it
+joins the batch or leaves, as its owner decides. The owner manages the memory.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ from math import ceil, sqrt
 from infra.simulator.log.clock import Alarm, Clock
 from infra.simulator.machine.latency import StepCosts
 
-_CHUNK_MIN = 16  # tokens of prompts in a step, however large the batch is
+_CHUNK_MIN = 16  # least prompt tokens in a step, for any batch
 
 
 class GpuSequence:
-    """One prompt and its answer on one engine; `owner` is what its worker keeps of it."""
+    """One prompt and its answer on one engine; `owner` is the engine's state of it."""
 
     __slots__ = (
         "computed",
@@ -37,9 +37,9 @@ class GpuSequence:
     def __init__(self, owner: object, prompt_tokens: int, cached: int, output_tokens: int) -> None:
         self.owner = owner
         self.prompt_tokens = prompt_tokens
-        self.computed = cached  # tokens of the prompt whose KV is here
-        self.output_tokens = output_tokens  # that are still to come
-        self.context = 0  # tokens when it joined the batch
+        self.computed = cached  # prompt tokens whose KV is here
+        self.output_tokens = output_tokens  # tokens that remain
+        self.context = 0  # tokens of context when it joined the batch
         self.joined = False
         self.first_step = 0
         self.done_step = 0
@@ -51,8 +51,10 @@ def _nothing(*_: GpuSequence) -> None:
 
 
 class SimGpu:
-    """Calls `prompt_done` (true: go on decoding), `on_first_token` (what came with its KV has its
-    first token), `answer_done`, and then once `step_done`, at their virtual times.
+    """A GPU that calls its owner back at virtual times, `step_done` once after the others.
+
+    `prompt_done` returns whether to decode; `on_first_token`: a sequence that came with its KV has
+    sampled its first token; `answer_done`: an answer is complete.
     """
 
     def __init__(
@@ -67,14 +69,14 @@ class SimGpu:
         self.clock = clock
         self.costs = costs
         self.chunk_tokens = 0
-        self.steps_max = 0  # of a run, where somebody is to see tokens as they come; 0: any number
-        self.send_ms = 0.0  # that a connector holds a step, per prompt that it completes
-        self.slow_prefill = 1.0  # a fault: prompts take so many times longer
-        self.slow = 1.0  # likewise, everything
+        self.steps_max = 0  # most steps of a run, so that tokens stream; 0: no limit
+        self.send_ms = 0.0  # delay of a step by a connector, per prompt that it completes
+        self.slow_prefill = 1.0  # a fault: factor on the time of prompts
+        self.slow = 1.0  # a fault: factor on all times
         self.batch = 0
         self.context_tokens = 0
         self.steps = 0
-        self.step_ms = 0.0  # the last one
+        self.step_ms = 0.0  # mean step of the present or last run
         self.prompts: deque[GpuSequence] = deque()
         self._prompt_done = prompt_done
         self._answer_done = answer_done
@@ -86,27 +88,27 @@ class SimGpu:
         self._joining: list[GpuSequence] = []
         self._chunks: list[tuple[GpuSequence, int]] = []
         self._began_ms = 0.0
-        self._planned = 0  # steps of the run under way
+        self._planned = 0  # steps of the current run
         self._alarm: Alarm | None = None
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed."""
+        """Return the prompt tokens that remain to be computed."""
         return sum(sequence.prompt_tokens - sequence.computed for sequence in self.prompts)
 
     def add_prompt(self, sequence: GpuSequence) -> None:
-        """Compute the prompt, and then ask whether to go on."""
+        """Compute the prompt; its owner then decides whether to decode."""
         self.prompts.append(sequence)
         self._interrupt()
 
     def add_answer(self, sequence: GpuSequence) -> None:
-        """Decode what has all its KV; joins at the next step."""
+        """Decode a sequence that has all its KV; it joins at the next step."""
         sequence.computed = sequence.prompt_tokens
         self._joining.append(sequence)
         self._interrupt()
 
     def remove(self, sequence: GpuSequence) -> None:
-        """Take a sequence out, at the end of the step; nothing is called for it any more."""
+        """Remove a sequence at the end of the step; no more callbacks are made for it."""
         if sequence.removed:
             return
         sequence.removed = True
@@ -117,7 +119,7 @@ class SimGpu:
         self._interrupt()
 
     def stop(self) -> None:
-        """Forget everything; for a worker that dies."""
+        """Remove everything, for a worker that dies."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = None
@@ -126,13 +128,13 @@ class SimGpu:
         self.batch = self.context_tokens = self._planned = 0
 
     def _run_ms(self, steps: int) -> float:
-        """How long so many steps of the batch alone take."""
+        """Return the time of `steps` steps of the batch without prompts."""
         costs, n = self.costs, steps
         each_ms = costs.fixed_ms(self.batch) + costs.kv_ms * self.context_tokens
         return self.slow * (n * each_ms + costs.kv_ms * self.batch * n * (n - 1) / 2)
 
     def _steps_in(self, passed_ms: float) -> int:
-        """The step that ends a run which is interrupted after a time: the inverse, rounded up."""
+        """Return the steps of a run that is interrupted after a time: the inverse, rounded up."""
         costs = self.costs
         grow_ms = costs.kv_ms * self.batch / 2
         each_ms = costs.fixed_ms(self.batch) + costs.kv_ms * self.context_tokens - grow_ms
@@ -141,7 +143,7 @@ class SimGpu:
         return max(1, ceil(2 * passed_ms / (each_ms + root) - 1e-9))
 
     def _interrupt(self) -> None:
-        """Something changed: end the run with its current step, or begin one."""
+        """End the run with its current step as something changed, or begin one."""
         if self._alarm is None:
             self._plan()
         elif self._planned > 1:
@@ -179,7 +181,7 @@ class SimGpu:
         self._step_done()
 
     def _change_batch(self) -> list[GpuSequence]:
-        """Between two steps: who was removed leaves, who came with its KV joins."""
+        """Between two steps, drop removed sequences and add those that came with their KV."""
         leaving, self._leaving = self._leaving, []
         for sequence in leaving:
             self._leave(sequence)
@@ -212,10 +214,10 @@ class SimGpu:
         return alone_ms + (mixed_ms - alone_ms) * self.slow_prefill + sending_ms
 
     def _end_run(self) -> None:
-        """Count the steps, settle who is done and who joins, and plan again."""
+        """Count the steps, settle completed and joining sequences, and plan again."""
         self.steps += self._planned
         self.context_tokens += self.batch * self._planned
-        self._planned = 1  # what the owner adds from here on is planned below
+        self._planned = 1  # what the owner adds in callbacks is planned below
         completed_sequences = []
         while self._by_end and self._by_end[0][0] <= self.steps:
             sequence = heappop(self._by_end)[2]

@@ -1,9 +1,10 @@
-"""KV between two simulated engines, for each orchestration (their order: streams/core/README.md).
+"""KV transfers between two simulated engines, by orchestration (streams/core/README.md).
 
-prefill_first: the decode engine reads what it lacks. decode_first: the prefill engine reads what
-only the decode engine has, computes, and writes the rest. concurrent: both start at once, the
-decode engine says what it has, the prefill engine writes the rest. Nothing is read from an engine
-that has ended, nor written by one. A fault may have moves fail.
+prefill_first: the decode engine reads the KV that it lacks. decode_first: the prefill engine reads
+the KV that only the decode engine has, computes, and writes the rest. concurrent: both start at
+once, the decode engine reports its cached tokens, and the prefill engine writes the rest. An engine
+that has ended neither reads nor writes, and nothing is read from it. A fault may make transfers
+fail.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from workers.llm.engine import Output
 
 
 class MoveKind(Enum):
-    """How KV moves: by its receiver or by its sender."""
+    """Which side moves the KV: its receiver reads, or its sender writes."""
 
     READ = "read"
     WRITE = "write"
@@ -29,35 +30,35 @@ class MoveKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvMove:
-    """KV of a job that begins to move, or has moved (`is_done`), by a handle."""
+    """The start or the end (`is_done`) of a KV transfer for a job, by a handle."""
 
     kind: MoveKind
     job_id: str
     source: EngineState
     target: EngineState
-    into: Computation  # whose memory it is for
+    into: Computation  # the job that receives the KV
     handle: KvHandle
     is_done: bool
     at_ms: float
 
 
 class SimKvExchange:
-    """All engines of a cluster, by id."""
+    """The KV transfers of a cluster; `engines` has all engines by id."""
 
     def __init__(self, clock: Clock, setup: Setup, links: KvLinks) -> None:
         self.engines: dict[str, EngineState] = {}
         self.move_listeners: list[Callable[[KvMove], None]] = []
-        self.failures = 0  # so many of the next moves come to nothing
+        self.failures = 0  # number of next transfers that fail
         self.setup = setup
         self._clock, self._links = clock, links
 
     def pull(self, here: EngineState, computation: Computation) -> None:
-        """Read a handed-over prompt's KV, but for what is cached here."""
+        """Read the KV of a handed-over prompt, except for blocks cached here."""
         kv = computation.job.kv
         assert kv is not None
         source = self.engines[kv.engine_id]
         key = kv.engine_request_id
-        if key not in source.handovers:  # expired on the way: compute it here
+        if key not in source.handovers:  # it has expired: compute the prompt here
             here.compute(computation)
             return
         tokens = computation.prompt_tokens - self._reused_tokens(computation)
@@ -83,7 +84,7 @@ class SimKvExchange:
         )
 
     def start_decode(self, here: EngineState, computation: Computation) -> None:
-        """Memory is allocated: tell whoever is to write into it."""
+        """Report the allocated memory, or the cached tokens, to the engine that will write."""
         job, block_tokens = computation.job, self.setup.block_tokens
         if job.orchestration is Orchestration.DECODE_FIRST:
             reused_tokens = self._reused_tokens(computation) // block_tokens * block_tokens
@@ -102,7 +103,8 @@ class SimKvExchange:
         self._clock.after(self.setup.link.latency_ms, want)
 
     def start_prefill(self, here: EngineState, computation: Computation) -> None:
-        """Compute for a decode engine that holds memory for it, from what either side has."""
+        """Compute a prompt for a decode engine that holds memory for it, from what either side
+        has."""
         target = _target(computation)
         peer = self.engines[target.engine_id]
         partner = peer.computations.get(computation.job_id)
@@ -111,12 +113,12 @@ class SimKvExchange:
             if target.tokens > computation.cached_tokens and partner is not None:
                 self._read_back(here, computation, peer)
                 return
-        elif partner is not None and partner.blocks is not None:  # its word came first
+        elif partner is not None and partner.blocks is not None:  # decode allocated first
             computation.valid_tokens = self._reused_tokens(partner)
         here.compute(computation)
 
     def _read_back(self, here: EngineState, computation: Computation, peer: EngineState) -> None:
-        """Fetch the history from the decode engine instead of computing it again."""
+        """Read the history from the decode engine instead of computing it again."""
         assert computation.valid_tokens is not None
         kv_bytes = self._bytes(computation.valid_tokens - computation.cached_tokens)
 
@@ -134,13 +136,14 @@ class SimKvExchange:
         self._carry(move, kv_bytes, on_done)
 
     def write_when_ready(self, here: EngineState, computation: Computation) -> None:
-        """Write what the decode engine lacks, once the prompt is computed and its word is here."""
+        """Write what the decode engine lacks, once the prompt is computed and its cached tokens are
+        known."""
         if not computation.is_computed or computation.is_posted or computation.valid_tokens is None:
             return
         computation.is_posted = True
         peer = self.engines[_target(computation).engine_id]
         partner = peer.computations.get(computation.job_id)
-        if partner is None:  # it has given up: nobody has room for this
+        if partner is None:  # the decode job has ended: there is no memory to write to
             self._finish_write(here, computation, 0, 0.0)
             return
         kv_bytes = self._bytes(computation.prompt_tokens - computation.valid_tokens)
@@ -150,7 +153,7 @@ class SimKvExchange:
                 return
             if peer.computations.get(partner.job_id) is partner:
                 partner.kv_bytes = kv_bytes
-                _report_received(peer, partner, 0.0)  # only the writer can measure it
+                _report_received(peer, partner, 0.0)  # only the writer measures the transfer time
                 peer.decode(partner, drawn_before=0)
                 peer.wake()
             if here.computations.get(computation.job_id) is computation:
@@ -193,7 +196,7 @@ class SimKvExchange:
         )
 
     def _carry(self, move: KvMove, kv_bytes: int, on_done: Callable[[float], None]) -> None:
-        """Move bytes into a job's memory, which is not given to others before they are there."""
+        """Transfer bytes into a job's memory, which is not reused before they have arrived."""
         source, target, into = move.source, move.target, move.into
         into.is_incoming = True
         self._notify(move)
@@ -216,7 +219,8 @@ class SimKvExchange:
             listener(move)
 
     def _reused_tokens(self, computation: Computation) -> int:
-        """Prompt tokens that need not be sent: whole cached blocks, where the setup keeps them."""
+        """Return prompt tokens that need not be sent: whole cached blocks, if the setup keeps
+        them."""
         if not self.setup.receiver_keeps or computation.blocks is None:
             return 0
         cached = len(computation.blocks.hashes) * self.setup.block_tokens
@@ -227,7 +231,7 @@ class SimKvExchange:
 
 
 def _fail_job(move: KvMove) -> None:
-    """Whoever moved the KV gives the job up, as engines do when their tries are used up."""
+    """Fail the job of the engine that moved the KV, as engines do after their last retry."""
     here = move.target if move.kind is MoveKind.READ else move.source
     computation = here.computations.get(move.job_id)
     if computation is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """Data sheet figures, and which share of them real kernels reach."""
+    """Figures of a data sheet, and the shares of them that real kernels reach."""
 
     name: str
     flops: float  # dense bf16 FLOP/s
@@ -39,7 +39,7 @@ class Model:
     kv_heads: int
     head_dim: int
     bytes_per_value: int = 2
-    active_parameters: float = 0.0  # that a token is computed with; 0: all, as in a dense model
+    active_parameters: float = 0.0  # per token; 0: all, as in a dense model
 
     @property
     def weight_bytes(self) -> float:
@@ -51,17 +51,17 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers: 131 072 for Llama 3.1 8B."""
+        """Return the bytes of keys and values of all layers: 131 072 for Llama 3.1 8B."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What KV moves over; one per worker and direction."""
+    """The link that KV moves over; one per worker and direction."""
 
     bytes_per_s: float
     share: float = 0.8
-    latency_ms: float = 1.0  # asking, posting and noticing; measured with NIXL: 0.5 to 2 ms
+    latency_ms: float = 1.0  # request, post and completion; measured with NIXL: 0.5 to 2 ms
 
 
 # NVIDIA H100 SXM data sheet (dense figures, without sparsity).
@@ -88,14 +88,14 @@ NIC_400G = Link(bytes_per_s=50e9)  # 400 Gbit/s per GPU, as in an HGX node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A machine type: GPU, model, link and how its engines are set."""
+    """A machine type: GPU, model, link and the settings of its engines."""
 
     gpu: GpuSpec = H100
     model: Model = LLAMA_8B
     link: Link = NIC_400G
     overhead_ms: float = 1.5  # scheduling, sampling and launches of one step
-    # What the GPUs of one worker say to one another, per token of a step: collectives of tensor
-    # parallelism, or tokens on their way to experts. 0: a worker is one GPU.
+    # Communication between the GPUs of one worker, per token of a step: collectives of tensor
+    # parallelism, or tokens sent to experts. 0: a worker is one GPU.
     exchange_ms_per_token: float = 0.0
     prefill_chunk_tokens: int = 8_192  # most tokens of a step on a prefill worker
     # Most tokens of a step beside a running batch, batch included: vLLM's first default for chunked
@@ -103,38 +103,38 @@ class Setup:
     # over 8 192, vLLM's later default on such a GPU, as figure 2 of the PPD paper comes out better.
     mixed_chunk_tokens: int = 512
     running_max: int = 256  # sequences in a batch; vLLM's default
-    prefill_credits: int = 16  # prompts that a prefill worker holds at once
-    decode_credits: int = 0  # answers that other workers hold at once; 0: as many as fit a batch
-    prefill_running_max: int = 0  # of these, in the engine at once; 0: as fit into a step
+    prefill_credits: int = 16  # active prompts of a prefill worker
+    decode_credits: int = 0  # active answers of any other worker; 0: `running_max`
+    prefill_running_max: int = 0  # of these, in the engine at once; 0: as many as fit into a step
     block_tokens: int = 64  # granularity of prefix caches
     bus_ms: float = 3.0  # one hop over the log, produce to consume
-    ack_ms: float = 0.0  # until a writer knows that its record is there; 0: counted in the hop
-    steps_max: int = 0  # after which a worker hears of tokens; 0: of the first and of the last
+    ack_ms: float = 0.0  # until a write is acknowledged; 0: counted in the hop
+    steps_max: int = 0  # steps between outputs to the worker; 0: only the first and last tokens
     receiver_keeps: bool = True  # KV that the receiver has cached is not sent again
-    # Whether an answer's KV serves the next turn: not where clients send the answer's text back and
-    # it tokenizes otherwise than it was sampled.
+    # Whether an answer's KV serves the next turn: not if clients send the answer's text back and
+    # its tokens differ from those that were sampled.
     answers_found: bool = True
-    # How long a connector that pushes KV holds prefill workers' steps, per prompt. 0: not at all,
+    # Delay of a prefill worker's step by a connector that pushes KV, in ms per prompt. 0: none,
     # as with NIXL, where the receiver reads.
     send_ms: float = 0.0
-    # What a connector receives into, outside the engine's memory, and holds until the request ends;
+    # A connector's receive buffer outside the engine's memory. It keeps KV until the request ends;
     # a worker whose buffer overflows dies. None: KV goes straight into the engine's blocks, as with
     # NIXL.
     receive_buffer_bytes: float | None = None
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks of KV that fit beside the weights."""
+        """Return the blocks of KV that fit beside the weights."""
         room = self.gpu.memory_bytes * self.gpu.memory_share - self.model.weight_bytes
         return int(room / (self.model.kv_bytes_per_token * self.block_tokens))
 
     def transfer_ms(self, kv_bytes: float) -> float:
-        """One transfer that has the link to itself."""
+        """Return the time of one transfer that has the link to itself."""
         return self.link.latency_ms + 1e3 * kv_bytes / (self.link.bytes_per_s * self.link.share)
 
 
 class StepCosts:
-    """The model above with its constants multiplied out; all in ms."""
+    """The constants of the model above, multiplied out; all in ms."""
 
     __slots__ = ("exchange_ms", "kv_ms", "overhead_ms", "pair_ms", "token_ms", "weights_ms")
 
@@ -150,16 +150,17 @@ class StepCosts:
         self.exchange_ms = setup.exchange_ms_per_token
 
     def fixed_ms(self, tokens: int) -> float:
-        """The part of a step that depends on its number of tokens alone."""
+        """Return the part of a step that depends on its number of tokens alone."""
         computing_ms = max(self.weights_ms, self.token_ms * tokens)
         return computing_ms + self.exchange_ms * tokens + self.overhead_ms
 
     def step_ms(
         self, *, decoding: int, context_tokens: int, chunk_tokens: int = 0, pairs: float = 0.0
     ) -> float:
-        """One step of `decoding` sequences with `context_tokens` in all beside a chunk of prompts.
+        """Return the time in ms of a step: decoding sequences, and a chunk of prompts.
 
-        `pairs` counts (token, earlier token) of the chunk's causal attention.
+        The `decoding` sequences have `context_tokens` in all. `pairs` is the number of (token,
+        earlier token) pairs of the chunk's causal attention.
         """
         attention_ms = self.kv_ms * context_tokens + self.pair_ms * pairs
         return self.fixed_ms(decoding + chunk_tokens) + attention_ms

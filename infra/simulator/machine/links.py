@@ -1,7 +1,7 @@
 """KV transfers between workers: each link carries one transfer at a time, in order of posting.
 
-A worker has one link per direction. Transfers that share a link finish as late as if they had
-shared its bandwidth, the first ones earlier.
+A worker has one link per direction. The last of several transfers on a link finishes as if they had
+shared the bandwidth; the first ones finish earlier.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from infra.simulator.machine.latency import Setup
 
 
 class KvLinks:
-    """All links of a cluster; counts what moved."""
+    """All links of a cluster; counts the bytes moved by each request."""
 
     def __init__(self, clock: Clock, setup: Setup) -> None:
         self.clock = clock
         self.setup = setup
-        self.slow = 1.0  # a fault: transfers take so many times longer
+        self.slow = 1.0  # a fault: factor on the time of transfers
         self.moved_bytes: dict[str, int] = {}  # by request
-        self._free_ms: dict[tuple[str, bool], float] = {}  # worker and whether it sends
+        self._free_ms: dict[tuple[str, bool], float] = {}  # by worker, and whether it sends
 
     def move(
         self,
@@ -28,7 +28,7 @@ class KvLinks:
         kv_bytes: int,
         on_done: Callable[[float], None],
     ) -> None:
-        """Move bytes; `on_done` gets the time it took in ms, waiting included."""
+        """Move bytes; `on_done` gets the time that it took in ms, waiting included."""
         now_ms = self.clock.now_ms
         out, into = (source, True), (target, False)
         begin_ms = max(now_ms, self._free_ms.get(out, 0.0), self._free_ms.get(into, 0.0))

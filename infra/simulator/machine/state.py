@@ -1,7 +1,7 @@
-"""What a simulated engine holds: its jobs, the memory and the GPU they use, and what is to be said.
+"""The state of a simulated engine: its jobs, their memory and GPU, and outputs to be drained.
 
-Prompts start in order of arrival as slots and memory allow. When a job starts, and what follows
-from a prompt or an answer that is done, is `engine.py`'s; `kv_exchange.py` moves KV between two.
+Prompts start in order of arrival as slots and memory allow. `engine.py` decides what happens when a
+job starts, or a prompt or answer is complete; `kv_exchange.py` moves KV between two engines.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from workers.llm.engine import EngineLoad, Output
 
 
 class EngineState:
-    """`start` is called for a job that has its memory, `wake` when time has brought something."""
+    """One engine's state; calls `start` for a job that has its memory, and `wake` for news."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class EngineState:
         self.engine_id, self.setup, self.gpu, self.wake = engine_id, setup, gpu, wake
         self.cache = BlockCache(setup.kv_blocks)
         self.computations: dict[str, Computation] = {}  # by job id
-        self.handovers: dict[str, Computation] = {}  # prefill is done, the KV waits for its reader
+        self.handovers: dict[str, Computation] = {}  # by job id: KV that waits for a reader
         self.pending: deque[Computation] = deque()
         self.running = 0  # computations that hold memory
         self.is_dead = False
         self.tokens_total = 0
         self.buffered_bytes = self.buffered_bytes_max = 0
-        self.blocks_max = 0  # most that were pinned at a time
+        self.blocks_max = 0  # most blocks pinned at a time
         self.outputs: list[Output] = []  # to be drained
         self._start = start
 
@@ -53,7 +53,7 @@ class EngineState:
         )
 
     def stop(self) -> None:
-        """End with all that it holds, without a word."""
+        """End the engine with all its jobs, and send no output."""
         self.is_dead = True
         self.gpu.stop()
         self.cache.clear()
@@ -62,13 +62,13 @@ class EngineState:
         self.running = self.buffered_bytes = 0
 
     def say(self, output: Output) -> None:
-        """Have the worker hear it, the next time that it drains."""
+        """Queue an output for the worker's next drain."""
         self.outputs.append(output)
 
     # Memory
 
     def add(self, computation: Computation) -> None:
-        """One more job, behind all others."""
+        """Add a job, behind all others."""
         self.computations[computation.job_id] = computation
         self.pending.append(computation)
         self.admit()
@@ -91,12 +91,13 @@ class EngineState:
             self._start(computation)
 
     def blocks_of(self, computation: Computation) -> int:
-        """What it will have filled at its end; a prefill job makes one token."""
+        """Return the blocks that a job fills by its end; a prefill job generates one token."""
         answer = 1 if computation.job.phase is WorkPhase.PREFILL else computation.output_tokens
         return -(-(computation.prompt_tokens + answer) // self.setup.block_tokens)
 
     def buffer(self, computation: Computation) -> bool:
-        """Take room for a job's KV outside the memory; False where that ends the engine."""
+        """Take room for a job's KV in the receive buffer; return False if it overflows and ends the
+        engine."""
         buffer_bytes_max = self.setup.receive_buffer_bytes
         if buffer_bytes_max is None:
             return True
@@ -109,13 +110,14 @@ class EngineState:
         return False
 
     def name_blocks(self, computation: Computation, tokens: int) -> None:
-        """KV of the first tokens is complete: others may use it."""
+        """Give the first tokens' blocks their hashes, as their KV is complete and others may use
+        it."""
         if computation.blocks is not None:
             blocks = tokens // self.setup.block_tokens
             self.cache.commit(computation.blocks, computation.hashes[:blocks])
 
     def leave(self, computation: Computation) -> None:
-        """A job is over; its memory may be kept."""
+        """End a job; its memory may be kept."""
         del self.computations[computation.job_id]
         if computation.sequence is not None:
             self.gpu.remove(computation.sequence)
@@ -123,14 +125,14 @@ class EngineState:
             self.pending.remove(computation)
 
     def drop(self, computation: Computation) -> None:
-        """A job is over, and all that it holds is free: but not what somebody writes to."""
+        """End a job and free its memory, unless a transfer still writes to it."""
         self.leave(computation)
         if not computation.is_incoming:
             self._release(computation)
         self.admit()
 
     def on_kv_arrival(self, computation: Computation) -> None:
-        """Nobody writes to its memory any more."""
+        """Note the end of a transfer into a job's memory, and free it if the job is over."""
         computation.is_incoming = False
         if self.is_dead:
             return
@@ -139,7 +141,7 @@ class EngineState:
             self.admit()
 
     def free(self, job_id: str) -> None:
-        """The KV that was kept for a reader is needed no longer."""
+        """Free the KV that was kept for a reader."""
         computation = self.handovers.pop(job_id, None)
         if computation is not None:
             self._release(computation)
@@ -156,14 +158,15 @@ class EngineState:
     # The GPU
 
     def compute(self, computation: Computation) -> None:
-        """Compute the prompt here, from what is cached on."""
+        """Compute the prompt here, after its cached tokens."""
         prompt, cached = computation.prompt_tokens, computation.cached_tokens
         computation.drawn_before = 1
         computation.sequence = GpuSequence(computation, prompt, cached, computation.output_tokens)
         self.gpu.add_prompt(computation.sequence)
 
     def decode(self, computation: Computation, *, drawn_before: int) -> None:
-        """Decode; all KV is here. The first step draws so many tokens again beside its own."""
+        """Decode a job whose KV is all here. `drawn_before` tokens of its answer were sampled
+        before; its first output repeats them."""
         prompt = computation.prompt_tokens
         self.name_blocks(computation, prompt)
         computation.drawn_before = drawn_before

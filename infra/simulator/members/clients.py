@@ -1,8 +1,8 @@
-"""Simulated clients: each holds a conversation, turn by turn, and notes how it was served.
+"""Simulated clients: each runs a conversation turn by turn and records how it was served.
 
-A turn follows the last one's end and a time to think; a turn that fails ends its conversation.
-Where so many are held at most, later ones wait for one to end, in order of their arrival. What a
-client hears is what the gateway's code hands out of the frames on the log.
+A turn follows the end of the last answer and a think time. A turn that fails ends its conversation.
+If the number of active conversations is limited, later ones wait in order of arrival. A client
+receives what the gateway's code assembles from the frames on the log.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ from schemas.records import (
 
 @dataclass(slots=True, eq=False)
 class ClientRequest:
-    """One request as its client saw it. Times are None for what did not happen."""
+    """One request as its client saw it. Times are None for events that did not happen."""
 
     request_id: str
     session_id: str
@@ -45,18 +45,18 @@ class ClientRequest:
     prompt_tokens: int
     output_tokens: int
     sent_ms: float
-    first_ms: float | None = None  # the first token, from whichever worker
-    decode_first_ms: float | None = None  # the first token of the worker that ends the answer
+    first_ms: float | None = None  # the first token, of any worker
+    decode_first_ms: float | None = None  # the first token of the worker that completes the answer
     attempt: int = 0
     ended_ms: float | None = None
     outcome: Outcome | None = None
-    refused: bool = False  # its gateway could not put it into the log
-    differs: bool = False  # its answer was not the same again
-    lacks_tokens: bool = False  # its gateway waited for some in vain
-    has_left: bool = False  # its gateway was lost, and nobody resumes
+    refused: bool = False  # its gateway could not write it to the log
+    differs: bool = False  # a restarted answer was not the same
+    lacks_tokens: bool = False  # its gateway gave up waiting for missing tokens
+    has_left: bool = False  # its client left, or does not resume after its gateway was lost
     first_ms_by_worker: dict[str, float] = field(
         default_factory=dict
-    )  # first tokens, by who sent them
+    )  # time of the first token, by worker
 
     @property
     def completed(self) -> bool:
@@ -64,25 +64,26 @@ class ClientRequest:
 
     @property
     def ttft_ms(self) -> float:
-        """From sending to the first token; only of completed requests."""
+        """Return the time from sending to the first token; only for completed requests."""
         assert self.first_ms is not None
         return self.first_ms - self.sent_ms
 
     @property
     def decode_ttft_ms(self) -> float:
-        """The same where clients hear the decode worker only, as behind the paper's proxy."""
+        """Return TTFT if clients see the decode worker's tokens only, as behind the paper's
+        proxy."""
         assert self.decode_first_ms is not None
         return self.decode_first_ms - self.sent_ms
 
     @property
     def tpot_ms(self) -> float:
-        """Time per token after the first."""
+        """Return the time per token after the first."""
         assert self.first_ms is not None and self.ended_ms is not None
         return (self.ended_ms - self.first_ms) / max(1, self.output_tokens - 1)
 
     @property
     def took_ms(self) -> float:
-        """From sending to the end."""
+        """Return the time from sending to the end."""
         assert self.ended_ms is not None
         return self.ended_ms - self.sent_ms
 
@@ -95,11 +96,11 @@ class ClientRequest:
         return Orchestration.NONE if self.outcome is None else self.outcome.orchestration
 
 
-TokenListener = Callable[[ClientRequest, Sequence[int], str], None]  # more of an answer
+TokenListener = Callable[[ClientRequest, Sequence[int], str], None]  # next tokens, text
 
 
 class Clients:
-    """Sends the turns of all conversations through `send`, and tells what they hear."""
+    """Sends the turns of all conversations through `send`, and passes tokens to the listeners."""
 
     def __init__(
         self,
@@ -114,13 +115,12 @@ class Clients:
         wants: Callable[[str], bool] = lambda request_id: False,
         probing: Callable[[str], Probing | None] = lambda request_id: None,
     ) -> None:
-        """`wants` says which requests want something found first, `probing` which of them search
-        during the answer.
-        """
+        """`wants` returns whether a request wants retrieval, `probing` how it searches during its
+        answer."""
         self.clock = clock
         self.requests: list[ClientRequest] = []
         self.started = 0  # conversations
-        self.open = 0  # of these, still to end
+        self.open = 0  # of these, not ended
         self._send, self._token_listeners = send, token_listeners
         self._wants, self._probing = wants, probing
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
@@ -130,15 +130,17 @@ class Clients:
         self._waiting: deque[SimConversation] = deque()
 
     def start(self, conversations: Sequence[SimConversation]) -> None:
-        """Have each conversation begin at its time."""
+        """Start each conversation at its time."""
         for script in conversations:
             self.started += 1
             self.open += 1
             self.clock.at(script.at_ms, lambda script=script: self._begin(script))  # type: ignore[misc]  # bound now
 
     def hashes(self, request_id: str, prompt: Sequence[int], block: int) -> list[int]:
-        """Names of the blocks that a request is about, with this prompt: of its conversation, or
-        where passages were put in, of its prompt and answer; of what no client asked, its prompt.
+        """Return the block hashes of a request with this prompt.
+
+        They cover its whole conversation; its prompt and answer if passages were inserted; or the
+        prompt alone if no client sent the request.
         """
         live, scope = self._live.get(request_id), ""
         if live is None:
@@ -155,11 +157,11 @@ class Clients:
 
     @property
     def waiting(self) -> list[ClientRequest]:
-        """Whose requests have not ended for them."""
+        """Return the requests that have not ended for their clients."""
         return [request for request, _, _ in self._live.values()]
 
     def rows(self, frame: TokenFrame) -> None:
-        """Note who sends first tokens, and in which attempt."""
+        """Record which worker sent a request's first token, and in which attempt."""
         for request_id, attempt, seq in zip(
             frame.request_ids, frame.attempts, frame.first_seqs, strict=True
         ):
@@ -172,7 +174,7 @@ class Clients:
             request.first_ms_by_worker.setdefault(frame.worker_id, self.clock.now_ms)
 
     def on_answer(self, answer: SimAnswer) -> None:
-        """An answer has grown, or ended."""
+        """Read the news of an answer: its tokens, its end or its failure."""
         live, stream = self._live.get(answer.key.parent_id), answer.stream
         if live is None or stream.is_catching_up:
             return
@@ -185,7 +187,7 @@ class Clients:
             for listener in self._token_listeners:
                 listener(request, tokens, text)
         if stream.end is not None:
-            # who goes on with an answer does not begin it: then the first token at all
+            # a worker that resumes an answer sends no first token: use the answer's first one
             request.decode_first_ms = request.first_ms_by_worker.get(
                 stream.end.decode_worker, request.first_ms
             )
@@ -194,12 +196,12 @@ class Clients:
             if isinstance(answer.failure, AttemptsDiffer):
                 request.differs = True
                 self._finish(request, whole=False)
-            else:  # its gateway gave it up, and it ends some other way
+            else:  # its gateway gave up reading; the outcome still ends it
                 request.lacks_tokens = isinstance(answer.failure, EngineFailed)
                 self.stop_reading(request.request_id)
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """It stands in the log; that of the highest attempt counts."""
+        """Note an outcome in the log; the one of the highest attempt counts."""
         request = self._by_id.get(outcome.request_id)
         if request is None or (request.outcome and outcome.attempt < request.outcome.attempt):
             return
@@ -208,7 +210,7 @@ class Clients:
             self._finish(request, whole=outcome.kind is OutcomeKind.COMPLETED)
 
     def stop_reading(self, request_id: str) -> None:
-        """The client of a request reads no more; it notices the end some other way."""
+        """Stop reading a request's answer; its outcome ends the request then."""
         if request_id in self._live:
             request = self._live[request_id][0]
             request.has_left = True
@@ -216,7 +218,7 @@ class Clients:
                 self._finish(request, whole=request.completed)
 
     def _finish(self, request: ClientRequest, *, whole: bool) -> None:
-        """The next turn follows a whole answer."""
+        """End a request; after a whole answer, the next turn follows."""
         live = self._live.pop(request.request_id, None)
         if live is None:
             return
@@ -229,13 +231,13 @@ class Clients:
             self._leave()
 
     def refuse(self, request_id: str) -> None:
-        """A request was not accepted; its conversation is over."""
+        """End the conversation of a request that was not accepted."""
         request, _, _ = self._live.pop(request_id)
         request.refused, request.ended_ms = True, self.clock.now_ms
         self._leave()
 
     def _leave(self) -> None:
-        """A conversation is over; another may begin."""
+        """End a conversation, and start one that waits."""
         self.open -= 1
         self._active_conversations -= 1
         if self._waiting:

@@ -1,4 +1,4 @@
-"""What simulated members tell the fleet: registrations, heartbeats, KV events."""
+"""The fleet records of simulated members: registrations, heartbeats and KV events."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ FleetRecord = Registration | Heartbeat
 
 
 def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -> Registration:
-    """A worker introduces this life of itself."""
+    """Return a worker's registration in its present epoch."""
     topics = sorted({WORK_TOPICS[role] for role in worker.roles})
     capability = replace(worker.process.engine.capability, orchestrations=orchestrations)
     return Registration(
@@ -38,7 +38,7 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
 
 
 def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
-    """A worker lives, grants credits and tells its load; with its last one it is gone."""
+    """Return a worker's heartbeat, with its grants and load; the last one has the state GONE."""
     process = worker.process
     return Heartbeat(
         member_id=worker.worker_id,
@@ -58,7 +58,7 @@ def _state(process: SimProcess) -> MemberState:
 
 
 def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
-    """What changed in a worker's prefix cache, or all that it holds."""
+    """Return the changes of a worker's prefix cache, or a snapshot of it."""
     cache = worker.process.engine.state.cache
     removed, stored = cache.take()
     return KvEvents(
@@ -76,7 +76,7 @@ def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
 def member_registration(
     member_id: str, epoch: int, kind: MemberKind, started_ms: int
 ) -> Registration:
-    """A router or a gateway is a member as well."""
+    """Return the registration of a router or a gateway."""
     return Registration(member_id=member_id, epoch=epoch, kind=kind, started_ms=started_ms)
 
 

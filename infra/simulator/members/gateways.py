@@ -1,8 +1,8 @@
-"""Gateways of a simulated cluster: processes that accept requests, read answers, die, start again.
+"""Gateways of a simulated cluster: they accept requests, read answers, die and start again.
 
-Answers are put together by the gateway's own code: `Hub` and `Stream` cut what is repeated, compare
-it, and know when an answer is whole. What is read at a lost gateway is read at another where its
-client resumes, from the log, behind what it has; and by nobody else.
+The gateway's own code assembles the answers: `Hub` and `Stream` drop repeated tokens, compare them,
+and detect the end of an answer. If a gateway is lost, another one reads an answer only if the
+client resumes there: from the log, after the tokens that the client has.
 """
 
 from collections import defaultdict
@@ -19,11 +19,11 @@ from streams.gateway.stream.hub import AnswerProgress, Call, CallStream, Hub
 from streams.gateway.stream.timeouts import failure_of
 
 GAP_MS = GatewaySettings().gap_ms
-KEEPS_RUNNING_EVERY = 5  # so many requests, one asks to go on without its client
+KEEPS_RUNNING_EVERY = 5  # every fifth request keeps running if its client leaves
 
 
 class SimAnswer(Call):
-    """One request's answer on its way to the client; `touched` collects those that have news."""
+    """One request's answer on its way to the client; `touched` collects answers with news."""
 
     __slots__ = ("request", "touched")
 
@@ -61,7 +61,7 @@ class SimAnswer(Call):
         return self.streams[0]
 
     def wake(self) -> None:
-        """Mark the answer as one that has news."""
+        """Mark the answer as one with news."""
         self.touched[self.request.request_id] = self
 
 
@@ -74,13 +74,14 @@ class SimGateway:
     partition: int = 0
     epoch: int = 1
     alive: bool = True
-    is_cut: bool = False  # without the log for a while; else what does not live has died
+    is_cut: bool = False  # not alive as it is cut off from the log; False: it died
     hub: Hub = field(default_factory=Hub)
-    missed: list[Request] = field(default_factory=list)  # whose clients left while it was cut off
+    missed: list[Request] = field(default_factory=list)  # whose clients left meanwhile
 
 
 class Gateways:
-    """All of them. With a count of 0 there is one that nobody hears of, and that never dies."""
+    """All gateways of a cluster. With a count of 0, there is one that is no member and never
+    dies."""
 
     def __init__(
         self,
@@ -91,11 +92,13 @@ class Gateways:
         *,
         wants_ids: bool,
     ) -> None:
-        """`on_answer` is called for each answer that has grown or ended, if it is so with its ids;
-        `write` puts a record into the log."""
+        """`on_answer` is called for each answer that has grown or ended.
+
+        `write` writes a record to the log. With `wants_ids`, answers keep their token ids.
+        """
         self._write = write
         self._clock, self._on_answer, self._wants_ids = clock, on_answer, wants_ids
-        self.reads_whole = False  # every second answer, with nothing of it written before its end
+        self.reads_whole = False  # every second answer is delivered at its end only
         self._accepted = 0
         self._touched: dict[str, SimAnswer] = {}
         self._logged: defaultdict[int, list[TokenFrame]] = defaultdict(list)
@@ -108,7 +111,7 @@ class Gateways:
     def _make_gateway(
         self, gateway_id: str, started_ms: int, partition: int = 0, epoch: int = 1
     ) -> SimGateway:
-        """One that says what there is of answers whose attempts are void."""
+        """Return a gateway that reports the progress of answers whose attempt is void."""
         gateway = SimGateway(gateway_id, started_ms, partition, epoch)
 
         def on_void(so_far: AnswerProgress) -> None:
@@ -119,11 +122,11 @@ class Gateways:
 
     @property
     def living(self) -> list[SimGateway]:
-        """Those that take calls and are members of the fleet."""
+        """Return the gateways that take calls and are members of the fleet."""
         return [gateway for gateway in self.by_id.values() if gateway.alive]
 
     def accept(self, request: Request) -> Request:
-        """The next of them in turn takes the call."""
+        """Accept a request at the next gateway in turn; return it with the gateway's address."""
         gateway, gateway_request = self._only_gateway, request
         if gateway is None:
             self._accepted += 1
@@ -150,11 +153,11 @@ class Gateways:
         )
 
     def refuse(self, request: Request) -> None:
-        """It could not be put into the log."""
+        """Drop a request that the log did not take."""
         self.hang_up(request.request_id)
 
     def hang_up(self, request_id: str) -> Request | None:
-        """Nobody listens to an answer any more; the request, if it was read at all."""
+        """Stop reading an answer; return its request, or None if no gateway reads it."""
         for gateway in [self._only_gateway] if self._only_gateway is not None else self.living:
             answer = gateway.hub.find(request_id)
             if isinstance(answer, SimAnswer):
@@ -163,7 +166,7 @@ class Gateways:
         return None
 
     def frame(self, partition: int, frame: TokenFrame) -> None:
-        """A frame stands in the log: whoever reads its partition takes what it waits for."""
+        """Pass a frame of the log to the gateways that wait for its partition."""
         if self._only_gateway is not None:
             self._take(self._only_gateway, frame)
             return
@@ -187,7 +190,7 @@ class Gateways:
             gateway.hub.remove(answer)
 
     def sweep(self) -> None:
-        """Gateways end what is late, and what lacks tokens."""
+        """End the answers that time out or lack tokens."""
         now_ms = self._clock.now_ms
         for gateway in self.living:
             for call in gateway.hub.calls():
@@ -199,11 +202,11 @@ class Gateways:
                     self._on_answer(call)
 
     def answers_at(self, gateway_id: str) -> list[SimAnswer]:
-        """Return the answers that are read at a gateway."""
+        """Return the answers that a gateway reads."""
         return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, SimAnswer)]
 
     def resume(self, answer: SimAnswer) -> Resumption:
-        """The client of a gateway that was lost goes on at one that lives, behind what it has."""
+        """Resume an answer of a lost gateway at one that is alive, after the client's position."""
         gateway, request, key = self.living[0], answer.request, answer.key
         now_ms = self._clock.now_ms
         gateway.hub.add(self._answer(request, key.offset, answer.stream.position()))
@@ -218,7 +221,8 @@ class Gateways:
         )
 
     def join_again(self, gateway_id: str) -> SimGateway:
-        """It was only cut off: the same process, in another epoch, which reads what it missed."""
+        """Reconnect a gateway that was cut off: the same process in a new epoch, which reads what
+        it missed."""
         gateway = self.by_id[gateway_id]
         gateway.epoch, gateway.alive, gateway.is_cut = gateway.epoch + 1, True, False
         for partition, frames in self._logged.items():
@@ -228,7 +232,7 @@ class Gateways:
         return gateway
 
     def restart(self, gateway_id: str) -> SimGateway:
-        """Another process takes the name."""
+        """Start a new process under the gateway's name."""
         former = self.by_id[gateway_id]
         gateway = self._make_gateway(
             gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1

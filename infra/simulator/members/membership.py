@@ -1,4 +1,7 @@
-"""Members of a simulated cluster on the fleet's topics: they join, beat, tell their KV, leave."""
+"""The members of a simulated cluster on the fleet topics: they join, send heartbeats and leave.
+
+Workers also publish the changes of their prefix caches.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -12,28 +15,28 @@ from schemas.fleet import HEARTBEAT_MS, FleetView
 from schemas.records import AssignRoles, Heartbeat, KvEvents, MemberKind, Orchestration
 from streams.core.events import FleetRecordArrived, KvEventsArrived
 
-KV_EVENTS_MS = 100.0  # between two batches of a worker
-Send = Callable[[str, object, Callable[[int], None]], None]  # topic, record, deliver from an offset
+KV_EVENTS_MS = 100.0  # between two records of a worker
+Send = Callable[[str, object, Callable[[int], None]], None]  # topic, record, deliver(offset)
 
 
 class PeerView:
-    """What a worker knows of others, as `workers/presence.py` tells it."""
+    """A worker's view of other workers, as `workers/presence.py` gives it."""
 
     def __init__(self, view: FleetView, worker_id: str) -> None:
         self._view, self._worker_id = view, worker_id
 
     def epoch_of(self, worker_id: str) -> int:
-        """Return the latest epoch of a worker, 0 where none is known."""
+        """Return the latest epoch of a worker; 0 if it is unknown."""
         member = self._view.members.get(worker_id)
         return 0 if member is None else member.epoch
 
     def clock_offset_ms(self, worker_id: str) -> int:
-        """By how much its clock differs."""
+        """Return the difference between another worker's clock and this one's."""
         return self._view.apart_ms(worker_id, self._worker_id)
 
 
 class SimMembership:
-    """All members; `view` is what each of them sees of the others, which workers ask it."""
+    """All members of a cluster; they share `view`, each one's view of the fleet."""
 
     def __init__(
         self,
@@ -51,43 +54,44 @@ class SimMembership:
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
-        self.unheard_workers: set[str] = set()  # workers of which no heartbeat gets through
+        self.unheard_workers: set[str] = set()  # workers whose heartbeats are lost
 
     def peer_view_of(self, worker_id: str) -> "PeerView":
-        """What a worker knows of others."""
+        """Return a worker's view of other workers."""
         return PeerView(self.view, worker_id)
 
     def join(self, worker: SimWorker) -> None:
-        """A worker's life begins: it registers and tells what its cache holds."""
+        """Register a worker in a new epoch, and publish a snapshot of its cache."""
         self._write(fleet.registration(worker, self._orchestrations))
         self._kv_seqs[worker.worker_id] = 0
         self._tell_blocks(worker, snapshot=True)
 
     def join_gateway(self, gateway: SimGateway) -> None:
-        """A gateway joins, in this process or epoch."""
+        """Register a gateway in its present epoch."""
         kind, started_ms = MemberKind.GATEWAY, gateway.started_ms
         self._write(fleet.member_registration(gateway.gateway_id, gateway.epoch, kind, started_ms))
 
     def join_router(self) -> None:
-        """The router joins; what workers cache is told anew."""
+        """Register the router; all workers publish snapshots of their caches for it."""
         self._write(fleet.member_registration(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
         for worker in self.workers.values():
             self._tell_blocks(worker, snapshot=True)
 
     def assign(self, worker: SimWorker, order: AssignRoles) -> None:
-        """A worker takes other roles, in the same life; one of another life ignores that."""
+        """Give a worker other roles in the same epoch; a worker of another epoch ignores the
+        order."""
         if worker.alive and worker.epoch == order.worker_epoch:
             worker.assign(tuple(order.roles))
             self._write(fleet.registration(worker, self._orchestrations))
 
     def leave(self, worker: SimWorker) -> None:
-        """A worker gives back what it holds, and is gone."""
+        """Let a worker return its requests and leave the fleet."""
         worker.process.leave()
         self._beats += 1
         self._write(fleet.heartbeat(worker, self._beats))
 
     def beat(self) -> None:
-        """All members beat together, again and again; the dead do not."""
+        """Send the heartbeats of all live members, every `HEARTBEAT_MS`."""
         self._beats += 1
         now_ms = self._clock.now_ms
         if self._router.alive and not self._router.is_asleep:
@@ -121,7 +125,7 @@ class SimMembership:
         self._send("fleet", record, deliver)
 
     def _fenced(self, member_id: str, epoch: int) -> None:
-        """A member reads in the log that it was silent for too long, and joins again."""
+        """Let a member join again in a new epoch: it read in the log that its lease had ended."""
         gateway = self._gateways.by_id.get(member_id)
         if gateway is not None and gateway.alive and gateway.epoch == epoch:
             gateway.epoch += 1
@@ -131,13 +135,13 @@ class SimMembership:
             self.rejoin(worker)
 
     def rejoin(self, worker: SimWorker) -> None:
-        """A life is over, without a word of it; the next one begins at once."""
+        """End a worker's epoch without a last heartbeat, and begin the next one at once."""
         worker.crash()
         worker.restart()
         self.join(worker)
 
     def blocks_changed(self, worker_id: str) -> None:
-        """Publish what a worker caches, not more often than once in a while."""
+        """Publish the changes of a worker's cache, at most once every `KV_EVENTS_MS`."""
         if worker_id not in self._kv_due:
             self._kv_due.add(worker_id)
             self._clock.after(KV_EVENTS_MS, lambda: self._tell_blocks(self.workers[worker_id]))

@@ -1,9 +1,9 @@
-"""The router of a simulated cluster: the core itself, fed as its agents feed it.
+"""The router of a simulated cluster: the real core, which gets events as its agents apply them.
 
-What it answers is carried out as the agents' outbox does: what was decided first, orders to workers
-after it. A router may die in the middle of that. Another one then reads what the log holds, in the
-order of `streams/agents/takeover.py`, and goes on. What requests have used is written a little
-later, as `streams/agents/usage.py` does; what a router that dies has not written is lost with it.
+Its effects are carried out as the agents' outbox does: decisions first, then orders to workers. A
+router may die in between. Another one then reads the log, in the order of
+`streams/agents/takeover.py`, and continues. Usage is written a little later, as
+`streams/agents/usage.py` does; a router that dies loses the usage that it has not written.
 """
 
 from collections import defaultdict
@@ -55,13 +55,13 @@ from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.router import Router
 
 ROUTER = "router-0"
-PARTITION = 0  # all sessions lie there
-LateEvent = tuple[Event, int | None, float]  # with its number, and when it came
+PARTITION = 0  # the partition of all sessions
+LateEvent = tuple[Event, int | None, float]  # event, its number and its arrival time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carriers:
-    """Who carries effects out; `order` raises RecordTooLarge."""
+    """Functions that carry effects out; `order` raises RecordTooLarge."""
 
     order: Callable[[Dispatch | WarmCache | LendRole], None]
     report: Callable[[Outcome | Phase | Retrieved | Continued], None]
@@ -69,12 +69,12 @@ class Carriers:
     frame: Callable[[int, TokenFrame], None]
     note_decision: Callable[[Decision], None]
     note_usage: Callable[[Usage], None]
-    event_listeners: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # who look on
+    event_listeners: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # time in ms
     on_death: Callable[[], None]
 
 
 class SimRouter:
-    """One process after the other; with `keeps_log` what was written is kept, to be taken over."""
+    """One router process after the other; with `keeps_log`, a new one reads the kept log."""
 
     writes_only_while_leased = True
 
@@ -88,34 +88,34 @@ class SimRouter:
         self._events_by_topic: defaultdict[str, list[tuple[int, Event]]] = defaultdict(
             list
         )  # by topic
-        self._fleet: list[tuple[FleetRecordArrived, int]] = []  # with when it was heard of
+        self._fleet: list[tuple[FleetRecordArrived, int]] = []  # with their arrival times
         self._sessions: dict[SessionKey, Session] = {}
         self._unwritten: list[Usage] = []
-        self._used = 0  # records of usage
+        self._used = 0  # usage records that were written
         self._count = 0
-        self._read_to = 0  # what was written before that, it has read by itself
+        self._read_to = 0  # it has read all events with lower numbers at takeover
         self._applied_numbers: set[int] = set()
-        self._last_sends: int | None = None  # after which it dies
+        self._last_sends: int | None = None  # number of effects after which it dies
         self._orders_first = False
-        self._on_death: Callable[[], None] | None = None  # to be told when that has happened
-        self._asleep: list[LateEvent] | None = None  # what it hears when it wakes
+        self._on_death: Callable[[], None] | None = None  # called when it has died
+        self._asleep: list[LateEvent] | None = None  # events to handle when it wakes; None: awake
         self._replaced_router: tuple[Router, list[LateEvent]] | None = (
-            None  # one that was replaced meanwhile
+            None  # one that was replaced while it slept
         )
         self.core = make()
 
     def begin(self) -> None:
-        """Own the partition, of which nothing is in the log."""
+        """Own the partition, of which the log has nothing."""
         self.apply(PartitionTaken(PARTITION))
         self.apply(PartitionReady(PARTITION))
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether it, or whoever comes after it, has something to write yet."""
+        """Return whether this router, or the next one, has records to write."""
         return bool(self._unwritten) or not self.alive
 
     def log_event(self, topic: str, event: Event) -> Callable[[], None]:
-        """An event's record stands in the log; the call delivers it."""
+        """Keep an event whose record is in the log; return the call that delivers it."""
         if not self._keeps_log:
             return lambda: self.apply(event)
         number, self._count = self._count, self._count + 1
@@ -128,7 +128,7 @@ class SimRouter:
         return deliver
 
     def apply(self, event: Event) -> None:
-        """Tell it something, and have it carry out what follows."""
+        """Apply an event, and carry out its effects."""
         now_ms = int(self._clock.now_ms)
         if self._keeps_log and isinstance(event, FleetRecordArrived):
             self._fleet.append((event, now_ms))
@@ -138,7 +138,7 @@ class SimRouter:
             self._handle(event, None)
 
     def _handle(self, event: Event, number: int | None) -> None:
-        """Take one event in; of the partition they have numbers."""
+        """Handle one event; events of the partition have numbers."""
         if self._asleep is not None:
             self._asleep.append((event, number, self._clock.now_ms))
             return
@@ -194,7 +194,7 @@ class SimRouter:
                 self._sessions.pop((tenant, session_id), None)
 
     def _dispatch(self, effect: Dispatch) -> None:
-        """Work that the log does not take fails, as the router's outbox has it."""
+        """Send work; work that is too large for the log fails, as in the router's outbox."""
         try:
             self._carriers.order(effect)
         except RecordTooLarge as error:
@@ -204,14 +204,14 @@ class SimRouter:
             self._carriers.report(phase)
 
     def _use(self, usage: Usage) -> None:
-        if not self.alive:  # it has died over this, and would have written it later
+        if not self.alive:  # it died over this event, before it could write usage
             return
         if not self._unwritten:
             self._clock.after(COMMIT_S * 1000, lambda epoch=self.epoch: self._commit(epoch))  # type: ignore[misc]  # bound now
         self._unwritten.append(usage)
 
     def _commit(self, epoch: int) -> None:
-        """Number them and write them, unless another router has fenced this one."""
+        """Number and write the usage, unless another router has fenced this one."""
         if not self.alive or epoch != self.epoch:
             return
         unwritten, self._unwritten = self._unwritten, []
@@ -228,13 +228,16 @@ class SimRouter:
         orders_first: bool = False,
         on_death: Callable[[], None] | None = None,
     ) -> None:
-        """Die over the next event that leads to anything, after so many of its effects. Or over the
-        next one with orders that wait for no decision, of which these are in the log first."""
-        if self.alive:  # who comes after a dead one does not inherit that
+        """Die over the next event with effects, after `sends` of them.
+
+        With `orders_first`, die over the next event with orders that wait for no decision; these
+        orders are written first.
+        """
+        if self.alive:  # else the next router would inherit it
             self._last_sends, self._orders_first, self._on_death = sends, orders_first, on_death
 
     def sleep(self) -> None:
-        """Its process is stopped; what it is told waits for it."""
+        """Suspend the process; events wait until it wakes."""
         if self.alive and self._asleep is None:
             self._asleep = []
 
@@ -243,8 +246,8 @@ class SimRouter:
         return self._asleep is not None
 
     def wake(self) -> None:
-        """It goes on where it was. If another has taken over, its lease is over, and nothing leaves
-        (`streams/agents/outbox.py`)."""
+        """Continue where the process stopped. If another router has taken over, the lease is over
+        and this one writes nothing (`streams/agents/outbox.py`)."""
         if self._replaced_router is not None:
             (core, late), self._replaced_router = self._replaced_router, None
             if not self.writes_only_while_leased:
@@ -256,7 +259,7 @@ class SimRouter:
         for event, number, at_ms in late:
             if self.alive:
                 self._handle(event, number)
-            elif isinstance(event, FleetRecordArrived):  # it has died over what it heard before
+            elif isinstance(event, FleetRecordArrived):  # it died over an earlier event
                 self._notify_listeners(event, (), at_ms)
 
     def _end(self) -> None:
@@ -270,11 +273,11 @@ class SimRouter:
             on_death()
         self._carriers.on_death()
         for event, _, at_ms in late or ():
-            if isinstance(event, FleetRecordArrived):  # which whoever comes next has heard
+            if isinstance(event, FleetRecordArrived):  # the next router has read these
                 self._notify_listeners(event, (), at_ms)
 
     def take_over(self) -> None:
-        """Another process reads the log and goes on, also where the last one lives still."""
+        """Let a new process read the log and continue, even if the last one is alive."""
         assert self._keeps_log, "who is to take over needs a log"
         now_ms = int(self._clock.now_ms)
         if self.alive:
@@ -299,7 +302,8 @@ class SimRouter:
 
 
 def _independent_orders(effects: Sequence[Effect]) -> list[Effect]:
-    """Orders that wait for nothing else of these to be in the log (`streams/agents/outbox.py`)."""
+    """Return the orders that may be written before the other effects
+    (`streams/agents/outbox.py`)."""
     notified_ids = {
         effect.retrieved.request_id for effect in effects if isinstance(effect, NotifyRetrieval)
     }
@@ -313,7 +317,7 @@ def _independent_orders(effects: Sequence[Effect]) -> list[Effect]:
 
 
 def _rank(effect: Effect, first: Sequence[Effect]) -> int:
-    """What is in the log before what, when a router dies over it."""
+    """Return the order in which effects are written when a router dies over them."""
     if not is_order(effect):
         return 1
     return 0 if any(effect is order for order in first) else 2

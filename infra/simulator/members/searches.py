@@ -1,9 +1,9 @@
-"""The retrieval pool of a simulated cluster, as who asks sees it: it is answered or not.
+"""The retrieval pool of a simulated cluster, as its callers see it: they get an answer or none.
 
-Which requests want something found, and what becomes of each search, follows from a seed and the
-request's id: passages come soon, late, never, twice and otherwise, or an error does. Two routers
-that ask for the same request get other passages. What a router that has died had asked is written
-now and then all the same: it was on its way. Workers ask for some answers while they are generated.
+A seed and the request's id decide which requests want retrieval and how each search ends: passages
+come soon, late, never, twice or different, or an error comes. Two routers that search for the same
+request get different passages. A search of a router that has died is sometimes written all the
+same, as it was in flight. Workers search during some answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from streams.core.effects import StartRetrieval
 from streams.core.requests.context import quoted_in
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
-SHARE = 0.6  # of requests that want something found
-BY_MS = 150  # after their arrival
-LATE_MS = 400  # the slowest answer, after it was asked for
+SHARE = 0.6  # of requests that want retrieval
+BY_MS = 150  # deadline of a search after the request's arrival
+LATE_MS = 400  # the slowest answer, after the search was sent
 TOKENS_MAX = 96
 ROOM_TOKENS = 600
-CHANGED_SHARE = 0.2  # of quoted documents
-_WORD = 1 << 29  # tokens of passages, which no conversation has
+CHANGED_SHARE = 0.2  # share of quoted documents that were edited
+_WORD = 1 << 29  # first token id of passages, above those of conversations
 Write = Callable[[Retrieved], None]
 Answer = Callable[[Retrieved, Sequence[str]], None]
 PROBING = Probing(
@@ -45,7 +45,8 @@ PROBING = Probing(
 def retrieval_of(
     conversation: SimConversation, index: int, now_ms: float, probing: Probing | None = None
 ) -> Retrieval:
-    """What a turn wants to have found: before its question, which ends two tokens from its end."""
+    """Return the retrieval of a turn. Passages go before its question, which ends two tokens before
+    the prompt does."""
     turn, before = conversation.turns[index], conversation.turns[index - 1] if index else None
     history = 0 if before is None else before.prompt_tokens + before.output_tokens
     return Retrieval(
@@ -67,29 +68,29 @@ def retrieval_of(
 
 
 class SimRetrievalPool:
-    """Answers what routers ask, through `write`."""
+    """Answers the searches of routers, through `write`, and those of workers."""
 
     def __init__(self, clock: Clock, seed: int, write: Write, *, probes: bool = False) -> None:
-        """With `probes`, half of those who want something found want it during the answer too."""
+        """With `probes`, half of the requests with retrieval also search during their answers."""
         self._probes = probes
         self._clock, self._seed, self._write = clock, seed, write
         self._search_count = 0
 
     def wants(self, request_id: str) -> bool:
-        """Whether a request wants something found."""
+        """Return whether a request wants retrieval."""
         return self._draw(request_id, 0).random() < SHARE
 
     def probing(self, request_id: str) -> Probing | None:
-        """How a request that wants something found searches during its answer."""
+        """Return how a request with retrieval searches during its answer; None: not at all."""
         return PROBING if self._probes and self._draw(request_id, 1 << 30).random() < 0.5 else None
 
     def probe(self, ask: ProbeAsk, answer: Answer) -> None:
-        """A worker asks; it may be gone when it is answered."""
+        """Search for a worker, which may be gone when the answer comes."""
         self._search_count += 1
         draw = self._draw(ask.work.request_id, self._search_count)
         kind = draw.random()
         if kind < 0.1:
-            return  # nobody answers
+            return  # no answer comes
         after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
         error = UnknownCollection("handbook: no such collection").to_wire()
         retrieved = failed_result(ask, error, int(self._clock.now_ms + after_ms))
@@ -100,13 +101,13 @@ class SimRetrievalPool:
         self._clock.after(after_ms, lambda: answer(retrieved, ()))
 
     def ask(self, ask: StartRetrieval, is_alive: Callable[[], bool]) -> None:
-        """A router asks; `is_alive` tells whether its process still lives."""
+        """Search for a router; `is_alive` returns whether its process is still alive."""
         self._search_count += 1
         draw = self._draw(ask.request.request_id, self._search_count)
         kind = draw.random()
         retrieved = self._draw_result(ask, draw)
         if kind < 0.1:
-            return  # nobody answers
+            return  # no answer comes
         after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
         is_written = bool(draw.random() < 0.3)
         self._write_later(retrieved, after_ms, lambda: is_alive() or is_written)
@@ -147,7 +148,7 @@ class SimRetrievalPool:
 
 
 def _changed(ask: StartRetrieval, draw: np.random.Generator) -> tuple[str, ...]:
-    """Documents that earlier turns quoted, and somebody has edited meanwhile."""
+    """Return documents that earlier turns quoted and that were edited since then."""
     quoted = sorted({passage.document_id for passage in quoted_in(ask.history)})
     return tuple(name for name in quoted if draw.random() < CHANGED_SHARE)
 

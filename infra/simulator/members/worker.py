@@ -1,4 +1,4 @@
-"""A simulated worker: one process after the other under a name, each of them a `SimProcess`."""
+"""A simulated worker: one `SimProcess` after the other under a worker id."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def _ignore_work(work: Work) -> None:
 
 
 class SimWorker:
-    """`process` is the present one, or the last."""
+    """A worker; `process` is the present process, or the last one."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class SimWorker:
         self.worker_id, self.roles, self.partition = worker_id, roles, partition
         self.clock, self.setup = ProcessClock(clock), exchange.setup
         self.wall = WallClock(self.clock)
-        self.is_mute = False  # its heartbeats do not get through
-        self.on_work: Callable[[Work], None] = _ignore_work  # what it does over each piece of work
-        self.beat_ms = 0.0  # when the last one was sent that did
+        self.is_mute = False  # its heartbeats are lost
+        self.on_work: Callable[[Work], None] = _ignore_work  # set by faults
+        self.beat_ms = 0.0  # when the last heartbeat that was not lost was sent
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
         self._peer_view, self._ports, self._make_gpu = peer_view, ports, make_gpu
@@ -51,14 +51,14 @@ class SimWorker:
         self.restart()
 
     def _offer(self) -> None:
-        """How much work of each role it takes at once."""
+        """Set the credits of each role from the setup."""
         prefill = self.setup.prefill_credits
         rest = self.setup.decode_credits or self.setup.running_max
         self.capacities = {role: prefill if role is Role.PREFILL else rest for role in self.roles}
         self.grants = credits.grants(self.capacities, [ROUTER])
 
     def assign(self, roles: tuple[Role, ...]) -> None:
-        """Other roles from now on, also in later lives."""
+        """Change the roles of this and later processes."""
         self.roles = roles
         self._offer()
         limits = self._limits()
@@ -73,7 +73,7 @@ class SimWorker:
         return not self.alive or self.is_mute or self.clock.is_asleep
 
     def restart(self) -> None:
-        """Come back with nothing, as a new life."""
+        """Start a new process without any state, in a new epoch."""
         self.clock.end()
         self.epoch += 1
         identity = WorkerIdentity(worker_id=self.worker_id, epoch=self.epoch)
@@ -83,11 +83,11 @@ class SimWorker:
         )
 
     def clear_slowdown(self) -> None:
-        """Nothing slows it down any more."""
+        """End the faults that slow this worker down."""
         self.on_work, self.process.engine.gpu.slow_prefill = _ignore_work, 1.0
 
     def crash(self) -> None:
-        """End the process with all that it holds."""
+        """End the process with all its state."""
         self.process.end()
 
     def _limits(self) -> RequestLimits:

@@ -1,7 +1,7 @@
-"""One life of a simulated worker: the rules of `workers/`, between a simulated engine and log.
+"""One process of a simulated worker: the rules of `workers/` between a simulated engine and log.
 
-What `workers/loops.py` and `workers/outbox.py` await is a call on the virtual clock here. Which
-record is due when is decided by the code that runs: held requests, frames, their pacing, reports.
+What `workers/loops.py` and `workers/outbox.py` await is a call on the virtual clock here. The real
+code decides which record is due when: active requests, frames, their pacing and reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +34,19 @@ _INTERVALS = Intervals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The log; raises RecordTooLarge. `ack_ms` later a writer knows that its record is there."""
+    """The worker's outputs; `frame` and `report` raise RecordTooLarge. A record is acknowledged
+    after `ack_ms`."""
 
     frame: Callable[[int, TokenFrame], None]  # to a gateway's partition
     report: Callable[[Phase | Outcome | Retrieved], None]
-    probe: Callable[[ProbeAsk, Answer], None]  # the retrieval pool, with whom it answers
-    blocks_changed: Callable[[str], None]  # what the prefix cache of a worker holds
+    probe: Callable[[ProbeAsk, Answer], None]  # to the retrieval pool
+    blocks_changed: Callable[[str], None]  # the prefix cache of a worker changed
     ack_ms: float
 
 
 class SimProcess:
-    """Serves from its making until `end`. `make_engine` gets what the engine is to wake."""
+    """A process that serves until `end`. `make_engine` gets the callback that wakes this
+    process."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class SimProcess:
         ports: Ports,
         on_work: Callable[[Work], None] = lambda work: None,
     ) -> None:
-        """`on_work` gets each piece of work, once it is held."""
+        """`on_work` gets each piece of work after it was taken."""
         self.alive = True
         self._on_work = on_work
         self.engine = make_engine(self._wake)
@@ -75,11 +77,11 @@ class SimProcess:
         )
         self._identity, self._clock, self._ports = identity, clock, ports
         self._at_work = False
-        self._expiry_ms: int | None = None  # when deadlines are looked at
-        self._interval_ms: float | None = None  # when frames are, that wait for time
+        self._expiry_ms: int | None = None  # when deadlines are checked next
+        self._interval_ms: float | None = None  # when frames that wait for their interval are sent
 
     def take(self, work: Work) -> None:
-        """A piece of work comes from the log."""
+        """Take a piece of work from the log."""
         if self.alive and not self._clock.defers(lambda: self.take(work)):
             self.requests.take(work, (), int(self._clock.now_ms))
             self._go_on()
@@ -93,38 +95,38 @@ class SimProcess:
             self._go_on()
 
     def warm(self, order: WarmPrefix) -> None:
-        """Take an order to compute a prompt's beginning from the log."""
+        """Take an order to compute a prompt's prefix from the log."""
         is_known = f"warm.{order.request_id}" in self.engine.state.computations
         if self.alive and not is_known and not self._clock.defers(lambda: self.warm(order)):
             warm_prefix(order, self.engine, self.requests, int(self._clock.now_ms))
             self._go_on()
 
     def drain(self) -> None:
-        """Take nothing new, and finish what is held."""
+        """Accept no new work, and finish the active requests."""
         self.requests.draining = True
 
     def leave(self) -> None:
-        """Give back what is still held; another life may follow."""
+        """Return the active requests and end; another process may follow."""
         error = WorkerRefused(f"worker {self._identity.worker_id} is shutting down").to_wire()
         self.requests.give_back(error, int(self._clock.now_ms))
         self._go_on()
         self.end()
 
     def end(self) -> None:
-        """Whatever it held is gone, without a word."""
+        """End the process with all its state, and write nothing."""
         self.alive = False
         self.engine.state.stop()
 
     def _wake(self) -> None:
-        """Handle what time has brought, unless the process sleeps."""
+        """Handle the engine's news, unless the process sleeps."""
         if self.engine.state.is_dead:
             self.alive = False
         if self.alive and not self._at_work and not self._clock.defers(self._wake):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Take in what the engine has said, and send what is due."""
-        if not self.alive:  # its engine has ended over what it was given
+        """Handle the engine's outputs, and send the records that are due."""
+        if not self.alive:  # its last input may have ended its engine
             return
         engine, reports = self.engine, self._reports
         self._at_work = True
@@ -142,12 +144,12 @@ class SimProcess:
             self._watch_deadlines()
 
     def _on_retrieved(self, retrieved: Retrieved, seeds: Sequence[str]) -> None:
-        """A search of an answer has ended."""
+        """Take the result of a search during an answer."""
         if not self._clock.defers(lambda: self._on_retrieved(retrieved, seeds)):
             self._say(lambda now_ms: self.probing.take_result(retrieved, seeds, now_ms))
 
     def _on_written(self, record: Retrieved) -> None:
-        """What became of a search stands in the log."""
+        """Note that the result of a search is in the log."""
         self._say(lambda now_ms: self.probing.record_written(record, now_ms))
 
     def _say(self, outputs: Callable[[int], Sequence[Output]]) -> None:
@@ -162,7 +164,7 @@ class SimProcess:
             batches = pacing.take(due, int(now_ms))
             for batch in batches:
                 self._send_frame(batch)
-            if not batches:  # what is urgent waits for an acknowledgement
+            if not batches:  # urgent frames wait for an acknowledgement
                 break
         if pacing.alarm_ms is not None and self._interval_ms is None:
             self._interval_ms = pacing.alarm_ms
@@ -196,7 +198,7 @@ class SimProcess:
         except RecordTooLarge as error:
             self._reports.shrink(report, error)
         else:
-            self._reports.mark_acknowledged(report)  # nobody asks how many are not
+            self._reports.mark_acknowledged(report)  # nothing here depends on pending reports
             record = report.record
             if isinstance(record, Retrieved):
                 self._clock.after(self._ports.ack_ms, lambda: self._on_written(record))

@@ -1,6 +1,6 @@
-"""Runs a seed: safety while faults strike, then all is well again, and everybody is served in time.
+"""Runs a seed: safety while faults strike, liveness after they have healed.
 
-A violation is an AssertionError of a checker, or whatever the code that runs has raised.
+A violation is an AssertionError of a checker, or any exception of the code under test.
 """
 
 import traceback
@@ -31,20 +31,20 @@ from infra.simulator.scenarios.scenario import GRACE_MS, HEALED_MS, LATE, Scenar
 from schemas.records import OutcomeKind
 from streams.core.router import Router
 
-SERVED_MS = 15_000.0  # when all is well again, nobody waits longer
-# When all is well, a request may only end otherwise where many wait, or with a short deadline.
+SERVED_MS = 15_000.0  # longest wait of a request after the faults have healed
+# After healing, a request may still be shed from a long queue, or expire by a short deadline.
 _MAY_END = (OutcomeKind.COMPLETED, OutcomeKind.SHED, OutcomeKind.EXPIRED)
 _LOOK_MS = 500.0
-STEPS_MAX = 1_000_000  # of the clock; who takes more stands still
+STEPS_MAX = 1_000_000  # of the clock; a run with more makes no progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedVerdict:
-    """What became of a seed."""
+    """The result of running one seed."""
 
     seed: int
     violation: str = ""  # empty: none
-    where: str = ""  # in the code that runs or in a checker
+    where: str = ""  # file:line of the code under test or of a checker
     reached: StrikeCounts
     requests: int
     simulated_ms: float
@@ -57,7 +57,7 @@ def run(scenario: Scenario) -> SeedVerdict:
     aim.begin(cluster)
     try:
         _serve(cluster, scenario, aim)
-    except Exception as error:  # whatever it is, the seed has found it
+    except Exception as error:  # any exception is a finding of the seed
         violation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
@@ -117,7 +117,7 @@ def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:
     cluster.clients.start([*scenario.clients, *scenario.late])
     steps = _run_to(cluster, HEALED_MS, 0)
     aim.end()
-    steps = _run_to(cluster, cluster.bus.held_until_ms, steps)  # what is held comes then
+    steps = _run_to(cluster, cluster.bus.held_until_ms, steps)  # the bus delivers held records then
     healed_ms = cluster.clock.now_ms
     heal(cluster)
     while _goes_on(cluster):
@@ -132,7 +132,7 @@ def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:
 
 
 def _late(cluster: Cluster, healed_ms: float) -> list[str]:
-    """Who waits too long, of clients and of what the router holds."""
+    """Return the ids of requests that waited too long, at clients and at the router."""
     sent_ms_by_id = {request.request_id: request.sent_ms for request in cluster.clients.waiting}
     for live in cluster.router.core.tables.requests.by_id.values():
         sent_ms_by_id.setdefault(live.request_id, live.request.arrived_ms)
@@ -141,12 +141,12 @@ def _late(cluster: Cluster, healed_ms: float) -> list[str]:
 
 
 def _goes_on(cluster: Cluster) -> bool:
-    """Also what the router holds for nobody has to end."""
+    """Return whether any request has still to end, also one that no client waits for."""
     return cluster.is_busy or bool(cluster.router.core.tables.requests.by_id)
 
 
 def _run_to(cluster: Cluster, at_ms: float, steps: int) -> int:
-    """Until then, or until nobody waits; returns how many steps there were by now."""
+    """Run to a time, or until no request is left; return the number of steps so far."""
     while _goes_on(cluster) and cluster.clock.now_ms < at_ms and cluster.clock.step():
         steps += 1
         assert steps < STEPS_MAX, f"time stands still at {cluster.clock.now_ms:.0f} ms"

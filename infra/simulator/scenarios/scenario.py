@@ -1,8 +1,9 @@
-"""What a seed fixes: which workers, routers' settings, load, and which faults strike when.
+"""A scenario, as a seed fixes it: workers, router settings, load, and the faults with their times.
 
-A seed has some kinds of faults and no others, since faults of many kinds hide each other. Its
-clients come while faults strike; `late` ones come when all is well again. Each seed is aimed at
-one pair of a fault and a phase, in order, so that as many seeds as there are pairs try all.
+A seed uses only some kinds of faults, since faults of many kinds hide each other. Its clients
+arrive while faults strike; the `late` ones arrive after all faults have healed. Each seed is aimed
+at one pair of a fault and a phase, in order, so that as many seeds as there are pairs cover all of
+them.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,16 +22,16 @@ from infra.simulator.traffic.script import SimConversation, SimTurn, conversatio
 from streams.config import RouterSettings
 
 Draw = np.random.Generator
-FAULTS_MS = 3_000.0  # they strike within so long
-HEALED_MS = READY_MS + 6_500.0  # when all of them are over, also those of leases
+FAULTS_MS = 3_000.0  # all faults strike within this time
+HEALED_MS = READY_MS + 6_500.0  # all faults are over by then, those of leases too
 SHAPES = ("2P2D", "1P3D", "2B", "1P1D2R", "1P1D", "2P1D1B", "3R")
-PLAIN_SHARE = 0.88  # of seeds whose faults need no log with limits
+PLAIN_SHARE = 0.88  # share of seeds without a size limit of records
 RECORD_BYTES_MAX = 64 << 10
-LIMITED = ("large record", "forged record")  # need a log that takes sizes by its rule
+LIMITED = ("large record", "forged record")  # faults that need a log with a size limit
 GRACE_MS = 1_000
 LATE = "late"
 PAIRS = tuple(product(KINDS, PHASES))
-AIMED = 3  # times at which a seed tries its pair
+AIMED = 3  # number of tries of a seed's pair
 _AS_PAIR = ("allocating", "paired", "received")
 _LEADS_TO = {
     NO_ROUTER: "router crash",
@@ -41,7 +42,7 @@ _LEADS_TO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All of it; `plan` may be shortened, and the rest stays as it is."""
+    """A scenario of a seed; minimizing shortens `clients` and `plan` only."""
 
     seed: int
     shape: ClusterShape
@@ -57,7 +58,7 @@ class Scenario:
     plan: Sequence[PlannedFault]
 
     def only(self, faults: Collection[int], clients: Collection[str]) -> "Scenario":
-        """With these faults and conversations of it, and no others."""
+        """Return the scenario with these faults and clients only."""
         return replace(
             self,
             plan=[fault for fault in self.plan if fault.number in faults],
@@ -77,7 +78,7 @@ class Scenario:
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Return the scenario of a seed."""
     draw = np.random.default_rng([seed])
     kind, phase = PAIRS[seed % len(PAIRS)]
     limited = bool(draw.random() > PLAIN_SHARE) or kind in LIMITED
@@ -92,7 +93,7 @@ def draw_scenario(seed: int) -> Scenario:
     settings = _settings(draw, shape, phase, searches=searches)
     phases = _phases(shape, settings.orchestration, searches=searches)
     plan = _plan(draw, phases, (kind, phase), limited=limited)
-    # Who is to wait for room has to find none.
+    # Requests wait in these phases only if no credit is free.
     waits = any(fault.phase in ("handing_over", "queued") for fault in plan)
     setup = replace(
         setup,
@@ -101,7 +102,7 @@ def draw_scenario(seed: int) -> Scenario:
     )
     timeouts_ms: tuple[int, ...] = (1_200, 6_000, 20_000, 20_000)
     if any(fault.kind == UNCLEAN for fault in plan):
-        timeouts_ms = timeouts_ms[:2]  # whoever lacks an answer's end waits for so long
+        timeouts_ms = timeouts_ms[:2]  # a client whose answer's end is lost waits this long
     return Scenario(
         seed=seed,
         shape=ClusterShape.parse(shape),
@@ -123,7 +124,7 @@ def draw_scenario(seed: int) -> Scenario:
 
 def _settings(draw: Draw, shape: str, phase: str, *, searches: bool) -> RouterSettings:
     policy = str(draw.choice(("static", "learned", "conditional")))
-    if phase in _AS_PAIR:  # which the others may avoid
+    if phase in _AS_PAIR:  # other policies may avoid pairs
         policy = "static"
     order = str(draw.choice(_orders(shape, phase, searches=searches)))
     settings = RouterSettings(
@@ -138,14 +139,15 @@ def _settings(draw: Draw, shape: str, phase: str, *, searches: bool) -> RouterSe
 
 
 def _orders(shape: str, phase: str, *, searches: bool) -> list[str]:
-    """The orchestrations with which some request gets into the phase."""
+    """Return the orchestrations with which some request enters the phase."""
     orders = [orchestration.value for orchestration in ORCHESTRATIONS]
     orders += [] if phase in _AS_PAIR else ["auto"]
     return [order for order in orders if phase in _phases(shape, order, searches=searches)]
 
 
 def _phases(shape: str, orchestration: str, *, searches: bool) -> list[str]:
-    """Those that a request may be in; no worker of both roles makes a pair with itself."""
+    """Return the phases that a request may enter. A worker of both roles forms no pair with
+    itself."""
     never = set() if searches else {"retrieving"}
     if orchestration == "prefill_first":
         never |= {"allocating", "paired", "received"}
@@ -170,7 +172,7 @@ def _plan(
     for number, (kind, phase) in enumerate(aims):
         within_ms = FAULTS_MS / 3 if number < AIMED else FAULTS_MS
         at_ms = READY_MS + float(draw.uniform(0.0, within_ms))
-        if phase in _LEADS_TO:  # which no request gets into by itself
+        if phase in _LEADS_TO:  # no request enters these without another fault
             lead = "decoding" if number < AIMED else str(draw.choice(("queued", "decoding")))
             planned.append((at_ms, _LEADS_TO[phase], lead))
         planned.append((at_ms, kind, phase))

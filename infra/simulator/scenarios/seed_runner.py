@@ -1,4 +1,4 @@
-"""Runs many seeds on all cores, and sums up what was reached."""
+"""Runs many seeds on all cores, and sums up their verdicts."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ from infra.simulator.scenarios.run import SeedVerdict, run
 from infra.simulator.scenarios.scenario import draw_scenario
 
 _CHUNK = 16  # seeds that a process gets at a time
-_WINDOW = 8  # chunks for each process, until somebody looks whether to go on
+_WINDOW = 8  # chunks per process in one window; the caller may stop between windows
 
 
 @dataclass(slots=True)
 class Summary:
-    """What many seeds came to."""
+    """The sums of many seeds' verdicts."""
 
     seeds: int = 0
     requests: int = 0
@@ -36,7 +36,7 @@ class Summary:
 
     @property
     def unreached(self) -> list[tuple[str, str]]:
-        """Pairs of a fault and a phase that never met."""
+        """Return the pairs of a fault and a phase that never met."""
         return [pair for pair in product(KINDS, PHASES) if not self.reached[pair]]
 
 
@@ -51,7 +51,7 @@ def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[SeedVerdict]:
     if jobs == 1:
         yield from map(run_seed, seed_iterator)
         return
-    # What is loaded by now stays: who looks for what clusters leave need not look at it each time.
+    # Modules stay loaded: freezing them spares the garbage collector from scanning them each time.
     with ProcessPoolExecutor(jobs, initializer=gc.freeze) as pool:
         while window := list(islice(seed_iterator, _CHUNK * _WINDOW * jobs)):
             yield from pool.map(run_seed, window, chunksize=_CHUNK)

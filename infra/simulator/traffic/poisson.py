@@ -1,6 +1,6 @@
-"""Who talks when, and how much: scripts of conversations, drawn from a seed.
+"""Scripts of conversations that arrive as a Poisson process, drawn from a seed.
 
-Two-turn and many-turn conversations that arrive as a Poisson process. Real traffic comes from
+Conversations have two or many turns. Scripts of real traffic come from
 `infra/simulator/traffic/traces.py`.
 """
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from infra.simulator.traffic.script import SimConversation, SimTurn, Tokens, conversation
 
-_VOCABULARY = 1 << 30  # names of conversations, as tokens: all different
+_VOCABULARY = 1 << 30  # a random token id names a conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnShape:
-    """One kind of turn: how much is new in the prompt, how much is answered."""
+    """One kind of turn: the new tokens of its prompt, and the tokens of its answer."""
 
     input_tokens: int
     output_tokens: int
@@ -24,12 +24,12 @@ class TurnShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One kind of conversation: its first turn, then `later` again and again."""
+    """One kind of conversation: its `first` turn, then `later` turns."""
 
     first: TurnShape
     later: TurnShape
     turns: int = 2
-    think_ms: float = 1_000.0  # mean of an exponential
+    think_ms: float = 1_000.0  # mean of an exponential distribution
 
 
 def poisson(
@@ -42,9 +42,9 @@ def poisson(
     seed: Sequence[int],
     name: str,
 ) -> list[SimConversation]:
-    """Conversations that begin within `duration_ms`; at least one, so that there is a figure.
+    """Return conversations that begin within `duration_ms`; at least one.
 
-    The same seed gives the same arrivals whatever the profile, and arrivals at other loads.
+    The same seed gives the same arrivals for every profile, and other arrivals at another load.
     """
     draw = np.random.default_rng([*seed, int(per_s * 1000)])
     conversations: list[SimConversation] = []
@@ -64,7 +64,7 @@ def poisson(
 
 
 def unique_tokens(name: int, length: int) -> Tokens:
-    """Tokens that no other conversation begins with, unless it has the same name."""
+    """Return tokens that share no prefix with those of any other name."""
     return np.full(length, name, np.int32)
 
 

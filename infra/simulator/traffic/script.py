@@ -1,6 +1,6 @@
-"""What clients will say and engines will answer, fixed before a run begins.
+"""Scripts of conversations: prompts and answers, fixed before a run begins.
 
-Tokens stand for themselves only: what matters is which prompts share which beginnings.
+Tokens have no meaning: only which prompts share which prefixes matters.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTurn:
-    """One request: it sends the conversation's first tokens and gets the next ones."""
+    """One request: it sends the conversation's first tokens, and its answer has the next ones."""
 
     prompt_tokens: int
     output_tokens: int
-    think_ms: float = 0.0  # between the last answer's end and this prompt
-    grammar_chars: int = 0  # of what constrains the answer, which goes with request and work
+    think_ms: float = 0.0  # between the end of the last answer and this prompt
+    grammar_chars: int = 0  # length of the grammar, which the request and its work carry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimConversation:
-    """`tokens` holds everything that is said; `hashes` names its blocks, for engines' caches.
+    """A conversation; `tokens` has all prompts and answers, `hashes` the hashes of its blocks.
 
-    One that goes on with a session that others began has a name of its own.
+    One that continues the session of another conversation has a name of its own.
     """
 
     name: str
@@ -54,7 +54,8 @@ def conversation(
     tenant: str = "",
     cache_scope: str = "",
 ) -> SimConversation:
-    """With the block names worked out; tokens has shape (last prompt + its answer,)."""
+    """Return a conversation with its block hashes; `tokens` has shape (last prompt + its
+    answer,)."""
     last = turns[-1]
     assert len(tokens) == last.prompt_tokens + last.output_tokens
     hashes: list[int] = chain(tokens, block_tokens, salt_of(cache_scope)).tolist()

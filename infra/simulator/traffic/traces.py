@@ -1,12 +1,12 @@
 """Real traffic as scripts: the Azure 2023 code trace and Mooncake's synthetic trace.
 
-`infra/traces` reads the files. Both are open loop: requests come when they came. Text is not in
-them; tokens are made from lengths and block ids. Azure's requests stand alone. Mooncake names
-blocks of 512 tokens, equal ids being equal prefixes, and no sessions. They are told by this: a turn
-goes on with the last prompt that it extends as a whole, in all of that prompt's own blocks, and has
-room for its answer. Where prompts of the stretch part, what lies before is a shared opening (a
-system prompt, a document that many ask about) and belongs to nobody; a prompt that is no more than
-that begins no session.
+`infra/traces` reads the files. Both are open loop: requests are sent at their recorded times. The
+traces have no text; tokens are made from lengths and block ids. Azure's requests are independent.
+Mooncake names blocks of 512 tokens, where equal ids mean equal prefixes, and has no sessions; they
+are inferred. A turn continues the last prompt whose own blocks it extends as a whole, if it also
+has room for that prompt's answer. If prompts of the window diverge, the blocks before that are a
+shared opening (a system prompt, or a document that many ask about) and belong to no session. A
+prompt without further blocks begins no session.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from infra.simulator.traffic.poisson import unique_tokens
 from infra.simulator.traffic.script import SimConversation, SimTurn, Tokens, conversation
 from infra.traces.trace import BLOCK_TOKENS, Arrival
 
-_OWN_TOKENS = 1 << 29  # names of requests; block ids are below
+_OWN_TOKENS = 1 << 29  # first token id of requests, above all block ids
 FILES = {
     "azure code": "azure_llm_2023_code.csv",
     "mooncake synthetic": "mooncake_synthetic.jsonl",
@@ -26,7 +26,7 @@ FILES = {
 
 
 def window(arrivals: Sequence[Arrival], duration_ms: float, seed: int) -> list[Arrival]:
-    """A stretch of a trace, somewhere; the times of its requests stay."""
+    """Return a random window of a trace; the requests keep their times."""
     last_ms = arrivals[-1].at_ms
     begin_ms = float(np.random.default_rng(seed).uniform(0, max(0.0, last_ms - duration_ms)))
     return [a for a in arrivals if begin_ms <= a.at_ms < begin_ms + duration_ms]
@@ -40,8 +40,10 @@ def script(
     block_tokens: int,
     named_tokens: int = BLOCK_TOKENS,
 ) -> list[SimConversation]:
-    """The stretch as conversations of one request each, `faster` times as dense as it was;
-    `named_tokens` is what a block id of the trace stands for."""
+    """Return the window as conversations of one request each, `faster` times as dense as recorded.
+
+    `named_tokens` is the number of tokens of a block id of the trace.
+    """
     conversations: list[SimConversation] = []
     first_ms = arrivals[0].at_ms
     for number, (arrival, (first, before)) in enumerate(
@@ -63,12 +65,12 @@ def script(
 
 
 def sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
-    """Of each request: the number of its session's first one, and how many turns came before."""
+    """Return, for each request, the number of its session's first request and of earlier turns."""
     if any(arrival.session_id for arrival in arrivals):
         return _named_sessions(arrivals)
     shared = _shared_openings(arrivals)
     session_turns: list[tuple[int, int]] = []
-    last: dict[int, int] = {}  # by the last block of a session's last prompt: its number
+    last: dict[int, int] = {}  # last request of a session, by its last whole block
     for number, arrival in enumerate(arrivals):
         blocks = _whole_blocks(arrival)
         at = next((block for block in reversed(blocks) if block in last), None)
@@ -93,7 +95,7 @@ def _named_sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
 
 
 def _whole_blocks(arrival: Arrival) -> Sequence[int]:
-    """Without the block that the prompt's end cuts: it has another name once there is more."""
+    """Return the blocks without a partial last one, whose id changes once the prompt grows."""
     return arrival.blocks[: arrival.prompt_tokens // BLOCK_TOKENS]
 
 
@@ -102,7 +104,7 @@ def _has_room(arrival: Arrival, earlier: Arrival) -> bool:
 
 
 def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
-    """Blocks behind which, or behind a later one, prompts go on in more than one way."""
+    """Return the blocks after which, or after a later block, prompts diverge."""
     followers: defaultdict[int, set[int]] = defaultdict(set)
     for arrival in arrivals:
         blocks = _whole_blocks(arrival)
@@ -118,7 +120,7 @@ def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
 
 
 def _tokens(arrival: Arrival, number: int, named_tokens: int) -> Tokens:
-    """A prompt and its answer: each known block a run of its id, the rest unlike all others."""
+    """Return a prompt and its answer: each known block repeats its id, the rest is unique."""
     length = arrival.prompt_tokens + _answer_tokens(arrival)
     tokens = unique_tokens(_OWN_TOKENS + number, length)
     block_tokens = np.repeat(np.asarray(arrival.blocks, np.int32), named_tokens)[
@@ -129,5 +131,5 @@ def _tokens(arrival: Arrival, number: int, named_tokens: int) -> Tokens:
 
 
 def _answer_tokens(arrival: Arrival) -> int:
-    """An engine answers with one token at least."""
+    """Return the tokens of the answer, at least one as engines do."""
     return max(1, arrival.output_tokens)

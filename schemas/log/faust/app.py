@@ -1,8 +1,8 @@
-"""A Faust app as Trivium uses it: its settings, its agents, its life.
+"""A Faust app as Trivium uses it: its settings, its agents, its run.
 
 Faust receives and acknowledges, nothing else: values are raw, no tables, no web server, and every
-send goes through the process's own producer. Agents run one at a time per topic and hand each event
-to a `EventHandler`. What is changed in Faust itself is in `schemas/log/faust/patches.py`.
+send goes through the process's own producer. Agents run one at a time per topic and pass each event
+to an `EventHandler`. `schemas/log/faust/patches.py` changes Faust itself.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,25 +19,25 @@ from schemas.state_folder import home, private_folder
 
 
 class EventHandler(Protocol):
-    """What agents hand their events to."""
+    """The object to which agents pass their events."""
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record of a topic; the event is acknowledged by its `ack`, in order. Raises
-        nothing (`Group.guarded`)."""
+        """Take one record of a topic, and call the event's `ack`, in order. Raise nothing
+        (`Group.guard`)."""
 
 
 class RebalanceListener(Protocol):
-    """Who hears of rebalances; most of it is `schemas/log/faust/group.py`."""
+    """The object that is notified of rebalances; `schemas/log/faust/group.py` does most of it."""
 
     def on_assigned(self, places: set[Place]) -> None:
-        """These partitions, and no others, are this member's now."""
+        """Take these partitions; the member has no others."""
 
     async def on_revoked(self) -> None:
-        """None is any more; others may have them when this returns."""
+        """Give up all partitions; other members may have them when this returns."""
 
 
 class GroupMember(EventHandler, RebalanceListener, Protocol):
-    """A group's member: takes events and hears of rebalances."""
+    """A group's member: takes events and is notified of rebalances."""
 
 
 def _credentials(log: LogSettings) -> Any:
@@ -57,16 +57,16 @@ def make_app(
     log: LogSettings, *, group: str, member_id: str, buffer_max: int = 4_096,
     leaves_group: bool = False, reads_committed: bool = False,
 ) -> library.App:  # fmt: skip
-    """An app with no agents yet; `add_agents` follows. `buffer_max` records wait for each agent.
+    """Return an app without agents; call `add_agents` next. `buffer_max` records wait per agent.
 
     A member that stops keeps its place in the group until its session ends, ten seconds later: if
-    it starts again by then, nobody else has to move. With `leaves_group` it says goodbye instead,
-    and the others take its partitions at their next heartbeats. With `reads_committed` records of
-    transactions come when these are committed.
+    it starts again by then, there is no rebalance. With `leaves_group` it leaves instead, and the
+    others take its partitions at their next heartbeats. With `reads_committed` the app gets records
+    of transactions only after their commit.
     """
     patches.check()
     private_folder(home())
-    datadir = home() / "faust"  # Faust makes one though it keeps nothing there
+    datadir = home() / "faust"  # Faust creates one although it stores nothing there
     private_folder(datadir)
     app = patches.App(
         group,
@@ -78,7 +78,7 @@ def make_app(
         store="memory://",
         web_enabled=False,
         TableManager=patches.NoTables,
-        HttpClient=library.ClientSession,  # a stand-in: nothing of ours makes an HTTP client
+        HttpClient=library.ClientSession,  # a stand-in: none of our code makes an HTTP client
         topic_disable_leader=True,
         topic_allow_declare=False,
         processing_guarantee="at_least_once",
@@ -108,7 +108,7 @@ def make_app(
 def add_agents(
     app: library.App, prefix: str, name: str, topics: Sequence[str], handler: EventHandler
 ) -> list[Any]:
-    """One agent per topic; each hands its events to `handler`."""
+    """Add one agent per topic; each passes its events to `handler`."""
 
     def agent_of(topic: str) -> Any:
         async def agent(stream: Any) -> None:
@@ -122,7 +122,7 @@ def add_agents(
 
 
 def follow_rebalances(app: library.App, prefix: str, listener: RebalanceListener) -> None:
-    """Have the owner hear which partitions it has, by their topics' names in the table."""
+    """Notify the listener of its partitions, by their topics' names in the table."""
 
     async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
         listener.on_assigned({(tp.topic.removeprefix(prefix), tp.partition) for tp in assigned})
@@ -135,7 +135,7 @@ def follow_rebalances(app: library.App, prefix: str, listener: RebalanceListener
 
 
 def pause_partition(event: Any) -> None:
-    """Fetch no more of the partition of an agent's event, until `resume_partition`."""
+    """Stop fetching from the partition of an agent's event, until `resume_partition`."""
     event.app.consumer.pause_partitions({_place_of(event)})
 
 
@@ -145,13 +145,13 @@ def resume_partition(event: Any) -> None:
 
 
 def _place_of(event: Any) -> Any:
-    """By Faust's own name: its messages have aiokafka's, which its consumer refuses."""
+    """Return Faust's own `TP`: its messages have aiokafka's, which its consumer refuses."""
     return library.TP(event.message.topic, event.message.partition)
 
 
 def fetched_ends(app: library.App, prefix: str, places: Collection[Place]) -> dict[Place, int]:
-    """Offsets after the last records of these partitions, as the last fetches told them, where the
-    app's consumer has them; the broker is not asked."""
+    """Return the offsets after the last records of these partitions, as of the last fetches, for
+    those that the app's consumer has; sends no request to the broker."""
     if not places:
         return {}
     consumer, ends = app.consumer, dict[Place, int]()
@@ -165,19 +165,19 @@ def fetched_ends(app: library.App, prefix: str, places: Collection[Place]) -> di
 
 
 async def run_app(app: library.App) -> None:
-    """Faust's life; raises BrokerUnavailable when it ends.
+    """Run the app, and raise BrokerUnavailable when it ends.
 
-    Nothing leaves our agents, so what it crashes with comes from its consumer.
+    Our agents raise nothing, so an error that ends it comes from its consumer.
     """
     await app.start()
-    app.sensors.remove(app.monitor)  # it costs much per record, and nobody reads it
+    app.sensors.remove(app.monitor)  # it costs much per record, and is not used
     await app.wait_until_stopped()
     reason = app.crash_reason
     raise BrokerUnavailable(f"the consumer ended: {type(reason).__name__}: {reason}") from reason
 
 
 def consumer_record(message: Any) -> ConsumerRecord:
-    """Faust's message as other readers have it; the value is still raw."""
+    """Return Faust's message as aiokafka's record, with its raw value."""
     headers = message.headers or ()
     if isinstance(headers, dict):
         headers = headers.items()

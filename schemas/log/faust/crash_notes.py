@@ -1,13 +1,14 @@
-"""Which record of a partition its members fell on, so that none is taken up for ever.
+"""Counts the members that crashed on a record of a partition, so that none is retried for ever.
 
-A record whose work ends its member's life, or its process, is read again by whoever is next: it is
-the first one that is not acknowledged. Theory of operation. The first record that a member takes of
-a partition is noted before it is worked on, in the metadata of a commit at its own offset: how many
-have begun it. The next commit of the group is behind it and says nothing. So who finds a note finds
-a record that somebody began and did not end. Ends that are no fault of the record's are taken back:
-a rebalance, a broker that was away, a drain. Who takes it works on nothing else meanwhile, so that
-no other record is blamed, and after `CRASHES_MAX` of them it is buried. If it is done after all,
-the record behind it is noted too: where lives end before Faust has committed, that one ends them.
+A record whose work ends its member's incarnation or process is the first one without an
+acknowledgement, so the next member reads it again. Theory of operation. A member notes the first
+record that it takes of a partition before it works on it: a commit at the record's own offset has
+the number of members that began it in its metadata. The group's next commit is behind the record
+and has no note. So a note names a record that was begun and not finished. Ends without the record's
+fault are uncounted: a rebalance, an unreachable broker, a drain. The member that takes such a
+record works on nothing else meanwhile, so that no other record is blamed; after `CRASHES_MAX`
+members it is dead-lettered. If it is finished after all, the record behind it is noted too: that
+one may be what ends the members, before Faust has committed the first.
 """
 
 import asyncio
@@ -27,28 +28,28 @@ _NOTE, _NOTE_S = "begun=", 5.0
 
 
 class CrashNotes:
-    """Of one process, over all its lives; `begin_life` with each app."""
+    """The notes of one process, over all its incarnations; call `begin_life` with each app."""
 
     def __init__(self, settings: LogSettings, group_id: str) -> None:
         self._settings, self._group_id = settings, group_id
         self._prefix = settings.topic_prefix
         self._app: Any = None
         self._notes: asyncio.Future[dict[FullPlace, tuple[int, int]]] | None = None
-        self._heads: dict[Place, tuple[int, int]] = {}  # offset of what is noted, begun so often
+        self._heads: dict[Place, tuple[int, int]] = {}  # noted offset, times begun
         self._taken_places: set[Place] = (
             set()
-        )  # partitions of which a record was taken since assigned
-        # What this process has to take back, and could not write.
+        )  # partitions with a record taken since their assignment
+        # Counts that this process must take back, and could not write.
         self._uncounted: Counter[tuple[Place, int]] = Counter()
 
     def begin_life(self, app: Any) -> None:
-        """With this app of Faust's."""
+        """Begin an incarnation with this Faust app."""
         self._app, self._notes = app, None
         self._heads.clear()
         self._taken_places.clear()
 
     def on_assigned(self, places: set[Place]) -> None:
-        """These partitions, and no others, are this member's: see what is noted of them."""
+        """Take these partitions and no others, and read their notes."""
         self._heads.clear()
         self._taken_places.clear()
         self._notes = notes = asyncio.ensure_future(self._read_notes(places))
@@ -64,7 +65,7 @@ class CrashNotes:
         }
 
     async def begin(self, place: Place, offset: int) -> int:
-        """How many fell on a record that is taken now. Raises BrokerUnavailable."""
+        """Note a taken record; return how many members crashed on it. Raise BrokerUnavailable."""
         if place in self._taken_places or self._notes is None:
             return 0
         self._taken_places.add(place)
@@ -81,18 +82,19 @@ class CrashNotes:
         if noted_offset != offset:
             return
         del self._heads[place]
-        if attempts > 1:  # they may have fallen on what is behind it: that is noted as well
+        if attempts > 1:  # the next record may be the cause: it is noted as well
             self._taken_places.discard(place)
 
     async def forgive(self) -> None:
-        """What is under way ends for another reason than a record."""
+        """Uncount the active records, which end for a reason that is not their fault."""
         heads, self._heads = self._heads, {}
         for place, (offset, attempts) in heads.items():
             if not await self._note(place, offset, attempts - 1):
                 self._uncounted[place, offset] += 1
 
     async def _note(self, place: Place, offset: int, attempts: int) -> bool:
-        """Whether it is on the log; a member that may not commit has lost the partition."""
+        """Commit a note; return whether that succeeded. A member that may not commit has lost the
+        partition."""
         tp = TopicPartition(self._prefix + place[0], place[1])
         try:
             async with asyncio.timeout(_NOTE_S):
@@ -103,7 +105,7 @@ class CrashNotes:
 
 
 def crash_error(crashes: int) -> RecordError:
-    """Why a record is buried."""
+    """Return the error with which a record is dead-lettered."""
     return RecordError(
         f"{crashes} members began this record, and each was lost before it had done it: it takes "
         "too long, or ends its process; divide it"

@@ -1,4 +1,4 @@
-"""What we use of Faust, imported without what Faust imports for users of other parts of it.
+"""Imports the parts of Faust that we use, without packages that only its other parts need.
 
 An HTTP client for its web views, crontabs for its timers and YAML as one of its formats would be
 half of its import, which every router, retrieval, embedding worker and bridge pays at its start.

@@ -1,11 +1,10 @@
-"""What is changed in Faust and aiokafka that they offer no setting for, of one pinned version.
+"""Changes in Faust and aiokafka for which they have no setting, for one pinned version.
 
 Three things cost milliseconds per record or seconds per rebalance: the consumer's own thread, a
-sleep before every record, and a race of four tasks for each message that is handed over. Three more
-would be most of a router's start: a second in which tables may be declared, a search for
-extensions, and one for the source of each agent. We have no program that needs any of them. All of
-it uses private names, so `check` refuses to start on another version. `schemas/log/faust/app.py`
-makes an app with it.
+sleep before every record, and a race of four tasks for each message. Three more would be most of a
+router's start: a second in which tables may be declared, a search for extensions, and one for the
+source of each agent. None of our programs needs any of them. The changes use private names, so
+`check` refuses to start on another version. `schemas/log/faust/app.py` makes an app with them.
 """
 
 import asyncio
@@ -24,16 +23,16 @@ from schemas.log.faust import library
 from schemas.log.faust.library import driver, streams
 from schemas.log.reading.fetching import LONGEST_MS, LOOK_MS, prepare_fetches
 
-FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
-FETCH_MS = 100  # a fetch waits, where partitions may come or go, or have come
+FAUST_VERSION = "0.15.3"  # the private names below were checked for this version
+FETCH_MS = 100  # shortest wait of a fetch, after partitions have changed
 STOP_S = 5.0
 RECORDS_PER_TURN = 64
-_LISTENING_S = 60.0  # in which agents begin, on a machine that is busy
+_LISTENING_S = 60.0  # for agents to begin, on a busy machine
 _records = itertools.count(1)
 
 
 def check() -> None:
-    """Raise ConfigError unless what is changed here is what is installed."""
+    """Raise ConfigError unless the installed version is the one that is changed here."""
     if version("faust-streaming") != FAUST_VERSION:
         raise ConfigError(
             f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
@@ -44,7 +43,7 @@ def check() -> None:
 
 
 def install(app: Any, *, leaves_group: bool, reads_committed: bool = False) -> None:
-    """Give an app that was just made the changed consumer, and all apps the changed streams."""
+    """Give a new app the changed consumer, and all apps the changed streams."""
     streams.sleep = _turn_now_and_then
     library.venusian.attach = _unlisted
     app.transport = _Transport(app.conf.broker_consumer, app)
@@ -67,10 +66,10 @@ class App(library.App):  # type: ignore[misc]  # faust has no types here
 
 
 class _AgentBuffer(library.ThrowableQueue):  # type: ignore[misc]  # faust has no types here
-    """What waits for an agent; takes what was fetched even beyond its size.
+    """The buffer of an agent; accepts fetched records even beyond its size.
 
-    Faust hands records of all topics over one after the other, so a full buffer would keep those of
-    all other agents waiting. When it is nearly full, Faust fetches no more of its partitions.
+    Faust passes on records of all topics one after the other, so a full buffer would block those of
+    all other agents. When it is nearly full, Faust stops fetching from its partitions.
     """
 
     def full(self) -> bool:
@@ -78,10 +77,10 @@ class _AgentBuffer(library.ThrowableQueue):  # type: ignore[misc]  # faust has n
 
 
 class NoTables(library.TableManager):  # type: ignore[misc]  # faust has no types here
-    """In place of a second, in which a program may declare its tables, and its agents begin.
+    """Replaces the second in which a program may declare its tables while its agents begin.
 
-    They do in a few turns of the loop. A topic that nobody listens to yet when the group is joined
-    would be joined for after 45 s only. An agent that ended before it listened fails the start.
+    Agents begin in a few turns of the loop. A topic without a listener when the group is joined
+    would get its partitions only after 45 s. An agent that ends before it listens fails the start.
     """
 
     async def on_start(self) -> None:
@@ -95,18 +94,18 @@ class NoTables(library.TableManager):  # type: ignore[misc]  # faust has no type
 
 
 def _unlisted(agent: Any, category: str, **_: Any) -> None:
-    """In place of a note for programs that find an app's agents by themselves."""
+    """Skip Venusian's note of an agent, which only programs that search for agents need."""
 
 
 class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has no types here
-    """Faust's consumer with three things changed that it offers no setting for.
+    """Faust's consumer with three changes for which it has no setting.
 
-    It runs in the process's own loop, not in a thread of its own: every batch would cross two
-    queues and wait for the interpreter lock, five milliseconds at worst, both ways. A fetch waits
-    100 ms and not 1500, but longer and longer while nothing comes
+    It runs in the process's own loop, not in a thread of its own: there every batch would cross two
+    queues and wait for the interpreter lock, up to five milliseconds, both ways. A fetch waits
+    100 ms and not 1500, but longer and longer while no records come
     (`schemas/log/reading/fetching.py`): that bounds how long a partition waits for others.
     Partitions are assigned by range, so that one member owns the same partitions of all topics;
-    Faust would deal them round-robin over all topics together.
+    Faust would assign them round-robin over all topics together.
     """
 
     wait_for_shutdown = False  # there is no thread to wait for
@@ -121,7 +120,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
     async def on_stop(self) -> None:
         if self._consumer is not None:
             if self.transport.leaves_group:
-                # aiokafka says goodbye only for members that have no name
+                # aiokafka leaves the group only for members without an instance id
                 self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
             await stop_consumer(self._consumer, STOP_S)
 
@@ -150,16 +149,16 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
 
 
 async def _turn_now_and_then(delay_s: float) -> None:
-    """Stands in for the `sleep(0)` that Faust takes before every record of a stream.
+    """Sleep only sometimes, in place of Faust's `sleep(0)` before every record of a stream.
 
-    A busy loop's turn lasts milliseconds, so a burst of records would wait for as many of them.
+    A busy loop's turn lasts milliseconds, so a burst of records would wait for one turn each.
     """
     if not next(_records) % RECORDS_PER_TURN:
         await asyncio.sleep(delay_s)
 
 
 class _ResumedCoroutine:
-    """What is left of a coroutine after its first step, which waits for `first`."""
+    """The rest of a coroutine after its first step, which waits for `first`."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], first: Any) -> None:
         self._coroutine = coroutine
@@ -179,10 +178,10 @@ class _ResumedCoroutine:
 
 class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types here
     async def wait_first(self, *waits: Any, **options: Any) -> Any:
-        """Faust hands each message over in a race of four new tasks, against a rebalance.
+        """Pass on a message without Faust's race of four new tasks against a rebalance.
 
         Nearly always the message goes straight into the agent's buffer. So take that step first,
-        with no task at all, and race only where the buffer is full.
+        without a task, and race only if the buffer is full.
         """
         if len(waits) != 2 or not (iscoroutine(waits[0]) and iscoroutine(waits[1])):
             return await super().wait_first(*waits, **options)
@@ -195,7 +194,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types he
         return await super().wait_first(_ResumedCoroutine(handing, waited), suspended, **options)
 
     async def commit_note(self, tp: TopicPartition, offset: int, note: str) -> None:
-        """A commit with metadata, which Faust's own have not; raises KafkaError."""
+        """Commit an offset with metadata, which Faust's own commits lack. Raise KafkaError."""
         await self._thread._ensure_consumer().commit({tp: (offset, note)})  # noqa: SLF001  # no way
 
     def _new_consumer_thread(self) -> _InLoop:

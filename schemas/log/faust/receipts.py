@@ -1,4 +1,4 @@
-"""Acknowledges records in the order of their partition, though they are done in any order.
+"""Acknowledges records in the order of their partition, although they finish in any order.
 
 Faust commits past a record that is still in flight when a later one is acknowledged (its defect
 606), so an acknowledgement waits for all earlier ones of its partition.
@@ -13,14 +13,15 @@ Place = tuple[str, int]  # topic, without prefix, and partition
 
 @dataclass(slots=True, eq=False)
 class Receipt:
-    """One record that was taken; `pending` is how much of what follows from it is not done."""
+    """One record that was taken; `pending` is the number of its effects that are not done."""
 
     line: "deque[Receipt]"
     acknowledge: Callable[[], object]
     pending: int
 
     def settle(self, count: int = 1) -> None:
-        """So much of it is done. The last of it acknowledges the record and what waited for it."""
+        """Count `count` effects as done. The last one acknowledges the record and those behind it
+        that waited for it."""
         self.pending -= count
         while self.line and not self.line[0].pending:
             self.line.popleft().acknowledge()
@@ -33,7 +34,7 @@ class Receipts:
         self._lines: dict[Place, deque[Receipt]] = {}
 
     def open(self, place: Place, acknowledge: Callable[[], object], pending: int = 1) -> Receipt:
-        """The next record of a partition; with nothing pending it waits for earlier ones only."""
+        """Add the next record of a partition; with 0 pending it waits only for earlier ones."""
         line = self._lines.setdefault(place, deque())
         receipt = Receipt(line, acknowledge, pending)
         line.append(receipt)
@@ -41,7 +42,7 @@ class Receipts:
         return receipt
 
     def drop(self) -> None:
-        """Acknowledge none of what waits: the partitions were taken away."""
+        """Drop all open receipts without acknowledgement: the partitions were revoked."""
         for line in self._lines.values():
             line.clear()
         self._lines.clear()

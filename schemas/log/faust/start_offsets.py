@@ -1,4 +1,4 @@
-"""Where a consumer group begins that has read nothing yet: now, not at what nobody waits for."""
+"""Sets where a new consumer group begins: now, because nobody waits for older records."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
-_BACK_MS = 10_000  # what is asked just before the first worker comes still counts
+_BACK_MS = 10_000  # so that requests just before the first worker's start still count
 
 
 async def commit_start_offsets(settings: LogSettings, group_id: str, topics: Sequence[str]) -> None:
-    """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
+    """Commit a new group's first offsets; existing ones stay. Raise BrokerUnavailable."""
     partitions = [
         TopicPartition(settings.topic_prefix + topic, partition)
         for topic in topics
@@ -37,6 +37,6 @@ async def commit_start_offsets(settings: LogSettings, group_id: str, topics: Seq
                     }
                 )
     except (CommitFailedError, UnknownMemberIdError):
-        return  # another member was quicker, and reads already
+        return  # another member was faster, and reads already
     except KafkaError as error:
         raise BrokerUnavailable(f"{group_id}: no offsets: {error}") from error

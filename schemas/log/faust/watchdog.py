@@ -1,8 +1,8 @@
-"""Ends a life whose consumer has died quietly: there is something to read, and nothing is read.
+"""Ends an incarnation whose consumer has stopped without an error: it lags and reads nothing.
 
 Faust and aiokafka have been seen to stop fetching after a rebalance or a broker restart without
-any error; a restart is the cure. Asks the broker by a client of its own. A broker that is away is
-no reason to end, however long it is.
+any error; a restart is the cure. Queries the broker with a client of its own. An unreachable broker
+is no reason to end, however long that lasts.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from schemas.log.faust.group import Group
 from schemas.log.faust.receipts import Place
 from schemas.settings import LogSettings
 
-_LOOKS = 5  # in the time after which a consumer is stuck
+_LOOKS = 5  # checks within the time after which a consumer counts as stuck
 
 
 class ReadProgress:
-    """What a group's member has read against what there is; time is an argument."""
+    """Compares what a group's member has read with the ends; time is an argument."""
 
     def __init__(self, group: Group, stall_ms: int) -> None:
         self._group, self._stall_ms = group, stall_ms
         self._rebalances = self._records_read = -1
-        self._first: dict[Place, int] = {}  # ends when a partition was first looked at
+        self._first: dict[Place, int] = {}  # ends at the first check of a partition
         self._moved_ms = 0.0
 
     def check(self, ends: Mapping[Place, int], now_ms: float) -> None:
-        """`ends` are the offsets after the last records. Raises BrokerUnavailable.
+        """Raise BrokerUnavailable if the member lags and has read nothing for `stall_ms`.
 
-        Of a partition of which nothing was read what comes from now on counts, and after each
-        rebalance all is counted anew: what others have read meanwhile is not known here.
+        `ends` are the offsets after the last records. A partition without a record read counts from
+        its first check on, also after each rebalance, because other members may have read it.
         """
         group = self._group
         if self._rebalances != group.rebalances:
@@ -53,8 +53,8 @@ class ReadProgress:
 
 
 async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
-    """Look now and then, until cancelled; raises BrokerUnavailable where nothing moves for so long
-    although there is something to read."""
+    """Check regularly, until cancelled. Raise BrokerUnavailable if nothing was read for `stall_ms`
+    although there are records to read."""
     loop, progress = asyncio.get_running_loop(), ReadProgress(group, stall_ms)
     async with query_client(log) as consumer:
         while True:
@@ -63,5 +63,5 @@ async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
             try:
                 ends = await consumer.end_offsets(list(places)) if places else {}
             except KafkaError:
-                ends = {}  # a broker that is away is no reason to end
+                ends = {}  # an unreachable broker is no reason to end
             progress.check({places[tp]: end for tp, end in ends.items()}, loop.time() * 1_000)

@@ -1,17 +1,16 @@
-"""Makes what a fetch has brought readable for aiokafka, which never gets past a batch that it
-cannot read: one that is damaged, or in a codec that it does not know, or with a header whose name
-is no UTF-8, as brokers take it.
+"""Makes fetched batches readable for aiokafka, which never gets past a batch that it cannot read.
 
-What is compressed is unpacked here, within a bound: a few kilobytes may stand for gigabytes. A
-batch that cannot be read becomes one record at its last offset, with a value that says why
-(`unreadable_value`). So whoever reads it buries it, as all that cannot be decoded, and goes on.
+Such a batch is damaged, or has an unknown codec, or a header whose name is not UTF-8, which brokers
+accept. Compressed batches are unpacked here, within a bound: a few kilobytes may stand for
+gigabytes. An unreadable batch becomes one record at its last offset, whose value has the reason
+(`unreadable_value`). So its reader dead-letters it, as any undecodable record, and continues.
 
-Theory of operation. Of a batch whose checksum is wrong nothing is believed but that it is there. It
-ends where the next one begins, if that one is whole, or where two of its own numbers agree; else it
-is passed over offset by offset. Batches that are not compressed are only stepped over, so that
-reading costs no more than it did; when aiokafka has found that one cannot be read, all are looked
-through (`closely`). Formats before version 2, which no broker has written since Kafka 3, are left
-as they are. Pure. Called by `schemas/log/reading/fetching.py`.
+Theory of operation. If the checksum of a batch is wrong, no field of it is trusted. The batch ends
+where the next one begins, if that one is whole, or where two of its own numbers agree; otherwise it
+is skipped offset by offset. Batches that are not compressed are only stepped over, so that reading
+costs no more than before; once aiokafka has met an unreadable batch, all are checked (`closely`).
+Formats before version 2, which no broker has written since Kafka 3, are left as they are. Pure.
+Called by `schemas/log/reading/fetching.py`.
 """
 
 import codecs
@@ -30,29 +29,29 @@ from aiokafka.record.util import calc_crc32c, decode_varint
 
 from schemas.codec import unreadable_value
 
-UNPACKED_BYTES_MAX = 64 << 20  # of a batch, eight times the largest record; and of one fetch
-_PREFIX = struct.Struct(">qi")  # of every version: first offset, bytes that follow
-_HEAD = struct.Struct(">ibIhiqqqhii")  # of version 2, as `_Head` has it
+UNPACKED_BYTES_MAX = 64 << 20  # of a batch, eight times the largest record; and of a fetch
+_PREFIX = struct.Struct(">qi")  # in every version: first offset, bytes that follow
+_HEAD = struct.Struct(">ibIhiqqqhii")  # in version 2: the fields of `_Head`
 _RECORDS_AT = _PREFIX.size + _HEAD.size
 _VERSION_AT, _CHECKSUM_AT, _ATTRIBUTES_AT = 16, 17, 21
-_LEAST_BYTES = 14  # behind the prefix, in the oldest version
+_LEAST_BYTES = 14  # after the prefix, in the oldest version
 _VERSION, _CODEC, _TRANSACTIONAL = 2, 0b111, 0b1_0000
 _XERIAL, _XERIAL_BYTES = (
     b"\x82SNAPPY\0",
     16,
-)  # begins blocks that are snappy's, each with its length
-_AS_LONG = "trivium.as_long"  # how names of headers are decoded
-_IS_FILLED = "failed to write whole buffer"  # cramjam's word for that
+)  # begins a stream of snappy blocks, each with its length
+_AS_LONG = "trivium.as_long"  # error handler for header names that are not UTF-8
+_IS_FILLED = "failed to write whole buffer"  # cramjam's message for a full buffer
 
 
 class _Head(NamedTuple):
-    """What a batch of version 2 says of itself, behind the prefix."""
+    """The header fields of a batch of version 2, after the prefix."""
 
     epoch: int
     version: int
     checksum: int
     attributes: int
-    last_delta: int  # its last offset less its first
+    last_delta: int  # its last offset minus its first
     first_ms: int
     last_ms: int
     producer_id: int
@@ -66,7 +65,7 @@ _UNKNOWN = _Head(0, _VERSION, 0, 0, 0, -1, -1, -1, -1, -1, 1)
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRange:
-    """Offsets of a partition that nobody can read, and why."""
+    """Offsets of a partition that are unreadable, and why."""
 
     first: int
     last: int
@@ -80,7 +79,7 @@ class UnreadableRange:
 
 
 class Readable(NamedTuple):
-    """What a partition's share of a fetch is for aiokafka."""
+    """A partition's share of a fetch, readable for aiokafka."""
 
     data: bytes
     passed_over: list[UnreadableRange]
@@ -94,16 +93,16 @@ class _Unreadable(Exception):
 def readable(
     data: bytes, offset: int, *, closely: bool = False, budget_bytes: int = UNPACKED_BYTES_MAX
 ) -> Readable:
-    """What a fetch from `offset` on has brought of a partition.
+    """Return a readable form of a partition's fetched data, which begin at `offset`.
 
-    Nothing more is unpacked when `room` bytes were: what is left out the next fetch brings.
+    Unpacks at most `budget_bytes`: the next fetch brings the rest.
     """
     parts, passed_over, copied, unpacked = list[bytes](), list[UnreadableRange](), 0, 0
     for at, end in _batches(data):
         if end == 0 and at == 0:
             gap = UnreadableRange(offset, offset, "the length of its batch is damaged")
             return Readable(_placeholder(gap, _UNKNOWN), [gap], 0)
-        if end == 0:  # the next fetch begins with it
+        if end == 0:  # the next fetch begins with this batch
             return Readable(b"".join((*parts, data[copied:at])), passed_over, unpacked)
         packed = data[at + _ATTRIBUTES_AT + 1] & _CODEC
         if data[at + _VERSION_AT] != _VERSION or not (packed or closely):
@@ -117,7 +116,7 @@ def readable(
             gap = batch.unreadable_range(max(offset, batch.first), data[end:], str(error))
             plain = batch.placeholder_for(gap)
             passed_over.append(gap)
-            unpacked += UNPACKED_BYTES_MAX if packed else 0  # it may have been as much
+            unpacked += UNPACKED_BYTES_MAX if packed else 0  # upper bound
         unpacked += len(plain) if packed else 0
         parts += data[copied:at], plain
         copied = end
@@ -125,7 +124,7 @@ def readable(
 
 
 def needs_mending(data: bytes) -> bool:
-    """Whether anything of a partition's share is compressed, or has no end."""
+    """Return whether any batch of a partition's share is compressed, or has an invalid length."""
     return any(
         not end or (data[at + _VERSION_AT] == _VERSION and data[at + _ATTRIBUTES_AT + 1] & _CODEC)
         for at, end in _batches(data)
@@ -133,9 +132,9 @@ def needs_mending(data: bytes) -> bool:
 
 
 def _batches(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where each begins and ends; 0 as the end of one whose length cannot be, with which it ends.
+    """Yield where each batch begins and ends; after one of invalid length, with end 0, stop.
 
-    A broker cuts the last one off, but for the first: that is whole, however large it is.
+    A broker truncates the last batch; only the first one is always whole, however large it is.
     """
     at, whole = 0, len(data)
     while whole - at >= _PREFIX.size:
@@ -149,7 +148,7 @@ def _batches(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 class _RecordBatch:
-    """A record batch of version 2, as the log holds it."""
+    """A record batch of version 2, as it is in the log."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -161,7 +160,7 @@ class _RecordBatch:
         )
 
     def plain(self, *, closely: bool) -> bytes:
-        """The same, not compressed, with names of headers in UTF-8; raises _Unreadable."""
+        """Return the batch without compression, with header names in UTF-8. Raise _Unreadable."""
         if not self.is_whole:
             raise _Unreadable("its checksum is wrong")
         records = self._data[_RECORDS_AT:]
@@ -186,7 +185,7 @@ class _RecordBatch:
         return bytes(data)
 
     def unreadable_range(self, first: int, behind: bytes, why: str) -> UnreadableRange:
-        """Return the offsets that are lost with it; `behind` it lie further batches."""
+        """Return the offsets that are lost with the batch; `behind` has the batches after it."""
         last = self.first + self.head.last_delta
         if not self.is_whole:
             _, end = next(_batches(behind), (0, 0))
@@ -214,12 +213,12 @@ def _placeholder(gap: UnreadableRange, head: _Head) -> bytes:
     )
     builder.append(0, head.last_ms, None, unreadable_value(str(gap)), [])
     data = builder.build()
-    struct.pack_into(">q", data, 0, gap.last)  # no part of the checksum
+    struct.pack_into(">q", data, 0, gap.last)  # not part of the checksum
     return bytes(data)
 
 
 def _with_names(records: bytes, count: int) -> bytes:
-    """Records whose headers' names are UTF-8: of others each byte that is none becomes `?`."""
+    """Return records with header names in UTF-8; each byte that is invalid becomes `?`."""
     data, at = bytearray(records), 0
     for _ in range(count):
         _, at = decode_varint(data, at)  # its length
@@ -247,7 +246,7 @@ def _as_long(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_AS_LONG, _as_long)
 
 
-# Codecs, by the numbers that batches have for them
+# Codecs, by their numbers in batches
 
 
 def _decompress(codec: int, packed: bytes) -> bytes:
@@ -275,7 +274,7 @@ def _gzip(packed: bytes) -> bytes:
 
 
 def _snappy(packed: bytes) -> bytes:
-    """A block, or Xerial's stream of blocks, as Java writes it."""
+    """Decompress a block, or Xerial's stream of blocks, as Java writes it."""
     if not packed.startswith(_XERIAL):
         return _snappy_block(packed, UNPACKED_BYTES_MAX)
     parts, bytes_left, at = list[bytes](), UNPACKED_BYTES_MAX, 0
@@ -297,7 +296,7 @@ def _snappy_block(packed: bytes, limit: int) -> bytes:
 
 
 def _into_buffer(unpack: Callable[[bytes, mmap], int]) -> Callable[[bytes], bytes]:
-    """Into memory that is only taken where it is written."""
+    """Return a codec that unpacks into memory of which only written pages are allocated."""
 
     def unpacked(packed: bytes) -> bytes:
         with mmap(-1, UNPACKED_BYTES_MAX) as buffer:

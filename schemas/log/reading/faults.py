@@ -1,10 +1,9 @@
-"""What this process cannot do at the moment, and what it could not read of the log: told in its
-heartbeats, for `trivium status`.
+"""Collects the faults of this process, and counts unreadable records, for its heartbeats.
 
-A member may live, and hear the fleet, and yet do nothing of what it is there for: a topic gives it
-nothing to read, or the work that it does for others fails again and again. Whoever does such work
-says so here (`note_failing`), and takes it back (`note_working`). One that is heard of no more is
-forgotten.
+A member may live and read the fleet topic, and yet fail at its own work: reading a topic fails, or
+its work for others fails again and again. The code that does such work reports a failure here
+(`note_failing`), and its end (`note_working`). A fault that is not reported again is dropped after
+60 s. `trivium status` shows the faults.
 """
 
 import time
@@ -13,22 +12,22 @@ from collections import deque
 from schemas.errors import clip_message
 from schemas.records import Faults
 
-_FORGET_S = 60.0  # longer than any pause between two tries
+_FORGET_S = 60.0  # longer than any pause between two retries
 _SUBJECTS_MAX = 64
-_PLACES_MAX = 1_024  # of records that could not be read, to count none twice
+_PLACES_MAX = 1_024  # places of unreadable records, so that none is counted twice
 _TOLD_CHARS_MAX = 1_000
 
 
 class ProcessFaults:
-    """Those of one process; cheap where there are none."""
+    """The faults of one process; cheap while there are none."""
 
     def __init__(self) -> None:
-        self._failing: dict[str, tuple[str, float]] = {}  # why, and when that was said
+        self._failing: dict[str, tuple[str, float]] = {}  # reason, and when it was reported
         self._unreadable, self._last = 0, ""
         self._places = deque[tuple[str, int, int]](maxlen=_PLACES_MAX)
 
     def note_failing(self, subject: str, why: str) -> None:
-        """Note that a subject fails, such as the reading of `prompts[1]`."""
+        """Report that a subject fails, such as the reading of `prompts[1]`."""
         if subject in self._failing or len(self._failing) < _SUBJECTS_MAX:
             self._failing[subject] = clip_message(why), time.monotonic()
 
@@ -37,11 +36,11 @@ class ProcessFaults:
         return bool(self._failing)
 
     def note_working(self, subject: str) -> None:
-        """Note that a subject works again."""
+        """Report that a subject works again."""
         self._failing.pop(subject, None)
 
     def note_unreadable(self, topic: str, partition: int, offset: int, why: str) -> None:
-        """Count a record, or a batch that ends there, that cannot be read."""
+        """Count an unreadable record, or an unreadable batch that ends there."""
         place = (topic, partition, offset)
         if place not in self._places:
             self._places.append(place)
@@ -49,13 +48,13 @@ class ProcessFaults:
             self._last = f"{topic}[{partition}]@{offset}: {clip_message(why)}"
 
     def why_failing(self, subject: str) -> str:
-        """Why it does not work; empty where nothing is known of that."""
+        """Return why a subject fails; empty if no failure is reported."""
         why, said_s = self._failing.get(subject, ("", 0.0))
         return why if time.monotonic() - said_s < _FORGET_S else ""
 
     @property
     def problem(self) -> str:
-        """What fails, and why; empty where all works."""
+        """Return what fails, and why; empty if nothing fails."""
         since_s = time.monotonic() - _FORGET_S
         self._failing = {
             subject: failure for subject, failure in self._failing.items() if failure[1] > since_s
@@ -63,7 +62,7 @@ class ProcessFaults:
         return "; ".join(f"{subject}: {why}" for subject, (why, _) in self._failing.items())
 
     def record(self) -> Faults | None:
-        """For a heartbeat; None where there is nothing to tell."""
+        """Return the faults for a heartbeat; None if there are none."""
         if not self._failing and not self._unreadable:
             return None
         return Faults(

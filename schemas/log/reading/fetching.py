@@ -1,12 +1,11 @@
-"""Fetches that wait long at a broker that has nothing, so that who reads little asks little. What
-they bring is readable (`batches.py`); heartbeats tell where they fail (`faults.py`).
+"""Makes fetches wait long at a broker without new records, so that idle readers send few requests.
 
-A broker answers as soon as there is a record, however long a fetch may wait, but it answers the
-requests of a connection in their order. So fetches have a connection of their own: no question
-waits for one. A fetch that nobody waits for any more, because the partitions have changed, is left
-with its connection. And a fetch waits long only where nothing else can come up meanwhile: there is
-one broker, so no partition moves to it from another, and the fetch asks for every partition and for
-the same as the last one did.
+Fetched data become readable (`batches.py`); heartbeats report failures (`faults.py`). A broker
+answers a fetch as soon as there is a record, but it answers the requests of a connection in order.
+So fetches have a connection of their own: no other request waits for one. When the partitions
+change, an obsolete fetch is dropped with its connection. A fetch waits long only if nothing else
+can need it meanwhile: there is one broker, so no partition moves to it from another, and the fetch
+asks for every partition and for the same offsets as the last one.
 
 aiokafka sends at most one fetch at a time to a broker, and has no setting for any of this.
 """
@@ -29,11 +28,11 @@ from schemas.log.reading.faults import FAULTS
 
 log = logging.getLogger("trivium.log")
 LONGEST_MS = 2_000
-LOOK_MS = 1_000  # in which aiokafka looks by itself for what to fetch; whatever is new wakes it
-_FETCHES = "fetches"  # a group of connections beside aiokafka's own
-_CLOSELY = 32  # fetches are looked through, after one that could not be read
-_INLINE_BYTES = 4 << 10  # more is unpacked in a thread
-# Offsets that are gone, and leaders that change: aiokafka sees to it.
+LOOK_MS = 1_000  # interval in which aiokafka checks what to fetch; changes wake it
+_FETCHES = "fetches"  # a connection group besides aiokafka's own
+_CLOSELY = 32  # fetches that are checked after an unreadable one
+_INLINE_BYTES = 4 << 10  # larger data are unpacked in a thread
+# Offsets out of range and changed leaders: aiokafka handles these.
 _PASSING = frozenset((1, 5, 6, 9, 74, 75, 78))
 _UNREADABLE = (CorruptRecordException, UnsupportedCodecError, UnicodeDecodeError)
 _Question = frozenset[tuple[str, int, int]]
@@ -42,14 +41,15 @@ _turns = itertools.count()
 
 
 class FetchTimer:
-    """How long each fetch of a consumer waits, by its broker."""
+    """Chooses how long each fetch of a consumer waits, by its broker."""
 
     def __init__(self, shortest_ms: int, longest_ms: int) -> None:
         self._shortest_ms, self._longest_ms = shortest_ms, max(shortest_ms, longest_ms)
         self._last_questions: dict[Hashable, tuple[_Question, int]] = {}
 
     def wait_ms(self, node: Hashable, question: _Question, count: int) -> int:
-        """Of a fetch of these partitions and offsets, of as many as are wanted of that broker."""
+        """Return how long to wait in a fetch of these partitions and offsets; `count` is the number
+        of all partitions that the consumer reads from that broker."""
         before, waited_ms = self._last_questions.get(node, (None, 0))
         idle = question == before and len(question) == count
         wait_ms = min(2 * waited_ms, self._longest_ms) if idle else self._shortest_ms
@@ -58,18 +58,18 @@ class FetchTimer:
 
 
 class CloseScan:
-    """Decides which fetches are checked closely: some, after an unreadable one."""
+    """Decides which fetches are checked closely: the next ones after an unreadable one."""
 
     def __init__(self) -> None:
         self._close_fetches = 0
 
     def next_is_close(self) -> bool:
-        """Count one fetch; return whether it is to be checked closely."""
+        """Count one fetch; return whether to check it closely."""
         self._close_fetches = max(0, self._close_fetches - 1)
         return self._close_fetches > 0
 
     async def retry_read(self, read: Callable[[], Awaitable[Any]]) -> Any:
-        """What is read; what could not be read aiokafka fetches anew."""
+        """Return the result of `read`; on unreadable data, retry after another fetch."""
         for tries_left in reversed(range(_CLOSELY)):
             try:
                 return await read()
@@ -81,15 +81,15 @@ class CloseScan:
 
 
 def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: int) -> None:
-    """Have a consumer that is not started yet fetch so."""
-    client, fetches = consumer._client, FetchTimer(shortest_ms, longest_ms)  # noqa: SLF001  # see above
+    """Change how a consumer fetches, before it is started; waits are between the two times."""
+    client, fetches = consumer._client, FetchTimer(shortest_ms, longest_ms)  # noqa: SLF001  # above
     send, start, looking = client.send, consumer.start, CloseScan()
 
     async def send_apart(node_id: Any, request: Any, **options: Any) -> Any:
         if not isinstance(request, FetchRequest):
             return await send(node_id, request, **options)
         connection = client._conns.get((node_id, _FETCHES))  # noqa: SLF001
-        if connection is not None and connection._requests:  # noqa: SLF001  # one that was given up
+        if connection is not None and connection._requests:  # noqa: SLF001  # an obsolete fetch
             connection.close()
         leader = client.cluster.leader_for_partition
         count = sum(leader(partition) == node_id for partition in consumer.assignment())
@@ -110,17 +110,17 @@ def prepare_fetches(consumer: AIOKafkaConsumer, shortest_ms: int, longest_ms: in
 
 
 def _read_all_or_nothing(fetcher: Any, looking: CloseScan) -> None:
-    """Have a fetcher hand out what it has of all partitions, or move none of them.
+    """Make a fetcher return the records of all partitions, or advance none of them.
 
-    aiokafka moves each partition on while it collects; where a later one cannot be read, it drops
-    what it has of the others. Back at their old positions, they are fetched again.
+    aiokafka advances each partition while it collects; if a later one is unreadable, it drops the
+    records of the others. This resets their positions, so that they are fetched again.
     """
     take, subscriptions = fetcher.fetched_records, fetcher._subscriptions  # noqa: SLF001
 
     async def take_or_stay(partitions: Any, max_records: int | None) -> Any:
         positions = _positions(fetcher)
         try:
-            return await take(partitions, 0, max_records)  # does not wait: nobody seeks meanwhile
+            return await take(partitions, 0, max_records)  # does not wait, so no seek intervenes
         except _UNREADABLE:
             for state, position in positions.items():
                 state.consumed_to(position)
@@ -144,13 +144,13 @@ def _read_all_or_nothing(fetcher: Any, looking: CloseScan) -> None:
             if not ready_waiters or fetcher._closed:  # noqa: SLF001
                 waiter.cancel()
                 return {}
-            waiter.result()  # raises where something may not be read
+            waiter.result()  # raises if a topic may not be read
 
     fetcher.fetched_records = fetched_records
 
 
 def _positions(fetcher: Any) -> dict[Any, int]:
-    """Of the partitions of which something was fetched, by aiokafka's state of each."""
+    """Return the positions of partitions with fetched data, by aiokafka's state of each."""
     states = (
         result._assignment.state_value(place)  # noqa: SLF001
         for place, result in fetcher._records.items()  # noqa: SLF001
@@ -200,8 +200,10 @@ def _note(topic: str, partition: int, code: int) -> None:
 def _mended(
     brought: Mapping[_Place, bytes], offsets: Mapping[_Place, int], closely: bool
 ) -> dict[_Place, tuple[bytes, list[UnreadableRange]]]:
-    """Each partition's data; each has its turn to be the first, for those that come when much was
-    unpacked have to wait for the next fetch.
+    """Return each partition's data in readable form.
+
+    The partitions take turns at being first, because later ones may exceed the budget and then wait
+    for the next fetch.
     """
     places, budget_bytes, mended = list(brought), UNPACKED_BYTES_MAX, {}
     first = next(_turns) % len(places)

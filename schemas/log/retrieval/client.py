@@ -1,7 +1,7 @@
-"""Asks the retrieval pool: sends a retrieval to all shards and merges what they answer.
+"""The client of the retrieval pool: sends a retrieval to all shards and merges their answers.
 
-Whoever asks is a member of the fleet that leases a partition of `hits`. `exchange.py` says where a
-retrieval is sent, and when once more; `embedding.py` asks for vectors alone.
+A client is a member of the fleet that leases a partition of `hits`. `exchange.py` decides where a
+retrieval is sent, and when it is sent again; `embedding.py` requests vectors only.
 """
 
 import uuid
@@ -34,12 +34,12 @@ from schemas.topics import check_record
 
 
 class RetrievalClient:
-    """`start`, then `run` until cancelled; any number of `search` meanwhile, then `stop`."""
+    """Searches: `start`, then `run` until cancelled, with any number of searches; then `stop`."""
 
     def __init__(
         self, settings: LogSettings, codec: Codec, producer: LogProducer, membership: Membership
     ) -> None:
-        """`membership` must have joined with a lease on `hits`, and be followed."""
+        """Create a client; `membership` must have joined with a lease on `hits`, and be running."""
         self._codec = codec
         self.producer = producer
         self.membership = membership
@@ -52,7 +52,7 @@ class RetrievalClient:
         self._embedding = EmbeddingClient(producer, membership, by_pool)
 
     async def start(self) -> None:
-        """From now on no hits are missed."""
+        """Start the reader; no hits are missed from now on."""
         await self._reader.start("latest")
 
     async def stop(self) -> None:
@@ -60,7 +60,7 @@ class RetrievalClient:
         await self._reader.stop()
 
     async def run(self) -> None:
-        """Hand hits to those who wait."""
+        """Pass hits to the searches that wait for them, until cancelled."""
         while True:
             async for record in in_slices(await self._reader.batch()):
                 try:
@@ -95,11 +95,11 @@ class RetrievalClient:
         tenant: str = "",
         request_id: str = "",
     ) -> RetrievalResult:
-        """The k nearest documents of all shards, by the deadline (wall time).
+        """Return the k nearest documents of all shards, by the deadline (wall time).
 
-        Shards that did not answer stand in `missing`. Raises NotReady where nobody serves,
-        DeadlineExceeded where nobody answered, QueueFull, BrokerUnavailable, and what the shards
-        refused the retrieval with.
+        `missing` has the shards that did not answer. Raises NotReady if no retrieval worker is
+        ready, DeadlineExceeded if no shard answered, QueueFull, BrokerUnavailable, and the error
+        with which the shards refused the retrieval.
         """
         fields = {"top_m": top_m, "width": width, "patience": patience, "tenant": tenant}
         request = self._request(
@@ -127,12 +127,13 @@ class RetrievalClient:
         request_id: str = "",
         quoted: Sequence[Quoted] = (),
     ) -> RetrievalResult:
-        """The k best passages of all shards for a text: by its vector, its words, or both fused.
+        """Return the k best passages of all shards for a text, by its vector, its words, or both
+        fused.
 
-        `RetrievalResult.passages` are their texts. Less similar ones than `min_score` (a cosine)
-        are not found. Where the text has no vector, `RetrievalResult.degraded` says why, and words
-        alone count. `RetrievalResult.changed` names those of the `quoted` documents that are to be
-        quoted no longer, as `check` does. Raises what `search` does.
+        `RetrievalResult.passages` has their texts. Passages below `min_score` (a cosine) are left
+        out. If the text got no vector, `RetrievalResult.degraded` says why, and the search is by
+        words only. `RetrievalResult.changed` has the `quoted` documents that must not be quoted any
+        more, as `check` returns them. Raises the errors of `search`, and InvalidRequest.
         """
         if mode not in MODES:
             raise InvalidRequest(f"expected {', '.join(MODES)}, found {mode!r:.80}", "mode")
@@ -163,9 +164,9 @@ class RetrievalClient:
         kind: Literal["prefill", "decode"] = "prefill",
         request_id: str = "",
     ) -> frozenset[str]:
-        """Which of these documents are gone, say something else, or are not for this tenant.
+        """Return the ids of those documents that are deleted, changed, or not for this tenant.
 
-        Those of shards that do not answer are among them. Raises what `search` does.
+        Documents of shards that do not answer are included. Raises the errors of `search`.
         """
         if not quoted:
             return frozenset()
@@ -176,10 +177,10 @@ class RetrievalClient:
         return (await self._ask(request)).changed
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """The vectors of texts, in their order, all or none.
+        """Return the vectors of texts, in their order, all or none.
 
-        Raises NotReady where no embedding worker lives, DeadlineExceeded, BrokerUnavailable, and
-        what the pool refused them with.
+        Raises NotReady if no embedding worker is ready, DeadlineExceeded, BrokerUnavailable, and
+        the error with which the pool refused the texts.
         """
         self._check_valid()
         return await self._embedding.embed(texts, deadline_ms, tenant)

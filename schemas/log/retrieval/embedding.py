@@ -1,9 +1,8 @@
-"""Asks the embedding pool for the vectors of texts; part of `client.py`, which hands it the
-answers.
+"""Requests the vectors of texts from the embedding pool; `client.py` passes it the answers.
 
-Many texts are asked for in several records, on partitions that take turns, so that all embedding
-workers have a share. One that is not answered on a partition from which nobody answers any more is
-sent once more, to the partition farthest away.
+Many texts are sent in several records, on partitions in turn, so that all embedding workers have a
+share. If a record's partition is silent, the record is sent once more, to the partition farthest
+away.
 """
 
 import asyncio
@@ -35,18 +34,18 @@ from schemas.records import Embedded, EmbedRequest
 from schemas.retrieval import Vector, embedding_workers, unpack_vector
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 
-ASKED_MAX = 1_024  # records of a tenant under way
+ASKED_MAX = 1_024  # records of a tenant in flight
 _PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
-_TOKEN_BYTES = 5  # of an id at most, in Avro
-_AGAIN_AFTER = 0.4  # of the time that there is
+_TOKEN_BYTES = 5  # largest size of an id in Avro
+_AGAIN_AFTER = 0.4  # of the time to the deadline
 
 
-Texts = Sequence[str] | Sequence[Sequence[int]]  # the latter: tokens of the embedder's own
+Texts = Sequence[str] | Sequence[Sequence[int]]  # texts, or token ids of the embedder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedTexts:
-    """Vectors, shape (texts, dim), and by which model."""
+    """The vectors of texts, shape (texts, dim), and their model."""
 
     vectors: Vector
     embedder: str  # name and version
@@ -54,15 +53,15 @@ class EmbeddedTexts:
 
 
 class EmbeddingClient:
-    """`embed` any number of times at once; `take` what comes."""
+    """Embeds texts: any number of `embed` at once; `take` gets the answers."""
 
     def __init__(self, producer: LogProducer, membership: Membership, route: Route) -> None:
         self._producer, self._membership, self._route = producer, membership, route
         self._pending: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
-        self._parts_of: Counter[str] = Counter()  # that are under way, by tenant
+        self._parts_of: Counter[str] = Counter()  # records in flight, by tenant
 
     def take(self, embedded: Embedded) -> None:
-        """An answer; raises RecordError for one that nobody can mean."""
+        """Take an answer. Raise RecordError if it is invalid."""
         answer, partition, count = self._pending.get(embedded.embed_id, (None, 0, 0))
         if answer is None:
             return
@@ -82,7 +81,7 @@ class EmbeddingClient:
             answer.set_result(embedded)
 
     async def embed(self, texts: Texts, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """The vectors of texts, in their order, all or none."""
+        """Return the vectors of texts, in their order, all or none."""
         if not 0 < len(texts) <= TEXTS_MAX:
             raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
         if not embedding_workers(self._membership.view, wall_ms()):
@@ -154,7 +153,7 @@ class EmbeddingClient:
 
 
 def _parts(texts: Texts) -> list[list[Any]]:
-    """As few records as fit."""
+    """Divide texts into as few records as possible."""
     parts: list[list[Any]] = [[]]
     size = 0
     for text in texts:

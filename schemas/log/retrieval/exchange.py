@@ -1,11 +1,11 @@
-"""One retrieval on its way to the shards and back: where it is sent, and when once more.
+"""Sends a retrieval to the shards and waits for the answers; decides when to send it again.
 
-A replica that has just died is silent until its group notices, ten seconds later. So a retrieval
-that lacks a shard which answers nobody any more on its partition is sent once more, to the
-partition farthest away (`routes.py`). Where workers are only slow nothing is sent twice, which
-would make them slower. The README of this folder has the other cases. A text goes by way of the
-embedding pool, which fills in its vector; where the only embedding worker is silent, it is sent
-once more to be searched for by its words alone.
+A shard replica that has just died is silent until its group notices, ten seconds later. So if a
+shard is missing that is silent on the retrieval's partition, the retrieval is sent once more, to
+the partition farthest away (`routes.py`). Slow workers get nothing twice, which would make them
+slower. The README of this folder has the other cases. A text goes through the embedding pool, which
+fills in its vector; if the only embedding worker is silent, the text is sent once more, for a
+search by words only.
 """
 
 import asyncio
@@ -33,29 +33,30 @@ from schemas.retrieval import (
 
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
-SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has, at the earliest
+SENT_AGAIN_AFTER = 0.4  # of the time to a retrieval's deadline, at the earliest
 SILENT_FOR = 0.2  # of that time
-LOOK_EVERY = 0.1  # of that time, from then on
+LOOK_EVERY = 0.1  # of that time, after `SENT_AGAIN_AFTER`
 
 
 class RetrievalExchange:
-    """`ask` any number of times at once; `take` what comes."""
+    """Exchanges retrievals: any number of `ask` at once; `take` gets the hits."""
 
     def __init__(
         self, producer: LogProducer, membership: Membership, direct: Route, by_pool: Route,
         place: str,
     ) -> None:  # fmt: skip
-        """Routes of what goes to the shards at once, and of what goes by the embedding pool."""
+        """Create an exchange; `direct` is the route to the shards, `by_pool` the one through the
+        embedding pool."""
         self._producer, self._membership, self._place = producer, membership, place
         self._direct, self._by_pool = direct, by_pool
         self._pending: dict[
             str, tuple[PendingRetrieval, Route, int]
-        ] = {}  # by id, with where it was asked
+        ] = {}  # by id, with route and partition
 
     def take(self, hits: Hits) -> None:
-        """Hits that somebody can mean."""
+        """Take valid hits of a shard."""
         pending_entry = self._pending.get(hits.retrieval_id)
-        # Else it was answered already, given up, or is now asked of other shards.
+        # Else it was answered, cancelled, or sent to other shards since.
         if pending_entry is not None and pending_entry[0].layout.shards == hits.shards:
             pending, route, partition = pending_entry
             for who in (hits.shard, EMBEDDING):
@@ -63,7 +64,7 @@ class RetrievalExchange:
             pending.take(hits)
 
     async def ask(self, request: RetrievalRequest) -> RetrievalResult:
-        """What the shards found by the deadline; raises what `RetrievalClient.search` does."""
+        """Return the shards' result by the deadline; raises as `RetrievalClient.search`."""
         layout = layout_of(self._membership.view, wall_ms())
         if not layout.living:
             raise NotReady(
@@ -108,7 +109,7 @@ class RetrievalExchange:
                     await self._send(second_request, route, partition, pending)
 
     def _near(self) -> Collection[int]:
-        """Partitions that copies of the index answer here."""
+        """Return the partitions that replicas of the index in this place serve."""
         if not self._place:
             return ()
         return partitions_at(self._membership.view, self._place, wall_ms())
@@ -119,7 +120,7 @@ class RetrievalExchange:
     def _should_resend(
         self, pending: PendingRetrieval, route: Route, partition: int, since_ms: float
     ) -> bool:
-        """Whether to send it again: to the present shards, to other replicas, or elsewhere."""
+        """Return whether to send it again: to the current shards, other replicas, or elsewhere."""
         layout = layout_of(self._membership.view, wall_ms())
         if layout.living and layout.shards != pending.layout.shards:
             pending.change_layout(layout)
@@ -135,7 +136,7 @@ class RetrievalExchange:
         return True
 
     def _fallback(self, request: RetrievalRequest) -> RetrievalRequest:
-        """Of what nobody answered: by its words alone if there is one embedding worker at most."""
+        """Return the request to send again; by words only with at most one embedding worker."""
         if not _wants_vector(request):
             return request
         workers = embedding_workers(self._membership.view, wall_ms())
@@ -162,7 +163,7 @@ async def _is_set(event: asyncio.Event, within_ms: float) -> bool:
 
 
 def _wants_vector(request: RetrievalRequest) -> bool:
-    """Whether it goes by way of the embedding pool."""
+    """Return whether a request goes through the embedding pool."""
     return bool(request.text) and not request.vector and request.mode != WORDS
 
 
@@ -171,5 +172,5 @@ def by_words(request: RetrievalRequest) -> RetrievalRequest:
 
 
 def _second(request: RetrievalRequest) -> RetrievalRequest:
-    """The same under an id of its own, so that its hits tell which partition they come from."""
+    """Return the request with another id, so that its hits show which partition answered."""
     return replace(request, retrieval_id=request.retrieval_id + "-2")

@@ -1,7 +1,7 @@
-"""An asker of a member that does something else, and that goes on where it cannot ask.
+"""A retrieval client for a member that has other work, and works on while it cannot search.
 
-The partition of `hits` is leased beside the member's others. Where none is free, or hits cannot be
-read, `client` is None meanwhile, and it is tried again.
+The partition of `hits` is leased besides the member's others. While none is free, or hits cannot be
+read, `client` is None, and this tries again.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ TRY_AGAIN_S = 5.0
 
 
 class LeasedRetrievalClient:
-    """`run` beside the membership's until cancelled."""
+    """Leases a partition and runs a client: `run` beside the membership until cancelled."""
 
     def __init__(
         self, make: Callable[[Membership], RetrievalClient], membership: Membership
     ) -> None:
-        """`make` is called when the partition is leased."""
+        """Create it without a client; `make` creates one when the partition is leased."""
         self.client: RetrievalClient | None = None
         self._make, self._membership = make, membership
 
     async def run(self) -> None:
-        """Lease a partition and hand hits to those who wait, until cancelled."""
+        """Lease a partition and pass hits to the searches that wait, until cancelled."""
         while True:
             try:
                 await self._membership.lease("hits")
                 await self._follow_hits()
-            except Exception as error:  # whatever it is, the member goes on
+            except Exception as error:  # no error may end the member
                 log.warning(
                     "%s: goes on without searches: %s; tries again",
                     *(self._membership.member_id, error),

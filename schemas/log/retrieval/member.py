@@ -1,4 +1,4 @@
-"""An asker with a membership of its own, for those who do nothing else in the fleet."""
+"""A retrieval client with a membership of its own, for processes without another one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,10 +17,10 @@ from schemas.settings import LogSettings
 async def open_retrieval_client(
     settings: LogSettings, codec: Codec, member_id: str
 ) -> AsyncIterator[RetrievalClient]:
-    """Join, and be asked through until the end.
+    """Join the fleet, and yield a client until the end of the context.
 
-    When it is a member no longer, no hits reach it: who asks within is cancelled, and the
-    LeaseError or BrokerUnavailable is raised that ended it.
+    If the membership ends first, no hits arrive any more: the context's body is cancelled, and the
+    LeaseError or BrokerUnavailable that ended the membership is raised.
     """
     producer = LogProducer(settings, codec, durable=True, client_id=member_id)
     membership = Membership(
@@ -46,5 +46,5 @@ async def open_retrieval_client(
                 yield client
             finally:
                 await cancel_and_wait(*lives)
-    except ExceptionGroup as group:  # a life that ended, or what was raised within
+    except ExceptionGroup as group:  # the membership's end, or an error of the body
         raise (error := group.exceptions[0]) from error.__cause__

@@ -1,4 +1,4 @@
-"""A retrieval that an asker waits for: whom it was asked of, and what they answered."""
+"""A retrieval that a client waits for: its shards, and their answers so far."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class PendingRetrieval:
 
     layout: ShardLayout
     answers: dict[int, Hits] = field(default_factory=dict)
-    refused: dict[int, Hits] = field(default_factory=dict)  # before it was sent again
+    refused: dict[int, Hits] = field(default_factory=dict)  # refusals before it was sent again
     was_resent: bool = False
     done_event: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -26,11 +26,11 @@ class PendingRetrieval:
             self.done_event.set()
 
     def wants_another(self) -> bool:
-        """Whether another replica may do what one could not."""
+        """Return whether another shard replica may answer where one has failed."""
         return not self.was_resent and any(map(_is_the_replicas, self.answers.values()))
 
     def resend(self) -> None:
-        """Ask other replicas for what some refused; keep what others found."""
+        """Drop the answers of replicas that refused, to ask others; keep the other answers."""
         self.was_resent = True
         self.refused = {s: hits for s, hits in self.answers.items() if _is_the_replicas(hits)}
         for shard in self.refused:
@@ -38,7 +38,7 @@ class PendingRetrieval:
         self.done_event.clear()
 
     def change_layout(self, layout: ShardLayout) -> None:
-        """Start over with other shards, to which the answers so far are of no use."""
+        """Start again with another number of shards, for which the answers so far are useless."""
         self.layout = layout
         self.answers.clear()
         self.resend()

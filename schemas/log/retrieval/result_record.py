@@ -1,4 +1,4 @@
-"""What a search found, as the record that tells a request of it."""
+"""Builds the `Retrieved` record of a search's result."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from schemas.rules.sizes import fit_passages
 
 
 def retrieved_record(result: RetrievalResult, **fields: Any) -> Retrieved:
-    """Return the record of a result, for whom `fields` say, with what it has room for."""
+    """Return the record of a result with the passages that fit; `fields` name the request."""
     passages = fit_passages(result.passages)
     return Retrieved(
         passages=passages,

@@ -1,9 +1,9 @@
-"""Keeps documents as rows of other topics are: `[[bridge.documents]]`, inside of a bridge process.
+"""Turns rows of other topics into documents: `[[bridge.documents]]`, inside of a bridge process.
 
-Bridges share the topics' partitions in a group of their own. What a partition's records come to
-and how far it is read are committed together, under a transactional id of the partition: who
-takes it over fences who had it, so no older row is ever written after a newer one, and a row that
-is read again says the same again. What is no row goes to the dead letters of its topic.
+Bridges share the topics' partitions in a consumer group of its own. A partition's documents and its
+offset are committed together, under a transactional id of the partition. A new owner fences the
+former one, so no older row is written after a newer one, and reading a row twice gives the same
+document. A record that is no row goes to its topic's dead-letter topic.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ from streams.bridge.records.writer_schemas import WriterSchemas
 log = logging.getLogger("trivium.bridge")
 _RECORDS_MAX = 500  # in one transaction
 _LOOK_MS = 1_000
-_SHORTEST_MS = 500  # a fetch waits, if something may be in its way soon
-_SUBJECT = "keeping documents"  # what heartbeats call it where it fails
+_SHORTEST_MS = 500  # shortest wait of a fetch; it grows to LONGEST_MS while no record arrives
+_SUBJECT = "keeping documents"  # its name in heartbeats that report a failure
 
 
 def feed_group(settings: LogSettings) -> str:
-    """The consumer group of all bridges, over topics of rows."""
+    """Return the consumer group of all bridges for topics of rows."""
     return f"{settings.topic_prefix}bridge.documents"
 
 
 async def feed_documents(
     settings: LogSettings, sources: Sequence[DocumentSource], codec: Codec, name: str
 ) -> None:
-    """Until cancelled; whatever the log has troubles with, it goes on from what is committed."""
+    """Run until cancelled; after a fault of the log, continue from the commit."""
 
     async def run_feed() -> None:
         topics = [source.topic for source in sources]
@@ -77,10 +77,10 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         self._sources = {source.topic: source for source in sources}
         self._schemas = WriterSchemas(settings.schema_registry, settings.request_timeout_ms)
         self._writers: dict[TopicPartition, Transactions] = {}
-        self._writing = asyncio.Lock()  # held while anything is under way
+        self._writing = asyncio.Lock()  # held during a transaction
 
     async def run(self) -> None:
-        """Read and write; raises what the log has troubles with, and Fenced."""
+        """Read rows and write documents; raises the log's errors, and Fenced."""
         consumer = AIOKafkaConsumer(
             **client_options(self._settings),
             client_id=f"{self._name}-documents",
@@ -105,12 +105,12 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             await self._stop_writers()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Others may have them when this returns."""
+        """Stop all writers; when this returns, the group may assign the partitions elsewhere."""
         async with self._writing:
             await self._stop_writers()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Each is fenced when its first record is there."""
+        """Do nothing: the first record of a partition fences its former owner."""
 
     async def _stop_writers(self) -> None:
         writers, self._writers = self._writers, {}
@@ -134,16 +134,16 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         position = CommittedOffset(records[-1].offset + 1)
         try:
             await writer.commit(sends, {full_place: position}, group)
-        except RecordTooLarge:  # a topic takes less than Trivium made it for
+        except RecordTooLarge:  # a topic's limit is lower than the one that Trivium set
             for record, sending in zip(rows, sends, strict=True):
                 await self._write_alone(writer, record, sending)
 
     async def _write_alone(
         self, writer: Transactions, record: PromptRecord, sending: OutgoingRecord
     ) -> None:
-        """What its topic refuses goes to the dead letters, as its origin alone."""
+        """Write one document; if its topic refuses it, write a dead letter with the origin only."""
         place, position = (record.topic, record.partition), CommittedOffset(record.offset + 1)
-        await writer.stop()  # it is of no use after an error
+        await writer.stop()  # it cannot be used after an error
         await writer.start()
         try:
             await writer.commit([sending], {place: position}, feed_group(self._settings))
@@ -164,8 +164,8 @@ class _Feed(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             log.warning("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
             return dead_letter(record, error)
         except BrokerUnavailable:
-            raise  # a schema registry that is away for long
-        except Exception as error:  # of one row: the others are to be kept
+            raise  # the schema registry is unavailable for long
+        except Exception as error:  # one faulty row must not stop the others
             log.exception("%s[%d]@%d", record.topic, record.partition, record.offset)
             return dead_letter(record, SystemFault(f"not read: {type(error).__name__}: {error}"))
         return OutgoingRecord(

@@ -1,8 +1,8 @@
-"""What a row of a table is as a document: the same for every reader of the row.
+"""Converts a row of a table to a document; the same row always gives the same document.
 
-Understands what change streams write, in keys as in values, and each way to say that a row is gone
-(`streams/bridge/records/record.py`). Nothing here does I/O but `WriterSchemas`, once per schema id.
-Called by `streams/bridge/documents/feed.py`.
+It reads keys and values of change streams, and each form of a deleted row
+(`streams/bridge/records/record.py`). Only `WriterSchemas` does I/O, once per schema id. Called by
+`streams/bridge/documents/feed.py`.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from streams.bridge.records.record import PromptRecord, fields_of, unwrap_connec
 from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import WriterSchemas, decode_body, schema_id_of
 
-UNAVAILABLE = "__debezium_unavailable_value"  # stands for a long column that did not change
+UNAVAILABLE = "__debezium_unavailable_value"  # placeholder of a long column that did not change
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A document as it is from now on, or its end."""
+    """The new content of a document, or its deletion."""
 
     key: str
     document: Document | None
@@ -33,8 +33,8 @@ class RowChange:
 async def change_of(
     record: PromptRecord, source: DocumentSource, schemas: WriterSchemas
 ) -> RowChange:
-    """What a row's record says; raises RecordError for one that says nothing of a document, and
-    BrokerUnavailable where the schema registry is away for long.
+    """Return the change of a row's record. Raises RecordError for a record that is no row, and
+    BrokerUnavailable if the schema registry is unavailable for long.
     """
     try:
         row = await fields_of(record, schemas)
@@ -49,7 +49,7 @@ async def change_of(
 
 
 async def _decode_key(record: PromptRecord, schemas: WriterSchemas) -> Any:
-    """A key that was written in Avro; of all else the bytes."""
+    """Return a decoded Avro key, or the bytes of any other key."""
     raw = record.key
     if not raw or (schema_ref := schema_id_of(raw, record.headers, "key")) is None:
         return raw
@@ -101,7 +101,7 @@ def _id(key: Row, row: Row | None, source: DocumentSource) -> str:
 
 
 def _key(key: Any) -> Row:
-    """The fields of a key; one that is no object is one field, `id`."""
+    """Return the fields of a key; a key that is no object becomes the field `id`."""
     if key in (None, b"", b"null"):
         return {}
     if not isinstance(key, bytes):

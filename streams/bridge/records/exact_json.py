@@ -1,7 +1,7 @@
-"""JSON whose numbers keep their digits, from what producers write to what is made of it.
+"""Reads and writes JSON whose numbers keep their digits.
 
-A parser makes a float of 0.12345678901234567890, and another number of 2**64. People join by such
-numbers, so one that would not be written again as it came is kept as `Digits`.
+A parser turns 0.12345678901234567890 into a float, and 2**64 into another number. Users join tables
+by such numbers, so a number that would be written differently is kept as `Digits`.
 """
 
 import base64
@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-# Whatever may be another number, or be written otherwise, after it was a float; texts too.
+# Matches numbers that a float may change, or write differently; strings may match too.
 _SUSPECT = re.compile(rb"[0-9.]{16}|[0-9][eE]|\.[0-9]*0(?![0-9])|0\.0000")
-_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1  # that JSON is written with here
+_INT_MIN, _INT_MAX = -(2**63), 2**64 - 1  # integers that orjson writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Digits:
 
     @property
     def number(self) -> int | float:
-        """The nearest one that there is."""
+        """Return the nearest int or float."""
         return int(self.text) if self.text.lstrip("-").isdigit() else float(self.text)
 
 
 def loads(text: bytes) -> Any:
-    """A value; raises ValueError, also for numbers that no float can hold."""
+    """Read a JSON value; raises ValueError, also for numbers that no float can represent."""
     value = orjson.loads(text)
     if not _SUSPECT.search(text):
         return value
@@ -56,7 +56,7 @@ def _float(text: str) -> float | Digits:
 
 
 def dumps(value: Any) -> str:
-    """A value as JSON, without spaces; what only Avro knows is text in it. Raises TypeError."""
+    """Return a value as JSON without spaces; Avro's further types become text. Raises TypeError."""
     return orjson.dumps(value, default=_raw, option=orjson.OPT_PASSTHROUGH_DATACLASS).decode()
 
 
@@ -65,7 +65,7 @@ def _raw(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON, as people write it; what only Avro knows is text, and a text itself."""
+    """Return a value as JSON with spaces; text stays itself, Avro's further types become text."""
     if not isinstance(value, dict | list | tuple | bool | int | float):
         return plain(value)
     try:
@@ -75,7 +75,7 @@ def json_text(value: Any) -> str:
 
 
 class _FoundDigits(Exception):
-    """No encoder writes them; then it is done here, which is slow."""
+    """Raised at `Digits`, which `json` cannot write; a slow encoder here then does."""
 
 
 def _plain_but_digits(value: Any) -> str:
@@ -99,14 +99,14 @@ def _encode_with_digits(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """What JSON has no kind for (dates, decimals, bytes), as text."""
+    """Return a value without a JSON type (dates, decimals, bytes) as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def nearest(value: Any) -> Any:
-    """The same value with numbers where there are digits, for whoever counts with them."""
+    """Return the value with `Digits` replaced by the nearest numbers."""
     if isinstance(value, dict):
         return {name: nearest(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""A record on somebody's topic, and what its value says: fields by their names, whoever wrote it.
+"""Decodes the value of any producer's record into named fields.
 
-Values are Avro by a schema of their writer's, JSON or text. First bytes and headers tell them
-apart: `content-type` may say `text/plain`, a charset, or that the value is a CloudEvent in
-structured mode, whose data count. Rows come as they are, or in the envelope of Connect (`schema`
-and `payload`), of Debezium (`before` and `after`), or one in the other. Nothing here does I/O but
-`WriterSchemas`, once per schema id.
+Values are Avro with the writer's schema, JSON or text. First bytes and headers distinguish them:
+`content-type` may be `text/plain`, name a charset, or mark a CloudEvent in structured mode, whose
+data are then used. Rows are plain, or in the envelope of Connect (`schema` and `payload`), of
+Debezium (`before` and `after`), or one in the other. Only `WriterSchemas` does I/O, once per schema
+id.
 """
 
 import base64
@@ -21,18 +21,18 @@ from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decode_
 from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import values_of
 
-VALUES_MAX = 65_536  # of a JSON text: what a value costs to read is microseconds
+VALUES_MAX = 65_536  # values of a JSON text; reading one takes microseconds
 Fields = dict[str, Any]
 _CLOUD_EVENT = "application/cloudevents"
 _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_CHARSETS = frozenset(("idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"))
-_GONE = "__deleted"  # Debezium's, where deletes are rewritten
-_OF_DELETES = ("d", "t")  # Debezium's operations that leave no row
+_GONE = "__deleted"  # Debezium's field for rewritten deletes
+_OF_DELETES = ("d", "t")  # Debezium's operations without a row after them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRecord:
-    """A record as it lies on its topic."""
+    """A record as it is on its topic."""
 
     topic: str  # with its prefix
     partition: int
@@ -49,19 +49,19 @@ class PromptRecord:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it deletes: no value, or Connect's word for none."""
+        """Return whether it deletes: it has no value, or Connect's `null`."""
         if self.value is None:
             return True
         return not self.names_schema and self.value.strip() in (b"", b"null")
 
     @property
     def names_schema(self) -> bool:
-        """Whether a header says by which schema it was written."""
+        """Return whether a header names the schema of the value."""
         return any(name == HEADER.format("value") and schema_id for name, schema_id in self.headers)
 
     @property
     def is_avro(self) -> bool:
-        """Whether its first bytes say so, or a header does and it does not look like JSON."""
+        """Return whether it is Avro: by its first bytes, or by a header unless it begins with {."""
         value = self.value or b""
         if self.names_schema:
             return value[:1] != b"{"
@@ -70,7 +70,7 @@ class PromptRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Of a value, by its content type; where nothing is said, JSON."""
+    """The type of a value by its content type; JSON without one."""
 
     media: str = "application/json"
     charset: str = ""
@@ -88,8 +88,8 @@ class _Kind:
 
 
 async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | None:
-    """What a value says; None where it says that a row is gone. Raises RecordError and
-    InvalidRequest, and BrokerUnavailable where the schema registry is away for long.
+    """Return the fields of a value; None for a deleted row. Raises RecordError and InvalidRequest,
+    and BrokerUnavailable if the schema registry is unavailable for long.
     """
     value = record.value or b""
     if why := why_unreadable(value):
@@ -104,7 +104,7 @@ async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | No
         schema = await schemas.of(schema_id)
         if schema is not None:
             return _row(decode_body(value, start, schema))
-        value = value[start:]  # by a JSON schema: what follows is JSON
+        value = value[start:]  # the id is of a JSON schema, so the rest is JSON
     json_value = json_of(value, kind.charset)
     if kind.media.startswith(_CLOUD_EVENT):
         return _data_of(json_value, kind)
@@ -112,7 +112,7 @@ async def fields_of(record: PromptRecord, schemas: WriterSchemas) -> Fields | No
 
 
 async def fetch_schema(record: PromptRecord, schemas: WriterSchemas) -> None:
-    """Have the schema that a value names, if it names one. Raises as `fields_of`."""
+    """Fetch the schema that a value names, if it names one. Raises the errors of `fields_of`."""
     if (schema_ref := schema_id_of(record.value or b"", record.headers)) is not None:
         await schemas.of(schema_ref[0])
 
@@ -125,7 +125,7 @@ def _kind_of(record: PromptRecord) -> _Kind:
 
 
 def _data_of(event: Any, kind: _Kind) -> Fields | None:
-    """Of a CloudEvent in structured mode."""
+    """Return the data of a CloudEvent in structured mode."""
     if not isinstance(event, dict) or "specversion" not in event:
         raise RecordError(
             f"{kind.media}: expected one event with specversion, found {shorten(event)}"
@@ -147,7 +147,7 @@ def _data_of(event: Any, kind: _Kind) -> Fields | None:
 
 
 def json_of(value: bytes, charset: str = "") -> Any:
-    """A JSON value whose numbers keep their digits; raises RecordError and InvalidRequest."""
+    """Read a JSON value whose numbers keep their digits; raises RecordError and InvalidRequest."""
     text = _decode_text(value, _Kind(charset=charset)).encode()
     if text[:1].strip() not in (b"", b"{"):
         raise RecordError(
@@ -163,7 +163,7 @@ def json_of(value: bytes, charset: str = "") -> Any:
 
 
 def _decode_text(value: bytes, kind: _Kind) -> str:
-    """Characters without a byte order mark, in the charset that is named, that such a mark says, or
+    """Return the text without a byte order mark; the charset is the named one, the mark's, or
     UTF-8."""
     charset = kind.charset or ("utf-16" if value.startswith(_WIDE_MARKS) else "utf-8")
     try:
@@ -177,7 +177,7 @@ def _decode_text(value: bytes, kind: _Kind) -> str:
 
 
 def _row(row: Any) -> Fields | None:
-    """The fields of a row, out of its envelopes; None where it is gone."""
+    """Return the fields of a row without its envelopes; None if it was deleted."""
     row = unwrap_connect(row)
     if isinstance(row, dict) and {"op", "before", "after"} <= row.keys():
         row = _after(row["op"], row["after"])
@@ -196,7 +196,7 @@ def _after(operation: Any, row: Any) -> Any:
             f"op {shorten(operation)}: expected a row under `after`, found none; have the "
             "connector send whole rows"
         )
-    return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB's are JSON texts
+    return json_of(row.encode()) if isinstance(row, str) else row  # MongoDB sends JSON texts
 
 
 def unwrap_connect(value: Any) -> Any:

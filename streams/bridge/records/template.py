@@ -1,7 +1,7 @@
-"""A question's text with places for fields of a record: `{name}`, `{customer.city}`, `{lines.0}`.
+"""A text with placeholders for fields of a record: `{name}`, `{customer.city}`, `{lines.0}`.
 
-`{note?}` is empty where the field is missing or null; without the mark that is an error. `{{` and
-`}}` are braces. What is put in is never read as a template again.
+`{note?}` is empty if the field is missing or null; without the mark that is an error. `{{` and `}}`
+are braces. Inserted text is never read as a template again.
 """
 
 import re
@@ -15,7 +15,7 @@ _PATH = re.compile(r"[^{}\s.?]+(\.[^{}\s.?]+)*\??")
 
 
 class Template:
-    """One text; raises ConfigError where it is none."""
+    """A parsed template; raises ConfigError if its text is invalid."""
 
     def __init__(self, text: str) -> None:
         self._parts: list[tuple[str, str]] = []  # literal text, and the path that follows it
@@ -41,13 +41,13 @@ class Template:
         return [path.removesuffix("?") for _, path in self._parts]
 
     def fill(self, value: Mapping[str, Any]) -> str:
-        """The text for a record; raises InvalidRequest for a field that it has not."""
+        """Return the text for a record; raises InvalidRequest for a field that it lacks."""
         filled = "".join(literal + _text(path, value) for literal, path in self._parts)
         return filled + self._rest
 
 
 def look_up(path: str, value: Mapping[str, Any]) -> Any:
-    """A field by its path; None where it is missing."""
+    """Return a field by its path; None if it is missing."""
     at: Any = value
     for name in path.split("."):
         if isinstance(at, Mapping):
@@ -72,6 +72,6 @@ def _text(path: str, value: Mapping[str, Any]) -> str:
         )
     if isinstance(field, str):
         return field
-    from streams.bridge.records.exact_json import json_text  # settings have templates, and no JSON
+    from streams.bridge.records.exact_json import json_text  # settings need no JSON
 
     return json_text(field)

@@ -1,9 +1,9 @@
-"""Schemas by which others wrote their records, by their id in the schema registry.
+"""Writers' Avro schemas, by their id in the schema registry.
 
-Each is fetched once, in a thread, and kept; so is, for a minute, that an id is unknown. While the
-registry is away, whoever needs it waits, and records wait in Kafka behind that. Who may register a
-schema may write any: one that nests in itself would end this process with a record of a few
-megabytes (fastavro recurses in C), and one with values of no bytes would keep it for ever with a
+Each is fetched once, in a thread, and kept; an unknown id is remembered for a minute. While the
+registry is unavailable, readers wait, and further records stay in Kafka. Users of the registry can
+register any schema. A recursive one would crash this process with a record of a few megabytes,
+because fastavro recurses in C. One with values of no bytes would keep it busy for ever with a
 record of ten bytes. Both are refused, and so is a record of more values than a prompt may have.
 """
 
@@ -24,14 +24,14 @@ from schemas.log.retry import Backoff
 
 logger = logging.getLogger(__name__)
 KNOWN_MAX = 1_024
-READS_MAX = 4 * 65_536  # of one record: some 0.1 s, in which nothing else is done
-HEADER = "__{}_schema_id"  # Confluent's, of keys and values whose ids are not before them
-_ID, _GUID = (CONFLUENT_MAGIC, 5), (1, 17)  # first bytes, and with them so many
+READS_MAX = 4 * 65_536  # reads of one record: about 0.1 s, which blocks everything else
+HEADER = "__{}_schema_id"  # Confluent's header with the id of a key or value
+_ID, _GUID = (CONFLUENT_MAGIC, 5), (1, 17)  # first byte, and total length in bytes
 _DIGITS = "trivium-digits"
 _FLOAT = struct.Struct("f")
 UNKNOWN_S = 60.0
-AWAY_S = 600.0  # how long a registry may be away before its prompts are errors
-_SUBJECT = "schema registry"  # what heartbeats call it where it fails
+AWAY_S = 600.0  # how long a registry may be unavailable before its prompts fail
+_SUBJECT = "schema registry"  # its name in heartbeats that report a failure
 _PRIMITIVES = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string"),
 )
@@ -41,16 +41,16 @@ class WriterSchemas:
     """The schemas of one registry, shared by all readers."""
 
     def __init__(self, url: str, timeout_ms: int) -> None:
-        """`url` is `log.schema_registry`, empty for none."""
+        """Create one; `url` is `log.schema_registry`, empty for none."""
         self._registry = Registry(url, timeout_ms=timeout_ms) if url else None
         self._schemas: dict[SchemaId, Schema | None] = {}
-        self._refusals: dict[SchemaId, tuple[float, str]] = {}  # until when, and why
+        self._refusals: dict[SchemaId, tuple[float, str]] = {}  # end time in s, and the reason
         self._turn = asyncio.Lock()
 
     async def of(self, schema_id: SchemaId) -> Schema | None:
-        """The Avro schema of an id, None where it is one of JSON; raises RecordError for an id that
-        the registry does not know or a schema that cannot be read, BrokerUnavailable where the
-        registry is away for long.
+        """Return the Avro schema of an id; None if it is a JSON schema. Raises RecordError for an
+        unknown id or an unreadable schema, and BrokerUnavailable if the registry is unavailable for
+        long.
         """
         if schema_id not in self._schemas:
             async with self._turn:
@@ -89,7 +89,7 @@ class WriterSchemas:
         except (NotRegistered, RecordError) as error:
             _remember(self._refusals, schema_id, (now_s + UNKNOWN_S, error.message))
             raise RecordError(error.message) from error
-        except ConfigError as error:  # a refusal that may pass, as of a password
+        except ConfigError as error:  # a refusal that may be temporary, such as of a password
             raise BrokerUnavailable(error.message) from error
 
 
@@ -102,8 +102,9 @@ def _remember(table: dict[SchemaId, Any], schema_id: SchemaId, value: Any) -> No
 def schema_id_of(
     value: bytes, headers: Iterable[tuple[str, bytes]], part: str = "value"
 ) -> tuple[SchemaId, int] | None:
-    """The id of the schema by which a value, or a key, was written, and where its body begins; None
-    where nothing says one. Raises RecordError.
+    """Return the schema id of a value or key, and the offset of its body; None if it has no id.
+
+    Raises RecordError for a malformed id.
     """
     framed, start = dict(headers).get(HEADER.format(part)), 0
     if not framed:
@@ -119,7 +120,7 @@ def schema_id_of(
 
 
 def readable(schema: Any) -> Schema:
-    """A schema made ready; raises RecordError for what is none, or what must not be read by."""
+    """Return a schema parsed for reading; raises RecordError if it is invalid or refused."""
     try:
         parsed = cast(Schema, fastavro.parse_schema(_with_digits(schema)))
         _can_be_empty(parsed, {})
@@ -133,7 +134,7 @@ def readable(schema: Any) -> Schema:
 
 
 def _with_digits(node: Any) -> Any:
-    """The schema with floats of 32 bits marked: 0.1 is not to become 0.10000000149011612."""
+    """Return the schema with 32-bit floats marked: 0.1 must not become 0.10000000149011612."""
     if node == "float":
         return {"type": "float", "logicalType": _DIGITS}
     if isinstance(node, list):
@@ -151,7 +152,7 @@ def _with_digits(node: Any) -> Any:
 
 
 def _shortest(number: float, *_: object) -> float:
-    """The float of 64 bits that has the fewest digits of those that are this one in 32."""
+    """Return the 64-bit float with the fewest digits that equals this one in 32 bits."""
     for digits in range(1, 9):
         shorter = float(f"{number:.{digits}g}")
         if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == number:

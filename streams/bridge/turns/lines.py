@@ -1,4 +1,4 @@
-"""Which prompts are lines of batches, whose these are, and whether anybody waits for them."""
+"""Finds the tenant of a batch's line, and whether its batch was cancelled or has ended."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,22 @@ from streams.gateway.objects.table import ObjectTable
 
 
 class BatchLines:
-    """By their topic and their keys."""
+    """The lines of batches, by their topic and their keys."""
 
     def __init__(self, topic: str, table: Callable[[], ObjectTable]) -> None:
-        """`table` raises NotReady while it is not known."""
+        """Create one; `table` raises NotReady until the table of objects is read."""
         self._topic, self._table = topic, table
 
     def tenant(self, record: PromptRecord) -> str:
-        """Whose a line is; empty for other prompts."""
+        """Return the tenant of a line; empty for other prompts."""
         return tenant_of(_key(record)) if record.topic == self._topic else ""
 
     def owner(self, record: PromptRecord) -> str:
-        """Who takes turns with others: a line's tenant, or whoever writes to a topic."""
+        """Return the owner of a slot: the topic, with the tenant for a line."""
         return f"{record.topic}/{self.tenant(record)}"
 
     def is_given_up(self, record: PromptRecord) -> bool:
-        """Whether it is a line of a batch that was cancelled, or has ended otherwise."""
+        """Return whether it is a line of a batch that was cancelled or has ended."""
         if record.topic != self._topic:
             return False
         try:

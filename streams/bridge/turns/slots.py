@@ -1,8 +1,8 @@
-"""How many questions may be under way at once, and whose is next.
+"""Limits the requests in flight, and decides which owner is next.
 
-All bridges together fill a share of what the workers grant, so that others find slots free. Who has
-the fewest of a bridge's slots gets the next one, whether that is a tenant or a pair of topics: so
-nobody waits for all that somebody else has brought before.
+All bridges together use a share of the credits that workers grant, so that other callers find free
+ones. The owner with the fewest slots of a bridge gets the next one. An owner is a tenant or a topic
+pair, so no owner waits for all earlier prompts of another.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _ANSWERING = (Role.DECODE, Role.REPLICA)
 
 
 def limit(workers: Iterable[Member], bridges: int, *, share: float, in_flight_max: int) -> int:
-    """How many questions one of these bridges may have under way; none while no worker serves."""
+    """Return how many requests one bridge may have in flight; 0 while no worker serves."""
     slots = sum(
         count
         for worker in workers
@@ -27,13 +27,13 @@ def limit(workers: Iterable[Member], bridges: int, *, share: float, in_flight_ma
 
 
 class Slots:
-    """Of one owner's they are handed out in the order in which they were asked for."""
+    """Slots of a bridge; one owner's waiters get them in the order of `acquire`."""
 
     def __init__(self, limit: Callable[[], int]) -> None:
-        """`limit` may change at any time; `hand_out` looks at it again."""
+        """Create one; the value of `limit` may change, and `hand_out` reads it each time."""
         self._limit = limit
         self._in_use: Counter[str] = Counter()  # by owner
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # likewise: who waits
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # waiters by owner
 
     @property
     def in_use(self) -> int:
@@ -70,7 +70,7 @@ class Slots:
             owner = min(self._lines, key=lambda name: self._in_use[name])
             line = self._lines.pop(owner)
             waiter = line.popleft()
-            if line:  # behind others that have as many
+            if line:  # goes behind owners with as many slots
                 self._lines[owner] = line
             if not waiter.cancelled():
                 self._in_use[owner] += 1

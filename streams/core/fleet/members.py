@@ -1,9 +1,8 @@
-"""What the router knows of workers: who takes work now, with how many credits left and how much
-work ahead.
+"""A router's table of workers: which ones take work now, their free credits and their load.
 
-Folds fleet records through `schemas/fleet.py` and counts what this router has given out. A worker
+Folds fleet records through `schemas/fleet.py` and counts what this router has dispatched. A worker
 appears once per role. Decides nothing; `streams/core/placement/placer.py` chooses among the
-workers, `streams/core/router.py` keeps the counts.
+workers, `streams/core/handlers/orders.py` updates the counts.
 """
 
 from math import inf
@@ -27,7 +26,7 @@ class Fleet:
         self._heard_ms = 0
         self._hearing_since_ms = 0
         self._prefill_ms: int | None = None
-        self._dispatch_count = 0  # requests that were given out
+        self._dispatch_count = 0  # requests that were dispatched
 
     def apply(
         self, record: Registration | Heartbeat, offset: int, now_ms: int, ahead_ms: int = 0
@@ -46,19 +45,19 @@ class Fleet:
             self._register(record.member_id)
 
     def worker(self, worker_id: str, role: Role) -> Worker | None:
-        """A worker in a role, whether it lives or not."""
+        """Return a worker in a role, living or not; None if it is unknown."""
         return self._workers.get((worker_id, role))
 
     def has_living(self, role: Role, now_ms: int) -> bool:
-        """Whether a worker of the role lives, credits or not."""
+        """Return whether a worker of the role lives, with or without credits."""
         return self.pools[role].living_count(now_ms) > 0
 
     def is_lost(self, life: Life, now_ms: int) -> bool:
-        """Whether what this life of a worker held must be placed again.
+        """Return whether this worker incarnation is lost, so that its requests are placed again.
 
-        Silence counts only while others are heard; after deafness everybody has a whole lease to
-        be heard again. A goodbye is no loss: a worker leaves when it holds nothing, and its last
-        outcomes may reach this router, over another topic, after it.
+        Silence counts only while this router reads other members' records; after it has read none
+        for `DEAF_MS`, each member has a whole lease to report again. A goodbye is no loss: a worker
+        leaves without requests, and this router may read its last outcomes later, on another topic.
         """
         member = self.view.members.get(life[0])
         if member is None or member.epoch != life[1]:
@@ -68,8 +67,8 @@ class Fleet:
         return now_ms - max(member.seen_ms, self._hearing_since_ms) > LEASE_MS
 
     def has_gateway(self, gateway: Gateway, now_ms: int) -> bool:
-        """Whether that process of a gateway lives, in whichever epoch; while nobody is heard, and
-        a lease after that, it is thought to."""
+        """Return whether that gateway process lives, in any epoch. It counts as living while this
+        router reads no fleet records, and for a lease after that."""
         member = self.view.members.get(gateway[0])
         if now_ms - self._heard_ms > DEAF_MS:
             return True
@@ -79,15 +78,15 @@ class Fleet:
         return member.state is not MemberState.GONE and silent_ms <= LEASE_MS
 
     def prefill_absent_ms(self, now_ms: int) -> int:
-        """For how long no prefill worker has lived; 0 while one does, and since ever where none is
-        known, as at a start, or where the last one was given another role: then none is to be
-        waited for."""
+        """Return for how many ms no prefill worker has lived; 0 while one lives. If none is in the
+        pool, at a start or after the last one got another role, return `now_ms`: requests do not
+        wait for one."""
         if self._prefill_ms is None or self.has_living(Role.PREFILL, now_ms):
             self._prefill_ms = now_ms
         return now_ms - self._prefill_ms if self.pools[Role.PREFILL].workers else now_ms
 
     def add_request(self, worker: Worker, tokens: int, answer: ActiveAnswer | None = None) -> None:
-        """Count a request that was dispatched, and the answer that the worker has to give."""
+        """Count a dispatched request, and the answer that the worker will generate."""
         self._dispatch_count += 1
         worker.last_dispatch = self._dispatch_count
         worker.running += 1
@@ -98,7 +97,7 @@ class Fleet:
         self.pools[worker.role].update(worker)
 
     def release(self, life: Life, role: Role, tokens: int, request_id: str = "") -> None:
-        """Count a request that left; earlier lives hold nothing."""
+        """Uncount a request that left; do nothing for earlier incarnations."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
@@ -108,30 +107,30 @@ class Fleet:
             self.pools[role].update(worker)
 
     def pause(self, life: Life, role: Role) -> None:
-        """The worker refused work: it gets no more until its next heartbeat."""
+        """Stop dispatching to a worker that refused work, until its next heartbeat."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.paused = True
             self.pools[role].update(worker)
 
     def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
-        """Note until when the prompts dispatched to a decode or replica worker keep it busy.
+        """Store until when the prompts dispatched to a decode or replica worker keep it busy.
 
-        Heartbeats prolong that where more is queued than was expected.
+        Heartbeats extend that if more prompt tokens are queued than was expected.
         """
         worker.busy_until_ms, worker.append_ms_per_token = until_ms, append_ms_per_token
         self.pools[worker.role].update(worker)
 
     def set_pace(self, life: Life, role: Role, pace: float) -> None:
-        """Note how long the worker takes for the same work, over its pool's average."""
+        """Store a worker's time for the same work, divided by its pool's average."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.pace = pace
             self.pools[role].update(worker)
 
     def forget(self, now_ms: int) -> list[str]:
-        """Drop members that have been silent for long, so that the tables stay bounded; returns
-        their ids."""
+        """Drop members that have been silent for `FORGET_MS`, which bounds the tables; return their
+        ids."""
         forgotten_ids = self.view.forget(FORGET_MS, now_ms)
         for member_id in forgotten_ids:
             self._drop(member_id)
@@ -159,9 +158,9 @@ class Fleet:
                 self.pools[role].update(worker)
 
     def _register(self, member_id: str) -> None:
-        """Bring the table up to date with the view, keeping the counts of a life that goes on.
+        """Update a worker's rows from the view; keep the counts unless its epoch changed.
 
-        A role that a worker gives up takes no new work; its counts stay until its life ends.
+        A role that a worker gives up gets no new work; its counts stay until the epoch changes.
         """
         member = self.view.members[member_id]
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
@@ -181,7 +180,7 @@ class Fleet:
         listed = self.pools[role].workers
         workers = [worker for worker in listed if worker.worker_id != member_id]
         if not takes and len(workers) == len(listed):
-            return  # it had no part in this pool, and has none
+            return  # it was not in this pool, and still is not
         for worker in listed:
             worker.row = NOT_LISTED
         if takes:

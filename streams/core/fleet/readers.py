@@ -1,13 +1,14 @@
-"""Which gateways can no longer deliver what they accepted, and since when this router knows.
+"""Finds the gateway processes that are lost, so that they can no longer deliver answers.
 
-Theory of operation. An answer is read at the process that accepted the call, or at others where
-its client resumed it. A process is known by its gateway's id and its start, which its registrations
-carry in all epochs: so one that only lost its lease, or its broker, comes back as itself, and its
-streams go on. A process is lost when its lease has ended, or another has its name, and stayed so
-for a grace in which it may come back and its clients may go elsewhere. While this router hears
-nobody it counts nothing, and one that takes over begins to count anew: it is at most late.
+Theory of operation. The gateway process that accepted a call reads its answer, and so do others at
+which the client resumed it. A process is identified by its gateway's id and its start time, which
+its registrations have in all epochs: so a process that only lost its lease, or its broker, comes
+back as itself, and its streams continue. A process is lost when its lease has ended, or another
+process has its id, for the length of a grace. In that time it may come back, and its clients may
+connect elsewhere. While this router reads no fleet records, no grace runs, and after a takeover
+each grace starts again: a loss is found late at worst.
 
-Decides nothing about requests; `streams/core/router.py` asks once a second.
+Decides nothing about requests; `streams/core/router.py` calls it once a second.
 """
 
 from collections.abc import Iterable
@@ -17,15 +18,15 @@ from streams.core.fleet.workers import Gateway
 
 
 class ReaderWatch:
-    """The processes that live requests depend on."""
+    """Watches the gateway processes on which live requests depend."""
 
     def __init__(self, fleet: Fleet, grace_ms: int) -> None:
         self._fleet = fleet
         self._grace_ms = grace_ms
-        self._gone_ms: dict[Gateway, int] = {}  # since when each is known to be gone
+        self._gone_ms: dict[Gateway, int] = {}  # when it was first found absent
 
     def lost_gateways(self, used: Iterable[Gateway], now_ms: int) -> set[Gateway]:
-        """Return the used gateways whose grace is over; forget those not asked for."""
+        """Return the used gateways whose grace is over; forget all gateways that are not used."""
         gateways = [gateway for gateway in used if not self._fleet.has_gateway(gateway, now_ms)]
         self._gone_ms = {gateway: self._gone_ms.get(gateway, now_ms) for gateway in gateways}
         return {

@@ -1,12 +1,12 @@
-"""Whose role a worker takes over when the last one that had it is lost.
+"""Lends the decode role to a prefill worker while no worker that decodes lives.
 
-Where nobody lives any more who decodes, no request ends. So a prefill worker gets the role decode
-besides its own, for as long as no other one lives. The first of the living routers orders that, one
-worker at a time; the others see it in the fleet. It remembers whom it asked, and only in memory:
-after a router's death the worker keeps both roles until an operator moves it.
+Without living decode or replica workers no request could end. So a prefill worker gets the decode
+role besides its own until another worker decodes. The first of the living routers orders that, one
+worker at a time; the others see it in the fleet. That router keeps the former roles only in memory:
+if it dies, the worker keeps both roles until an operator changes them.
 
-The other pools need nobody: without prefill workers decode workers compute prompts, and without a
-retrieval pool answers say so.
+The other pools need no such help: without prefill workers decode workers compute prompts, and
+without a retrieval pool answers report that. `streams/core/router.py` calls `check` once a second.
 """
 
 from schemas.records import AssignRoles, MemberKind, Role
@@ -16,15 +16,15 @@ from streams.core.fleet.workers import DECODERS, Life, Worker
 
 
 class RoleLending:
-    """Lends the decode role to prefill workers; with `after_ms` 0 to none."""
+    """Lends the decode role to prefill workers; never with `after_ms` 0."""
 
     def __init__(self, fleet: Fleet, after_ms: int) -> None:
         self._fleet, self._after_ms = fleet, after_ms
-        self._since_ms: int | None = None  # for so long the fleet has lacked, or had back, somebody
-        self._former_roles: dict[Life, tuple[Role, ...]] = {}  # roles before that
+        self._since_ms: int | None = None  # since when there has been an order to give
+        self._former_roles: dict[Life, tuple[Role, ...]] = {}  # of workers that were lent the role
 
     def check(self, now_ms: int) -> list[LendRole]:
-        """Give the role where it has been missing for long, or take it back where it has not."""
+        """Return the order to lend the role or take it back, once due for `after_ms`."""
         for life in [life for life in self._former_roles if self._fleet.is_lost(life, now_ms)]:
             del self._former_roles[life]
         order = self._needed(now_ms) or self._spare(now_ms) if self._is_first(now_ms) else None
@@ -42,7 +42,8 @@ class RoleLending:
         return next((router.member_id for router in routers), "") == self._fleet.router_id
 
     def _needed(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
-        """Who could decode, where those that did are all lost; not where an operator moved them."""
+        """Return a worker that could decode, with its roles, if all decoding workers are lost.
+        Return None if an operator gave them other roles."""
         fleet = self._fleet
         has_decoders = any(fleet.pools[role].workers for role in DECODERS)
         if not has_decoders or any(fleet.has_living(role, now_ms) for role in DECODERS):
@@ -61,7 +62,7 @@ class RoleLending:
         return candidate, (*candidate.member.registration.roles, Role.DECODE)
 
     def _spare(self, now_ms: int) -> tuple[Worker, tuple[Role, ...]] | None:
-        """Who need not decode any more, since somebody else does."""
+        """Return a worker that need not decode any more, with its roles, if another one does."""
         decoders = [worker for role in DECODERS for worker in self._fleet.pools[role].workers]
         living = {worker.life: worker for worker in decoders if worker.is_alive(now_ms)}
         if not living.keys() - self._former_roles.keys():

@@ -1,4 +1,4 @@
-"""A worker in one role with its answers, and the workers of a role; both as columns.
+"""A worker in one role with its active answers, and the pool of workers of a role; both as columns.
 
 `streams/core/fleet/members.py` keeps the columns equal to its workers; `streams/core/placement`
 reads them. Rows are in order of worker ids.
@@ -16,32 +16,32 @@ from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS, Member
 from schemas.records import Capability, MemberState, Role
 
 Life = tuple[str, int]  # worker id and epoch
-Gateway = tuple[str, int]  # a gateway's process: its member id and `started_ms`
+Gateway = tuple[str, int]  # a gateway process: its member id and `started_ms`
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 NOT_LISTED = -1
-DECODERS = (Role.DECODE, Role.REPLICA)  # whoever of these has a request ends it
+DECODERS = (Role.DECODE, Role.REPLICA)  # a worker with one of these roles ends the request
 _NEVER_MS = -(1 << 60)
 _ANSWERS_MIN = 8  # rows of a worker
 
 
 class ActiveAnswer(NamedTuple):
-    """One answer that a worker holds for this router."""
+    """An answer that a worker generates for this router."""
 
     request_id: str
     prompt_tokens: int
-    max_tokens: int  # that were still to be said when it came
+    max_tokens: int  # still to generate when it was dispatched
     deadline_ms: int
     begins_ms: int  # when its first token is expected there
 
 
 class ActiveAnswers:
-    """The answers that a decode or replica worker has to give, one row for each.
+    """The active answers of a decode or replica worker, one row for each.
 
-    Each placement asks of all answers of a worker which would miss their deadlines; a loop over
-    them took a third of a router's CPU at 256 streams. The last row takes the place of one that is
-    removed.
+    Each placement computes which of a worker's answers would miss their deadlines; a loop over
+    them took a third of a router's CPU at 256 streams. When a row is removed, the last row takes
+    its place.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class ActiveAnswers:
         return len(self._answers)
 
     def add(self, answer: ActiveAnswer) -> None:
-        """One whose request holds none yet."""
+        """Add the answer of a request that has none here."""
         row = len(self._answers)
         if row == self._columns.shape[1]:
             self._columns = np.hstack((self._columns, np.zeros_like(self._columns)))
@@ -62,7 +62,7 @@ class ActiveAnswers:
         self._rows[answer.request_id] = row
 
     def remove(self, request_id: str) -> ActiveAnswer | None:
-        """The request's, if it holds one."""
+        """Remove and return the request's answer, if it has one."""
         row = self._rows.pop(request_id, None)
         if row is None:
             return None
@@ -74,7 +74,7 @@ class ActiveAnswers:
 
     @property
     def max_tokens(self) -> Numbers:
-        """Per answer: tokens that were still to be said when it came."""
+        """Return each answer's tokens still to generate when it was dispatched."""
         return self._column(0)
 
     @property
@@ -84,7 +84,7 @@ class ActiveAnswers:
 
     @property
     def begins_ms(self) -> Numbers:
-        """Per answer: when its first token is expected."""
+        """Return when each answer's first token is expected."""
         return self._column(2)
 
     def _column(self, column: int) -> Numbers:
@@ -94,7 +94,7 @@ class ActiveAnswers:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker in one role, with what this router has on it."""
+    """One worker in one role, with this router's requests on it."""
 
     worker_id: str
     epoch: int
@@ -108,20 +108,18 @@ class Worker:
     others_running: int = 0  # requests of other routers, as of the last heartbeat
     others_tokens: int = 0
     answers: ActiveAnswers = field(default_factory=ActiveAnswers)  # of this router
-    context_tokens: int = 0  # the prompts of these, all together
+    context_tokens: int = 0  # prompt tokens of these answers
     others_context_tokens: int = 0  # KV of other routers' requests, as of the last heartbeat
-    capacity_tokens: float = inf  # KV that fits into its memory, as far as it tells
+    capacity_tokens: float = inf  # KV that fits into its memory; inf if unknown
     paused: bool = False  # it refused work; no more until its next heartbeat
     busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
-    append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
-    pace: float = 1.0  # its time for the same work, measured, over its pool's
-    appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
+    append_ms_per_token: float = 0.0  # expected when it got its last prompt
+    pace: float = 1.0  # its measured time for the same work, divided by its pool's
+    appended_tokens: float = 0.0  # total prompt tokens placed on it beside its batch
     token_rate: float = 0.0  # prompt tokens placed on it per ms, averaged, as of `rates_at_ms`
     prompt_rate: float = 0.0  # prompts, likewise
     rates_at_ms: int = 0
-    last_dispatch: int = (
-        0  # number of the last request that it was given, of all that this router gave
-    )
+    last_dispatch: int = 0  # number of its last request, among all that this router dispatched
     row: int = NOT_LISTED  # its place in the pool's columns
     life: Life = field(init=False)
 
@@ -134,34 +132,34 @@ class Worker:
 
     @property
     def requests(self) -> int:
-        """How many it holds, of all routers."""
+        """Return how many requests it has, of all routers."""
         return self.running + self.others_running
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of context that each of its steps reads, of all routers."""
+        """Return the context tokens that each of its steps reads, of all routers' requests."""
         return self.context_tokens + self.others_context_tokens
 
     def waiting_ms(self, now_ms: int) -> float:
-        """How long the prompts that were dispatched to it are still expected to take."""
+        """Return how long the prompts dispatched to it are still expected to take, in ms."""
         return max(0.0, self.busy_until_ms - now_ms)
 
     def waiting_tokens(self, now_ms: int) -> float:
-        """Of these prompts, what it is expected not to have computed yet."""
+        """Return the tokens of these prompts that it is expected not to have computed yet."""
         per_token_ms = self.append_ms_per_token
         return self.waiting_ms(now_ms) / per_token_ms if per_token_ms else 0.0
 
     @property
     def free(self) -> int:
-        """How many more requests it takes from this router, should it live."""
+        """Return how many more requests it takes from this router, if it lives."""
         return 0 if self.paused else max(0, self.window - self.running)
 
     def keeps_time_with(self, peer: Member) -> bool:
-        """Whether the two clocks agree well enough to move KV between them."""
+        """Return whether the two hosts' clocks agree well enough to move KV between them."""
         return abs(self.member.ahead_ms - peer.ahead_ms) <= CLOCK_MARGIN_MS
 
     def is_alive(self, now_ms: int) -> bool:
-        """Return whether it is ready and was heard of within its lease."""
+        """Return whether it is ready and has reported within its lease."""
         member = self.member
         return now_ms - member.seen_ms <= LEASE_MS and member.state is MemberState.READY
 
@@ -169,31 +167,31 @@ class Worker:
 class WorkerPool:
     """The workers of one role; columns of equal length, one row per worker.
 
-    Columns instead of a loop over workers keep a choice among 200 within its bar
+    Columns instead of a loop over workers keep a choice among 200 workers within its time limit
     (`make bench-decisions`).
     """
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
         rows = len(self.workers)
-        self.seen_ms = np.full(rows, _NEVER_MS, np.int64)  # when last heard of, if it is ready
-        self.free = np.zeros(rows, np.int64)  # credits, should it live
-        self.requests = np.zeros(rows)  # held, of all routers
-        self.tokens = np.zeros(rows)  # of prompts that are not computed yet, of all routers
-        self.others_tokens = np.zeros(rows)  # those of other routers
+        self.seen_ms = np.full(rows, _NEVER_MS, np.int64)  # of the last report, if ready
+        self.free = np.zeros(rows, np.int64)  # credits, if it lives
+        self.requests = np.zeros(rows)  # of all routers
+        self.tokens = np.zeros(rows)  # prompt tokens not computed yet, of all routers
+        self.others_tokens = np.zeros(rows)  # likewise, of other routers
         self.batch_tokens = np.zeros(rows)
         self.capacity_tokens = np.full(rows, inf)
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
-        self.last_dispatch = np.zeros(rows)  # number of the last request that a row was given
+        self.last_dispatch = np.zeros(rows)  # number of a row's last request
         self._living: Flags = np.zeros(rows, np.bool_)
-        self._living_at_ms: int | None = None  # none where a row has changed since
+        self._living_at_ms: int | None = None  # None if a row has changed since
         for row, worker in enumerate(self.workers):
             worker.row = row
             self.update(worker)
 
     def update(self, worker: Worker) -> None:
-        """Bring a worker's row up to date, if it has one."""
+        """Update a worker's row, if it has one."""
         row = worker.row
         if row == NOT_LISTED:
             return
@@ -212,9 +210,9 @@ class WorkerPool:
         self.last_dispatch[row] = worker.last_dispatch
 
     def living(self, now_ms: int) -> Flags:
-        """Which rows are ready and were heard of within their lease; not to be written to.
+        """Return which rows are ready and have reported within their lease; do not write to it.
 
-        A placement asks several times (`make bench-decisions`), so the answer is kept meanwhile.
+        Cached per `now_ms`, because a placement calls it several times (`make bench-decisions`).
         """
         if now_ms != self._living_at_ms:
             self._living = self.seen_ms >= now_ms - LEASE_MS
@@ -222,21 +220,21 @@ class WorkerPool:
         return self._living
 
     def living_count(self, now_ms: int) -> int:
-        """How many rows are ready and were heard of within their lease."""
+        """Return how many rows are ready and have reported within their lease."""
         return int(np.count_nonzero(self.living(now_ms)))
 
     def living_requests(self, now_ms: int) -> float:
-        """Requests that these hold, of all routers."""
+        """Return the requests of all living rows, of all routers."""
         return float(self.requests @ self.living(now_ms))
 
     def open(self, now_ms: int) -> Flags:
-        """Which rows take one more request."""
+        """Return which rows take one more request."""
         return (self.free > 0) & self.living(now_ms)
 
     def waiting_ms(self, now_ms: int) -> Numbers:
-        """Per row: how long its prompts are still expected to take."""
+        """Return how long each row's prompts are still expected to take, in ms."""
         return np.maximum(self.busy_until_ms - now_ms, 0.0)
 
     def credits(self, now_ms: int) -> int:
-        """Credits of all rows that live."""
+        """Return the credits of all living rows."""
         return int(self.free @ self.living(now_ms))

@@ -1,8 +1,7 @@
-"""What becomes of an attempt when its workers report, fail or fall silent, when the client gives
-up, when time is up, and when another router takes it over.
+"""Handles reports and losses of workers, cancellations and timeouts of attempts, and takeovers.
 
-Which state follows is `streams/core/states.py`'s; this is what it means for credits, orders and
-what is learned. Called by `streams/core/router.py` for live requests only.
+`streams/core/states.py` says which state follows; this module does what that means for credits,
+orders and estimates. Called by `streams/core/router.py` for live requests only.
 """
 
 from schemas.errors import EngineFailed, RouterFailed
@@ -41,20 +40,20 @@ class Attempts:
         self._estimates = estimates
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
-        """End what no worker holds; else have the worker end it, and wait for its word."""
+        """End a request that no worker has; otherwise have the worker end it, and wait for that."""
         if CANCELS[live.state] is State.CANCELLING:
             self._endings.stop(live, now_ms)
         else:
             self._endings.end_cancelled(live, now_ms)
 
     def handle_phase(self, live: LiveRequest, phase: Phase, now_ms: int) -> None:
-        """A worker finished a step of the attempt, or gave it up; what is stale means nothing."""
+        """Handle a worker's report of a finished step, a refusal or a failure, unless stale."""
         keeps_kv = live.keeps_kv
         note(live, phase)
         if phase.kind is PhaseKind.KV_RECEIVED and not live.is_paired:
             observations.observe_transfer(
                 self._estimates, live, phase
-            )  # of a pair prefill tells it
+            )  # in a pair, prefill reports it
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
             live.decode
         ):
@@ -73,19 +72,19 @@ class Attempts:
                 observations.observe_prefill(self._estimates, live, phase, now_ms)
                 self._orders.refund(live, live.prefill)
             self._tables.requests.move(live, following)
-            if following is State.PAIRED:  # decode has made room: now prefill may write
+            if following is State.PAIRED:  # decode has allocated blocks: now prefill may write
                 self._orders.dispatch(live, now_ms)
 
     def _handle_kv_miss(self, live: LiveRequest, *, keeps_kv: bool, now_ms: int) -> None:
-        """KV did not reach the decode worker, which computes the prompt."""
+        """Handle KV that did not reach the decode worker, which now computes the prompt."""
         self._endings.decide(live, DecisionKind.COMPUTE, Reason.KV_MISSED, now_ms)
-        if keeps_kv:  # nobody will fetch it
+        if keeps_kv:  # no worker will fetch it
             self._orders.void_prefill(live, now_ms)
 
     def _handle_give_up(
         self, live: LiveRequest, phase: Phase, following: State, now_ms: int
     ) -> None:
-        """A worker refused or failed the attempt."""
+        """Handle a worker's report that it refused the attempt or failed at it."""
         life, refused = (phase.worker_id, phase.worker_epoch), phase.kind is PhaseKind.REFUSED
         for role, charge in live.charges.items():
             if refused and charge.life == life:
@@ -105,7 +104,7 @@ class Attempts:
             self._endings.end_failed(live, Reason.REQUEST_FAILED, error, now_ms)
 
     def handle_worker_loss(self, live: LiveRequest, life: Life, now_ms: int) -> None:
-        """Handle the loss of a worker that holds the attempt."""
+        """Handle the loss of a worker on which the attempt stands."""
         handing_over = live.state is State.HANDING_OVER
         if step(live, life, LOST) is State.DECODING:
             self._orders.refund(live, life)
@@ -115,8 +114,8 @@ class Attempts:
         self._endings.requeue(live, reason, None, now_ms)
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
-        """Workers end what they hold at the deadline; should one not, the router does, later. What
-        waits for a search goes on without, sooner, and what waits to go on begins anew."""
+        """End a request after its deadline: its worker should, the router does after a grace.
+        Before the deadline, end the wait for a search or for its readers' progress."""
         if now_ms < live.request.deadline_ms:
             if live.state is State.RETRIEVING:
                 self._retrievals.handle_timeout(live, now_ms)
@@ -132,16 +131,16 @@ class Attempts:
             self._endings.end_expired(live, now_ms)
 
     def adopt(self, live: LiveRequest, failed: Phase | None, now_ms: int) -> None:
-        """Go on with a rebuilt request: where it is if its workers live, else from the start.
+        """Continue a rebuilt request: from its state if its workers live, else by a new attempt.
 
         The last router may have sent work of a first attempt, or of a hand-over, whose decision
-        is not in the log: so no number is used again that such work may have.
+        is not in the log. So no attempt number that such work may have is used again.
         """
         live.unheard = 0 if live.attempt else 1
         live.handed_unheard = live.state is State.HANDING_OVER
         self._tables.requests.add(live)
         self._charge_adopted(live, now_ms)
-        self._retrievals.tell(live)  # what the last router may not have told
+        self._retrievals.tell(live)  # the last router may not have sent the notice
         if live.attempt and live.state in UNPLACED:
             self._orders.void_again(live, now_ms)
         if live.failed_tries >= self._tables.settings.apply_tries_max:
@@ -154,7 +153,7 @@ class Attempts:
             return
         if live.cancel is not None:
             if failed is None and live.state in ON_WORKERS:
-                self._orders.dispatch_again(live, now_ms)  # a worker ends only what reached it
+                self._orders.dispatch_again(live, now_ms)  # a worker can end only work that it has
             self.cancel(live, now_ms)
         elif live.state is State.RETRIEVING:
             self._retrievals.begin(live, now_ms)
@@ -162,7 +161,7 @@ class Attempts:
             self._endings.retry(live, now_ms)
         elif live.state is State.QUEUED:
             if live.attempt:
-                self._continuing.mark(live, live.attempt)  # which the last router may not have sent
+                self._continuing.mark(live, live.attempt)  # the last router may not have
             self._endings.enqueue(live, now_ms)
         for life in live.holders:
             if life in live.holders and self._tables.fleet.is_lost(life, now_ms):
@@ -175,7 +174,7 @@ class Attempts:
             live.kv = None
 
     def _charge_adopted(self, live: LiveRequest, now_ms: int) -> None:
-        """Spend the credits that the router before this one had spent on the attempt."""
+        """Spend the credits that the last router had spent on the attempt."""
         lives: list[tuple[Life, Role]] = []
         if live.state in ON_WORKERS:
             for side in STANDS_ON[live.state]:

@@ -1,6 +1,6 @@
-"""What a router tells the fleet with each heartbeat: what waits, and what requests ask of workers.
+"""Builds the `Backlog` of a router's heartbeats: its queue, and the demand on workers.
 
-Decides nothing. `infra/scaling` says from it how many workers each pool wants.
+Decides nothing. `infra/scaling` computes from it how many workers each pool needs.
 """
 
 from schemas.records import Backlog
@@ -9,7 +9,7 @@ from streams.core.tables import RouterTables
 
 
 def backlog(tables: RouterTables, estimates: Estimates, now_ms: int) -> Backlog:
-    """As of now; changes nothing."""
+    """Return the queue's figures and the demand on workers; change nothing."""
     waiting, requests, demand = tables.admission, tables.requests, tables.demand
     since_ms = min((requests.by_id[request_id].queued_ms for request_id in waiting), default=now_ms)
     step_ms, sharing_ms = estimates.decode.coefficients[:2]

@@ -1,12 +1,11 @@
-"""What there is of an answer whose attempt is void, before the request is placed again.
+"""Finds how much of an answer its readers have when its attempt is void, before the next attempt.
 
-The router marks on `tokens` that the attempt is void. Whoever reads that answer delivers nothing of
-the attempt behind the mark, and writes down what it had before: a `Continued`. So all readers of
-the log agree how much there is, and the next attempt goes on right there. Whoever has the end all
-the same, since it stands in the log before the next attempt, says that: the answer is over. A
-request goes on when its router reads one, whoever wrote it: where no reader says anything in time,
-the router has one written that says nothing, and the answer begins anew. Of several the first in
-the log counts.
+The router writes a mark on `tokens` that the attempt is void. The answer's readers deliver nothing
+of the attempt behind the mark, and write what they had before it: a `Continued`. So all readers of
+the log agree where the answer stops, and the next attempt continues there. A reader that still has
+the answer's end, because it is in the log before the next attempt, writes that: the answer is
+over. The request is queued when its router reads the first `Continued`, from any writer. If no
+reader writes one in time, the router has an empty one written, and the answer restarts.
 """
 
 from schemas.records import Continued, StreamVoid
@@ -18,13 +17,13 @@ from streams.core.tables import RouterTables
 
 
 class Continuing:
-    """The way of a request from a void attempt back to the queue, over the router's tables."""
+    """Takes requests from a void attempt back to the queue, on the router's tables."""
 
     def __init__(self, tables: RouterTables) -> None:
         self._tables = tables
 
     def begin(self, live: LiveRequest, now_ms: int) -> bool:
-        """Have its readers say what they have; False where nobody needs to be asked."""
+        """Ask the readers how much of the answer they have; return False if that is not needed."""
         tables = self._tables
         live.set_prior_answer(b"", 0)
         asks = awaits_progress(live.request, continues=tables.settings.continues)
@@ -37,14 +36,15 @@ class Continuing:
         return True
 
     def mark(self, live: LiveRequest, attempt: int, *, asks: bool = False) -> None:
-        """Have its readers know that the attempt is void. Who has its end already says so, and who
-        takes it before the next attempt begins.
+        """Send the readers the notice that the attempt is void.
+
+        A reader writes the attempt's end if it has it, or gets it before the next attempt begins.
         """
         void = StreamVoid(request_id=live.request_id, attempt=attempt, asks=asks)
         self._tables.effects.append(RequestProgress(void, live.request.gateway_partition))
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
-        """Write that no reader has answered in time, so that the answer begins anew."""
+        """Write that no reader has answered in time, so that the answer restarts."""
         if now_ms < live.progress_deadline_ms:
             return
         nothing = Continued(
@@ -57,5 +57,5 @@ class Continuing:
         self._tables.effects.append(RestartAnswer(nothing, live.partition))
 
     def apply_continued(self, live: LiveRequest, continued: Continued) -> None:
-        """End the request's prompt with the tokens that its readers have."""
+        """End the request's prompt with the answer's tokens that its readers have."""
         live.set_prior_answer(*prior_answer(live.request, continued))

@@ -1,5 +1,6 @@
-"""The records of what a router decided about a request, built from its live state. Pure functions;
-nothing is decided here.
+"""Builds the records of a router's decisions and outcomes from a request's live state.
+
+Pure functions, which decide nothing; the other handlers and the router call them.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def decision(
     placement: Placement | None = None,
     looked_at: Sequence[Candidate] = (),
 ) -> Decision:
-    """What was decided about a request, from its live state as it is after the decision."""
+    """Return the record of a decision, from the request's live state after the decision."""
     request = live.request
     missed = ALL_MET if placement is None else placement.unmet_wishes
     return Decision(
@@ -73,8 +74,8 @@ def decision(
 def outcome(
     router_id: str, live: LiveRequest, kind: OutcomeKind, error: WireError | None, now_ms: int
 ) -> Outcome:
-    """The end of a request that no worker ends: an attempt of its own, above all that a worker may
-    still end."""
+    """Return the outcome of a request that no worker ends. Its attempt number is above those of all
+    attempts that a worker may still end."""
     return Outcome(
         request_id=live.request_id,
         session_id=live.request.session_id,
@@ -96,7 +97,7 @@ def outcome(
 
 
 def as_read(outcome: Outcome, end: StreamEnd) -> Outcome:
-    """The same for an answer that its readers have whole, as its attempt's last word counts it."""
+    """Return the outcome with the counts of `end`, for an answer that its readers have whole."""
     return replace(
         outcome,
         finish_reason=end.finish_reason,
@@ -110,6 +111,6 @@ def as_read(outcome: Outcome, end: StreamEnd) -> Outcome:
         probes=end.probes,
         retrieved_tokens=end.retrieved_tokens,
         stalled_ms=end.stalled_ms,
-        first_token_ms=end.first_token_ms or outcome.first_token_ms,  # 0: of an older worker
+        first_token_ms=end.first_token_ms or outcome.first_token_ms,  # 0: older worker
         worker_ms=end.worker_ms,
     )

@@ -1,7 +1,7 @@
 """Places waiting requests on workers, and hands over from prefill to decode, as credits allow.
 
-Who is chosen is `streams/core/placement`'s; what is told to workers, and which credits it takes,
-`streams/core/handlers/orders.py`'s. Called by `streams/core/router.py` after every event.
+`streams/core/placement` chooses the workers; `streams/core/handlers/orders.py` sends the work and
+spends the credits. Called by `streams/core/router.py` after every event.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _ROLES = {
 
 
 class Dispatcher:
-    """Begins attempts and hands them over, over the router's tables."""
+    """Begins attempts and hands them over, on the router's tables."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Dispatcher:
         self._placer = placer
 
     def dispatch_waiting(self, now_ms: int) -> None:
-        """Dispatch as much as credits allow: first hand-overs, in order, then the queue."""
+        """Dispatch what credits allow: first hand-overs, in order, then the queue."""
         tables = self._tables
         if not tables.admission and not tables.requests.handovers:
             return
@@ -71,8 +71,9 @@ class Dispatcher:
                     break
 
     def _hand_over_waiting(self, now_ms: int) -> None:
-        """In order, until one finds no room; past those whose own decode worker is full."""
-        tables, full = self._tables, set[Life]()  # prefill workers with a partner that is
+        """Hand over in order, until no decode worker has credit. Skip requests that wait for
+        their prefill worker's own decode worker."""
+        tables, full = self._tables, set[Life]()  # prefill workers whose decode partner is full
         for live in [*tables.requests.handovers.values()]:
             if live.prefill in full and self._waits_for_partner(live, now_ms):
                 continue
@@ -87,8 +88,8 @@ class Dispatcher:
         return self._placer.waits_for_partner(self._case(live, now_ms))
 
     def warm(self, live: LiveRequest, history: Sequence[Insert], now_ms: int) -> None:
-        """While the request waits for a search, have its prompt's beginning computed where it would
-        go now, if that is worth it. The choices of a call begin alike: the first one's will do."""
+        """Have a prompt's beginning prefilled during the request's search, on the worker that would
+        get it now, if that pays off. Only for a call's first choice: all begin alike."""
         tables, request, retrieval = self._tables, live.request, live.request.retrieval
         least_tokens = tables.settings.warm_tokens_min
         if not least_tokens or request.choice or retrieval is None:
@@ -116,7 +117,7 @@ class Dispatcher:
         tables.effects.append(WarmCache(worker.topic, worker.partition, record))
 
     def _place(self, live: LiveRequest, now_ms: int) -> bool:
-        """Begin an attempt; false where the request has to wait."""
+        """Begin an attempt; return False if the request has to wait."""
         tables, case = self._tables, self._case(live, now_ms)
         placement = self._placer.place(case, tables.fleet, now_ms)
         if placement is None:
@@ -124,7 +125,7 @@ class Dispatcher:
         tables.admission.serve(live.request_id)
         limit, roles = tables.settings.candidates_max, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
-        if live.unheard:  # the last router may have had that one, and nobody can be told to drop it
+        if live.unheard:  # the last router may have sent that attempt to a worker not known here
             self._continuing.mark(live, live.attempt + live.unheard)
         _begin(live, placement, now_ms)
         self._endings.decide(
@@ -145,13 +146,13 @@ class Dispatcher:
         return True
 
     def _repeat_notices(self, live: LiveRequest) -> None:
-        """Have the reader hear what earlier attempts put into the answer: their workers may not
-        have told it, and this one has only the tokens."""
+        """Send the reader the notices of earlier attempts' probes again: their workers may not have
+        sent them, and the new attempt's worker gets only the tokens."""
         for notice in [probed.notice for probed in live.probed if probed.notice is not None]:
             self._tables.effects.append(NotifyRetrieval(notice, live.request.gateway_partition))
 
     def _charge(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
-        """Spend an attempt's credits; that of decode after prefill is spent at the hand-over."""
+        """Spend an attempt's credits; the hand-over spends the one of decode after prefill."""
         begins_ms = now_ms + round(placement.first_ms)
         if placement.prefill is not None:
             tokens = live.prompt_tokens - placement.prefill_cached_tokens
@@ -161,7 +162,7 @@ class Dispatcher:
             self._orders.charge(live, placement.decode, tokens, begins_ms)
 
     def _count(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
-        """Note what the prompt takes of the worker that computes it, as far as is known."""
+        """Count the estimated time of the prompt's computation as demand."""
         speeds, tokens = self._placer.estimates.speeds, live.prompt_tokens
         prefill_ms = append_ms = 0.0
         if placement.prefill is not None:
@@ -175,7 +176,7 @@ class Dispatcher:
         self._tables.demand.placed.add(now_ms, prefill_ms=prefill_ms, append_ms=append_ms)
 
     def _case(self, live: LiveRequest, now_ms: int) -> RequestCase:
-        """What placement has to know; what it computed for the request stays with it."""
+        """Return the input of placement; what placement computes for the request stays in it."""
         if live.case is None:
             live.case = RequestCase.from_request(live.request, live.prior_tokens)
             live.case.warm = live.warm
@@ -185,9 +186,9 @@ class Dispatcher:
         return live.case
 
     def _session(self, live: LiveRequest, now_ms: int) -> Session | None:
-        """What is known of the request's session. A client may send its next turn as soon as it has
-        the last token, which is before the outcome of the turn before is here: then it is taken
-        from that request."""
+        """Return the state of the request's session, if any. A client may send its next turn once
+        it has the last token, before this router has read the last turn's outcome: then the live
+        request of that turn gives the state."""
         session_id, key = live.request.session_id, session_key(live.request)
         session = self._tables.sessions.get(key, now_ms)
         before = self._tables.requests.by_session.get(key)
@@ -206,9 +207,9 @@ class Dispatcher:
     def _session_kv(
         self, live: LiveRequest, session: Session | None, now_ms: int
     ) -> KvHandle | None:
-        """The KV of the session's last answer, for prefill to read instead of computing it.
+        """Return the KV of the session's last answer, which prefill reads instead of computing it.
 
-        Used once: whoever asks first gets it, and a rebuild forgets it (`requests/recovery.py`).
+        Used once: the first request gets it, and a rebuild drops it (`requests/recovery.py`).
         """
         if session is None or session.kv is None:
             return None
@@ -222,7 +223,7 @@ class Dispatcher:
         return kv if kv.expires_at_ms > now_ms + tables.settings.handover_margin_ms else None
 
     def _hand_over(self, live: LiveRequest, now_ms: int) -> bool:
-        """Dispatch decode after prefill; false where no worker has room for it."""
+        """Dispatch decode after prefill; return False if no worker has credit for it."""
         tables, case = self._tables, self._case(live, now_ms)
         worker, reason = self._placer.handoff(
             case, tables.fleet, now_ms, prefill=live.prefill, decode=live.decode
@@ -234,7 +235,7 @@ class Dispatcher:
             return True
         if not self._kv_reaches(live, worker, now_ms):  # the worker computes the prompt again
             reason = reason if worker.role is Role.REPLICA else Reason.KV_EXPIRED
-            if worker.life != live.prefill:  # its own it frees when it takes the work
+            if worker.life != live.prefill:  # a worker frees its own KV when it takes the work
                 self._orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
@@ -250,9 +251,9 @@ class Dispatcher:
         return True
 
     def _kv_reaches(self, live: LiveRequest, worker: Worker, now_ms: int) -> bool:
-        """Whether the worker can still read what prefill has computed."""
+        """Return whether the worker can still read the KV that prefill has computed."""
         producer = self._tables.fleet.view.members.get(live.prefill[0])
-        if worker.role is Role.REPLICA:  # no decode worker is left, and replicas read none
+        if worker.role is Role.REPLICA:  # no decode worker is left, and replicas read no KV
             return False
         if producer is not None and not worker.keeps_time_with(producer):
             return False
@@ -261,7 +262,7 @@ class Dispatcher:
 
 
 def _begin(live: LiveRequest, placement: Placement, now_ms: int) -> None:
-    """A new attempt starts from nothing, or behind what there is of the answer."""
+    """Set the fields of a new attempt, which starts at the answer's beginning or continues it."""
     live.attempt, live.unheard, live.placed_ms = live.next_attempt, 0, now_ms
     live.mode, live.orchestration = placement.mode, placement.orchestration
     live.prefill = NOBODY if placement.prefill is None else placement.prefill.life

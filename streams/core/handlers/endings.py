@@ -1,7 +1,7 @@
-"""How an attempt or a request ends: in the queue again, or with its outcome.
+"""Ends attempts and requests: queues a request again, or ends it with an outcome.
 
-A router ends what no worker ends. `close` is the end of all of them: what the request held is free,
-its id is remembered, and what it has used is told. Called by the other handlers and by
+A router ends the requests that no worker ends. Every end calls `close`, which frees the request's
+credits, keeps its id and reports its usage. Called by the other handlers and by
 `streams/core/router.py`.
 """
 
@@ -46,13 +46,14 @@ class Endings:
     def __init__(
         self, tables: RouterTables, orders: Orders, request_progress: _ProgressRequest
     ) -> None:
-        """`request_progress` begins to ask how much there is of an answer, if that can go on."""
+        """Create the handler; `request_progress` asks an answer's readers how much they have, if
+        it can be continued, and returns whether it asked."""
         self._tables = tables
         self._orders = orders
         self._request_progress = request_progress
 
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
-        """Put a request into admission; what has been placed before goes to the best class."""
+        """Put a request into the queue; one that was placed before goes into the best class."""
         tables, settings, request = self._tables, self._tables.settings, live.request
         tables.requests.move(live, State.QUEUED)
         tables.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
@@ -72,14 +73,14 @@ class Endings:
             self.end_shed(tables.requests.by_id[request_id], now_ms)
 
     def expire_queue(self, now_ms: int) -> None:
-        """End what waited in admission past its deadline."""
+        """End the requests that are still queued at their deadlines."""
         for request_id in self._tables.admission.expire(now_ms):
             self.end_expired(self._tables.requests.by_id[request_id], now_ms)
 
     def requeue(
         self, live: LiveRequest, reason: Reason, error: WireError | None, now_ms: int
     ) -> None:
-        """The attempt is void: place the request again, or end it where that is useless."""
+        """Void the attempt, and place the request again, or end it if that is useless."""
         settings = self._tables.settings
         live.error = error or live.error
         live.losses += is_loss(reason)
@@ -93,25 +94,25 @@ class Endings:
             error = WireError(code=last.code, message=message, retriable=last.retriable)
             self.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
         else:
-            self.decide(live, DecisionKind.VOID, reason, now_ms)  # before anybody drops it
+            self.decide(live, DecisionKind.VOID, reason, now_ms)  # before workers drop it
             self._orders.void(live, now_ms)
             live.replaced_for, live.kv = reason, None
             self.retry(live, now_ms)
 
     def retry(self, live: LiveRequest, now_ms: int) -> None:
-        """Queue the request again, at once or when its readers have answered."""
+        """Queue the request again, at once or after its readers have answered."""
         if not self._request_progress(live, now_ms):
             self.enqueue(live, now_ms)
 
     def stop(self, live: LiveRequest, now_ms: int) -> None:
-        """The request was given up: have the worker that will end it do so now."""
+        """Have the worker that will end a cancelled request do so now."""
         assert live.cancel is not None
         self.decide(live, DecisionKind.CANCEL, Reason(live.cancel.value), now_ms)
         self._orders.stop(live, now_ms)
         self._tables.requests.move(live, State.CANCELLING)
 
     def end_shed(self, live: LiveRequest, now_ms: int) -> None:
-        """End a request for which the queue has no room."""
+        """End a request because the queue is full."""
         message = f"{live.request_id}: the admission queue is full; try again later"
         self._end(live, OutcomeKind.SHED, Reason.QUEUE_FULL, QueueFull(message).to_wire(), now_ms)
 
@@ -124,7 +125,7 @@ class Endings:
         self._end(live, OutcomeKind.EXPIRED, reason, DeadlineExceeded(message).to_wire(), now_ms)
 
     def end_cancelled(self, live: LiveRequest, now_ms: int) -> None:
-        """End a request that was given up and that no worker ends."""
+        """End a cancelled request that no worker ends."""
         reason = Reason((live.cancel or CancelReason.CLIENT_REQUEST).value)
         error = Cancelled(f"{live.request_id}: cancelled: {reason.value}").to_wire()
         self._end(live, OutcomeKind.CANCELLED, reason, error, now_ms)
@@ -134,7 +135,7 @@ class Endings:
         self._end(live, OutcomeKind.FAILED, reason, error, now_ms)
 
     def end_as_read(self, live: LiveRequest, end: StreamEnd, now_ms: int) -> None:
-        """Its readers have the end of an attempt that was given up: that is the answer."""
+        """End a request whose readers have the end of a void attempt: that end counts."""
         error = end.error
         outcome = decisions.outcome(self._tables.router_id, live, end.kind, error, now_ms)
         if end.kind is OutcomeKind.COMPLETED:
@@ -155,15 +156,14 @@ class Endings:
         self.close(live, outcome, now_ms)
 
     def end_by_worker(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
-        """A worker ended the request; what a pair's prefill worker still does is useless."""
+        """Close a request that a worker ended; void what a pair's prefill worker still does."""
         if live.is_paired:
             self._orders.refund(live, live.decode)
             self._orders.void(live, now_ms)
         self.close(live, outcome, now_ms)
 
     def close(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
-        """The request has ended, by whomever: free what it held, remember its id, and tell what it
-        has used."""
+        """Free the credits of an ended request, keep its id, and report its usage."""
         tables = self._tables
         tables.admission.remove(live.request_id)
         self._orders.refund(live)
@@ -176,7 +176,7 @@ class Endings:
         self.tell_usage(live, outcome)
 
     def remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
-        """Know where the KV of a whole answer lies, for the next turn."""
+        """Store which worker has the KV of a completed answer, for the session's next turn."""
         if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
             return
         last_session = self._tables.sessions.get(session_key(live.request), now_ms)
@@ -195,12 +195,12 @@ class Endings:
         self.evict_sessions(now_ms)
 
     def evict_sessions(self, now_ms: int) -> None:
-        """Forget those that nobody has used for long, and the oldest of too many."""
+        """Drop sessions that are too old, and the least recently used ones beyond the limit."""
         for key, partition in self._tables.sessions.evict(now_ms):
             self._tables.effects.append(DropSession(*key, partition))
 
     def tell_usage(self, live: LiveRequest, outcome: Outcome) -> None:
-        """Have it written what an ended request has used, unless that is."""
+        """Have the usage of an ended request written, unless it is in the log."""
         if not live.is_told:
             self._tables.effects.append(RecordUsage(usage_of(live, outcome), live.partition))
 
@@ -215,7 +215,7 @@ class Endings:
         placement: Placement | None = None,
         looked_at: tuple[Candidate, ...] = (),
     ) -> None:
-        """Write down what was decided about a request."""
+        """Write a decision about a request."""
         tables = self._tables
         policy = live.case.policy if live.case is not None else ""
         decision = decisions.decision(

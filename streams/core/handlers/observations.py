@@ -1,8 +1,8 @@
-"""What the router learns from how requests went: turns phases and outcomes into observations.
+"""Turns phases and outcomes into observations, from which the estimates learn.
 
-Hosts' clocks differ, so every duration is measured by one of them: by a worker within a phase or an
-answer, by this router from one record that it heard of to another. What was placed by a router
-before this one has no note, and nothing is learned of it.
+Hosts' clocks differ, so one host measures each duration: a worker within a phase or an answer, this
+router from reading one record to reading another. Requests that an earlier router placed have no
+placement note, so the estimates learn nothing from them.
 """
 
 from schemas.records import Mode, Outcome, Phase
@@ -12,7 +12,7 @@ from streams.core.requests.live import LiveRequest
 
 
 def observe_prefill(estimates: Estimates, live: LiveRequest, phase: Phase, now_ms: int) -> None:
-    """Observe how long a prefill took, and a pair's transfer."""
+    """Observe the duration of a prefill, and of a pair's KV transfer."""
     writing_ms = phase.transfer_ms if live.is_paired else 0.0  # after the first token
     live.first_heard_ms = now_ms - int(writing_ms)
     if live.case is not None and live.case.note is not None:
@@ -24,7 +24,7 @@ def observe_prefill(estimates: Estimates, live: LiveRequest, phase: Phase, now_m
 
 
 def observe_transfer(estimates: Estimates, live: LiveRequest, phase: Phase) -> None:
-    """Observe how long KV took from prefill to decode, where the phase says so."""
+    """Observe the duration of a KV transfer from prefill to decode, if the phase has it."""
     if phase.kv_bytes and live.mode is Mode.REMOTE:
         estimates.observe_transfer(live.prompt_tokens, phase.transfer_ms)
 
@@ -32,13 +32,13 @@ def observe_transfer(estimates: Estimates, live: LiveRequest, phase: Phase) -> N
 def observe_answer(
     estimates: Estimates, live: LiveRequest, worker: Worker, outcome: Outcome, now_ms: int
 ) -> None:
-    """How fast a whole answer was; nothing where it has one token, or went on behind others."""
+    """Observe the speed of a whole answer; skip answers of one token and continued ones."""
     decoded_tokens = outcome.completion_tokens - 1
     if live.case is None or live.case.note is None or not live.placed_ms:
         return
     if live.prior_tokens or not outcome.first_token_ms or decoded_tokens < 1:
         return
-    answered_ms = outcome.ended_ms - outcome.first_token_ms  # as its only worker says
+    answered_ms = outcome.ended_ms - outcome.first_token_ms  # by its only worker's clock
     if live.first_heard_ms:  # the client had the first token from prefill
         answered_ms = now_ms - live.first_heard_ms
     estimates.observe_answer(

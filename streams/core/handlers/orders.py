@@ -1,10 +1,10 @@
-"""What workers are told about a request, and the credits that it spends with them.
+"""Sends workers the work and cancellations of a request, and counts the credits that it spends.
 
-A worker is told of an attempt's end in one of two ways. Void: it drops the attempt without a word,
-because the router places the request again or ends it itself. Not void: it ends the request with
-an outcome. Records for one worker are read in order, so a voided attempt's credit is free at once.
+A cancellation is void or not. Void: the worker drops the attempt without a record, because the
+router places the request again or ends it itself. Not void: the worker ends the request with an
+outcome. A worker reads its records in order, so the credit of a voided attempt is free at once.
 
-Decides nothing: the other handlers call, after they have moved the request.
+Decides nothing: the other handlers call this one after they have moved the request.
 """
 
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
@@ -25,7 +25,7 @@ class Orders:
         self._effects = effects
 
     def charge(self, live: LiveRequest, worker: Worker, tokens: int, begins_ms: int) -> None:
-        """Spend one of a worker's credits on a request, whose answer is expected to begin then."""
+        """Spend one of a worker's credits on a request whose answer should begin at `begins_ms`."""
         assert worker.role not in live.charges, f"{live.request_id}: charged twice"
         request, answer = live.request, None
         if worker.role in DECODERS:
@@ -40,14 +40,14 @@ class Orders:
         live.charges[worker.role] = Charge(worker.life, tokens)
 
     def refund(self, live: LiveRequest, life: Life | None = None) -> None:
-        """Give back the credits that a request spends, all or those with one life."""
+        """Give back a request's credits: all, or those of one worker incarnation."""
         for role, charge in list(live.charges.items()):
             if life is None or charge.life == life:
                 del live.charges[role]
                 self._fleet.release(charge.life, role, charge.tokens, live.request_id)
 
     def dispatch(self, live: LiveRequest, now_ms: int, kv: KvHandle | None = None) -> None:
-        """Send the work of the attempt's state. Workers ignore what they have seen before."""
+        """Send the work that the attempt's state needs. Workers ignore repeated work."""
         prefill, decode = (
             self.charged_worker(live, Role.PREFILL),
             self.charged_worker(live, *DECODERS),
@@ -68,9 +68,9 @@ class Orders:
         live.kv = None  # used once
 
     def dispatch_again(self, live: LiveRequest, now_ms: int) -> None:
-        """After a takeover: send what the last router may have decided and not sent.
+        """Send the work that the last router may have decided and not sent, after a takeover.
 
-        A hand-over of which only the decision was read, and KV that is there, prove that it has.
+        A hand-over without its prefill's report, and KV that was received, show that it was sent.
         """
         lives = [self._fleet.worker(c.life[0], role) for role, c in live.charges.items()]
         if live.kv_received or not all(w is not None and w.is_alive(now_ms) for w in lives):
@@ -82,7 +82,7 @@ class Orders:
     def _send_waiting(
         self, live: LiveRequest, decode: Worker | None, prefill: Worker, now_ms: int
     ) -> None:
-        """Decode of a pair: it is to wait for what prefill will write."""
+        """Send decode of a pair, which waits for the KV that prefill will write."""
         assert decode is not None
         self._send(live, decode, now_ms, kv=_peer_handle(live, prefill, live.prompt_tokens))
 
@@ -100,26 +100,27 @@ class Orders:
         )
 
     def charged_worker(self, live: LiveRequest, *roles: Role) -> Worker | None:
-        """The worker on which the request spends a credit in one of the roles."""
+        """Return the worker on which the request spends a credit in one of the roles, if any."""
         for role in roles:
             if role in live.charges:
                 return self._fleet.worker(live.charges[role].life[0], role)
         return None
 
     def void(self, live: LiveRequest, now_ms: int) -> None:
-        """Have whoever holds something of the attempt drop it, and take all credits back."""
+        """Have all workers of the attempt drop it, and give back all its credits."""
         for role, charge in live.working.items():
             self._cancel(live, charge.life, role, now_ms, void=True)
         if live.keeps_kv:
             self.void_prefill(live, now_ms)
-        if live.handed_unheard:  # the last router may have sent it to whom it had in mind
+        if live.handed_unheard:  # the last router may have sent it to the placed worker
             for role in DECODERS:
                 self._cancel(live, live.decode, role, now_ms, void=True)
         self.refund(live)
 
     def void_again(self, live: LiveRequest, now_ms: int, *, except_worker: str = "") -> None:
-        """After a takeover: what the last router has given up and perhaps told nobody of. A worker
-        `but` that has ended it knows.
+        """Have workers drop an attempt that the last router voided, perhaps without sending that.
+
+        `except_worker` is one that has ended the request and needs no cancellation.
         """
         for life, role in ((live.prefill, Role.PREFILL), *((live.decode, r) for r in DECODERS)):
             if life[0] != except_worker:
@@ -137,13 +138,13 @@ class Orders:
         for charge in list(live.charges.values()):
             if charge.life != ender:
                 self.refund(live, charge.life)
-        if live.keeps_kv and live.prefill != ender:  # who ends it frees that, too
+        if live.keeps_kv and live.prefill != ender:  # the worker that ends it frees that KV too
             self.void_prefill(live, now_ms)
 
     def _cancel(
         self, live: LiveRequest, life: Life, role: Role, now_ms: int, *, void: bool
     ) -> None:
-        """Cancel on one worker, if that life of it is still known."""
+        """Cancel on one worker, unless that incarnation of it is lost."""
         if life == NOBODY or self._fleet.is_lost(life, now_ms):
             return
         worker = self._fleet.worker(life[0], role)
@@ -160,9 +161,9 @@ def work(
     kv: KvHandle | None = None,
     kv_target: KvHandle | None = None,
 ) -> Dispatch:
-    """The work of the live state's current attempt for one worker, by the worker's role.
+    """Return the work of the current attempt for one worker, according to the worker's role.
 
-    Decode of a pair sends its tokens from the first one on, so that no death leaves a gap.
+    Decode of a pair sends its tokens from the first one on, so that prefill's death leaves no gap.
     """
     request, paired = live.request, live.is_paired
     record = Work(
@@ -200,7 +201,7 @@ def work(
 
 
 def _peer_handle(live: LiveRequest, peer: Worker, tokens: int) -> KvHandle:
-    """The other side of a pair, as a handle without blocks: the engines name those themselves."""
+    """Return a pair's other side as a handle without blocks; the engines name those themselves."""
     capability = peer.capability
     assert capability is not None, f"{peer.worker_id}: paired, but its engine is unknown"
     return KvHandle(
@@ -215,9 +216,9 @@ def _peer_handle(live: LiveRequest, peer: Worker, tokens: int) -> KvHandle:
 
 
 def _cancel_work(live: LiveRequest, worker: Worker, now_ms: int, *, void: bool) -> Dispatch:
-    """Stop this attempt and all lower ones on one worker, and free what they hold there.
+    """Return the order to stop this attempt and all lower ones on one worker, and free their KV.
 
-    Void: the worker says nothing more of it; otherwise it ends the request with an outcome.
+    If `void`, the worker reports nothing more of it; otherwise it ends the request with an outcome.
     """
     record = CancelWork(
         request_id=live.request_id,

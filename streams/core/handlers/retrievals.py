@@ -1,12 +1,12 @@
-"""What is searched for a request before it is queued: asked for, put into its prompt, given up.
+"""Starts the search of a request before it is queued, and puts the result into its prompt.
 
-A request goes on when its router reads a `Retrieved` in the log, whoever wrote it: its agent with
-what was found or why nothing was, or this handler where there is no time or no room for a search,
-or the answer is late. Of several the first in the log counts, for every reader, so a rebuilt prompt
-is the live one. A router that takes a request over of which the log has none asks again.
+A request is queued when its router reads a `Retrieved` in the log. The router's agent writes it,
+with the passages or an error; this handler has it written if the search has no time, exceeds
+`retrievals_max` or is late. The first one in the log counts for every reader, so a rebuilt prompt
+equals the live one. A router that takes over a request without one searches again.
 
-What the prompt then is, `streams/core/requests/context.py` says. Called by `streams/core/router.py`
-and `streams/core/handlers/attempts.py`.
+`streams/core/requests/context.py` builds the prompt. Called by `streams/core/router.py` and
+`streams/core/handlers/attempts.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,16 +24,16 @@ _Warm = Callable[[LiveRequest, Sequence[Insert], int], None]
 
 
 class Retrievals:
-    """The way of a request from its arrival to the queue, over the router's tables."""
+    """Takes requests from their arrival through a search to the queue, on the router's tables."""
 
     def __init__(self, tables: RouterTables, enqueue: _Enqueue, warm: _Warm) -> None:
-        """`enqueue` is how a request goes on; `warm` may have a worker begin with its prompt."""
+        """Create the handler; `enqueue` queues a request, `warm` may warm a worker's cache."""
         self._tables = tables
         self._enqueue = enqueue
         self._warm = warm
 
     def begin(self, live: LiveRequest, now_ms: int) -> None:
-        """Have it searched for a request, by the time that it names."""
+        """Start the search of a request, which ends by the time that the request names."""
         tables, retrieval = self._tables, _retrieval_of(live)
         is_full = tables.requests.retrieving >= tables.settings.retrievals_max
         tables.requests.move(live, State.RETRIEVING)
@@ -50,11 +50,11 @@ class Retrievals:
             tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
-        """Go on without a search that was not answered in time."""
+        """Continue without a search that was not answered in time."""
         self._go_without(live, _late_error(live, now_ms), now_ms)
 
     def _go_without(self, live: LiveRequest, error: TriviumError, now_ms: int) -> None:
-        """Have the log say so: what was written before counts all the same."""
+        """Write a `Retrieved` with the error; one that is already in the log counts instead."""
         retrieved = Retrieved(
             request_id=live.request_id,
             session_id=live.request.session_id,
@@ -67,7 +67,7 @@ class Retrievals:
         self._tables.effects.append(SkipRetrieval(retrieved, live.partition))
 
     def apply_retrieved(self, live: LiveRequest, retrieved: Retrieved, now_ms: int) -> None:
-        """Put what was found into the prompt, and queue the request."""
+        """Put the retrieved passages into the prompt, and queue the request."""
         context = with_context(live.request, retrieved)
         self._tables.histories.remember(live.request, context.inserts, live.partition)
         live.take(context)
@@ -75,7 +75,7 @@ class Retrievals:
         self._enqueue(live, now_ms)
 
     def tell(self, live: LiveRequest) -> None:
-        """Notify the reader of what its prompt holds, before any token."""
+        """Send the reader the notice of its prompt's passages, before any token."""
         if live.notice is not None:
             self._tables.effects.append(
                 NotifyRetrieval(live.notice, live.request.gateway_partition)

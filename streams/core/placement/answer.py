@@ -1,4 +1,4 @@
-"""What placement answers: a chosen way to run a request, and why."""
+"""The result of placement: how to run a request, on which workers, and why."""
 
 from schemas.frozen import frozen
 from schemas.records import Estimate, Mode, Orchestration, Reason
@@ -8,7 +8,7 @@ from streams.core.placement.case import ALL_MET, UnmetWishes
 
 @frozen
 class Placement:
-    """A chosen way to run a request; `decode` is absent while no decode worker has credit."""
+    """How to run a request; `decode` is None while no decode worker has credit."""
 
     policy: str
     mode: Mode
@@ -19,16 +19,16 @@ class Placement:
     w_ttft: float = 0.0
     w_tpot: float = 0.0
     load: float = 0.0
-    first_ms: float = 0.0  # from now to its first token, as expected
+    first_ms: float = 0.0  # expected time from now to its first token
     estimate: Estimate | None = None
-    prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
+    prefill_cached_tokens: int = 0  # by the prefix index; 0 if unknown
     decode_cached_tokens: int = 0
     unmet_wishes: UnmetWishes = ALL_MET
     policy_reason: Reason = Reason.UNKNOWN
 
     @property
     def chosen(self) -> dict[Worker, int]:
-        """The chosen workers, each with what it is thought to hold of the prompt, in tokens."""
+        """Return the chosen workers, each with its cached tokens of the prompt by the index."""
         tokens_by_worker = {}
         if self.prefill is not None:
             tokens_by_worker[self.prefill] = self.prefill_cached_tokens

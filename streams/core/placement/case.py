@@ -1,6 +1,7 @@
-"""A case: a request as placement sees it, with what was computed and drawn for it.
+"""A case: the input of placement for one request, and what placement computed for it.
 
-One is made per request and stays with it while it waits and while it runs (`requests/live.py`).
+`streams/core/handlers/dispatch.py` makes one per request, which keeps it while it waits and runs
+(`requests/live.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from schemas.records import Request, Session, Unmet
 from schemas.rules.tokens import token_count
 
 UNTICKETED = 0
-_PROBE_TOKENS = 2_048  # of a prompt are hashed at first
+_PROBE_TOKENS = 2_048  # tokens of a prompt that are hashed at first
 _NOTHING: Words = np.empty(0, np.uint64)
 
 Features = tuple[float, ...]
@@ -22,7 +23,7 @@ Features = tuple[float, ...]
 
 @dataclass(slots=True)
 class PlacementNote:
-    """What lay before a request when it was placed, and what became of it so far.
+    """The load before a request when it was placed, and what was measured of it so far.
 
     `streams/core/placement/estimates.py` writes and reads it.
     """
@@ -30,19 +31,19 @@ class PlacementNote:
     at_ms: int
     max_tokens: int
     prompt_tokens: int = 0
-    prefill: Features = ()  # less the tokens to compute, which the worker tells
+    prefill: Features = ()  # without the tokens to compute, which the worker reports
     append: Features = ()
-    decode: tuple[str, int] = ("", 0)  # the worker's life
-    running: float = 0.0  # there, when the request came
-    batch_tokens: int = 0  # likewise, of context
-    appended_tokens: float = 0.0  # likewise
-    moved_tokens: int = 0  # of the prompt, that the decode worker lacks
+    decode: tuple[str, int] = ("", 0)  # the decode worker's id and epoch
+    running: float = 0.0  # requests on the decode worker when this one was placed
+    batch_tokens: int = 0  # likewise, tokens of context
+    appended_tokens: float = 0.0  # likewise, total of `Worker.appended_tokens`
+    moved_tokens: int = 0  # prompt tokens whose KV the decode worker lacks
     prefill_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmetWishes:
-    """The wishes that a placement does not meet, and why; all met where they are empty."""
+    """The wishes that a placement does not meet, and why; empty texts mean met."""
 
     policy: str = ""
     orchestration: str = ""
@@ -54,7 +55,7 @@ ALL_MET = UnmetWishes()
 
 @frozen
 class WarmedPrefix:
-    """A prompt's beginning that a worker was told to compute."""
+    """A prompt's beginning that a worker was ordered to prefill."""
 
     life: tuple[str, int]
     tokens: int  # in whole blocks
@@ -62,32 +63,32 @@ class WarmedPrefix:
 
 @dataclass(slots=True, eq=False)
 class RequestCase:
-    """A request as placement sees it; `session`, `waiting` and `before_decode` are as of now."""
+    """The input of placement; each call updates `session`, `waiting` and `before_decode`."""
 
     request: Request
     prompt_tokens: int
-    max_tokens: int  # that are still to be said
+    max_tokens: int  # still to generate
     session: Session | None = None
     waiting: int = 0  # requests in admission
     before_decode: int = 0  # remote placements that wait for their decode worker
     ticket: int = UNTICKETED  # number of its choice between local and remote, from 1
     note: PlacementNote | None = None
     weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
-    policy: str = ""  # by which it is being placed
-    warm: WarmedPrefix | None = None  # its beginning, computed while the rest was searched for
+    policy: str = ""  # the policy that places it
+    warm: WarmedPrefix | None = None  # its beginning, prefilled during its search
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod
     def from_request(cls, request: Request, prior_tokens: int = 0) -> "RequestCase":
-        """Build the lasting part; `prior_tokens` of the prompt are of its answer."""
+        """Build a case; the last `prior_tokens` of the prompt belong to the answer."""
         max_tokens = request.sampling.max_tokens - prior_tokens
         return cls(request, token_count(request.prompt_tokens), max_tokens)
 
     def chain(self, block_size: int, is_held: Callable[[int, int], bool]) -> Sequence[int]:
-        """Hashes of the prompt's first blocks, as far as somebody may hold them.
+        """Return hashes of the prompt's first blocks, as far as a worker may have them cached.
 
-        More are computed only while the last one so far is held: `is_held(hash, tokens)`, where
-        `tokens` is the length of the prompt's part that the hash names.
+        More are computed only while the last one so far is cached: `is_held(hash, tokens)`, where
+        `tokens` is the length of the prompt's part that the hash stands for.
         """
         salt = salt_of(self.request.cache_scope)
         hashes = self._chains.get(block_size, _NOTHING)
@@ -103,4 +104,4 @@ class RequestCase:
             hashes = new_hashes if last is None else np.concatenate([hashes, new_hashes])
             self._chains[block_size] = hashes
             hashed_tokens, last = hashes.size * block_size, hashes.item(-1)
-        return hashes.data  # few of them are looked at, and a list would make integers of all
+        return hashes.data  # few of them are read, and a list would convert all to integers

@@ -1,13 +1,13 @@
-"""What the router has learned about its workers' speeds, from finished phases and requests.
+"""Learns the speeds of the router's workers from finished phases and requests.
 
-Four models of times (`streams/core/placement/regression.py`), fed only by what workers report:
+Four models of times (`streams/core/placement/regression.py`), fed only by reports of workers:
 prefill on prefill workers, append-prefill on decode and replica workers, KV transfer, and decode
-time per token, with what append-prefill does to it. Times of a phase are explained by what lay
-before it when it was placed, so queueing is part of the models. Each worker has a pace, its time
-over its pool's average, once it was seen often enough.
+time per token, with the effect of append-prefill on it. The load before a phase at its placement
+explains its time, so queueing is part of the models. Each worker with enough samples has a pace:
+its time divided by its pool's average.
 
-`streams/core/placement/placer.py` feeds and asks. Shares nothing with the simulated engine's
-profile.
+`streams/core/placement/placer.py` and `streams/core/handlers/observations.py` feed the models; the
+placer reads the estimates. Shares nothing with the simulated engine's profile.
 """
 
 from collections import OrderedDict
@@ -21,20 +21,20 @@ from streams.core.fleet.workers import Life, Numbers, Worker
 from streams.core.placement.case import Features, PlacementNote
 from streams.core.placement.regression import Regression
 
-PACES_MAX = 10_000  # the longest unseen go first
+PACES_MAX = 10_000  # the least recently updated are evicted first
 PACE_SAMPLES, PACE_RATE = 8, 0.1
 PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
 # Assumed until measured, as shares of the assumed speeds of the settings.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
-PAIRS_SHARE = 0.01  # of a thousand tokens' time, that they pay attention to a thousand others
+PAIRS_SHARE = 0.01  # of a thousand tokens' time: their attention to a thousand others
 CONTEXT_SHARE = 0.002  # of a step, per thousand tokens of context that it reads
-ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
+ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # share of max_tokens that answers use
 ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
-PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
-BEHIND_TIMES_MAX = 2.0  # what later prompts lose, over what they wait for
-BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, or a batch to lose
+PROMPTS_MEMORY_MS = 2_000.0  # time constant of the average of prompts placed on a worker
+BEHIND_TIMES_MAX = 2.0  # limit of later prompts' loss, as a multiple of the time they wait for
+BUSY_MAX = 0.8  # limit of a worker's share of time for prompts, and of a batch's lost share
 
 Place = tuple[Life, Role]
 Amount = TypeVar("Amount", float, Numbers)
@@ -42,7 +42,7 @@ Amount = TypeVar("Amount", float, Numbers)
 
 @frozen
 class PoolSpeeds:
-    """What work costs on an average worker of a pool, as far as is known."""
+    """Estimated times of work on an average worker of a pool."""
 
     prefill_base_ms: float
     prefill_ms_per_token: float
@@ -51,19 +51,19 @@ class PoolSpeeds:
     append_ms_per_token: float
     append_ms_per_pair: float
     transfer_ms_per_token: float
-    sharing_ms: float  # what one more running request adds to the time of every token
-    context_ms_per_token: float  # likewise what each token of its context adds
-    step_ms: float  # of an answer's token, alone
-    answer_tokens: float  # of an answer, on average; 0 until the first has ended
+    sharing_ms: float  # that one more running request adds to the time of every token
+    context_ms_per_token: float  # likewise for each token of its context
+    step_ms: float  # of an answer's token, without other requests
+    answer_tokens: float  # mean length of answers; 0 until the first has ended
 
     def prefill_ms(self, tokens: Amount, prompt_tokens: int) -> Amount:
-        """What so much of a prompt, its end, takes a prefill worker, without its base."""
+        """Return the prefill time of the last `tokens` of a prompt, without the base time."""
         return self.prefill_ms_per_token * tokens + self.prefill_ms_per_pair * pairs_of(
             tokens, prompt_tokens
         )
 
     def append_ms(self, tokens: Amount, prompt_tokens: int) -> Amount:
-        """Return what so much of a prompt takes beside a batch, without its base."""
+        """Return the time of the last `tokens` of a prompt beside a batch, without the base."""
         return self.append_ms_per_token * tokens + self.append_ms_per_pair * pairs_of(
             tokens, prompt_tokens
         )
@@ -102,10 +102,10 @@ class Estimates:
             (3 * step_ms, sharing_ms, 5 * context_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
         )
         self._w_kv, self._samples_min = settings.w_kv, settings.samples_min
-        self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
+        self.hop_ms = 0.0  # of a remote placement's first token, beyond prefill
         self.answer_share = ANSWER_SHARE
-        self.answer_tokens = 0.0  # of an answer, on average; 0 until the first has ended
-        self.changed: dict[Place, float] = {}  # paces that the fleet has yet to learn
+        self.answer_tokens = 0.0  # mean length of answers; 0 until the first has ended
+        self.changed: dict[Place, float] = {}  # paces that the fleet does not have yet
         self._paces: OrderedDict[Place, tuple[float, int]] = OrderedDict()
         self.speeds = self._speeds()
 
@@ -135,7 +135,7 @@ class Estimates:
         moved_tokens: int = 0,
         prompt_tokens: int = 0,
     ) -> PlacementNote:
-        """Note that a prefill worker is about to compute so much of a prompt."""
+        """Note that a prefill worker will compute `tokens`; return the note."""
         note = PlacementNote(now_ms, max_tokens, prompt_tokens, prefill=_ahead(prefill))
         _count_placed(prefill, tokens, now_ms)
         if decode is not None:
@@ -150,7 +150,7 @@ class Estimates:
         now_ms: int,
         prompt_tokens: int = 0,
     ) -> PlacementNote:
-        """Note that a worker is about to compute so much of a prompt beside its batch."""
+        """Note that a worker will compute `tokens` beside its batch; return the note."""
         note = PlacementNote(now_ms, max_tokens, prompt_tokens, append=_beside(worker, now_ms))
         _count_placed(worker, tokens, now_ms)
         worker.appended_tokens += tokens
@@ -158,7 +158,7 @@ class Estimates:
         return note
 
     def note_decode(self, note: PlacementNote, decode: Worker, moved_tokens: int = 0) -> None:
-        """Note that the request is to be decoded there, with so much KV moved."""
+        """Note that `decode` will decode the request, after a move of `moved_tokens` of KV."""
         note.moved_tokens = moved_tokens
         note.decode, note.running = decode.life, float(decode.requests)
         note.batch_tokens = decode.batch_tokens
@@ -177,11 +177,12 @@ class Estimates:
         weights: tuple[float, float],
         now_ms: int,
     ) -> Estimate:
-        """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
+        """Return estimates for local and remote, with PPD's score and a price for moving KV; a
+        score above 0 means local.
 
-        What others lose counts as much as what the prompt itself does, either way: prompts that
-        come later wait behind it, and a local one slows the streams of its batch. A remote one
-        waits for its KV once, which is spread over its own answer.
+        The losses of other requests count as much as the prompt's own: later prompts wait behind
+        it, and a local one slows the streams of its batch. A remote one waits for its KV once,
+        which is spread over its own answer.
         """
         remote_ms = self.prefill.predict(_prompt(prefill_tokens, prompt_tokens, _ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
@@ -217,10 +218,10 @@ class Estimates:
         append_ms_per_token: float,
         now_ms: int,
     ) -> float:
-        """What prompts behind a local one lose beyond those behind a remote one.
+        """Return how much more time prompts behind a local one lose than those behind a remote one.
 
-        Nothing is won for them in the longer queue: those that come later go to the shorter one.
-        How many come is known of the last seconds only, so what that makes of it is bounded.
+        The longer queue brings no gain, because later prompts go to the shorter one. The rate of
+        prompts is known only of the last seconds, so its effect is bounded.
         """
         prefill_ms_per_token = self.prefill.coefficients[0] / THOUSAND
         local_ms = home.waiting_ms(now_ms)
@@ -239,10 +240,10 @@ class Estimates:
         answer_tokens: float,
         now_ms: int,
     ) -> tuple[float, float]:
-        """What a token of the answer would take, local and remote.
+        """Return the time of a token of the answer, local and remote.
 
-        A token takes a step, and what prompts and other streams add to it. Streams that end later
-        meet more of both, so a delay grows by what a token takes over its step alone.
+        A token takes a step, and the time that prompts and other streams add to it. Streams that
+        end later wait for more of both, so a delay grows by a token's time over its step alone.
         """
         *_, hand_ms, move_ms = self.decode.coefficients
         base_ms = self.token_ms(home, now_ms)
@@ -252,9 +253,8 @@ class Estimates:
         return local_ms, base_ms + moving_ms / answer_tokens
 
     def token_ms(self, worker: Worker, now_ms: int, requests: int = 0, tokens: int = 0) -> float:
-        """What a token of an answer takes there, with so many more requests and tokens of context.
-
-        Without the worker's pace, which is of prompts.
+        """Return the time of an answer's token on a worker, with `requests` more requests and
+        `tokens` more tokens of context. Ignores the worker's pace, which is of prompts.
         """
         step_ms, sharing_ms, context_ms, stall_ms, *_ = self.decode.coefficients
         prompts_ms = stall_ms * _decay(worker, now_ms) * worker.token_rate
@@ -262,17 +262,17 @@ class Estimates:
         return step_ms + sharing_ms * (worker.requests + requests) + batch_ms + prompts_ms
 
     def stall_ms(self, append_tokens: float, token_ms: float) -> float:
-        """By how much a prompt delays each stream of the batch beside which it is computed."""
+        """Return the delay of each stream of a batch beside which a prompt is computed."""
         step_ms, _, _, stall_ms, *_ = self.decode.coefficients
         return stall_ms * append_tokens / max(step_ms, (1 - BUSY_MAX) * token_ms, 1e-3)
 
     def _append(
         self, tokens: int, prompt_tokens: int, worker: Worker, now_ms: int
     ) -> tuple[float, float]:
-        """What a token of a prompt takes beside that batch, and the prompt until its first token.
+        """Return the time of a prompt's token beside a batch, and the time to first token.
 
-        Until that is known, it is what prefill workers take, after a step of the batch and the hops
-        of the log.
+        With too few samples, these are the times of prefill workers, after a step of the batch and
+        the hops through the log.
         """
         beside, prefill = _beside(worker, now_ms), self.prefill.coefficients
         if self.append.samples < self._samples_min <= self.prefill.samples:
@@ -293,7 +293,7 @@ class Estimates:
             self.speeds = self._speeds()
 
     def observe_transfer(self, tokens: int, took_ms: float) -> None:
-        """Learn from KV that went from a prefill to a decode worker."""
+        """Learn from a KV transfer from a prefill to a decode worker."""
         self.transfer.observe((tokens / THOUSAND, 1.0), took_ms)
         self.speeds = self._speeds()
 
@@ -344,35 +344,35 @@ class Estimates:
 
 
 def pairs_of(tokens: Amount, prompt_tokens: int) -> Amount:
-    """Pairs of tokens, of which one pays attention to the other, where the last ones of a prompt
-    are computed."""
+    """Return the pairs of tokens of which one pays attention to the other, when the last `tokens`
+    of a prompt are computed."""
     return tokens * (prompt_tokens - tokens / 2)
 
 
 def _prompt(tokens: int, prompt_tokens: int, before: Features) -> Features:
-    """Features of a prompt of which so much is computed, behind what lay before it."""
+    """Return features of a prompt of which `tokens` are computed, after the load `before` it."""
     pairs = pairs_of(float(tokens), max(tokens, prompt_tokens))
     return tokens / THOUSAND, *before, pairs / THOUSAND**2
 
 
 def _ahead(worker: Worker) -> Features:
-    """Features of a prefill worker's queue."""
+    """Return features of a prefill worker's queue."""
     tokens = worker.work_ahead_tokens + worker.others_tokens
     return 1.0, tokens / THOUSAND, float(worker.requests)
 
 
 def _beside(worker: Worker, now_ms: int) -> Features:
-    """Features of a decode or replica worker's batch and of the prompts before this one."""
+    """Return features of a decode or replica worker's batch and of the prompts before this one."""
     return 1.0, worker.waiting_ms(now_ms), float(worker.requests)
 
 
 def _decay(worker: Worker, now_ms: int) -> float:
-    """How much of its rates is left since they were last brought up to date."""
+    """Return the factor by which a worker's rates have decayed since their last update."""
     return exp((worker.rates_at_ms - now_ms) / PROMPTS_MEMORY_MS)
 
 
 def _count_placed(worker: Worker, tokens: float, now_ms: int) -> None:
-    """Bring the rates of prompts placed on a worker up to date."""
+    """Update the rates of prompts placed on a worker."""
     decay = _decay(worker, now_ms)
     worker.token_rate = worker.token_rate * decay + tokens / PROMPTS_MEMORY_MS
     worker.prompt_rate = worker.prompt_rate * decay + 1 / PROMPTS_MEMORY_MS
@@ -382,11 +382,11 @@ def _count_placed(worker: Worker, tokens: float, now_ms: int) -> None:
 def _behind_ms(
     worker: Worker, tokens: int, per_token_ms: float, waiting_ms: float, now_ms: int
 ) -> float:
-    """By how much later prompts of the worker would wait longer, all together.
+    """Return the total extra wait of later prompts on the worker, in ms.
 
-    Those wait that come before it is idle again: of the time that the prompts before this one take,
-    each the whole of it, of its own time half of it, on average. As more comes meanwhile, both
-    times are longer by 1 / (1 - the share of its time that the worker computes).
+    Prompts that arrive before the worker is idle wait: arrivals during the prompts before this one
+    wait all of this one's time, arrivals during this one half of it on average. As more prompts
+    arrive meanwhile, both times are longer by 1 / (1 - the worker's busy share).
     """
     decay, per_token_ms = _decay(worker, now_ms), per_token_ms * worker.pace
     own_ms, busy = tokens * per_token_ms, worker.token_rate * decay * per_token_ms

@@ -1,4 +1,4 @@
-"""How a remote placement runs: the orchestration, among those that both workers can do.
+"""Chooses the orchestration of a remote placement, among those that both workers support.
 
 Called by `streams/core/placement/placer.py` for every remote placement.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schemas.records import Capability, Orchestration, Unmet
 from streams.config import RouterSettings
 
-if TYPE_CHECKING:  # gateways ask for the orders of capabilities, and need no fleet
+if TYPE_CHECKING:  # gateways call `common_orders` and should not import the fleet
     from streams.core.fleet.workers import Worker
 
 _ORDER = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
@@ -16,7 +16,7 @@ _PREFILL_FIRST = Orchestration.PREFILL_FIRST
 
 
 class OrchestrationChoice(NamedTuple):
-    """How it runs, and why not as it was wished, where that is so."""
+    """The orchestration, and why the wish was not met, if so."""
 
     orchestration: Orchestration
     unmet: Unmet = Unmet.NONE
@@ -30,11 +30,11 @@ def choose(
     decode: "Worker | None",
     decode_ahead_tokens: int,
 ) -> OrchestrationChoice:
-    """The wished orchestration, or the next one that both ends can do.
+    """Return the wished orchestration, or the next one that both workers support.
 
-    `decode_ahead_tokens` is how much more of the prompt the decode worker holds. Both workers are
-    bound at once except in prefill_first, which therefore serves where no decode worker has credit,
-    where the answer ends in prefill, and where one worker is to do both.
+    The decode worker has `decode_ahead_tokens` more of the prompt cached than the prefill worker.
+    All orchestrations but prefill_first need both workers at once. So prefill_first is used if no
+    decode worker has credit, if the answer ends in prefill, and if one worker has both roles.
     """
     orchestration, why = _PREFILL_FIRST, _hindrance(max_tokens, prefill, decode)
     if why is None and decode is not None:
@@ -55,10 +55,10 @@ def _hindrance(max_tokens: int, prefill: "Worker", decode: "Worker | None") -> U
 
 
 def _first(wish: str, prefill: "Worker", decode: "Worker") -> Orchestration:
-    """The wished one, or the next that both can do."""
+    """Return the wished orchestration, or the next one that both support."""
     if wish == _PREFILL_FIRST:
         return _PREFILL_FIRST
-    if not decode.keeps_time_with(prefill.member):  # a promise ends at a time that both must tell
+    if not decode.keeps_time_with(prefill.member):  # allocated KV blocks expire by both clocks
         return _PREFILL_FIRST
     common = common_orders(prefill.capability, decode.capability)
     for orchestration in _ORDER[_ORDER.index(Orchestration(wish)) :]:
@@ -68,8 +68,8 @@ def _first(wish: str, prefill: "Worker", decode: "Worker") -> Orchestration:
 
 
 def common_orders(prefill: Capability | None, decode: Capability | None) -> set[Orchestration]:
-    """What both ends list, where their KV fits; only the sim engine transposes between degrees
-    of tensor parallelism."""
+    """Return the orchestrations that both list, if their KV is compatible; only the sim engine
+    transposes between degrees of tensor parallelism."""
     if prefill is None or decode is None:
         return set()
     for name in ("model", "engine", "block_size", "kv_layout"):

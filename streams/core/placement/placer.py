@@ -1,7 +1,8 @@
 """Placement: which workers run a request, in which mode and orchestration, and why.
 
-A request goes where its session's KV lies as far as the policy (`policies.py`) allows; a first turn
-goes to a replica or to a pair, whichever is expected to answer first. `selection.py` has workers.
+A request goes to the worker with its session's KV if the policy (`policies.py`) allows it. A first
+turn goes to a replica or a pair, whichever should answer first. `selection.py` chooses workers.
+Called by `streams/core/handlers/dispatch.py`.
 """
 
 from schemas.records import Mode, Orchestration, Priority, Reason, Role
@@ -31,10 +32,10 @@ _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
 class Placer:
-    """Places requests, and learns from how they went."""
+    """Places requests; its `estimates` learn from their phases and outcomes."""
 
     def __init__(self, settings: RouterSettings, table: PpdTable | None = None) -> None:
-        """`table` is needed for the policy of that name; raises ConfigError where it is absent."""
+        """Create a placer. Raise ConfigError if the policy is `table` and there is no `table`."""
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.estimates = Estimates(settings)
@@ -45,14 +46,14 @@ class Placer:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """By which it can place a request."""
+        """Return the names of the policies by which it can place a request."""
         return tuple(self._policies)
 
     def place(self, case: RequestCase, fleet: Fleet, now_ms: int) -> Placement | None:
-        """How to run the request now; None while it has to wait.
+        """Return how to run the request now; None while it has to wait.
 
-        What is returned counts as dispatched. Where the policy that the request wishes would have
-        to wait, the deployment's places it.
+        A returned placement counts as dispatched. If the request would have to wait with the policy
+        that it wishes, the deployment's policy places it.
         """
         view = self._view(case, fleet, now_ms)
         wish, default = case.request.policy, self.settings.policy
@@ -90,8 +91,8 @@ class Placer:
         return remote
 
     def computes(self, case: RequestCase, fleet: Fleet, now_ms: int) -> tuple[Worker, int] | None:
-        """Where the prompt would probably be computed were it placed now, and how much of it that
-        worker lacks. No policy is asked, and nothing counts as dispatched."""
+        """Return the worker that would probably compute the prompt if it were placed now, and how
+        many tokens that worker lacks. Asks no policy, and counts nothing as dispatched."""
         view = self._view(case, fleet, now_ms)
         policy = self._policy_of(case)
         if policy in IN_TURN and fleet.has_living(Role.DECODE, now_ms):
@@ -114,10 +115,10 @@ class Placer:
     def handoff(
         self, case: RequestCase, fleet: Fleet, now_ms: int, *, prefill: Life, decode: Life
     ) -> tuple[Worker | None, Reason]:
-        """The decode worker for a prompt that this prefill worker has computed, and why; it was
-        placed for that decode worker, or for none.
+        """Return the decode worker for a prompt that `prefill` has computed, and why.
 
-        A replica where no decode worker lives; None while the request has to wait.
+        `decode` is the decode worker of the placement, if it had one. Returns a replica if no
+        decode worker lives; None while the request has to wait.
         """
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
         if not fleet.has_living(Role.DECODE, now_ms):
@@ -144,12 +145,11 @@ class Placer:
         return worker, Reason.PREFIX_CACHED if view.cached_tokens(worker) else Reason.PREFILL_DONE
 
     def waits_for_partner(self, case: RequestCase) -> bool:
-        """Whether a prompt that was computed may wait for one decode worker while others have
-        room."""
+        """Return whether a computed prompt waits for one decode worker even if others are free."""
         return self._policy_of(case) == PAIRS
 
     def _policy_of(self, case: RequestCase) -> str:
-        """By which the request is placed, or will be."""
+        """Return the policy that has placed the request, or will."""
         wish = case.request.policy
         return case.policy or (wish if wish in self._policies else self.settings.policy)
 
@@ -165,13 +165,13 @@ class Placer:
             request = case.request
             w_ttft, w_tpot = self._weights[request.priority]
             case.weights = (
-                request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: its class's
+                request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: the class's weight
                 request.w_tpot if request.w_tpot >= 0 else w_tpot,
             )
         return case.weights
 
     def _turn(self, view: View, local: Worker, decode: Worker | None) -> PlacementTurn:
-        """The question for the policy: on that worker, or decoded there after prefill."""
+        """Return the policy's input: compute the prompt on `local`, or on a prefill worker?"""
         case = view.case
         if case.ticket == UNTICKETED and view.home is not None:
             self._tickets += 1
@@ -218,15 +218,16 @@ class Placer:
         )
 
     def _alone(self, view: View, local: Worker, prefill: Worker) -> bool:
-        """Whether a prefill worker could do nothing for the prompt that `local` could not: it is
-        the same, or has a batch to slow down as well while nobody holds the history."""
+        """Return whether the prefill worker has no advantage over `local`: it is the same worker,
+        or no worker has the history and the prefill worker has a batch to slow down too."""
         if view.home is not None:
             return prefill.worker_id == local.worker_id
         decoder = view.fleet.worker(prefill.worker_id, Role.DECODE)
         return decoder is not None and decoder.row != NOT_LISTED
 
     def _soonest(self, view: View) -> Placement | None:
-        """No worker holds the history: a remote pair or a replica, whichever answers first."""
+        """Place without a worker that has the history: on a pair or a replica, whichever answers
+        first."""
         replica = view.replica()
         if replica is None:
             return self._anywhere(view)
@@ -237,7 +238,8 @@ class Placer:
         return remote or self._on_replica(view, replica)
 
     def _anywhere(self, view: View) -> Placement | None:
-        """No worker holds the history: a remote pair, unless the policy is asked and says local."""
+        """Place without a worker that has the history: on a pair, unless the policy is asked and
+        chooses local."""
         case = view.case
         policy = self._policies[case.policy]
         worker = view.appender() if policy.first_turns else None
@@ -247,12 +249,12 @@ class Placer:
         choice = self._timely(view, worker, choice)
         if choice.local:
             return self._local(view, worker, choice)
-        if choice.estimate is not None:  # it tells why
+        if choice.estimate is not None:  # the decision has the policy's reason
             choice = choice.overrule(view.away_reason, local=False)
         return self._remote(view, choice)
 
     def _timely(self, view: View, local: Worker, choice: Choice) -> Choice:
-        """The policy's choice, or the other way where that misses fewer deadlines."""
+        """Return the policy's choice, or the opposite if that misses fewer deadlines."""
         if view.case.policy == "static":
             return choice
         missed_local = view.missed_local(local) if choice.local else 0
@@ -271,7 +273,7 @@ class Placer:
         return choice
 
     def _in_turn(self, view: View) -> Placement | None:
-        """A remote pair, whoever's turn it is."""
+        """Place on the pair whose turn it is."""
         home, fixed = view.home, view.case.policy == PAIRS
         pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=fixed)
         at_home = home is not None and pair[1] is home
@@ -282,8 +284,7 @@ class Placer:
         return placement
 
     def _remote(self, view: View, choice: Choice, pair: Pair | None = None) -> Placement | None:
-        """On that pair, or prefill where it ends soonest, decode where the history lies or least
-        runs."""
+        """Place on `pair`, or prefill where it ends soonest and decode where `View.decode` says."""
         case = view.case
         decode_credits = view.fleet.pools[Role.DECODE].credits(view.now_ms)
         if case.before_decode >= decode_credits + self.settings.handover_ahead:
@@ -299,12 +300,12 @@ class Placer:
         return self._placement(view, Mode.REMOTE, choice, prefill, decode, way)
 
     def _local(self, view: View, worker: Worker, choice: Choice) -> Placement:
-        """The decode worker computes the prompt itself."""
+        """Place on a decode worker that computes the prompt itself."""
         return self._placement(view, Mode.LOCAL, choice, None, worker)
 
     def _without_prefill(self, view: View) -> Placement | None:
-        """The session's decode worker, if the policy might have chosen it anyway; else a replica;
-        else, when no prefill worker has lived for long, any decode worker."""
+        """Place on the session's decode worker, if the policy could have chosen it; else on a
+        replica; else on any decode worker once no prefill worker has lived for long."""
         case = view.case
         if case.policy in NEVER_LOCAL or not view.home_takes(Role.DECODE):
             replica = self._replica(view)
@@ -317,8 +318,8 @@ class Placer:
         return self._local(view, worker, Choice(True, Reason.NO_WORKER))
 
     def _replica(self, view: View) -> Placement | None:
-        """The whole request on the session's replica, or where it ends soonest; on the next one
-        with round robin."""
+        """Place on the session's replica, or where the request ends soonest; with round robin on
+        the next replica."""
         if view.case.policy != ROUND_ROBIN:
             worker = view.replica()
         else:
@@ -373,8 +374,8 @@ class Placer:
         )
 
     def _dispatched(self, view: View, prefill: Worker | None, decode: Worker | None) -> float:
-        """Note what lies before the request there, and count it; returns the time to its first
-        token."""
+        """Note the load before the request on its workers, and count it there; return the expected
+        time to its first token."""
         case, now_ms = view.case, view.now_ms
         if prefill is not None:
             first_ms = view.remote_first_ms(prefill)

@@ -1,10 +1,10 @@
-"""The policies: whether a prompt is computed on a decode worker, or remotely.
+"""The policies: they choose whether a decode worker computes a prompt, or a prefill worker.
 
-Each is a small pure object: `choose(turn) -> Choice`. All are asked of a later turn, about the
-worker where its history lies; `learned` and `conditional` also where no worker holds the history (a
-first turn, or its worker is gone), about the decode worker where the answer would end soonest. What
-no policy has a say in (an absent pool, a full worker) is `streams/core/placement/placer.py`'s,
-which also chooses the workers and makes the turn.
+Each is a small pure object: `choose(turn) -> Choice`. For a later turn, all choose about the worker
+with its history. If no worker has the history (a first turn, or its worker is lost), only `learned`
+and `conditional` choose, about the decode worker where the answer would end soonest.
+`streams/core/placement/placer.py` calls them. It handles the cases without a choice (an absent
+pool, a full worker), chooses the workers and makes the turn.
 """
 
 from typing import NamedTuple, Protocol
@@ -16,61 +16,61 @@ from streams.config import RouterSettings
 from streams.core.placement.ppd_table import PpdTable
 
 PAIRS, ROUND_ROBIN = IN_TURN = ("pairs", "round_robin")  # `streams/core/placement/rotation.py`
-NEVER_ASKED = ("replica", *IN_TURN)  # where a prompt is computed: it is known without them
-NEVER_LOCAL = ("static", *NEVER_ASKED)  # where the policy has no say
+NEVER_ASKED = ("replica", *IN_TURN)  # their names alone fix where a prompt is computed
+NEVER_LOCAL = ("static", *NEVER_ASKED)  # never local where no policy is asked
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
-_SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
+_SLACK_SHARE = 0.25  # of the slack: the most that the slower alternative may take
 
 
 @frozen
 class PlacementTurn:
-    """What a policy may know of a turn, and of the one decode worker that it is asked about."""
+    """A policy's input: a turn, and the one decode worker that the policy is asked about."""
 
     ticket: int  # number of the choice on this router, from 1; kept while the request waits
     prompt_tokens: int
     context_tokens: int  # of the session so far
-    append_tokens: int  # that the decode worker would have to compute
-    prefill_tokens: int  # that the prefill worker would have to compute
+    append_tokens: int  # that the decode worker would compute
+    prefill_tokens: int  # that the prefill worker would compute
     max_tokens: int
     prefill_queue: float  # requests on prefill workers and in admission, per prefill worker
     load: float  # `selection.load`
     slack_ms: int
     w_ttft: float
     w_tpot: float
-    has_home: bool = True  # a living worker holds the history; otherwise there is no ticket
-    alone: bool = False  # prefill workers could do nothing for it that this one could not
-    local_ms: float = 0.0  # until its first token, as far as is known
+    has_home: bool = True  # a living worker has the history; otherwise there is no ticket
+    alone: bool = False  # prefill workers have no advantage over this worker
+    local_ms: float = 0.0  # estimated time to its first token
     remote_ms: float = 0.0
-    estimate: Estimate | None = None  # where one was asked for
+    estimate: Estimate | None = None  # only for `learned`
 
 
 class Choice(NamedTuple):
-    """Local or remote, what decided, and what was expected, where that was estimated."""
+    """A choice of local or remote, its reason, and its estimate, if any."""
 
     local: bool
     reason: Reason
     estimate: Estimate | None = None
-    policy_reason: Reason = Reason.UNKNOWN  # where the placer says another one
+    policy_reason: Reason = Reason.UNKNOWN  # if the placer overruled it
 
     def overrule(self, reason: Reason, *, local: bool) -> "Choice":
-        """So placed for that reason; what the policy said, of which the estimate tells, is kept."""
+        """Return the overruling choice for `reason`; keep the policy's reason and its estimate."""
         return Choice(local, reason, self.estimate, self.reason)
 
 
 class Policy(Protocol):
     """A policy as the placer calls it."""
 
-    first_turns: bool  # asked of them too, and of later turns whose worker is gone
+    first_turns: bool  # also asked about first turns, and later ones whose worker is lost
 
     def choose(self, turn: PlacementTurn) -> Choice:
-        """Where to compute the prompt."""
+        """Choose where to compute the prompt."""
 
 
 class ConditionalPolicy:
-    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025), or
-    sooner than the decode worker.
+    """Remote only if the prompt has many tokens to compute, and prefill workers start soon (Dynamo,
+    2025) or sooner than the decode worker.
 
-    What a decode worker holds of a prompt need not be computed, whoever's prefix it was.
+    Tokens that the decode worker has cached do not count, whichever session cached them.
     """
 
     first_turns = True
@@ -80,7 +80,7 @@ class ConditionalPolicy:
         self._queue_max = settings.max_prefill_queue
 
     def choose(self, turn: PlacementTurn) -> Choice:
-        """By length first, then by queue."""
+        """Choose by length first, then by queue."""
         if turn.append_tokens <= self._tokens_max:
             return Choice(True, Reason.BELOW_LENGTH)
         if turn.prefill_queue >= self._queue_max and turn.local_ms <= turn.remote_ms:
@@ -92,7 +92,7 @@ class StaticPolicy:
     """A fixed share of turns is local: 0 is plain disaggregation, 1 append-prefill (PPD).
 
     Tickets times the golden ratio, modulo 1, are a sequence of low discrepancy (Weyl; Kuipers and
-    Niederreiter 1974): of any n consecutive choices share * n are local, but for O(log n).
+    Niederreiter 1974): of any n consecutive choices share * n are local, up to O(log n).
     """
 
     first_turns = False
@@ -114,7 +114,7 @@ class TablePolicy:
         self._table = table
 
     def choose(self, turn: PlacementTurn) -> Choice:
-        """Remote where nothing was measured for contexts of this length."""
+        """Choose by the cell's score; remote if the table has no cell for this context length."""
         new_tokens = turn.prompt_tokens - turn.context_tokens
         at = self._table.bin_of(turn.context_tokens, new_tokens, turn.max_tokens, turn.load)
         cell = self._table.find(at)
@@ -130,14 +130,14 @@ class TablePolicy:
 
 
 class LearnedPolicy:
-    """The score of PPD, with a price for KV that moves, from what was learned online; while that is
-    too little, as `ConditionalPolicy`.
+    """The score of PPD with a price for moving KV, from estimates learned online; with too few
+    samples as `ConditionalPolicy`.
 
-    Where no worker holds the history, it is asked about the best decode worker, and says remote
-    until prefill and decode are known. A worker in both roles answers alone what no pure prefill
-    worker would compute. Of any n other choices at most `explore_share` * n go the other way, so
-    that what is not chosen is known too: none where the deadline is near or that way is expected to
-    take long.
+    If no worker has the history, it chooses about the best decode worker, and chooses remote until
+    prefill and decode have enough samples. A worker in both roles keeps prompts for which prefill
+    workers have no advantage. Of any n choices with a history, at most `explore_share` * n are
+    reversed, so that the alternative is measured too: none if the deadline is near or if the
+    alternative should take long.
     """
 
     first_turns = True
@@ -147,7 +147,7 @@ class LearnedPolicy:
         self._fallback = ConditionalPolicy(settings)
 
     def choose(self, turn: PlacementTurn) -> Choice:
-        """By the estimate of the turn, which must have one."""
+        """Choose by the turn's estimate, which must not be None."""
         estimate = turn.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
@@ -165,7 +165,7 @@ class LearnedPolicy:
         return self._fallback.choose(turn).local
 
     def _in_time(self, turn: PlacementTurn, estimate: Estimate) -> bool:
-        """Whether no price for moving KV is paid with the deadline."""
+        """Return whether local is fast enough, so that saving a KV move costs no deadline."""
         late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * turn.slack_ms)
         return estimate.ttft_local_ms <= late_ms
 
@@ -180,8 +180,8 @@ class LearnedPolicy:
 
 
 def policies_by_name(settings: RouterSettings, table: PpdTable | None) -> dict[str, Policy]:
-    """All that need no table, and `table` where there is one; raises ConfigError where the
-    settings want that and there is none."""
+    """Return all policies by name; `table` only with a table. Raise ConfigError if the settings
+    name that policy and there is no table."""
     policies: dict[str, Policy] = {
         "learned": LearnedPolicy(settings),
         "conditional": ConditionalPolicy(settings),

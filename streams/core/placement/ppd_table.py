@@ -1,9 +1,8 @@
-"""PPD's table: what local prefill gained and cost for each kind of turn, measured beforehand.
+"""PPD's table: the measured gain and cost of local prefill for each kind of turn.
 
-Made by `trivium plan ppd`, which runs each kind of turn with every prompt remote and with every
-prompt local (PPD, algorithm 1, phase 1); looked up per request by
-`streams/core/placement/policies.py` (phase 2). Parsed from JSON by callers; this file knows
-dictionaries.
+`trivium plan ppd` makes it: it runs each kind of turn with every prompt remote and with every
+prompt local (PPD, algorithm 1, phase 1). `streams/core/placement/policies.py` looks up each request
+(phase 2). Callers parse the JSON; this module takes and returns dictionaries.
 """
 
 from bisect import bisect_right
@@ -15,14 +14,14 @@ from typing import Any
 from schemas.errors import ConfigError
 
 AXES = ("context_tokens", "new_tokens", "answer_tokens", "load")
-BINS_MAX = 100_000  # of all axes together; looked-up bins are remembered
+BINS_MAX = 100_000  # of all axes together; bounds the cache of looked-up bins
 
 Bin = tuple[int, int, int, int]  # one number per axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PpdCell:
-    """What was measured in one bin, as shares of the remote figures."""
+    """The measurements of one bin, as shares of the remote figures."""
 
     bin: Bin
     gain_ttft: float  # (remote - local) / remote
@@ -37,7 +36,7 @@ class PpdCell:
 class PpdTable:
     """Cells by bin. An axis with n rising edges has n + 1 bins; an edge belongs to the bin above.
 
-    `load` is `streams/core/placement/selection.py`'s. Raises ConfigError for anything else.
+    `load` is that of `streams/core/placement/selection.py`. Raises ConfigError for invalid input.
     """
 
     def __init__(self, edges: Mapping[str, Sequence[float]], cells: Sequence[PpdCell]) -> None:
@@ -58,7 +57,7 @@ class PpdTable:
     def bin_of(
         self, context_tokens: float, new_tokens: float, answer_tokens: float, load: float
     ) -> Bin:
-        """Where a turn belongs, in filling the table and in looking it up."""
+        """Return the bin of a turn, for filling the table and for looking it up."""
         edges = self.edges
         return (
             bisect_right(edges["context_tokens"], context_tokens),
@@ -68,7 +67,7 @@ class PpdTable:
         )
 
     def find(self, at: Bin) -> PpdCell | None:
-        """The cell of a bin, else the nearest one of the same context bin, if there is one."""
+        """Return the cell of a bin, or else the nearest one of the same context bin, if any."""
         if at not in self._nearest_cells:
             near = [cell for cell in self.cells.values() if cell.bin[0] == at[0]]
             near.sort(key=lambda cell: (_distance(cell.bin, at), cell.bin))
@@ -77,7 +76,7 @@ class PpdTable:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "PpdTable":
-        """Build the table from what `to_dict` returns; raises ConfigError."""
+        """Build the table from the result of `to_dict`. Raise ConfigError for invalid content."""
         try:
             cells = [
                 PpdCell(
@@ -96,7 +95,7 @@ class PpdTable:
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written to JSON."""
+        """Return the table as a dictionary for JSON."""
         cells = [asdict(self.cells[at]) for at in sorted(self.cells)]
         return {"edges": {axis: list(self.edges[axis]) for axis in AXES}, "cells": cells}
 

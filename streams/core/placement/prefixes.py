@@ -1,17 +1,17 @@
-"""Which worker holds which prefixes in its KV cache, folded from the workers' own events.
+"""The prefix index: which worker caches which prefix blocks, folded from the workers' KV events.
 
 Theory of operation. One table maps a block's hash (`schemas/prefix.py`) to a bit mask of worker
-slots. A worker that cannot be trusted any more (a lost batch, a new life) gets another slot, which
-forgets all that it held at once; bits of old slots are masked out when read, and cleared by a sweep
-that goes round the table in small portions, after which the slot is free again. Hashes lie in
-segments in the order in which they came, each exactly once: the sweep follows them, and what is
-above the bound leaves from their front. A block that nobody holds stays in the table until the
-sweep meets it.
+slots. When a worker's entries are not valid any more (a lost batch, a new epoch), it gets another
+slot, which drops all its entries at once. Reads mask out the bits of old slots; a sweep that goes
+round the table in small portions clears them, and after that the slot is free again. Segments list
+the hashes in order of arrival, each exactly once: the sweep follows them, and hashes above the
+bound are evicted from their front. A block that no worker caches stays in the table until the sweep
+reaches it.
 
-A cache holds a block only together with all blocks before it, or nearly so. So the masks along a
-prompt's chain only lose bits, and the few depths at which they do are found by halving.
+A cache has a block only together with all blocks before it, or nearly so. So the masks along a
+prompt's chain only lose bits, and the few depths at which they do are found by bisection.
 
-A hint only: what is lost or late costs a recomputation, nothing else. Called by
+A hint only: a lost or late event costs a recomputation, nothing else. Called by
 `streams/core/placement/placer.py`.
 """
 
@@ -27,25 +27,25 @@ from schemas.records import KvEvents
 from streams.core.fleet.workers import Flags, Life, Rows, Worker, WorkerPool
 
 SEGMENT = 256  # hashes; a portion of the sweep
-SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
-HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
+SLOTS_MAX = 4_096  # worker incarnations in use or not swept yet; others are not indexed
+HOLDERS_MAX = 10_000  # workers; those silent for longest are evicted first
 NO_SLOT = -1
-_ROUNDS = 2  # the present one of the sweep, which has passed much already, and a whole one
-DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
+_ROUNDS = 2  # the rest of the current round of the sweep, and a whole one
+DEPTHS_MAX = 8  # distinct depths found exactly; further ones are lower bounds
 
-# (tokens, mask of the slots that hold so many or more); of one block size the deepest first
+# (tokens, mask of the slots that cache at least that many); the deepest first for each block size
 Levels = list[tuple[int, int]]
 
 
 @dataclass(slots=True, eq=False)
 class _Holder:
-    """What is known of one worker."""
+    """The index's state of one worker."""
 
     life: Life
     seq: int  # of the last batch
     block_size: int
-    slot: int = NO_SLOT  # none while it waits for a snapshot
-    in_snapshot: bool = False  # more parts of it are to follow
+    slot: int = NO_SLOT  # NO_SLOT until its next snapshot
+    in_snapshot: bool = False  # more parts of a snapshot follow
 
 
 class PrefixIndex:
@@ -53,7 +53,7 @@ class PrefixIndex:
 
     def __init__(self, blocks_max: int) -> None:
         self.blocks_max = blocks_max
-        self.version = 0  # rises when a worker gets or loses its slot
+        self.version = 0  # incremented when a worker gets or loses its slot
         self._masks: dict[int, int] = {}
         self._segments: deque[list[int]] = deque([[]])
         self._holders: OrderedDict[str, _Holder] = OrderedDict()  # in order of their last batch
@@ -62,18 +62,18 @@ class PrefixIndex:
         self._live = 0  # mask of slots in use
         self._of_size: dict[int, int] = {}  # block size: mask of slots in use
         self._free: list[int] = []
-        self._retired: list[int] = []  # to be free after a whole round of the sweep
-        self._leaving: list[int] = []  # to be free when the present round ends
-        self._cursor = 0  # the segment that the sweep looks at next
-        self._rounds_due = 0  # until the sweep has met all that is gone
+        self._retired: list[int] = []  # free after a whole round of the sweep
+        self._leaving: list[int] = []  # free when the current round ends
+        self._cursor = 0  # the next segment of the sweep
+        self._rounds_due = 0  # until the sweep has removed all stale bits
         self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
-        self._overflowed = False  # blocks that were held have left above the bound
+        self._overflowed = False  # cached blocks were evicted above the bound
 
     def __len__(self) -> int:
         return len(self._masks)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what a snapshot's reader finds anew from the rest."""
+        """Return the state without `_slots_of`, which is computed from the rest."""
         return {**self.__dict__, "_slots_of": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -83,11 +83,11 @@ class PrefixIndex:
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """Of all workers of which something is known."""
+        """Return the block sizes of all indexed workers."""
         return tuple(self._of_size)
 
     def map_hashes(self, names: Callable[[int], Iterable[int]]) -> "PrefixIndex":
-        """Return the same index under other hashes, one or more for each."""
+        """Return the same index with each hash replaced by one or more others."""
         masks = {name: mask for value, mask in self._masks.items() for name in names(value)}
         segments = deque(
             [n for value in segment for n in names(value)] for segment in self._segments
@@ -97,8 +97,8 @@ class PrefixIndex:
         return index
 
     def apply(self, record: KvEvents) -> None:
-        """Fold one batch. Repeated batches are nothing new; after a lost one the worker is unknown
-        until its next snapshot."""
+        """Fold one batch. Repeated batches are ignored; after a lost batch the worker is not
+        indexed until its next snapshot."""
         holder = self._holders.get(record.worker_id)
         if holder is None or holder.life[1] < record.epoch:
             self.forget(record.worker_id)
@@ -121,23 +121,23 @@ class PrefixIndex:
             self._fold(1 << holder.slot, unpack(record.removed), unpack(record.stored))
 
     def forget(self, worker_id: str) -> None:
-        """Forget a worker, at once."""
+        """Drop a worker from the index."""
         holder = self._holders.pop(worker_id, None)
         if holder is not None:
             self._clear(holder)
 
     def slot(self, life: Life) -> int:
-        """The worker's bit in masks; NO_SLOT while nothing is known of this life of it."""
+        """Return the worker's bit in masks; NO_SLOT while this incarnation is not indexed."""
         holder = self._holders.get(life[0])
         return holder.slot if holder is not None and holder.life == life else NO_SLOT
 
     def is_complete_for(self, life: Life) -> bool:
-        """Return whether all that this life of a worker holds is known."""
+        """Return whether the index has all blocks of this worker incarnation."""
         return not self._overflowed and self.slot(life) != NO_SLOT
 
     def _slots_in(self, pool: WorkerPool) -> tuple[int, Rows, int]:
-        """Version; per row of a pool the worker's slot, NO_SLOT where nothing is known; all of them
-        as a mask. Remembered until a slot is given or taken (`make bench-decisions`)."""
+        """Return the version, the slot of each row of a pool (NO_SLOT if not indexed), and the mask
+        of these slots. Cached until a slot is assigned or freed (`make bench-decisions`)."""
         cached_slots = self._slots_of.get(pool)
         if cached_slots is None or cached_slots[0] != self.version:
             slots = [self.slot(worker.life) for worker in pool.workers]
@@ -146,14 +146,14 @@ class PrefixIndex:
         return cached_slots
 
     def levels_of(self, chain_of: Callable[[int], Sequence[int]]) -> Levels:
-        """How much of the prompt whose chain per block size is given which slots hold."""
+        """Return how much of a prompt each slot caches; `chain_of` is its chain by block size."""
         levels: Levels = []
         for block_size in self._of_size:
             levels += self.levels(chain_of(block_size), block_size)
         return levels
 
     def held_by(self, worker: Worker, levels: Levels) -> int:
-        """Leading tokens that a worker holds."""
+        """Return the leading tokens that a worker caches."""
         slot = self.slot(worker.life)
         if slot != NO_SLOT:
             for tokens, mask in levels:
@@ -162,7 +162,8 @@ class PrefixIndex:
         return 0
 
     def rows_holding(self, pool: WorkerPool, levels: Levels) -> list[tuple[int, Flags]]:
-        """Leading tokens, and which rows of a pool hold so many or more, the least first."""
+        """Return numbers of leading tokens, each with the rows of a pool that cache at least as
+        many, in rising order."""
         _, slots, of_pool = self._slots_in(pool)
         return [
             (tokens, self._flags(mask)[slots])
@@ -171,17 +172,17 @@ class PrefixIndex:
         ]
 
     def _flags(self, mask: int) -> Flags:
-        """A mask as an array, one place per slot, and one for NO_SLOT at its end."""
+        """Return a mask as an array, one element per slot, and one for NO_SLOT at its end."""
         octets = np.frombuffer(mask.to_bytes(len(self._slots) // 8 + 1, "little"), np.uint8)
         return np.unpackbits(octets, bitorder="little").view(np.bool_)
 
     def is_held(self, value: int, block_size: int, but_for: int = NO_SLOT) -> bool:
-        """Whether a worker with this block size holds the block, other than that of one slot."""
+        """Return whether a worker with this block size caches the block; ignore slot `but_for`."""
         mask = self._masks.get(value, 0) & self._of_size.get(block_size, 0)
         return bool(mask if but_for == NO_SLOT else mask & ~(1 << but_for))
 
     def levels(self, hashes: Sequence[int], block_size: int) -> Levels:
-        """How much of a chain which slots hold, for those that hold any.
+        """Return how much of a chain each slot caches, for slots that cache any of it.
 
         Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
         """
@@ -202,14 +203,14 @@ class PrefixIndex:
                     low = middle
                 elif through == high_mask:
                     high = middle
-                else:  # bits are lost on both sides: first on the right, at greater depths
+                else:  # both halves lose bits: first the right one, at greater depths
                     pending.append((low, middle, low_mask, through))
                     low, low_mask = middle, through
             levels.append(((low + 1) * block_size, low_mask))
         return levels
 
     def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:
-        """Cached leading blocks of a chain by worker life; as `levels`."""
+        """Return a chain's cached leading blocks by worker incarnation; exact as in `levels`."""
         depths: dict[Life, int] = {}
         for tokens, mask in reversed(self.levels(hashes, block_size)):
             while mask:
@@ -221,11 +222,11 @@ class PrefixIndex:
 
     @property
     def is_swept(self) -> bool:
-        """Whether the sweep has met all that is gone."""
+        """Return whether the sweep has removed all stale bits and blocks."""
         return not (self._rounds_due or self._retired or self._leaving)
 
     def sweep(self, segments: int = 1) -> None:
-        """Go on round the table: clear bits of slots that are gone, drop blocks of nobody."""
+        """Continue the sweep: clear bits of retired slots, drop blocks that no worker caches."""
         for _ in range(segments):
             if self._cursor >= len(self._segments):
                 self._end_round()
@@ -233,7 +234,7 @@ class PrefixIndex:
             self._put_back(self._drop_unheld(segment) if self._rounds_due else segment)
 
     def _drop_unheld(self, segment: list[int]) -> list[int]:
-        """Return the hashes of a segment that somebody holds; drop the rest."""
+        """Return the hashes of a segment that a worker caches; drop the rest."""
         masks, live = self._masks, self._live
         held_values = [value for value in segment if masks[value] & live]
         if len(held_values) < len(segment):
@@ -246,7 +247,7 @@ class PrefixIndex:
         return held_values
 
     def _put_back(self, segment: list[int]) -> None:
-        """Store a swept segment, joined with the one before it where both are small."""
+        """Store a swept segment; join it with the one before it if both are small."""
         at = self._cursor
         if at and len(self._segments[at - 1]) + len(segment) <= self._segment_max:
             self._segments[at - 1].extend(segment)
@@ -280,7 +281,7 @@ class PrefixIndex:
                 masks[value] = mask | bit
 
     def _next_segment(self) -> list[int]:
-        """Begin a segment; sweeping two for each that was filled keeps ahead of what comes in."""
+        """Begin a segment; sweep two for each filled one, so that the sweep outruns new hashes."""
         last: list[int] = []
         self._segments.append(last)
         self.sweep(2)
@@ -301,14 +302,14 @@ class PrefixIndex:
             holder.slot = len(self._slots)
             self._slots.append(holder)
         else:
-            return  # until its next snapshot
+            return  # not indexed until its next snapshot
         bit = 1 << holder.slot
         self._live |= bit
         self._of_size[holder.block_size] = self._of_size.get(holder.block_size, 0) | bit
         self.version += 1
 
     def _clear(self, holder: _Holder) -> None:
-        """Forget what a worker holds."""
+        """Drop all entries of a worker."""
         if holder.slot == NO_SLOT:
             return
         bit = 1 << holder.slot

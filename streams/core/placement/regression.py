@@ -1,16 +1,16 @@
-"""Linear models of times, learned online from a stream of observations, that follow changes.
+"""Linear models of times, learned online from a stream of observations.
 
 Theory of operation. Recursive least squares with exponential forgetting (Astrom and Wittenmark,
 Adaptive Control, 2nd ed. 1995, section 2.2), on errors relative to the prediction, because times
-spread in proportion. Only what an observation tells of anew is forgotten (Kulhavy, Automatica 23,
-1987), so that a stream of short prompts does not undo what is known of long ones. Single outliers
-are clipped (Huber, Robust Statistics, 1981). A two-sided cumulative sum of the errors (Page,
-Biometrika 41, 1954) notices a change of the world; then the covariance starts again, so that the
-next few observations count as much as the first ones did. The diagonal of the covariance is bounded
-by what was assumed before anything was known.
+spread in proportion. Forgetting is directional, only where an observation has information (Kulhavy,
+Automatica 23, 1987), so that a stream of short prompts does not undo what was learned from long
+ones. Single outliers are clipped (Huber, Robust Statistics, 1981). A two-sided cumulative sum of
+the errors (Page, Biometrika 41, 1954) detects a change; then the covariance starts again, so that
+the next few observations count as much as the first ones did. The prior bounds the diagonal of the
+covariance.
 
-Coefficients are kept from 0 upwards: a time cannot shrink with work. Deterministic; knows nothing
-of requests. `streams/core/placement/estimates.py` calls.
+Coefficients are at least 0: a time cannot shrink with work. Deterministic; knows nothing of
+requests. `streams/core/placement/estimates.py` uses it.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from operator import mul
 FORGETTING = 0.99  # a memory of about 100 observations
 SPREAD_MIN = 0.05  # relative errors below this are noise
 CLIP = 4.0  # in units of the spread
-DRIFT, ALARM = 0.75, 12.0  # of the cumulative sum, likewise
+DRIFT, ALARM = 0.75, 12.0  # of the cumulative sum, in units of the spread
 SPREAD_RATE = 0.05
 _TIME_MIN_MS = 1e-3
 
 
 class Regression:
-    """y = sum of coefficients * x, each from 0."""
+    """The model y = sum of coefficients * x, with coefficients of at least 0."""
 
     def __init__(self, assumed: Sequence[float], spread: Sequence[float]) -> None:
-        """Coefficients before anything is known, and how far off they may well be."""
+        """Create a model with `assumed` coefficients, whose standard deviations are `spread`."""
         self.coefficients = list(assumed)
         self.samples = 0
         self.alarms = 0
@@ -43,7 +43,7 @@ class Regression:
         return expected
 
     def observe(self, x: Sequence[float], y: float) -> float:
-        """Learn from one observation; returns its error relative to the prediction."""
+        """Learn from one observation; return its error relative to the prediction."""
         expected = self.predict(x)
         scale = max(expected, _TIME_MIN_MS)
         relative = (y - expected) / scale
@@ -75,7 +75,7 @@ class Regression:
         gain = [sum(map(mul, row, x)) for row in covariance]
         noise, variance = self._spread**2, sum(map(mul, x, gain))
         if variance <= 0.0:
-            return  # nothing is left to be learned from this
+            return  # the observation has no information
         retention = FORGETTING - (1 - FORGETTING) * noise / variance
         share = retention / (FORGETTING * (noise + variance))
         step = error / (noise + variance)
@@ -85,7 +85,7 @@ class Regression:
                 value - of_row * column_gain * share
                 for value, column_gain in zip(covariance[i], gain, strict=True)
             ]
-        for i, prior in enumerate(self._prior):  # one factor for row and column: a covariance stays
+        for i, prior in enumerate(self._prior):  # equal factors for row and column: a covariance
             if covariance[i][i] > prior:
                 factor = (prior / covariance[i][i]) ** 0.5
                 covariance[i] = [value * factor for value in covariance[i]]

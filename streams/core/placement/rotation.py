@@ -1,10 +1,10 @@
-"""Workers in turn, looking at no load: the policies `pairs` and `round_robin`.
+"""Chooses workers in turn, without their load: the policies `pairs` and `round_robin`.
 
 `pairs` is static 1P1D: the first prefill worker with the first decode worker, in order of their
-ids, the second with the second. A conversation gets the next pair, and keeps it. With `round_robin`
-a request gets the next prefill worker, and a conversation the next decode worker, which it keeps.
-Who has no room is passed over. `streams/core/placement/placer.py` asks only where such a policy
-places; every turn is then remote, and no deadline is looked at.
+ids, the second with the second. A session gets the next pair, and keeps it. With `round_robin` a
+request gets the next prefill worker, and a session the next decode worker, which it keeps. Workers
+without credit are skipped. `streams/core/placement/placer.py` calls this only for these policies;
+every turn is then remote, and deadlines do not count.
 """
 
 from schemas.records import MemberState, Role
@@ -15,17 +15,17 @@ Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
 
 
 class WorkerRotation:
-    """Remembers per role who was the last to be given something; so it is bounded.
+    """The order of the workers' turns; stores only the last worker of each role.
 
-    `home` is the living worker that holds the conversation's KV, if there is one.
+    `home` is the living worker that has the session's KV, if there is one.
     """
 
     def __init__(self) -> None:
         self._last: dict[Role, str] = {}
 
     def pair(self, fleet: Fleet, home: Worker | None, now_ms: int, *, fixed: bool) -> Pair:
-        """For a request now, of the fixed pairs or of any two: no prefill worker while it has to
-        wait, no decode worker while only that one has no room."""
+        """Return the next pair for a request: one of the fixed pairs, or any two workers. Without a
+        prefill worker the request has to wait; without a decode worker prefill can begin."""
         pairs = _pairs(fleet, now_ms) if fixed else []
         if not pairs:
             prefill = self._next(Role.PREFILL, _open(fleet, Role.PREFILL, now_ms))
@@ -42,7 +42,7 @@ class WorkerRotation:
     def next_worker(
         self, fleet: Fleet, home: Worker | None, now_ms: int, role: Role
     ) -> Worker | None:
-        """The conversation's own decode worker or replica, else the next one that has room."""
+        """Return the session's decode worker or replica, or else the next one with credit."""
         if home is not None and home.role is role and home.free:
             return home
         return self._next(role, _open(fleet, role, now_ms))
@@ -57,8 +57,8 @@ class WorkerRotation:
         prefill: Life,
         decode: Life,
     ) -> Worker | None:
-        """Who decodes what that prefill worker has computed, and for whom it was placed; None
-        while it has to wait."""
+        """Return the decode worker for a prompt that `prefill` has computed and that was placed for
+        `decode`; None while it has to wait."""
         if fixed:
             partners = {first.life: second for first, second in _pairs(fleet, now_ms)}
             partner = partners.get(prefill)
@@ -69,14 +69,14 @@ class WorkerRotation:
         return meant or self.next_worker(fleet, home, now_ms, Role.DECODE)
 
     def record_turn(self, home: Worker | None, *workers: Worker | None) -> None:
-        """These have the request: whoever comes next gets the next ones. Later turns of a
-        conversation are nobody's turn but its prefill worker's."""
+        """Record that these workers have a request, so that the next request gets the next ones.
+        A session's home does not use up its turn."""
         for worker in workers:
             if worker is not None and worker is not home:
                 self._last[worker.role] = worker.worker_id
 
     def _next(self, role: Role, workers: list[Worker]) -> Worker | None:
-        """Of workers in order of their ids, the first behind the last."""
+        """Return the first of these workers, in order of their ids, after the last one used."""
         last = self._last.get(role, "")
         behind = (worker for worker in workers if worker.worker_id > last)
         return next(behind, workers[0] if workers else None)
@@ -88,8 +88,8 @@ def _open(fleet: Fleet, role: Role, now_ms: int) -> list[Worker]:
 
 
 def _pairs(fleet: Fleet, now_ms: int) -> list[tuple[Worker, Worker]]:
-    """Those whose both workers live. Who has said goodbye is no partner; who is only silent is, so
-    that a worker that is started again finds its own."""
+    """Return the pairs whose workers both live. A worker that has said goodbye has no partner; a
+    silent one keeps its partner, so that it finds the same one after a restart."""
     pools = (fleet.pools[role].workers for role in (Role.PREFILL, Role.DECODE))
     prefills, decodes = (
         [worker for worker in workers if worker.member.state is not MemberState.GONE]

@@ -1,10 +1,10 @@
-"""Which worker of a pool: the one with the least estimated time before and for this request.
+"""Selects a worker of a pool: the one with the least estimated time before and for this request.
 
-Work that this router has dispatched counts at once, so that a fresh worker does not draw a herd
-between two heartbeats; a worker of unknown pace has its pool's. Of equal workers the one gets a
-request that was given none for longest, so that sessions, and what caches hold, spread over idle
-ones. All times are estimates in ms; `streams/core/placement/placer.py` makes a `View` per
-placement.
+Work that this router has dispatched counts at once, so that requests do not all go to one new
+worker between two heartbeats; a worker of unknown pace has its pool's. Of equal workers, the one
+whose last dispatch was longest ago gets the request, so that sessions and cached prefixes spread
+over idle workers. All times are estimates in ms; `streams/core/placement/placer.py` makes a `View`
+per placement.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
 _ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
 _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
-_TIE_MS = 1e-9  # per request: so little decides between equals only
-MARGIN = 1.3  # of an answer's expected time: most take no longer
-_TRIES_MAX = 4  # workers of which it is asked what would miss its deadline there
-REPORTED_AFTER_MS = 1_000  # by then a worker has told what it holds of an answer
+_TIE_MS = 1e-9  # per request: too little to decide between workers that are not equal
+MARGIN = 1.3  # times an answer's expected time: most answers take no longer
+_TRIES_MAX = 4  # workers for which missed deadlines are computed
+REPORTED_AFTER_MS = 1_000  # by then a worker has reported an answer's cached blocks
 
 
 class View:
@@ -47,15 +47,15 @@ class View:
         self._levels: Levels | None = None
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
-        self.home: Worker | None = None  # the living worker that holds the session's KV
+        self.home: Worker | None = None  # the living worker that has the session's KV
         self.away_reason = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
-        self._has_reported = False  # whether home has told all that it holds
+        self._has_reported = False  # whether the index has all blocks of `home`
         if case.session is not None:
             self._find_home(case.session)
 
     @cached_property
     def load(self) -> float:
-        """Of the fleet; see `load` below."""
+        """Return the fleet's load; see the function `load` below."""
         return load(self.fleet, self.now_ms)
 
     def _find_home(self, session: Session) -> None:
@@ -71,24 +71,24 @@ class View:
                 return
 
     def _history_tokens(self, home: Worker) -> int:
-        """Leading prompt tokens that home held after the session's last turn: whole blocks, and the
-        last token of an answer was never computed."""
+        """Return the leading prompt tokens that `home` had after the session's last turn: whole
+        blocks, without the answer's last token, whose KV was never computed."""
         assert self.case.session is not None
         block_size = 1 if home.capability is None else home.capability.block_size
         tokens = min(self.case.session.context_tokens, self.case.prompt_tokens)
         return max(0, tokens - 1) // block_size * block_size
 
     def home_takes(self, role: Role) -> bool:
-        """Whether the session's worker has this role and takes one more request."""
+        """Return whether the session's worker has this role and takes one more request."""
         home = self.home
         return home is not None and home.role is role and home.free > 0
 
     def why_away(self, role: Role) -> Reason:
-        """Why a worker of that role has the request, that does not hold its session's KV."""
+        """Return why a worker of that role without the session's KV gets the request."""
         return Reason.DEADLINE_NEAR if self.home_takes(role) else self.away_reason
 
     def cached_tokens(self, worker: Worker | None) -> int:
-        """Leading prompt tokens that one worker is thought to hold."""
+        """Return the leading prompt tokens that one worker should have cached."""
         if worker is None:
             return 0
         held_tokens = self._held_at.get(worker)
@@ -108,8 +108,8 @@ class View:
         return self._levels
 
     def _chain(self, block_size: int) -> Sequence[int]:
-        """Hashes of the prompt, as far as somebody may hold it. What the session's worker holds of
-        its history is known anyway: there, only another worker is a reason to hash on."""
+        """Return hashes of the prompt, as far as a worker may have it cached. The history on the
+        session's worker is known without hashes: there, only other workers need more of them."""
         case, home_slot, history_tokens = self.case, NO_SLOT, 0
         if self.home is not None and case.session is not None and not self._has_reported:
             home_slot = self._prefixes.slot(self.home.life)
@@ -122,15 +122,15 @@ class View:
         return case.chain(block_size, is_held)
 
     def uncached_tokens(self, worker: Worker | None) -> int:
-        """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
+        """Return the prompt tokens that one worker should lack, whose KV would be moved there."""
         return self.case.prompt_tokens - self.cached_tokens(worker)
 
     def to_compute_at(self, worker: Worker) -> int:
-        """As `to_compute`, for one worker."""
+        """Return the prompt tokens that one worker would compute, as `to_compute`."""
         return max(1, self.case.prompt_tokens - self.cached_tokens(worker))
 
     def to_compute(self, role: Role) -> Numbers:
-        """Per row: prompt tokens to compute; engines compute at least the last one."""
+        """Return the prompt tokens that each row would compute: at least one, as in engines."""
         pool, prompt_tokens, home = self.fleet.pools[role], self.case.prompt_tokens, self.home
         missing_tokens = np.empty(len(pool.workers))
         missing_tokens.fill(max(1, prompt_tokens))
@@ -142,17 +142,17 @@ class View:
         return missing_tokens
 
     def _warm_in(self, role: Role) -> Worker | None:
-        """The listed worker that was told to compute the prompt's beginning."""
+        """Return the listed worker that was ordered to prefill the prompt's beginning, if any."""
         warm = self.case.warm
         worker = None if warm is None else self.fleet.worker(warm.life[0], role)
         return worker if worker is not None and worker.row != NOT_LISTED else None
 
     def open(self, role: Role) -> Flags:
-        """Which rows of a pool take the request."""
+        """Return which rows of a pool take the request."""
         return self.fleet.pools[role].open(self.now_ms)
 
     def prefill_ms(self) -> Numbers:
-        """Per row of the prefill pool: time until the prompt would be computed there."""
+        """Return the time until each row of the prefill pool would have computed the prompt."""
         if self._prefill_ms is None:
             pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
             own_ms = speeds.prefill_ms(self.to_compute(Role.PREFILL), self.case.prompt_tokens)
@@ -162,7 +162,7 @@ class View:
         return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:
-        """Per row of a decode or replica pool: likewise."""
+        """Return the time until each row of a decode or replica pool would have computed it."""
         pool, speeds = self.fleet.pools[role], self._speeds
         own_ms = speeds.append_ms(self.to_compute(role), self.case.prompt_tokens)
         others_ms = pool.others_tokens * speeds.append_ms_per_token
@@ -170,7 +170,7 @@ class View:
         return pool.waiting_ms(self.now_ms) + took_ms
 
     def append_at_ms(self, worker: Worker) -> float:
-        """The same for one worker."""
+        """Return the time as in `append_ms`, for one worker."""
         speeds = self._speeds
         own_ms = speeds.append_ms(float(self.to_compute_at(worker)), self.case.prompt_tokens)
         others_ms = worker.others_tokens * speeds.append_ms_per_token
@@ -178,16 +178,16 @@ class View:
         return worker.waiting_ms(self.now_ms) + took_ms
 
     def _sharing_ms(self, pool: WorkerPool) -> Numbers:
-        """Per row: what the requests that run there add to the time of the whole answer."""
+        """Return the time that the requests on each row add to the whole answer."""
         speeds = self._speeds
         token_ms = (
             pool.requests * speeds.sharing_ms + pool.batch_tokens * speeds.context_ms_per_token
         )
-        ends_ms = (speeds.step_ms + token_ms) * speeds.answer_tokens  # of an answer there
+        ends_ms = (speeds.step_ms + token_ms) * speeds.answer_tokens  # one answer's time there
         return token_ms * pool.pace * self.case.max_tokens + self._full_share(pool) * ends_ms
 
     def _full_share(self, pool: WorkerPool) -> Numbers:
-        """Per row: the share of its requests that have to end before it has room for this one."""
+        """Return the share of each row's requests that must end before this one's KV fits."""
         tokens = pool.batch_tokens + (self.case.prompt_tokens + self.case.max_tokens)
         over_tokens = np.maximum(tokens - pool.capacity_tokens, 0.0)
         share: Numbers = over_tokens / np.maximum(pool.batch_tokens, 1.0)
@@ -199,31 +199,30 @@ class View:
 
     @cached_property
     def pair(self) -> tuple[Worker | None, Worker | None]:
-        """Of a remote placement: where prefill ends soonest, and where the answer then goes on."""
+        """Return the workers of a remote placement; prefill goes where it ends soonest."""
         prefill = self.prefill(self.open(Role.PREFILL))
         decode = None if prefill is None else self.decode(self.remote_first_ms(prefill))
         return prefill, decode
 
     def remote_first_ms(self, prefill: Worker) -> float:
-        """Time to the first token of a request whose prompt that worker computes."""
+        """Return the time to the first token if that prefill worker computes the prompt."""
         return float(self.prefill_ms()[prefill.row]) + self._estimates.hop_ms
 
     def missed_local(self, worker: Worker) -> float:
-        """How many deadlines it costs, as is to be expected, that the worker computes prompt and
-        answer."""
+        """Return the expected missed deadlines if the worker computes prompt and answer."""
         first_ms, tokens = self.append_at_ms(worker), self.to_compute_at(worker)
         return self._missed(worker, first_ms, tokens)
 
     def missed_remote(self, decode: Worker, first_ms: float) -> float:
-        """Likewise where it only decodes, from a first token on that comes after so long."""
+        """Return the same if it only decodes, from a first token that comes after `first_ms`."""
         return self._missed(decode, first_ms, 0)
 
     def _missed(self, worker: Worker, first_ms: float, append_tokens: int) -> float:
-        """How many answers, of those that the worker holds and this one, whose first token comes
-        after so long, and of whose prompt the worker has to compute so much beside its batch.
+        """Return the expected number of missed deadlines, of this answer and the worker's others.
 
-        What another answer would miss without the request does not count. Prompts that wait there
-        already delay it as well.
+        The first token comes after `first_ms`; the worker computes `append_tokens` of the prompt
+        beside its batch. Deadlines that other answers would miss without this request do not count.
+        Prompts that already wait there delay other answers too.
         """
         estimates, case, now_ms = self._estimates, self.case, self.now_ms
         token_ms = estimates.token_ms(worker, now_ms)
@@ -238,8 +237,8 @@ class View:
         return float(own_risk + other_risks.sum())
 
     def _remaining_work(self, worker: Worker, token_ms: float) -> tuple[Numbers, Numbers]:
-        """Per answer of a worker: how many tokens are still to come, and the ms for that. Of one
-        under way the router knows when it was expected to begin and how fast the worker is."""
+        """Return the remaining tokens of each answer of a worker, and the ms until its deadline.
+        Tokens generated so far are estimated from the expected start and the worker's speed."""
         answers = worker.answers
         said_tokens = np.maximum(self.now_ms - answers.begins_ms, 0.0) / max(token_ms, 1e-3)
         left_tokens = self._estimates.answer_share * answers.max_tokens - said_tokens
@@ -247,8 +246,8 @@ class View:
         return np.maximum(left_tokens, 0.0), left_ms
 
     def decode(self, first_ms: float) -> Worker | None:
-        """The session's worker if it takes the request, else where decode loses least; another one
-        where fewer deadlines are missed. The first token comes after so long."""
+        """Return the session's worker if it takes the request, else the decode worker of least
+        cost, or one with fewer missed deadlines. The first token comes after `first_ms`."""
         first = self.home if self.home_takes(Role.DECODE) else None
         if first is not None and not self.missed_remote(first, first_ms):
             return first
@@ -261,15 +260,15 @@ class View:
         )
 
     def appender(self) -> Worker | None:
-        """The decode worker where the answer would end soonest, should it compute the prompt."""
+        """Return the decode worker where the answer would end soonest if it computes the prompt."""
         return self._alone(Role.DECODE)
 
     def replica(self) -> Worker | None:
-        """The session's replica if it takes the request, else where the answer ends soonest."""
+        """Return the session's replica if it takes the request, else the one that ends soonest."""
         return self._alone(Role.REPLICA, self.home if self.home_takes(Role.REPLICA) else None)
 
     def _alone(self, role: Role, first: Worker | None = None) -> Worker | None:
-        """Where the answer ends soonest if one worker computes prompt and answer."""
+        """Return the worker where the answer ends soonest if it computes prompt and answer."""
         if first is not None and not self.missed_local(first):
             return first
         pool = self.fleet.pools[role]
@@ -278,8 +277,8 @@ class View:
 
 
 def _late(need_ms: Amount, left_ms: Amount) -> Amount:
-    """How probable it is that what takes so long, as far as is known, is not done in time: 0 where
-    the margin is there, 1 where not even that time is."""
+    """Return the probability that work of `need_ms` is not done within `left_ms`: 0 if `left_ms` is
+    at least MARGIN * `need_ms`, 1 if it is below `need_ms`."""
     over_ms = MARGIN * need_ms - left_ms
     share: Amount = np.minimum(np.maximum(over_ms / ((MARGIN - 1) * need_ms + 1e-3), 0.0), 1.0)
     return share
@@ -303,8 +302,8 @@ def _timeliest(
     first: Worker | None,
     missed: Callable[[Worker], float],
 ) -> Worker | None:
-    """The first one, or the worker that costs least; where deadlines are missed there, the one of
-    the next few where the fewest are."""
+    """Return `first`, or else the worker of least cost. If deadlines are missed there, return the
+    one of the next cheapest workers that misses the fewest."""
     worker = best = first or pick_cheapest(pool, cost_ms, among)
     if worker is None or not (fewest := missed(worker)):
         return worker
@@ -320,9 +319,9 @@ def _timeliest(
 
 
 def load(fleet: Fleet, now_ms: int) -> float:
-    """Requests under way per living prefill or decode worker, or per replica where there is none.
+    """Return the active requests per living prefill or decode worker, or per replica without those.
 
-    The one measure of load, of plans and of what is looked up in them.
+    The measure of load in plans, and for look-ups in them.
     """
     for roles in _ROLES_OF_LOAD:
         requests, workers = 0.0, 0
@@ -342,8 +341,8 @@ def candidates(
     limit: int,
     now_ms: int,
 ) -> tuple[Candidate, ...]:
-    """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
-    others that live, `limit` in all."""
+    """Return the candidates of a decision, at most `limit`: the chosen workers, with their cached
+    tokens of the prompt, then other living workers."""
     picks = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
     for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
         if len(picks) >= limit:

@@ -1,8 +1,8 @@
-"""What a request wishes of its placement, and what is said where that cannot be met.
+"""The wishes of a request for its placement, and how decisions report those that were not met.
 
-A request may name a policy and an orchestration, else the deployment's settings hold. A wish never
-makes anybody wait: what cannot be met now is placed by the deployment's settings, and the decision
-names the wish and why it is unmet.
+A request may name a policy and an orchestration; the deployment's settings are the defaults. A
+request never waits for its wish: if the wish cannot be met now, the deployment's settings place it,
+and the decision names the wish and why it is unmet. `streams/core/placement/placer.py` calls this.
 """
 
 from collections.abc import Container
@@ -14,7 +14,7 @@ from streams.core.placement.orchestration import OrchestrationChoice
 
 
 def orchestration(settings: RouterSettings, request: Request) -> str:
-    """The request's wish, where it is one, else the deployment's."""
+    """Return the orchestration that the request wishes, or else the deployment's."""
     return (
         request.orchestration if request.orchestration in ORCHESTRATIONS else settings.orchestration
     )
@@ -29,7 +29,7 @@ def unmet_wishes(
     mode: Mode,
     way: OrchestrationChoice,
 ) -> UnmetWishes:
-    """Compare a placement with its wishes; `policies` are those the router has."""
+    """Compare a placement with its wishes; `policies` are the names that the router has."""
     wished_policy, wished_orchestration, unmet = "", "", Unmet.NONE
     if request.policy and request.policy != policy:
         wished_policy = request.policy

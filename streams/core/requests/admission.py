@@ -1,19 +1,20 @@
-"""Admission: which waiting request is next, and which is shed when the queue is full.
+"""Admission: chooses which waiting request is next, and which to shed when the queue is full.
 
-Theory of operation. Of the best class that waits, the tenant is next that has been served least;
-of its requests, the one with the least slack. What a tenant was served is counted in tokens, those
-of answers twice (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). A tenant that
-begins to wait counts as served as much as the one that was served last, so that nobody saves up.
+Theory of operation. The next request belongs to the best class with waiting requests, in it to the
+tenant with the least service, and has the least slack of that tenant's. Service is counted in
+tokens; tokens of answers count twice (Sheng et al., Fairness in Serving Large Language Models, OSDI
+2024). A tenant that begins to wait gets at least the count of the tenant that was served last, so
+that no tenant saves up service.
 
-Slack is deadline minus now minus estimated work, so among waiting requests its order never changes:
+Slack is deadline minus now minus estimated work, so its order among waiting requests never changes:
 `deadline_ms - work_ms` is a fixed key, and a tenant's requests of a class are a heap. Ageing moves
-a request to the next better class once per `ageing_ms`; another heap holds when. A queue is a pair
-of heaps, one to serve from its front and one to shed from its back: of the worst class, where the
-tenant's queue is that holds most tokens. Requests that leave are marked and skipped when they
-surface; when there are more marks than requests, all heaps are rebuilt. Every operation is
-O(log n), amortised, but for shedding, which looks at each tenant of a class.
+a request to the next better class once per `ageing_ms`; another heap orders these times. A queue is
+a pair of heaps: `front` to serve from, `back` to shed from. Shedding takes from the worst class, in
+it from the tenant with the most tokens. Requests that leave are marked and skipped when they reach
+the top; when marks far outnumber requests, all heaps are rebuilt. Every operation is amortised
+O(log n), except shedding, which looks at each tenant of a class.
 
-Knows nothing of workers, credits or records; `streams/core/router.py` calls it.
+Knows nothing of workers, credits or records; the handlers and `streams/core/router.py` call it.
 """
 
 from collections.abc import Iterator
@@ -23,23 +24,23 @@ from heapq import heapify, heappop, heappush, heapreplace
 from schemas.records import Priority
 
 CLASSES = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BATCH: 2}
-ANSWER_WEIGHT = 2  # of a token of an answer, over one of a prompt
+ANSWER_WEIGHT = 2  # weight of an answer's token; a prompt's has 1
 _MARKS_MIN = 64
-_TENANTS_MAX = 10_000  # remembered though nothing of them waits
+_TENANTS_MAX = 10_000  # beyond one for each waiting request
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """Who waits, and what it was served, in tokens."""
+    """A tenant, with its service in weighted tokens."""
 
     tenant: str
     served: int
-    waiting: int = 0  # requests
+    waiting: int = 0  # its requests in the queue
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """One waiting request; `level` is its class by now, 0 the best."""
+    """One waiting request; `level` is its current class, 0 the best."""
 
     request_id: str
     owner: _Tenant
@@ -49,7 +50,7 @@ class QueuedRequest:
     tokens: int
     deadline_ms: int
     rises_ms: int
-    queue: "_Queue | None" = None  # where it waits; none once it is gone
+    queue: "_Queue | None" = None  # where it waits; None after it left
 
 
 _Heap = list[tuple[int, int, QueuedRequest]]
@@ -57,7 +58,7 @@ _Heap = list[tuple[int, int, QueuedRequest]]
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """One tenant's requests of one class: the same in two heaps."""
+    """One tenant's requests of one class, in two heaps with opposite orders."""
 
     owner: _Tenant
     tokens: int = 0
@@ -71,7 +72,7 @@ class _Queue:
         heappush(self.back, (-item.key_ms, -item.seq, item))
 
     def first(self, heap: _Heap) -> QueuedRequest | None:
-        """The first in one of the two that still waits here."""
+        """Return the first request of one of the heaps that still waits here, if any."""
         while heap and heap[0][2].queue is not self:
             heappop(heap)
         return heap[0][2] if heap else None
@@ -84,11 +85,11 @@ class _Queue:
 
 
 class _Class:
-    """One priority class: a queue per tenant, and whose turn it is."""
+    """One priority class: a queue per tenant, and the order of the tenants."""
 
     def __init__(self) -> None:
         self.queues: dict[str, _Queue] = {}
-        # What a tenant had been served when it was put in, at most what it has by now.
+        # (service when pushed, seq, queue); the service is at most the tenant's current one.
         self._turns: list[tuple[int, int, _Queue]] = []
 
     def push(self, item: QueuedRequest) -> None:
@@ -100,7 +101,7 @@ class _Class:
         queue.push(item)
 
     def next(self) -> QueuedRequest | None:
-        """Of the tenant that was served least; of equals, of the one that has waited longer."""
+        """Return the next request of the tenant with the least service; on ties the older one."""
         turns = self._turns
         while turns:
             served, seq, queue = turns[0]
@@ -115,13 +116,13 @@ class _Class:
         return None
 
     def worst(self) -> QueuedRequest | None:
-        """Of the tenant whose requests are the most tokens, of equals of the last to come."""
+        """Return the worst request of the tenant with the most tokens; on ties the latest one's."""
         queues = [queue for queue in reversed(self.queues.values()) if queue.first(queue.back)]
         largest = max(queues, key=lambda queue: queue.tokens, default=None)
         return None if largest is None else largest.first(largest.back)
 
     def compact(self) -> None:
-        """Rebuild what has marks, without queues in which nobody waits."""
+        """Rebuild the heaps without marks, and drop empty queues."""
         for queue in self.queues.values():
             queue.compact()
         self._turns = [turn for turn in self._turns if turn[2].front]
@@ -139,7 +140,7 @@ class Admission:
         self.tokens = 0
         self._items: dict[str, QueuedRequest] = {}
         self._tenants: dict[str, _Tenant] = {}
-        self._served = 0  # what the tenant had been served that was served last
+        self._served = 0  # service of the tenant that was served last, before that
         self._classes = [_Class() for _ in CLASSES]
         self._deadlines: _Heap = []
         self._rises: _Heap = []
@@ -167,9 +168,9 @@ class Admission:
         since_ms: int,
         now_ms: int,
     ) -> list[str]:
-        """Take a request that has waited since `since_ms`; returns who is shed for it, worst first.
+        """Queue a request that has waited since `since_ms`; return the shed ids, worst first.
 
-        The arriving request is among them when it is the worst. The last one is never shed, so
+        The arriving request may be among them. The last request in the queue is never shed, so
         that no single request is too large for an empty queue.
         """
         assert request_id not in self._items
@@ -188,7 +189,7 @@ class Admission:
         return self._shed()
 
     def head(self, now_ms: int) -> str | None:
-        """The request to serve next; it stays until `serve` or `remove`."""
+        """Return the request to serve next, if any; it stays until `serve` or `remove`."""
         if not self._items:
             return None
         self._age(now_ms)
@@ -198,23 +199,23 @@ class Admission:
         raise AssertionError("somebody waits, and is in no queue")
 
     def slack_ms(self, now_ms: int) -> int:
-        """The least time that is left beyond the work; 0 where nobody waits, or it is too late."""
+        """Return the least slack of all waiting requests, in ms; 0 if none waits or it is late."""
         keys_ms = (item.key_ms for item in self._items.values())
         return max(0, min(keys_ms, default=now_ms) - now_ms)
 
     def serve(self, request_id: str) -> None:
-        """Take a request out that has been placed: its tenant was served its prompt."""
+        """Remove a request that was placed, and count its prompt as its tenant's service."""
         item = self._items[request_id]
         self._served = max(self._served, item.owner.served)
         item.owner.served += item.tokens
         self.remove(request_id)
 
     def count_answer(self, tenant: str, tokens: int) -> None:
-        """A tenant was served so many tokens of an answer."""
+        """Count an answer's tokens as its tenant's service."""
         self._owner(tenant).served += ANSWER_WEIGHT * tokens
 
     def remove(self, request_id: str) -> bool:
-        """Take a request out that was cancelled or has ended; whether it was there."""
+        """Remove a request that was cancelled or has ended; return whether it was queued."""
         item = self._items.pop(request_id, None)
         if item is None or item.queue is None:
             return False
@@ -230,7 +231,7 @@ class Admission:
         return True
 
     def expire(self, now_ms: int) -> list[str]:
-        """Take out and return those whose deadline has passed, earliest deadline first."""
+        """Remove and return the ids whose deadlines have passed, earliest deadline first."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             item = heappop(self._deadlines)[2]
@@ -240,7 +241,7 @@ class Admission:
         return expired
 
     def _owner(self, tenant: str) -> _Tenant:
-        """Of one of whom nothing waits it counts only what is more than others were served."""
+        """Return a tenant; if it begins to wait, raise its service to the last served one's."""
         owner = self._tenants.get(tenant)
         if owner is None:
             if len(self._tenants) >= _TENANTS_MAX + len(self._items):
@@ -251,13 +252,13 @@ class Admission:
         return owner
 
     def _rise(self, item: QueuedRequest, now_ms: int) -> None:
-        """To the class that the whole wait has earned, however late the call comes."""
+        """Move to the class that the whole wait has earned, however late the call is."""
         while item.level and item.rises_ms <= now_ms:
             item.level -= 1
             item.rises_ms += self.ageing_ms
 
     def _enter(self, item: QueuedRequest, now_ms: int) -> None:
-        """File under the class that is due."""
+        """Put a request into the queue of its current class."""
         if item.queue is not None:
             item.queue.tokens -= item.tokens
         self._rise(item, now_ms)
@@ -283,7 +284,7 @@ class Admission:
         return shed
 
     def _clear(self) -> None:
-        """Nobody waits, so that all heaps hold nothing but marks."""
+        """Clear all heaps when no request waits, because they have only marks."""
         self._marks = 0
         self._deadlines.clear()
         self._rises.clear()

@@ -1,20 +1,19 @@
-"""What is put into a prompt: passages that were found for a request, and those of earlier turns.
+"""Builds prompts with passages: those retrieved for a request, and those of earlier turns.
 
-Theory of operation. Tokens are put in before places of the plain prompt, so a prompt is its plain
-tokens and a list of `Insert`s. Those of this request are `lead`, the passages with `joint` between
-them and `trail` before `at`, and `tail` before `tail_at`. Passages are taken whole, the best first,
-as far as `tokens_max` goes; what does not fit, or has no tokens, or one that is `reserved` to
-templates, is left out. Without any passage nothing is put in. Those of earlier turns stand where
-they stood, so that a session's prompts stay
-beginnings of each other, which is what prefix caches are for. They are taken from the first on, as
-far as `room_tokens` goes with all that is put in. A gateway names both so that prompt and answer
-fit the model. What quotes a document that has changed since, or of which nobody could be asked, is
-left out, for the rest of the session.
+Theory of operation. Tokens are inserted before positions of the plain prompt, so a prompt is its
+plain tokens and a list of `Insert`s. The inserts of this request are `lead`, the passages with
+`joint` between them and `trail` before `at`, and `tail` before `tail_at`. Passages are taken whole,
+the best first, up to `tokens_max`. A passage is left out if it does not fit, has no tokens, or has
+one that is `reserved` for templates. Without passages there are no inserts. Inserts of earlier
+turns keep their positions, so that each prompt of a session begins with the last one, which prefix
+caches need. They are taken from the first on, up to `room_tokens` for all inserts together. The
+gateway chooses both limits so that prompt and answer fit the model. An insert that quotes a changed
+document, or a document whose state is unknown, is left out for the rest of the session.
 
-`SessionHistories` remembers what stands in a session's last prompt, with a digest of the plain one.
+`SessionHistories` stores the inserts of a session's last prompt, with a digest of the plain one.
 A later turn of the same tenant that begins with the same plain tokens gets the same inserts. Its
 router writes them into the `Retrieved`, with the documents that changed, so a prompt follows from
-two records, `Request` and `Retrieved`, and is the same after a takeover. The memory is bounded, and
+two records, `Request` and `Retrieved`, and is the same after a takeover. The table is bounded, and
 lost with its router; that costs a cache hit.
 
 Pure; `streams/core/handlers/retrievals.py` and `streams/core/requests/recovery.py` use it.
@@ -39,23 +38,23 @@ from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX, QUOTED_MAX
 from schemas.rules.tokens import is_insertable, token_count
 
 _TOKEN_BYTES = 4
-_ENTRY_BYTES = 512  # of a remembered session, beside its tokens
+_ENTRY_BYTES = 512  # overhead of a session, besides its tokens
 _DIGEST_BYTES = 16
-_QUOTED_BYTES = 16  # of a quoted document, beside its names
+_QUOTED_BYTES = 16  # overhead of a quoted document, besides its names
 
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """A request with its whole prompt, what was put in, and what its reader is told of it."""
+    """A request with its whole prompt, the inserts, and the notice for its reader."""
 
     request: Request
-    inserts: tuple[Insert, ...]  # those of earlier turns, then its own
+    inserts: tuple[Insert, ...]  # of earlier turns, then of this request
     own_inserts: tuple[Insert, ...]
     notice: StreamRetrieved
 
 
 def with_context(request: Request, retrieved: Retrieved) -> PromptContext:
-    """The request's prompt with what was found for it."""
+    """Return the request with the retrieved passages in its prompt."""
     retrieval = request.retrieval
     assert retrieval is not None, f"{request.request_id}: nothing was to be found"
     candidates = () if retrieved.error is not None else retrieved.passages
@@ -82,7 +81,8 @@ def with_context(request: Request, retrieved: Retrieved) -> PromptContext:
 
 
 def beginning(request: Request, history: Sequence[Insert]) -> bytes:
-    """What the prompt will begin with whatever is found, if the quoted documents say the same."""
+    """Return the tokens with which the prompt will begin, whatever the search finds, if the quoted
+    documents have not changed."""
     retrieval = request.retrieval
     assert retrieval is not None, f"{request.request_id}: nothing is to be found"
     around = (retrieval.lead, retrieval.trail, retrieval.tail)
@@ -93,8 +93,9 @@ def beginning(request: Request, history: Sequence[Insert]) -> bytes:
 
 
 def _choose(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[list[Passage], int]:
-    """The best that fit, and how many as good ones did not; for what stands around them there is
-    room besides.
+    """Return the best passages that fit, and how many were skipped until there were enough.
+
+    `tokens_max` does not count `lead`, `joint`, `trail` and `tail`.
     """
     left_tokens, left_out = retrieval.tokens_max, 0
     chosen: list[Passage] = []
@@ -117,19 +118,19 @@ def _own_inserts(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Ins
     quoted = tuple({Quoted(document_id=p.document_id, content=p.content): None for p in passages})
     tokens = retrieval.lead + between + retrieval.trail
     inserts = [Insert(at=retrieval.at, tokens=tokens, quoted=quoted)]
-    if retrieval.tail:  # which says what to do with them
+    if retrieval.tail:  # instructions on how to use the passages
         inserts.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail, quoted=quoted))
     return tuple(inserts)
 
 
 def quoted_in(inserts: Sequence[Insert]) -> tuple[Quoted, ...]:
-    """The documents of these, each as it was quoted, once."""
+    """Return the documents that the inserts quote, each quoted version once."""
     return tuple({quoted: None for insert in inserts for quoted in insert.quoted})
 
 
 def _still_valid(retrieved: Retrieved) -> Sequence[Insert]:
-    """What earlier turns had put in, but for what quotes documents that are other now; where the
-    search failed, nobody knows which."""
+    """Return the inserts of earlier turns without those that quote changed documents. If the search
+    failed, the changes are unknown, and all inserts with quotes are left out."""
     changed_ids, knows = frozenset(retrieved.changed), retrieved.error is None
     return [
         insert
@@ -140,7 +141,7 @@ def _still_valid(retrieved: Retrieved) -> Sequence[Insert]:
 
 
 def _fit(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
-    """Return the inserts, from the first on, that there is room for."""
+    """Return the inserts, from the first on, that fit into `room_tokens`."""
     inserts: list[Insert] = []
     for insert in history:
         room_tokens -= token_count(insert.tokens)
@@ -165,7 +166,7 @@ def _insert(plain: bytes, inserts: Sequence[Insert]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SessionHistory:
-    """What stands in a session's last prompt, and a digest of the plain one."""
+    """The inserts of a session's last prompt, and a digest of the plain prompt."""
 
     partition: int
     plain_bytes: int
@@ -174,11 +175,11 @@ class SessionHistory:
     cost_bytes: int
 
 
-_Key = tuple[str, str]  # tenant and session: what one tenant may see, another may not
+_Key = tuple[str, str]  # tenant and session: tenants never see each other's passages
 
 
 class SessionHistories:
-    """What stands in the last prompts of sessions, the least recently used first out."""
+    """The inserts of sessions' last prompts; evicts the oldest prompt first."""
 
     def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
         self._sessions_max, self._bytes_max = sessions_max, bytes_max
@@ -190,12 +191,11 @@ class SessionHistories:
 
     @property
     def by_session(self) -> Mapping[_Key, SessionHistory]:
-        """Return all remembered histories by tenant and session."""
+        """Return all stored histories by tenant and session."""
         return self._histories
 
     def inserts_of(self, request: Request) -> tuple[Insert, ...]:
-        """What earlier turns had put into the request's plain prompt; nothing where its history is
-        not theirs."""
+        """Return the inserts of earlier turns, if the plain prompt begins with theirs."""
         history, retrieval = self._histories.get(_key(request)), request.retrieval
         if history is None or retrieval is None:
             return ()
@@ -205,7 +205,7 @@ class SessionHistories:
         return history.inserts if same else ()
 
     def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
-        """What stands in a session's prompt now; `request` has the plain one."""
+        """Store the inserts of a session's current prompt; `request` has the plain prompt."""
         self._forget(_key(request))
         insert_bytes = sum(_bytes_of(insert) for insert in inserts)
         cost_bytes = _ENTRY_BYTES + insert_bytes
@@ -221,7 +221,7 @@ class SessionHistories:
             self._forget(next(iter(self._histories)))
 
     def drop(self, partition: int) -> None:
-        """Another router owns these sessions now."""
+        """Drop a partition's histories, because another router owns its sessions now."""
         for key in [
             key for key, history in self._histories.items() if history.partition == partition
         ]:
@@ -234,7 +234,7 @@ class SessionHistories:
 
 
 def _bytes_of(insert: Insert) -> int:
-    """Twice the names of its documents: those that changed are named once more."""
+    """Return an insert's size; names count twice, as changed documents are named once more."""
     names = sum(
         2 * len(quoted.document_id.encode()) + len(quoted.content) + _QUOTED_BYTES
         for quoted in insert.quoted
@@ -247,5 +247,5 @@ def _key(request: Request) -> _Key:
 
 
 def digest_of(plain: bytes) -> bytes:
-    """By which what a session said before is known again."""
+    """Return the digest by which a plain prompt's beginning is recognised."""
     return blake2b(plain, digest_size=_DIGEST_BYTES).digest()

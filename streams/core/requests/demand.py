@@ -1,8 +1,8 @@
-"""What the requests of the last seconds ask of workers: how many come, what each of them takes.
+"""Measures the demand of the last seconds: the rate of requests, and the work of each.
 
-Averages that forget: what lies `MEMORY_MS` back counts for a third. No request is decided by them:
-`streams/core/handlers/backlog.py` tells them to the fleet, and `infra/scaling` says from that how
-many workers are wanted.
+Averages decay: an event `MEMORY_MS` ago counts for a third (1/e). They decide nothing about
+requests: `streams/core/handlers/backlog.py` reports them to the fleet, and `infra/scaling` computes
+from them how many workers are needed.
 """
 
 from math import exp
@@ -28,13 +28,13 @@ class DecayingSums:
         self._sums = {name: decay * total + values[name] for name, total in self._sums.items()}
 
     def per_s(self, now_ms: int) -> float:
-        """How many came; in the first seconds, as if it had always been so."""
+        """Return events per second; the first seconds are extrapolated, as if never different."""
         counted = self._decay(now_ms) * self._sums["count"]
         covered_share = 1 - exp(-max(1_000, now_ms - self._since_ms) / MEMORY_MS)
         return counted * 1_000 / MEMORY_MS / covered_share
 
     def mean(self, name: str) -> float:
-        """Return the mean of one value; 0 where nothing was counted."""
+        """Return the mean of one value; 0 if no event was counted."""
         count = self._sums["count"]
         return self._sums[name] / count if count else 0.0
 
@@ -43,7 +43,7 @@ class DecayingSums:
 
 
 class Demand:
-    """What came to the queue, what was placed, and what was answered."""
+    """Sums of the requests that were queued, placed and answered."""
 
     def __init__(self) -> None:
         self.queued = DecayingSums("prompt_tokens")

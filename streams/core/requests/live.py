@@ -1,8 +1,8 @@
-"""Live requests: where each is, on which workers it stands, and the indexes that find them.
+"""Live requests: their states, the workers on which they stand, and indexes of them.
 
-`note` and `step` are what a worker's phase tells of an attempt, and where it takes it; the live
-path and the rebuild use the same two. Keeps indexes consistent and bounded; decides nothing else.
-Only `streams/core/handlers` and `router.py` change what is here.
+`note` stores what a worker's phase reports of an attempt, and `step` returns the state that
+follows; the live path and the rebuild use the same two. Keeps indexes consistent and bounded;
+decides nothing else. Only `streams/core/handlers` and `router.py` change live requests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,8 +37,8 @@ from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State,
 
 Key = TypeVar("Key")
 NOBODY: Life = ("", 0)
-READERS_MAX = 8  # gateways of one request; where it was resumed last counts
-_DEADLINES_SPARE = 1_024  # of ended requests, kept beside as many of live ones
+READERS_MAX = 8  # gateways of one request; the latest resumptions count
+_DEADLINES_SPARE = 1_024  # entries of ended requests, beyond twice the number of live requests
 _LAST_WORDS = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)
 _NEEDS_NO_KV = (PhaseKind.KV_RECEIVED, PhaseKind.KV_MISSED)
 _BEFORE_DECODE = (State.PREFILLING, State.HANDING_OVER)
@@ -49,7 +49,7 @@ _WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]
 
 
 class Charge(NamedTuple):
-    """A credit that a request spends on a worker, and the prompt tokens that count as its work."""
+    """A credit that a request spends on a worker, and the prompt tokens charged as its work."""
 
     life: Life
     tokens: int
@@ -57,88 +57,88 @@ class Charge(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """One request that is live."""
+    """A request that has arrived and has not ended."""
 
     request: Request
     request_id: str
     partition: int
     prompt_tokens: int
     queued_ms: int
-    readers: tuple[Gateway, ...] = ()  # without any of them it ends; none: it depends on nobody
-    taken_up: bool = False  # its client went on reading, at whichever gateway
+    readers: tuple[Gateway, ...] = ()  # it ends when all are lost; empty: it depends on no reader
+    taken_up: bool = False  # its client has resumed the answer, at any gateway
     state: State = State.QUEUED
-    sides: tuple[Side, ...] = ()  # on which it stands, the one that will end it last
+    sides: tuple[Side, ...] = ()  # on which it stands; the side that will end it is last
     attempt: int = 0
-    unheard: int = 0  # 1: the log may hold work of a first attempt, and no decision
-    handed_unheard: bool = False  # likewise work of a hand-over
-    faults: int = 0  # attempts that workers failed
-    losses: int = 0  # attempts that were lost with their workers, or for which they had no room
+    unheard: int = 0  # 1: the log may have work of a first attempt without its decision
+    handed_unheard: bool = False  # likewise for work of a hand-over
+    faults: int = 0  # attempts at which workers failed
+    losses: int = 0  # attempts that were lost with their workers, or that workers refused
     placed_ms: int = 0
     mode: Mode = Mode.NONE
     orchestration: Orchestration = Orchestration.NONE
     prefill: Life = NOBODY
     decode: Life = NOBODY
-    charges: dict[Role, Charge] = field(default_factory=dict)  # by the role of the worker
-    kv: KvHandle | None = None  # what the next dispatch needs: KV to fetch, or room to write to
-    kv_received: bool = False  # or computed where it was missed
+    charges: dict[Role, Charge] = field(default_factory=dict)  # by the worker's role
+    kv: KvHandle | None = None  # for the next dispatch: KV to fetch, or blocks to write to
+    kv_received: bool = False  # the decode worker has the KV, or computes it after a miss
     sent_tokens: int = 0
     sent_chars: int = 0
-    first_token_ms: int = 0  # on the clock of the worker that made it
-    first_heard_ms: int = 0  # when this router heard of it from prefill
+    first_token_ms: int = 0  # on the clock of the worker that sampled it
+    first_heard_ms: int = 0  # when this router read prefill's report of it
     cached_tokens: int = 0
     cancel: CancelReason | None = None
-    replaced_for: Reason | None = None  # why it is to be placed again
-    error: WireError | None = None  # how its last attempt failed
-    failed_tries: int = 0  # how often a router ended over it
+    replaced_for: Reason | None = None  # why it must be placed again
+    error: WireError | None = None  # of its last attempt
+    failed_tries: int = 0  # how many routers raised while they applied an event of it
     case: RequestCase | None = None  # what placement has computed for it
-    notice: StreamRetrieved | None = None  # what its reader is to hear of its prompt
-    passage_ids: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
-    warm: WarmedPrefix | None = None  # a hint for placement, which no rebuild knows
-    probed: tuple[ProbeResult, ...] = ()  # what searches during its answer have come to
-    retrieved_tokens: int = 0  # of its prompt
-    prior_tokens: int = 0  # how many tokens of its prompt, the last ones, are of its answer
+    notice: StreamRetrieved | None = None  # of its retrieval; not yet sent to the reader
+    passage_ids: tuple[str, ...] = ()  # of the retrieved passages in its prompt
+    warm: WarmedPrefix | None = None  # a hint for placement, which rebuilds lose
+    probed: tuple[ProbeResult, ...] = ()  # results of the searches during its answer
+    retrieved_tokens: int = 0  # tokens that its retrieval added to the prompt
+    prior_tokens: int = 0  # tokens of the answer, from earlier attempts, that end the prompt
     prior_chars: int = 0
-    progress_deadline_ms: int = 0  # so long it is waited for word of them
-    # How long workers had it, as far as they have told; by attempt, worker and what it did.
+    progress_deadline_ms: int = 0  # until then the router waits for its readers' progress
+    # Time that workers reported, in ms; by attempt, worker and kind of phase.
     worked_ms: dict[tuple[int, str, PhaseKind], int] = field(default_factory=dict)
-    is_told: bool = False  # what it has used is written already
-    read_end: StreamEnd | None = None  # which its readers have: of a void attempt, in a rebuild
+    is_told: bool = False  # its usage is in the log already
+    read_end: StreamEnd | None = None  # of a void attempt, which its readers have; set by rebuilds
 
     @property
     def next_attempt(self) -> int:
-        """The number of whatever comes next: another placement, or an end by the router."""
+        """Return the attempt number of the next placement, or of an end by the router."""
         return self.attempt + self.unheard + 1
 
     def has_given_up(self, attempt: int) -> bool:
-        """Whether that attempt is void."""
+        """Return whether that attempt is void."""
         if attempt <= self.attempt:
             return attempt < self.attempt or self.state in UNPLACED
         return False
 
     @property
     def is_paired(self) -> bool:
-        """Whether prefill and decode run as a pair."""
+        """Return whether prefill and decode run as a pair."""
         return is_paired(self.orchestration)
 
     @property
     def holders(self) -> tuple[Life, ...]:
-        """The workers with which the attempt stands and falls, the one that will end it last."""
+        """Return the workers on which the attempt stands; the one that will end it is last."""
         return tuple([self.life_on(side) for side in self.sides])
 
     def life_on(self, side: Side) -> Life:
-        """The worker that was chosen for a side."""
+        """Return the worker incarnation that was chosen for a side."""
         return self.prefill if side is Side.PREFILL else self.decode
 
     @property
     def working(self) -> dict[Role, Charge]:
-        """The charges of workers that have been sent the attempt."""
+        """Return the charges of the workers to which the attempt was sent."""
         if self.state is not State.ALLOCATING:
             return self.charges
         return {role: charge for role, charge in self.charges.items() if role is not Role.PREFILL}
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether the prefill worker keeps finished KV that nobody is known to have fetched."""
+        """Return whether the prefill worker keeps finished KV that decode may not have fetched."""
         return (
             self.orchestration is Orchestration.PREFILL_FIRST
             and self.state in (State.HANDING_OVER, State.DECODING, State.CANCELLING)
@@ -147,18 +147,18 @@ class LiveRequest:
         )
 
     def heeds(self, cancellation: Cancellation) -> bool:
-        """Whether it gives the request up."""
+        """Return whether this cancellation ends the request."""
         is_late = is_outdated(cancellation, taken_up=self.taken_up)
         return not is_late and may_cancel(cancellation, self.request)
 
     def enter(self, state: State) -> None:
-        """Change the state, and with it the sides."""
+        """Set the state and the sides that follow from it."""
         cancelling = state is State.CANCELLING
         self.sides = self.sides[-1:] if cancelling else STANDS_ON[state]
         self.state = state
 
     def take(self, context: PromptContext) -> None:
-        """Take this context's prompt as the request's own."""
+        """Replace the request's prompt with this context's."""
         plain_tokens = token_count(self.request.prompt_tokens)
         self.request, self.notice = context.request, context.notice
         self.passage_ids = tuple(citation.passage_id for citation in context.notice.citations)
@@ -166,7 +166,7 @@ class LiveRequest:
         self.retrieved_tokens = self.prompt_tokens - plain_tokens
 
     def set_prior_answer(self, tokens: bytes, chars: int) -> None:
-        """End the prompt with these tokens of the answer, which are so many `chars`."""
+        """End the prompt with these `tokens` of the answer, whose text has `chars` characters."""
         if not self.prior_tokens and not tokens:
             return
         plain = self.request.prompt_tokens
@@ -176,7 +176,7 @@ class LiveRequest:
         self.prompt_tokens = token_count(self.request.prompt_tokens)
 
     def view(self) -> tuple[object, ...]:
-        """What a rebuild from the log has to give again; a queued request starts from nothing."""
+        """Return the values that a rebuild from the log must reproduce; unplaced ones have few."""
         identity = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
         put_in = (prompt, self.passage_ids, self.probed, self.prior_tokens, self.prior_chars)
@@ -194,7 +194,7 @@ class LiveRequest:
 
 
 def new_live_request(request: Request, partition: int) -> LiveRequest:
-    """A request as it arrives; its wait counts from the gateway, over restarts."""
+    """Return a request as it arrives; its wait counts from the gateway, across restarts."""
     live = LiveRequest(
         request,
         request.request_id,
@@ -208,9 +208,9 @@ def new_live_request(request: Request, partition: int) -> LiveRequest:
 
 
 def with_reader(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway, ...]:
-    """Where an answer is read, once it was resumed at a gateway too.
+    """Return the readers of an answer after it was resumed at `gateway`.
 
-    Nowhere stays nowhere: such a request does not depend on its gateways.
+    Empty stays empty: such a request does not depend on its gateways.
     """
     if not readers or gateway in readers:
         return readers
@@ -218,30 +218,30 @@ def with_reader(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway
 
 
 def is_loss(reason: Reason) -> bool:
-    """Whether an attempt was given up since its worker was not there for it, or had no room."""
+    """Return whether an attempt was voided because its worker was lost or refused it."""
     return reason in (Reason.WORKER_LOST, Reason.WORKER_REFUSED)
 
 
 def is_fault(reason: Reason) -> bool:
-    """Whether it was since a worker failed at it."""
+    """Return whether an attempt was voided because a worker failed at it."""
     return not is_loss(reason) and reason is not Reason.ROUTER_RESTARTED
 
 
 def may_cancel(cancellation: Cancellation, request: Request) -> bool:
-    """Whether whoever wrote it may give the request up."""
+    """Return whether the writer of the cancellation may cancel the request."""
     return cancellation.tenant in ("", request.tenant)
 
 
 def is_outdated(cancellation: Cancellation, *, taken_up: bool) -> bool:
-    """Whether it is word of a connection that broke, of a client that had gone on reading by then.
+    """Return whether it reports a broken connection after its client has resumed the answer.
 
-    A gateway that was frozen finds its clients gone when it wakes, long after they went elsewhere.
+    A gateway that was frozen finds its clients gone when it wakes, long after they reconnected.
     """
     return taken_up and cancellation.reason is CancelReason.CLIENT_GONE
 
 
 def note(live: LiveRequest, phase: Phase) -> None:
-    """What a phase of the attempt tells, whatever the state that it finds."""
+    """Store the facts that a phase of the attempt reports, whatever the request's state."""
     life = phase.worker_id, phase.worker_epoch
     if phase.kind in _NEEDS_NO_KV and life == live.decode:
         live.kv_received = True
@@ -254,8 +254,9 @@ def note(live: LiveRequest, phase: Phase) -> None:
 
 
 def note_work(live: LiveRequest, phase: Phase) -> None:
-    """How long a worker had an attempt, where no outcome tells so: also of one that was given up,
-    for its time was spent.
+    """Store how long a worker spent on an attempt whose outcome does not report it.
+
+    Void attempts count too, because their time was spent.
     """
     spent_ms = phase.ended_ms - phase.started_ms
     if phase.kind in _LAST_WORDS and spent_ms > 0:
@@ -263,16 +264,16 @@ def note_work(live: LiveRequest, phase: Phase) -> None:
 
 
 def step(live: LiveRequest, life: Life, word: Word, kv: KvHandle | None = None) -> State | None:
-    """Where the word of a worker takes the attempt; None where the worker has no say in it.
+    """Return the state to which a worker's report takes the attempt; None if the report is stale.
 
-    Sets `live.kv` to what the next dispatch needs: KV to fetch, or room to write KV to.
+    Sets `live.kv` to what the next dispatch needs: KV to fetch, or blocks to write KV to.
     """
     for side in live.sides:
         following = TRANSITIONS.get((live.state, side, word))
         if life != live.life_on(side) or following is None:
             continue
         if following is State.PAIRED and kv is None:
-            return None  # it names no room
+            return None  # the report names no blocks
         live.kv = kv if following in (State.HANDING_OVER, State.PAIRED) else None
         return following
     return None
@@ -286,7 +287,7 @@ class LiveRequests:
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
         self.retrieving = 0
-        # The latest of each that got to a decode worker.
+        # The latest request of each session that reached a decode worker.
         self.by_session: dict[SessionKey, LiveRequest] = {}
         self._by_worker: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
@@ -295,16 +296,16 @@ class LiveRequests:
 
     @property
     def by_worker(self) -> Mapping[Life, Mapping[str, LiveRequest]]:
-        """What stands on each life of a worker."""
+        """Return the requests that stand on each worker incarnation."""
         return self._by_worker
 
     @property
     def readers(self) -> Mapping[Gateway, Mapping[str, LiveRequest]]:
-        """What each process of a gateway reads."""
+        """Return the requests that each gateway process reads."""
         return self._by_reader
 
     def add(self, live: LiveRequest) -> None:
-        """Begin to watch a request, in whichever state it is, and its deadline."""
+        """Add a request in any state to the indexes, and watch its deadline."""
         state, live.state, live.sides = live.state, State.QUEUED, ()
         self.by_id[live.request_id] = live
         _enter(self._by_reader, live.readers, live)
@@ -312,7 +313,7 @@ class LiveRequests:
         self.move(live, state)
 
     def resume(self, live: LiveRequest, gateway: Gateway) -> None:
-        """The answer is read at that gateway too."""
+        """Add the gateway to the answer's readers."""
         live.taken_up = True
         _leave(self._by_reader, live.readers, live)
         live.readers = with_reader(live.readers, gateway)
@@ -327,7 +328,7 @@ class LiveRequests:
             heapify(self._deadlines)
 
     def due(self, now_ms: int) -> list[LiveRequest]:
-        """Live requests whose watched time has come, each once."""
+        """Return each live request whose watched time has come, once."""
         due_requests: dict[LiveRequest, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             live = self.by_id.get(heappop(self._deadlines)[2])
@@ -355,7 +356,7 @@ class LiveRequests:
             self.handovers[live.request_id] = live
         session = session_key(live.request)
         if (before, state) == (State.PAIRED, State.RECEIVED):
-            pass  # it got no further than it was to its session
+            pass  # it is in `by_session` since it was paired, unless a later request replaced it
         elif state in _WITH_DECODE:
             self.by_session[session] = live
         elif state in _LEFT and self.by_session.get(session) is live:
@@ -368,7 +369,7 @@ class LiveRequests:
         del self.by_id[live.request_id]
 
     def of_partition(self, partition: int) -> list[LiveRequest]:
-        """What lives in a partition, in order of arrival."""
+        """Return the live requests of a partition, in order of arrival."""
         return [live for live in self.by_id.values() if live.partition == partition]
 
 

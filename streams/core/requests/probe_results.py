@@ -1,13 +1,14 @@
-"""What searches during an answer have come to, kept so that a later attempt makes the same answer.
+"""Keeps the results of searches during an answer, so that a later attempt makes the same answer.
 
-A decode worker writes what became of each probe to the log before any token after it leaves, and
-only then. A request's probes are a fold over those records alone, so a rebuild has the live ones:
-they are numbered without a gap from 1, the first record of an attempt counts for each number, and
-an attempt that writes one voids what lower attempts had from that number on, since it was not told
-of that. What a lower attempt writes after that means nothing. What is more than the bounds let in
-is not kept, nor is what comes after it: a later attempt asks for that itself.
+A decode worker writes the result of each probe to the log before it sends any token after it. A
+request's probes are a fold over those records alone, so a rebuild has the same ones: they are
+numbered without a gap from 1, the first record of an attempt counts for each number, and an attempt
+that writes one voids the results of lower attempts from that number on, because it did not get
+those. Later records of lower attempts are ignored. A result beyond the bounds is dropped with all
+after it: a later attempt searches for those itself.
 
-Pure; `streams/core/requests/live.py` keeps them, `streams/core/handlers/orders.py` hands them on.
+Pure; `streams/core/requests/live.py` keeps the results, `streams/core/handlers/orders.py` sends
+them to workers.
 """
 
 from schemas.frozen import frozen
@@ -15,12 +16,12 @@ from schemas.records import Insert, Probes, Request, Retrieved, StreamRetrieved
 from schemas.rules.citations import probe_notice
 from schemas.rules.sizes import PROBED_BYTES_MAX, PROBES_MAX
 
-_PROBE_BYTES = 64  # beside tokens, texts and names
+_PROBE_BYTES = 64  # overhead of a result, besides its tokens, texts and names
 
 
 @frozen
 class ProbeResult:
-    """What became of one probe; `notice` is for the reader, if it put passages in."""
+    """The result of one probe; `notice` is for the reader, if the probe inserted passages."""
 
     attempt: int
     seq: int
@@ -32,7 +33,7 @@ class ProbeResult:
 def with_probe(
     probed: tuple[ProbeResult, ...], request: Request, retrieved: Retrieved
 ) -> tuple[ProbeResult, ...]:
-    """The request's probes once one more record was read."""
+    """Return the request's probe results after one more record."""
     place, attempt = retrieved.probe - 1, retrieved.attempt
     probing = None if request.retrieval is None else request.retrieval.probing
     if probing is None or place >= min(probing.probes_max, PROBES_MAX):
@@ -76,7 +77,8 @@ def _probed(request: Request, retrieved: Retrieved) -> ProbeResult:
 def probes_of(
     request: Request, passage_ids: tuple[str, ...], probed: tuple[ProbeResult, ...]
 ) -> Probes | None:
-    """What a decode worker needs to search for the answer, and to make again what was made."""
+    """Return what a decode worker needs to search during the answer and to repeat the results of
+    earlier attempts; None if the request has no probing."""
     retrieval = request.retrieval
     if retrieval is None or retrieval.probing is None:
         return None

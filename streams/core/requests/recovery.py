@@ -1,17 +1,17 @@
-"""Rebuilds one partition's live requests from the records that the log holds of it.
+"""Rebuilds one partition's live requests from the partition's records in the log.
 
-Theory of operation. The records of a partition lie on several topics, between which no order is
-known, so the fold does not depend on it; only resumptions and cancellations share one. Per request
-it keeps the latest attempt that was placed, whether it was given up, its hand-over and phases, a
-cancellation, and the outcome. An attempt is taken through its phases by the same `note` and `step`
-that the live state uses; one that was given up waits to be placed again, whatever its workers said.
-An outcome counts unless a later attempt was placed, exactly as in the live state, and so live state
-equals a rebuild. What has ended without a word of what it has used, as its router died over that,
-is told of now: to who reads of usage, and to workers that may still do it.
-To keep memory low, feed first what was told, then outcomes: what has ended is then not kept at all.
+Theory of operation. The records of a partition lie on several topics, whose relative order is
+unknown, so the fold does not depend on it; only resumptions and cancellations share a topic. Per
+request it keeps the latest attempt that was placed, whether that is void, its hand-over and phases,
+a cancellation, and the outcome. The same `note` and `step` that the live state uses take an attempt
+through its phases; a void attempt waits to be placed again, whatever its workers reported.
+An outcome counts unless a later attempt was placed, as in the live state, so live state equals a
+rebuild. A router may die after an outcome and before it writes the usage. The new router then
+writes the usage, and voids the attempt on workers that may still run it.
+To keep memory low, feed usage first, then outcomes: the fold then keeps no requests that ended.
 
-Pure, and knows nothing of workers: whether those that hold a request still live is
-`streams/core/router.py`'s question.
+Pure, and knows nothing of workers: `streams/core/router.py` checks whether the workers of a
+request still live.
 """
 
 from dataclasses import dataclass, field, replace
@@ -69,7 +69,7 @@ PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
 @dataclass(frozen=True, slots=True)
 class _Placing:
-    """What a rebuild needs of a decision."""
+    """The fields of a decision that a rebuild needs."""
 
     attempt: int
     mode: Mode
@@ -83,24 +83,24 @@ _UNPLACED = _Placing(0, Mode.NONE, Orchestration.NONE, NOBODY, NOBODY)
 
 @dataclass(slots=True)
 class _Trace:
-    """All that is known of one request."""
+    """The records of one request, as far as a rebuild needs them."""
 
     request: Request | None = None
     deadline_ms: int = 0
     placed: _Placing = _UNPLACED
     handed: _Placing = _UNPLACED
-    void_attempt: int = 0  # the latest that was given up
-    faults: set[int] = field(default_factory=set)  # those of them that workers failed
-    losses: set[int] = field(default_factory=set)  # those that were lost with their workers
-    retrieved: Retrieved | None = None  # the first in the log, for the prompt
-    probes: list[Retrieved] = field(default_factory=list)  # found during the answer
+    void_attempt: int = 0  # the latest void attempt
+    faults: set[int] = field(default_factory=set)  # void attempts at which workers failed
+    losses: set[int] = field(default_factory=set)  # void attempts by lost or refusing workers
+    retrieved: Retrieved | None = None  # of the prompt's search, the first in the log
+    probes: list[Retrieved] = field(default_factory=list)  # of searches during the answer
     continued: dict[int, Continued] = field(default_factory=dict)  # the first of each attempt
     read_ends: dict[int, StreamEnd] = field(default_factory=dict)  # by attempt
     phases: list[Phase] = field(default_factory=list)
     cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
     resumed: list[Gateway] = field(default_factory=list)
-    outcome: Outcome | None = None  # that of the highest attempt
-    is_told: bool = False  # what it has used is written
+    outcome: Outcome | None = None  # of the highest attempt
+    is_told: bool = False  # its usage is in the log
     failed_tries: int = 0
 
     @property
@@ -113,39 +113,39 @@ class _Trace:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it matters but its id."""
+        """Return whether the rebuild needs only the request's id."""
         return self.is_told and self.has_ended
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
-    """A partition as the log tells it; lists are in order of arrival at the gateway."""
+    """A partition's state from the log; `live` is in order of arrival at the gateway."""
 
     live: list[
         tuple[LiveRequest, Phase | None]
     ]  # with the phase by which the attempt failed, if it did
     ended_ids: list[tuple[str, int]]  # ids with their deadlines
-    untold: list[tuple[LiveRequest, Outcome]]  # of these, that have not told what they have used
-    early: list[Cancellation]  # of requests that were never seen
+    untold: list[tuple[LiveRequest, Outcome]]  # ended requests whose usage is not in the log
+    early: list[Cancellation]  # without a request in the log
     sessions: list[Session]
 
 
 class Rebuild:
-    """Folds records of one partition; `result` once all are in."""
+    """Folds the records of one partition; call `result` after all of them."""
 
     def __init__(self, partition: int, *, continues: bool) -> None:
-        """`continues`: what is placed again goes on where its answer stopped."""
+        """Create an empty rebuild; with `continues`, new attempts continue their answers."""
         self.partition = partition
         self._continues = continues
         self._traces: dict[str, _Trace] = {}
         self._sessions: dict[SessionKey, Session] = {}
 
     def add(self, event: PartitionEvent) -> None:
-        """Fold one record into what is known of its request."""
+        """Fold one record into the trace of its request."""
         match event:
             case RequestArrived(request):
                 trace = self._trace(request.request_id)
-                if trace.request is None:  # of several the first counts, as in the live state
+                if trace.request is None:  # the first one counts, as in the live state
                     trace.deadline_ms = request.deadline_ms
                     trace.request = None if trace.is_over else request
             case CancellationArrived(cancellation):
@@ -180,7 +180,7 @@ class Rebuild:
             case UsageLoaded(request_id):
                 self._trace(request_id).is_told = True
             case SessionLoaded(session):
-                # whether its KV was used since is not known, and KV is used once
+                # KV is used once, and the log does not show whether it was used since
                 used = session if session.kv is None else replace(session, kv=None)
                 self._sessions[session_key(session)] = used
             case _:
@@ -215,7 +215,7 @@ class Rebuild:
             trace.failed_tries += 1
 
     def result(self) -> RebuiltPartition:
-        """The partition's state as of all records folded so far."""
+        """Return the partition's state after all records folded so far."""
         rebuilt = RebuiltPartition([], [], [], [], [])
         for request_id, trace in self._traces.items():
             if trace.has_ended:
@@ -239,7 +239,7 @@ class Rebuild:
 
 
 def _base_request(request: Request, trace: _Trace, partition: int) -> LiveRequest:
-    """The request with its prompt and with what was spent on it, wherever it is."""
+    """Return the request with its prompt and the time spent on it, in its first state."""
     live = new_live_request(request, partition)
     live.is_told = trace.is_told
     if request.retrieval is not None and trace.retrieved is not None:
@@ -258,7 +258,8 @@ def _ended_request(request: Request, trace: _Trace, partition: int) -> LiveReque
 
 
 def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest, Phase | None]:
-    """The request as its latest attempt left it, not yet in any index."""
+    """Return the request as its latest attempt left it, and the phase that failed the attempt, if
+    any. The request is not yet in any index."""
     live = _base_request(request, trace, partition)
     placed = trace.placed
     if request.retrieval is not None and trace.retrieved is None and not placed.attempt:
@@ -291,15 +292,15 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
 
 
 def _waits_for_word(live: LiveRequest, trace: _Trace, *, continues: bool) -> bool:
-    """Whether its attempt was given up, and nothing says yet how much there is of its answer."""
+    """Return whether its attempt is void and no record yet says how much its readers have."""
     is_void = 0 < live.attempt <= trace.void_attempt
     is_open = is_void and live.attempt not in trace.continued
     return is_open and awaits_progress(live.request, continues=continues)
 
 
 def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:
-    """Take the attempt through its phases in order, as the live state was; what failed it, if
-    something did."""
+    """Take the attempt through its phases in order, as the live path does; return the phase that
+    failed it, if any."""
     handed = trace.handed if trace.handed.attempt == live.attempt else None
     for phase in trace.phases:
         if phase.attempt != live.attempt:
@@ -312,7 +313,7 @@ def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:
             live.enter(following)
         if following is State.HANDING_OVER:
             _hand_over(live, handed)
-    if live.state is State.PREFILLING:  # its phase is older than what was read
+    if live.state is State.PREFILLING:  # its `prefill_done` was not read
         _hand_over(live, handed)
     return None
 
@@ -327,5 +328,5 @@ def _hand_over(live: LiveRequest, handed: _Placing | None) -> None:
 
 
 def _is_failed_try(decision: Decision) -> bool:
-    """Whether this was written by a router that ended over the request."""
+    """Return whether a router wrote this decision because it raised over the request."""
     return decision.kind is DecisionKind.FAIL and decision.reason is Reason.ROUTER_RESTARTED

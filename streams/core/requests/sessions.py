@@ -1,7 +1,7 @@
-"""Remembered conversations: which decode worker holds the KV of a session's last turn.
+"""Stores which decode worker has the KV of each session's last turn.
 
-Bounded in number and age, least recently used first out. A hint only: forgetting costs a cache hit
-and nothing else.
+Bounded in number and age; evicts the least recently used first. A hint only: a lost entry costs a
+cache hit and nothing else. The handlers of `streams/core/handlers` read and write it.
 """
 
 from collections import OrderedDict
@@ -12,9 +12,8 @@ SessionKey = tuple[str, str]  # tenant and id
 
 
 def session_key(record: Request | Session) -> SessionKey:
-    """What a conversation is known by: ids are their tenants' own, and no tenant's home or KV is
-    another's.
-    """
+    """Return a session's key. It has the tenant, because tenants choose their ids themselves and
+    never share a home worker or KV."""
     return record.tenant, record.session_id
 
 
@@ -30,20 +29,20 @@ class Sessions:
         return len(self._sessions)
 
     def get(self, key: SessionKey, now_ms: int) -> Session | None:
-        """The session, unless it was forgotten or is too old."""
+        """Return the session, or None if it was evicted or is too old."""
         entry = self._sessions.get(key)
         if entry is None or now_ms - entry[0].last_used_ms > self._ttl_ms:
             return None
         return entry[0]
 
     def put(self, session: Session, partition: int) -> None:
-        """Remember the latest state of a session."""
+        """Store the latest state of a session."""
         key = session_key(session)
         self._sessions[key] = (session, partition)
         self._sessions.move_to_end(key)
 
     def evict(self, now_ms: int) -> list[tuple[SessionKey, int]]:
-        """Forget what is too old or too many; returns keys with their partitions."""
+        """Drop sessions that are too old or beyond the limit; return keys and partitions."""
         evicted = []
         while self._sessions:
             key, (session, partition) = next(iter(self._sessions.items()))
@@ -55,10 +54,10 @@ class Sessions:
         return evicted
 
     def drop(self, partition: int) -> None:
-        """Forget a partition without a word: another router remembers it now."""
+        """Drop a partition's sessions without a record: another router stores them now."""
         for key in [k for k, (_, p) in self._sessions.items() if p == partition]:
             del self._sessions[key]
 
     def all(self) -> dict[SessionKey, Session]:
-        """Return all remembered sessions by their keys."""
+        """Return all stored sessions by their keys."""
         return {key: session for key, (session, _) in self._sessions.items()}

@@ -1,9 +1,9 @@
-"""What a request has used, as its end tells it: one `Usage` each, however it ended.
+"""Builds the `Usage` of an ended request: one for each request, however it ended.
 
-The counts are those that its client is told: of the outcome that counts, with what was looked up
-for the prompt. The time is what workers have told of: of each step that they handed over or failed,
-of attempts that were given up, too, and of the end. One worker may do several. What a lost worker
-has spent nobody knows. Pure; the number is its writer's to give (`streams/agents/usage.py`).
+The counts are those that its client gets: of the outcome that counts, and of the retrieval for the
+prompt. The time is what workers reported: for each step that they handed over or failed, also of
+void attempts, and for the end. One worker may report several. The time of a lost worker is unknown.
+Pure; `streams/agents/usage.py` numbers the records as it writes them.
 """
 
 from schemas.records import Outcome, Usage
@@ -13,7 +13,7 @@ UNNUMBERED = -1
 
 
 def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
-    """What a request has used that ended so."""
+    """Return the usage of a request that ended with this outcome."""
     request = live.request
     return Usage(
         number=UNNUMBERED,

@@ -1,4 +1,4 @@
-"""One batch while it is carried out: what is committed of it, and what has come since. Pure."""
+"""One batch while it runs: the progress that is committed, and the answers since then. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from streams.gateway.log.objects import PART_BYTES
 from streams.gateway.objects.batches import CANCELLED, COMPLETED, ENDED, EXPIRED
 from streams.gateway.objects.table import STORED
 
-WRITE_S = 2.0  # results are written so long after the first of them, at least
-# A batch that is old writes more seldom, so that its files have some hundred parts at most.
+WRITE_S = 2.0  # least time between two writes of results
+# Share of a batch's age: old batches write less often, so their files have some hundred parts.
 WRITE_AGE_SHARE = 0.01
 
 
 @dataclass(slots=True)
 class Draft:
-    """A file of results: what is on the log, and what is to follow."""
+    """A file of results: the parts on the log, and the bytes that follow."""
 
     file_id: str
     offsets: list[int]
@@ -25,7 +25,7 @@ class Draft:
     pending: bytearray = field(default_factory=bytearray)
 
     def parts(self) -> list[bytes]:
-        """What is to be written."""
+        """Return the pending bytes in parts of at most `PART_BYTES`."""
         return [
             bytes(self.pending[first : first + PART_BYTES])
             for first in range(0, len(self.pending), PART_BYTES)
@@ -55,13 +55,11 @@ class Draft:
 
 
 class BatchRun:
-    """`committed` is what a successor would go on from; `progress` what is to be committed next."""
+    """A batch in progress. Its successor at another gateway would continue from `committed`."""
 
     def __init__(self, batch: Batch, committed: BatchProgress, now_s: float) -> None:
         self.batch, self.committed = batch, committed
-        self.buffered_lines: deque[BatchLine] = (
-            deque()
-        )  # lines that were read, and are not sent yet
+        self.buffered_lines: deque[BatchLine] = deque()  # lines that are read and not sent yet
         self.output = Draft(
             committed.output_file_id, list(committed.output_parts), committed.output_bytes
         )
@@ -75,22 +73,23 @@ class BatchRun:
             *(committed.prompt_tokens, committed.cached_tokens, committed.completion_tokens),
         )
         self._written_s = now_s
-        self._sizes: dict[int, int] = {}  # bytes of lines that wait, of those sent from here
-        self.sent_before_slot = committed.sent_lines  # lines that were sent before it got its place
+        self._sizes: dict[int, int] = {}  # by waiting line sent from here: bytes
+        self.sent_before_slot = committed.sent_lines  # lines sent before it got its slot
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether the batch has ended."""
         return self.committed.status in ENDED
 
     @property
     def waiting(self) -> int:
-        """Lines that were sent and have no answer."""
+        """Return the number of lines that were sent and have no answer."""
         return self.committed.sent_lines - self.done_lines
 
     @property
     def waiting_bytes(self) -> float:
-        """Estimate the bytes of these lines; a predecessor's count as the mean of all."""
+        """Estimate the bytes of these lines; each line that a predecessor sent counts as the mean
+        of all."""
         mean = self.committed.sent_bytes / max(1, self.committed.sent_lines)
         return sum(self._sizes.values()) + (self.waiting - len(self._sizes)) * mean
 
@@ -100,7 +99,7 @@ class BatchRun:
         self.committed = committed
 
     def is_answered(self, line: int) -> bool:
-        """Whether a line needs no answer any more."""
+        """Return whether a line has an answer, or was given up."""
         return bool(self._answered[line // 8] >> line % 8 & 1)
 
     def _mark_done(self, line: int) -> None:
@@ -113,7 +112,7 @@ class BatchRun:
         return f"batch_req_{self.batch.batch_id.partition('_')[2]}_{line}"
 
     def take_answer(self, line: int, custom_id: str, answer: Answer) -> None:
-        """The answer to a line; a second one changes nothing."""
+        """Add the answer to a line; a second answer to the same line changes nothing."""
         if not 0 <= line < self.committed.sent_lines or self.is_answered(line):
             return
         text, is_error = answer_line(self.line_id(line), custom_id, answer)
@@ -129,7 +128,7 @@ class BatchRun:
         self._mark_done(line)
 
     def give_up(self, line: int, custom_id: str, status: str) -> None:
-        """Write that a line has no answer, and wait for it no more."""
+        """Write an error for a line without an answer, and stop waiting for it."""
         self.errors.pending.extend(unanswered_line(self.line_id(line), custom_id, status))
         self._mark_done(line)
 
@@ -139,7 +138,7 @@ class BatchRun:
         return len(self.output.pending) + len(self.errors.pending)
 
     def is_due(self, now_s: float, now_ms: int) -> bool:
-        """Whether results are to be written now."""
+        """Return whether results have to be written now."""
         age_s = (now_ms - self.committed.started_ms) / 1000
         waits = self.pending_bytes and now_s - self._written_s >= max(
             WRITE_S, WRITE_AGE_SHARE * age_s
@@ -151,15 +150,16 @@ class BatchRun:
         self._written_s = now_s
 
     def end_status(self, now_ms: int) -> str:
-        """How it is to end now; empty: not yet. A line that was given up, by a predecessor too, has
-        no answer: such a batch is not completed.
+        """Return the status with which the batch ends now, or an empty text if it does not.
+
+        A line that was given up, also by a predecessor, has no answer: its batch is not completed.
         """
         if sum(self._counts) == self.committed.total:
             return COMPLETED
         return early_end_status(self.batch, now_ms)
 
     def progress(self, answers_from: Sequence[int], now_ms: int) -> BatchProgress:
-        """What is true once all parts are written."""
+        """Return the progress that holds once all parts are written."""
         prompt, cached, completion = self._tokens
         completed, failed = self._counts
         return replace(
@@ -180,7 +180,7 @@ class BatchRun:
 
 
 def early_end_status(batch: Batch, now_ms: int) -> str:
-    """How a batch that is not done is to end now; empty: not yet."""
+    """Return the status with which an incomplete batch ends now; empty if it does not."""
     if batch.cancelled_ms:
         return CANCELLED
     return EXPIRED if batch.expires_ms <= now_ms else ""

@@ -1,12 +1,11 @@
-"""Carries batches out: checks their files, asks their lines on `batch.prompts`, and makes files of
-what comes on `batch.answers`.
+"""Runs batches: checks their files, sends their lines to `batch.prompts`, and stores the answers.
 
-One gateway does it for all: the first of those that live. Lines and parts of files are written in
-transactions of one id, and so is the progress that tells of them. So the next gateway fences the
-one before, and goes on from what is committed: no line is asked twice, and no answer is twice or
-not at all in the files. A second answer to a line would change nothing either. Only so many lines
-are ahead of their answers: that feeds the bridges, and leaves little to be dropped where a batch is
-cancelled. Tenants take turns (`turns.py`), in places, in lines and in what is done next.
+One gateway does it for all: the first of those that are alive. Lines and parts of files are written
+in transactions of one id, together with the progress that counts them. So the next gateway fences
+the one before, and continues from what is committed: no line is sent twice, and each answer is in
+the files exactly once. A second answer to a line would change nothing either. The number of lines
+without an answer is bounded: it is enough for the bridges, and little is lost if a batch is
+cancelled. Tenants take turns (`turns.py`) with slots, lines and steps.
 """
 
 import asyncio
@@ -44,16 +43,16 @@ from streams.gateway.objects.batches import (
 from streams.gateway.objects.table import key_of
 
 logger = logging.getLogger(__name__)
-ID, FENCE = "batches", "/batches"  # of the transactions; a key of `objects` that nothing has
+ID, FENCE = "batches", "/batches"  # id of the transactions; a key of `objects` that no object has
 CHUNK = 250  # lines of one transaction
-AHEAD_BYTES = 2 << 20  # of lines that were read at once
-ANSWERS = 200  # taken at once; between them calls get their turn
-PACE_MS = 100  # between looks, where nothing comes
+AHEAD_BYTES = 2 << 20  # bytes of lines that are read at once
+ANSWERS = 200  # per batch of records; other tasks run between batches
+PACE_MS = 100  # longest wait for answers if there is nothing to do
 BUG = BatchFileError("server_error", "an error of the gateway; its log has the details")
 
 
 class BatchRunner:
-    """Runs the batches of all tenants; `run` ends by cancellation."""
+    """Runs the batches of all tenants; `run` ends when it is cancelled."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class BatchRunner:
         is_first: Callable[[], bool],
         check_model: Callable[[str], object],
     ) -> None:
-        """Take the log's settings; `check_model` raises UnknownModel."""
+        """Set up the runner; `check_model` raises UnknownModel."""
         self._log, self._codec, self._objects = log, codec, objects
         self._is_first, self._check_model = is_first, check_model
         self._writer = Transactions(log, ID)
@@ -72,7 +71,7 @@ class BatchRunner:
         self._read_to: dict[int, int] = {}  # by partition of batch.answers
 
     async def run(self) -> None:
-        """Over every trouble; a bug ends no gateway."""
+        """Run batches until cancelled. After any error, even a bug, it starts again."""
         await retry_forever(self._follow, "batches", logger, errors=(Exception,))
 
     async def _follow(self) -> None:
@@ -84,11 +83,11 @@ class BatchRunner:
                 await self._run_batches()
 
     async def _run_batches(self) -> None:
-        """Until no batch is left, or another gateway is the first."""
+        """Run batches until none is left, or until another gateway is the first."""
         self._writer = Transactions(self._log, ID)
         try:
             await self._writer.start([(f"{self._log.topic_prefix}objects", 0)])
-            # Read again, it shows that the table has all that whoever had the id has committed.
+            # Once this is read again, the table has all that the predecessor has committed.
             await self._objects.drop(FENCE)
             partitions = range(self._log.prompt_partitions)
             name = f"{self._log.topic_prefix}batch-answers"
@@ -119,14 +118,14 @@ class BatchRunner:
                 self._take(record)
 
     async def _remember(self) -> None:
-        """Batches that had left their place, whoever carried them, with lines unanswered."""
+        """Restore the runs that had left their slots with unanswered lines, at any gateway."""
         now_s, table = asyncio.get_running_loop().time(), self._objects.table.batches
         async for batch in in_slices(table.started_batches()):
             if (progress := table.progress(batch)) is not None:
                 self._runs.remember(batch, progress, now_s)
 
     async def _step_of(self, tenant: str) -> bool:
-        """Take the next step that costs something, of whichever batch of a tenant; if there is."""
+        """Take the next costly step of one of a tenant's batches; return whether there was one."""
         for run in self._runs.of_tenant(tenant):
             if not run.has_ended and await self._step(run):
                 self._runs.move_to_back(run)
@@ -134,18 +133,18 @@ class BatchRunner:
         return False
 
     def _look(self) -> bool:
-        """See what the table has; whether anything is to be done."""
+        """Read the table; return whether any batch is open."""
         now_s = asyncio.get_running_loop().time()
         return self._runs.refresh(self._objects.table.batches, now_s)
 
     # One batch
 
     async def _step(self, run: BatchRun) -> bool:
-        """Do what is next; whether there is more at once."""
+        """Take the next step of a batch; return whether the next one can follow at once."""
         try:
             return await self._next(run)
         except (*TRANSIENT_ERRORS, OverloadError):
-            raise  # it is tried again
+            raise  # it is retried
         except BatchFileError as wrong:
             await self._end(run, FAILED, [wrong.as_json(None)])
         except Exception:
@@ -241,14 +240,14 @@ class BatchRunner:
         call = call_of(text)
         return OutgoingRecord(
             topic=self._log.topic_prefix + "batch.prompts",
-            # Not by its number alone: who writes a file would choose the partition of large lines.
+            # Not by its number alone: callers could choose the partition of large lines.
             partition=partition_of(f"{batch.batch_id}/{number}", self._log.prompt_partitions),
             key=line_key(batch, number, call.custom_id).encode(),
             value=self._codec.encode(call.prompt(batch.endpoint)),
         )
 
     def _take(self, record: ConsumerRecord) -> None:
-        """Note the answer that a record carries."""
+        """Take the answer that a record carries."""
         self._read_to[record.partition] = record.offset + 1
         names = (record.key or b"").decode(errors="replace").split("/", 3)
         run = self._runs.get("/".join(names[:2]))
@@ -274,7 +273,7 @@ class BatchRunner:
                     await self._write(run)
         await self._end(run, status)
 
-    # What is written
+    # Writes to the log
 
     async def _write(self, run: BatchRun) -> None:
         """Write the results so far, and the progress that counts them."""
@@ -293,7 +292,7 @@ class BatchRunner:
         run.mark_written(asyncio.get_running_loop().time())
 
     def _part(self, draft: Draft, number: int, data: bytes) -> OutgoingRecord:
-        """The next gateway may write it again; one of both stays, the last."""
+        """Build the record of a part. The next gateway may write it again; the last one stays."""
         part = FilePart(file_id=draft.file_id, number=number, data=data)
         return OutgoingRecord(
             topic=self._log.topic_prefix + "files",

@@ -1,7 +1,7 @@
-"""Which batches are carried: those that have a place, and those that had one and wait for answers.
+"""The batches that run: those with a slot, and those that had one and wait for answers. Pure.
 
-Pure. What the table has is looked at anew each time; a look costs as much as is carried, and as
-there are tenants, however many batches wait.
+The table is read again each time. That costs time by running batches and tenants, however many
+batches wait.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from streams.gateway.objects.table import key_of
 
 
 class BatchRuns:
-    """Hold the batches that run, and those that wait for their last answers."""
+    """The batches that run, and those that wait for their last answers."""
 
     def __init__(self) -> None:
-        self._running: dict[str, BatchRun] = {}  # the one whose step was last is the last
+        self._running: dict[str, BatchRun] = {}  # by key, the least recently stepped first
         self._leaving: dict[str, BatchRun] = {}
         self._leave_order: dict[
             str, int
-        ] = {}  # by tenant: a number that rises when one leaves its place
+        ] = {}  # by tenant: a number that rises when a batch leaves its slot
 
     def __iter__(self) -> Iterator[BatchRun]:
         return iter([*self._running.values(), *self._leaving.values()])
@@ -31,7 +31,7 @@ class BatchRuns:
         return self._running.get(key) or self._leaving.get(key)
 
     def clear(self) -> None:
-        """Drop all runs; the order in which tenants left their slots stays known."""
+        """Drop all runs, but keep the order in which tenants left their slots."""
         self._running.clear()
         self._leaving.clear()
 
@@ -40,11 +40,11 @@ class BatchRuns:
         return list({run.batch.tenant: None for run in self})
 
     def of_tenant(self, tenant: str) -> list[BatchRun]:
-        """List the runs of a tenant, in the order in which they have their turn."""
+        """Return the runs of a tenant in the order of their turns."""
         return [run for run in self if run.batch.tenant == tenant]
 
     def move_to_back(self, run: BatchRun) -> None:
-        """Let the other runs of its tenant be next."""
+        """Let the other runs of the tenant go first."""
         key = key_of(run.batch)
         if key in self._running:
             self._running[key] = self._running.pop(key)
@@ -71,7 +71,7 @@ class BatchRuns:
                     self._pop(key, group)
         for key, run in list(self._leaving.items()):
             is_settled = not run.waiting and not run.pending_bytes
-            # What was committed last may not be in the table yet, from which it would go on.
+            # The table may lack the last commit, from which the run would continue.
             is_new = run.committed.status == VALIDATING
             if is_settled and (is_new or table.progress(run.batch) == run.committed):
                 del self._leaving[key]
@@ -106,7 +106,7 @@ class BatchRuns:
         ]
 
     def may_send(self, run: BatchRun, new_lines: int) -> bool:
-        """Whether a run has a slot and lines left, and its tenant may send more lines."""
+        """Return whether a run has a slot and lines left, and its tenant may send more lines."""
         if (
             run.committed.sent_lines >= run.committed.total
             or key_of(run.batch) not in self._running

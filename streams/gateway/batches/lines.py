@@ -1,4 +1,4 @@
-"""Lines of a batch: calls, what is wrong with them, and what they are answered with. Pure.
+"""Lines of a batch: their calls, their errors, and their answers. Pure.
 
 Forms and codes are OpenAI's.
 """
@@ -21,7 +21,7 @@ ENDPOINTS = (CHAT, COMPLETION, EMBEDDINGS, RESPONSES)
 LINES_MAX = 50_000
 LINE_BYTES_MAX = 4 << 20
 CUSTOM_ID_CHARS_MAX = 512
-ERRORS_MAX = 100  # that are told of one file
+ERRORS_MAX = 100  # reported errors of one file
 GIVEN_UP = {
     "expired": (
         "batch_expired",
@@ -32,7 +32,7 @@ GIVEN_UP = {
 
 
 class BatchFileError(Exception):
-    """One thing that is wrong with a file; `param` names the field."""
+    """An error in a file; `param` names the field."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -45,16 +45,16 @@ class BatchFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line that is not blank."""
+    """A line of a file that is not blank."""
 
-    number: int  # from 1, counted from where reading began, blank ones too
+    number: int  # from 1 at the first line read; blank lines count
     text: bytes
-    end: int  # byte of the file behind it
+    end: int  # offset of the byte after it in the file
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCall:
-    """One call of a batch, as its line says it."""
+    """One call of a batch, from its line."""
 
     custom_id: str
     body: dict[str, Any]
@@ -65,7 +65,7 @@ class BatchCall:
 
 
 def call_of(text: bytes) -> BatchCall:
-    """The call that a line holds; raises Wrong."""
+    """Return the call in a line; raises BatchFileError."""
     return _call(_object(text))
 
 
@@ -108,7 +108,7 @@ def _field(value: dict[str, Any], name: str, kind: type, at: str = "") -> Any:
 
 
 class FileCheck:
-    """`add` every line; then `errors` says what is wrong with the file."""
+    """Checks a file: `add` every line, then read `errors`."""
 
     def __init__(self, endpoint: str, check_model: Callable[[str], object]) -> None:
         """Check lines for an endpoint; `check_model` raises UnknownModel."""
@@ -119,12 +119,12 @@ class FileCheck:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more need be read."""
+        """Return whether no more lines need to be read."""
         return len(self._errors) >= ERRORS_MAX or self.total > LINES_MAX
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """What is wrong; nothing: it may be asked."""
+        """Return the errors of the file; without any, its batch can run."""
         if self.total > LINES_MAX:
             wrong = BatchFileError("too_many_tasks", f"The file has more than {LINES_MAX} lines.")
             return [wrong.as_json(None)]
@@ -133,7 +133,7 @@ class FileCheck:
         return self._errors
 
     def add(self, number: int, text: bytes) -> None:
-        """The next line, with its number in the file."""
+        """Check the next line; `number` is its number in the file."""
         self.total += 1
         try:
             self._check(text)
@@ -141,7 +141,7 @@ class FileCheck:
             self._errors.append(wrong.as_json(number))
 
     def refuse(self, number: int, wrong: BatchFileError) -> None:
-        """What came in place of a line."""
+        """Add an error that occurred in place of a line."""
         self._errors.append(wrong.as_json(number))
 
     def _check(self, text: bytes) -> None:
@@ -168,7 +168,7 @@ class FileCheck:
             )
         model = _field(call.body, "model", str, "body.")
         try:
-            if self._endpoint != EMBEDDINGS:  # the embedding workers know theirs
+            if self._endpoint != EMBEDDINGS:  # embedding workers check theirs
                 self._check_model(model)
         except UnknownModel as error:
             raise BatchFileError("model_not_found", error.message, "body.model") from None
@@ -186,7 +186,7 @@ def unanswered_line(line_id: str, custom_id: str, status: str) -> bytes:
 
 
 def answer_line(line_id: str, custom_id: str, answer: Answer) -> tuple[bytes, bool]:
-    """What a call was answered with, and whether that is an error."""
+    """Return the result line of an answer, and whether it is an error."""
     status, body = 200, (answer.body or "").encode()
     code = answer.error_code
     if code is None and not body:

@@ -1,4 +1,4 @@
-"""The lines of a stored file, from any of them on; no more than a part of it is held."""
+"""Reads the lines of a stored file, from any line on; at most one part of it is in memory."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -9,14 +9,15 @@ from schemas.records import StoredFile
 from streams.gateway.batches.lines import LINE_BYTES_MAX, BatchFileError, BatchLine
 from streams.gateway.log.objects import PART_BYTES, Objects
 
-LINES_READ_MAX = 1_000_000  # blank ones, too, which no batch has any use for
+LINES_READ_MAX = 1_000_000  # blank lines count, although no batch uses them
 
 
 async def lines_of(
     objects: Objects, file: StoredFile, first_byte: int = 0
 ) -> AsyncGenerator[BatchLine]:
-    """From the line that begins there; raises Wrong for one that is too long, whose parts come as
-    they were uploaded, and what reading the log may raise.
+    """Yield the lines from the one that begins at `first_byte`.
+
+    Raises BatchFileError for a line that is too long, and the errors of reading the log.
     """
     skipped, within = divmod(first_byte, PART_BYTES)
     rest = replace(file, parts=file.parts[skipped:])

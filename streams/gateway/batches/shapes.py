@@ -1,4 +1,4 @@
-"""Batches as the `openai` package reads and writes them, and how the OpenAPI page tells of them."""
+"""Batches in the form of the `openai` package, and their schemas on the OpenAPI page."""
 
 import json
 from typing import Any, Literal
@@ -26,14 +26,14 @@ class _BatchModel(BaseModel):
 
 
 class OutputExpiry(_BatchModel):
-    """When the files of results are deleted."""
+    """When the files with results are deleted."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3_600, le=2_592_000)
 
 
 class BatchCreateBody(_BatchModel):
-    """Validates the body of POST /v1/batches."""
+    """The body of POST /v1/batches."""
 
     input_file_id: str = Field(min_length=1, max_length=64)
     endpoint: str = Field(max_length=64)

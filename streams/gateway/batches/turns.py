@@ -1,9 +1,9 @@
-"""Whose batches are carried, and how many lines of whose are ahead of their answers. Pure.
+"""Decides which tenants' batches run, and how many lines without an answer each may have. Pure.
 
-Places go to the tenant that has the fewest, of these to who has been without the longest, and a
-tenant without one gets one soon: a batch of whoever has the most leaves its place, or the one that
-has had its turn the longest. What has left sends no more lines until it has a place again; what it
-has sent is waited for.
+A free slot goes to the tenant with the fewest slots; of equal ones, to the tenant that has had none
+for the longest. A tenant without a slot gets one soon: a batch of the tenant with the most slots
+leaves its slot, or the batch that has had its turn the longest. A batch without a slot sends no
+more lines until it gets one again; it still waits for the answers to lines that it has sent.
 """
 
 from collections import Counter
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from schemas.records import Batch
 
-CARRIED_MAX = 16  # batches that have a place
-# Lines of all batches that are asked and not answered, if they are one tenant's. Bridges read so
-# far ahead that nobody's lines wait behind those of others.
+CARRIED_MAX = 16  # batches with a slot
+# Lines without an answer, of all batches if one tenant has them all. Bridges read so far ahead that
+# no tenant's lines wait behind those of others.
 WAITING_MAX, WAITING_BYTES = 4_000, 32 << 20
-TURN_LINES = 1_000  # that a batch has sent before it leaves for another tenant's
+TURN_LINES = 1_000  # lines that a batch sends before it leaves its slot to another tenant's
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """A batch that has a place, and how many lines it has sent since."""
+    """A batch with a slot, and the number of lines that it has sent since it got it."""
 
     key: str
     tenant: str
@@ -33,8 +33,9 @@ def choose_batches(
     slots: Iterable[BatchSlot],
     leave_order: Mapping[str, int],
 ) -> list[Batch]:
-    """Which get the places that are free: of those `waiting` by tenant, the first. `left` has
-    numbers that rise with each batch of a tenant's that leaves its place.
+    """Return the batches that get the free slots: the first ones of each tenant in `waiting`.
+
+    `leave_order` has a number by tenant, which rises each time one of its batches leaves its slot.
     """
     slot_counts = Counter(slot.tenant for slot in slots)
     tenants, batches = list(waiting), list[Batch]()
@@ -49,8 +50,9 @@ def choose_batches(
 
 
 def choose_leaver(tenants: Iterable[str], slots: Sequence[BatchSlot]) -> str | None:
-    """The key of a batch whose place another one of the tenants is to have; `placed` begin with the
-    oldest.
+    """Return the key of a batch that leaves its slot to a tenant without one, or None.
+
+    `slots` begin with the batch that has had its turn the longest.
     """
     slot_counts = Counter(slot.tenant for slot in slots)
     if slot_counts.total() < CARRIED_MAX or all(tenant in slot_counts for tenant in tenants):
@@ -63,8 +65,9 @@ def choose_leaver(tenants: Iterable[str], slots: Sequence[BatchSlot]) -> str | N
 
 
 def may_send(new_lines: int, ahead: int, ahead_bytes: float, tenants: int) -> bool:
-    """Whether a tenant may have so many more lines ahead of their answers, where so many tenants
-    have some. A first few it always may.
+    """Return whether a tenant may send `new_lines` more lines, if `ahead` lines have no answer yet.
+
+    The limits are divided by the number of tenants. A tenant with no line ahead may always send.
     """
     share = max(1, tenants)
     fits = ahead + new_lines <= WAITING_MAX // share and ahead_bytes <= WAITING_BYTES // share

@@ -1,9 +1,9 @@
-"""Answers that are kept for whoever asks the same again: looked up, kept, dropped.
+"""The response cache: looks up, stores and evicts answers for later callers with the same question.
 
-Any gateway finds what any other has kept: entries are documents of a collection of their own, which
-the retrieval pool holds. Nothing here fails a call. A lookup ends with its deadline; whatever goes
-wrong is a miss. At every hit the documents that the answer cites are asked whether they still say
-that; what cannot be asked is not served.
+Any gateway finds the answers of all others: entries are documents of a separate collection in the
+retrieval pool. The cache never fails a call. A lookup ends at its deadline; any failure is a miss.
+At every hit, the retrieval pool checks that the documents that the answer cites are unchanged; if
+that cannot be checked, the answer is not served.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-CANDIDATES = 4  # nearest entries that are looked at
-_KEEP_MS = 10_000  # to have one kept; nobody waits
+CANDIDATES = 4  # nearest entries that are checked
+_KEEP_MS = 10_000  # to store an answer; no call waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,12 @@ class AnswerCache:
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 hit = await self._find(query, tenant, wall_ms() + wait_ms)
-        except (UnknownCollection, UnknownFilterField, EmptyIndex):  # nothing was kept yet
+        except (UnknownCollection, UnknownFilterField, EmptyIndex):  # nothing is cached yet
             pass
         except (TriviumError, TimeoutError) as error:
             logger.info("no answer was looked up: %s: %s", type(error).__name__, error)
             outcome = "failed"
-        except Exception:  # ours to mend, and no reason to fail a chat
+        except Exception:  # a bug must not fail the chat
             logger.exception("no answer was looked up")
             outcome = "failed"
         self._metrics.cache_lookup("hit" if hit else outcome)
@@ -89,7 +89,8 @@ class AnswerCache:
     async def _still_holds(
         self, entry: CacheEntry, passage: Passage, tenant: str, deadline_ms: int
     ) -> bool:
-        """Whether all documents that it cites say what they said; else it is dropped."""
+        """Return whether all documents that an entry cites are unchanged; evict the entry
+        otherwise."""
         if not entry.quoted:
             return True
         changed = await self._pool.check(
@@ -127,7 +128,7 @@ class AnswerCache:
 
 
 def _fits(entry: CacheEntry, query: CacheQuery) -> bool:
-    """Whether it is what is asked for, as far as it can tell by itself."""
+    """Return whether an entry answers a query, by its own fields."""
     return (
         entry.key == query.key
         and entry.until_ms > wall_ms()

@@ -1,8 +1,8 @@
-"""An answer that is kept, as a document of the cache's collection: under its question's vector,
-with all else in its text. Pure.
+"""A cached answer as a document of the cache's collection. Pure.
 
-Ids are slots, so that a tenant's entries are bounded without anybody who counts them: a newer entry
-takes the place of an older one in its slot, and the same question always has the same slot.
+The document has the vector of its question; its text has everything else. Ids are slots, so that a
+tenant's entries are bounded without a counter: a new entry replaces the old one in its slot, and
+the same question always has the same slot.
 """
 
 import json
@@ -22,12 +22,12 @@ from streams.gateway.stream.stream import Stream
 ENTRY_BYTES_MAX = 64 << 10  # of an entry's text
 KEY_FIELD, UNTIL_FIELD = "key", "until_ms"  # of its metadata
 _ID = re.compile(r"answer-([0-9a-z]+)-\d{1,9}")
-_NOBODY = "all"  # where no keys are set
+_NOBODY = "all"  # the tenant without API keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
-    """What was answered, to what, and from which documents."""
+    """An answer, its question, and the documents that it cites."""
 
     key: str
     question: str
@@ -37,24 +37,24 @@ class CacheEntry:
     usage: Mapping[str, Any]
     retrieval: Mapping[str, Any] | None  # as `trivium.retrieval` has it
     annotations: Sequence[Mapping[str, Any]]
-    quoted: Sequence[Sequence[str]]  # document and content
-    collection: str  # theirs
+    quoted: Sequence[Sequence[str]]  # id and content hash of each document
+    collection: str  # of the documents
     created_ms: int
     until_ms: int
 
     @property
     def documents(self) -> list[Quoted]:
-        """What it cites, to be asked whether it still says that."""
+        """Return the documents that it cites, for a check whether they are unchanged."""
         return [Quoted(document_id=name, content=content) for name, content in self.quoted]
 
 
 def entry_of(
     query: CacheQuery, stream: Stream, text: str, *, has_retrieval: bool, now_ms: int
 ) -> CacheEntry | None:
-    """An answer that has just ended, as it is kept; None where it is none for others.
+    """Return the entry of an answer that has just ended, or None if it cannot serve other callers.
 
-    That is one that was cut, or differs from what stood before it, or whose documents were not all
-    searched, cannot be asked about, or are none at all though it was looked up.
+    That is an answer that was cut, or in which attempts differ, or without all shards searched, or
+    whose documents cannot be checked, or with a search that found none.
     """
     end, notices = stream.end, stream.retrieved
     if end is None or end.kind is not OutcomeKind.COMPLETED or stream.differs_at is not None:
@@ -98,7 +98,7 @@ def document_of(
     number: int,
     entries_max: int,
 ) -> Document | None:
-    """Build the document of an entry; None where it is too large."""
+    """Build the document of an entry; None if it is too large."""
     text = json.dumps(asdict(entry), ensure_ascii=False)
     if len(text.encode("utf-8", "replace")) > ENTRY_BYTES_MAX:
         return None
@@ -123,6 +123,6 @@ def parse_entry(text: str) -> CacheEntry | None:
 
 
 def belongs_to(entry_id: str, tenant: str) -> bool:
-    """Whether this can be the id of an entry of this tenant."""
+    """Return whether this can be the id of an entry of this tenant."""
     match = _ID.fullmatch(entry_id)
     return match is not None and match[1] == (tenant or _NOBODY)

@@ -1,12 +1,11 @@
-"""Whether two questions ask the same thing, as far as their words can tell.
+"""Decides whether two questions ask the same, as far as their words can tell. Pure.
 
-Vectors cannot: those of "from pier 7" and "from pier 8" are nearly equal, as are those of a
-question and its opposite. So all that stands there has to be the same, in the same order, but for a
-closed list: capitals at the beginning of words, articles and `do` before words, courtesies before
-and after the question, stops at the end of words, and a few short forms. Brackets, signs, quotes,
-emoji and the vowel signs of any script count. That refuses paraphrases in other words, which the
-embedding model does not tell from other questions (`infra/bench/retrieval/cache.py` measures it).
-Pure.
+Vectors cannot tell: those of "from pier 7" and "from pier 8" are nearly equal, as are those of a
+question and its opposite. So all words have to be the same, in the same order, except for a closed
+list: capitals at the beginning of words, articles and `do` before words, courtesies before and
+after the question, stops at the end of words, and a few short forms. Brackets, signs, quotes, emoji
+and the vowel signs of any script count. This refuses paraphrases, which the embedding model does
+not distinguish from other questions (measured by `infra/bench/retrieval/cache.py`).
 """
 
 import re
@@ -28,7 +27,7 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _THANKS = re.compile(r"(?<=[,.?!;])\s*(?:thanks|thank you|please)[\s.!?]*\Z", re.IGNORECASE)
-_SAYS_WHAT = re.compile(r"[:\"«„`]|(?<!\w)'")  # what follows may be what is to be worked on
+_SAYS_WHAT = re.compile(r"[:\"«„`]|(?<!\w)'")  # a quoted subject may follow
 _SPELT = {
     "what's": ("what", "is"), "where's": ("where", "is"), "when's": ("when", "is"),
     "who's": ("who", "is"), "how's": ("how", "is"), "it's": ("it", "is"), "i'm": ("i", "am"),
@@ -40,14 +39,14 @@ _QUOTES = str.maketrans("’‘“”", "''\"\"")
 
 
 def asks_the_same(first: str, second: str) -> bool:
-    """Whether what they ask is the same but for its spelling."""
+    """Return whether two questions are the same except for their spelling."""
     return first == second or meaning(first) == meaning(second) != ()
 
 
 def meaning(question: str) -> tuple[str, ...]:
-    """The words and signs that carry something, in order.
+    """Return the words and signs that count, in order.
 
-    A short word in capitals is a name: `US` is not `us`, and of `vitamin A` nothing is left out.
+    A short word in capitals is a name: `US` is not `us`, and nothing is left out of `vitamin A`.
     """
     text = plain_letters(question).translate(_QUOTES)
     for courtesy in (_GREETING, _ASIDE):
@@ -58,7 +57,7 @@ def meaning(question: str) -> tuple[str, ...]:
     terms: list[str] = []
     for number, word in enumerate(words):
         is_name = word.isupper() and (len(word) > 1 or number > 0) and len(word) <= 3
-        # Not casefold, which would make `Masse` of `Maße`.
+        # Not casefold, which would turn `Maße` into `masse`.
         small = word if is_name and word != "I" else word.lower()
         if small not in _BEFORE_WORDS or not _goes_before(small, words[number + 1 : number + 2]):
             terms += _SPELT.get(small, (small,))
@@ -66,5 +65,5 @@ def meaning(question: str) -> tuple[str, ...]:
 
 
 def _goes_before(word: str, following: Sequence[str]) -> bool:
-    """Whether an article or `do` is one there; before a letter or sign, `a` is a name."""
+    """Return whether a word is an article or `do` here; `a` before a letter or a sign is a name."""
     return bool(following) and (word != "a" or following[0][:2].isalpha() and len(following[0]) > 1)

@@ -1,5 +1,7 @@
-"""Writing an answer that was kept: whole, or as a stream of a few events. These have no ids, since
-nothing is on the log to resume; a client that was cut off asks again.
+"""Writes a cached answer, whole or as a stream of a few events.
+
+The events have no ids, as there is nothing on the log to resume. A client that was cut off sends
+its call again.
 """
 
 from typing import Any
@@ -24,7 +26,7 @@ async def write_hit(
     include_usage: bool,
     session_id: str,
 ) -> None:
-    """The whole answer, in the form that the call wishes."""
+    """Write the whole answer, streamed if the call asks for it."""
     head = {
         "id": CHAT_PREFIX + exchange.call_id,
         "object": "chat.completion.chunk" if stream else "chat.completion",

@@ -1,8 +1,7 @@
-"""Whether a chat's answer may be one that was kept, or may be kept: what it wishes, and the key of
-everything that makes an answer besides its last question.
+"""Decides whether a chat uses the response cache, and computes its key.
 
-Two chats with the same key differ in nothing but how they ask. So only the question is compared by
-similarity, and nothing else ever is.
+The key covers everything that determines an answer except the last question. Two chats with the
+same key differ only in that question. So only questions are compared by similarity.
 """
 
 import hashlib
@@ -17,15 +16,15 @@ from streams.gateway.config import EVERYTHING, GatewaySettings
 from streams.gateway.request.body import CacheBody, ChatBody
 from streams.gateway.request.intake import CallIntake, ServedModel
 
-QUESTION_CHARS_MAX = 1_000  # embedding models see the beginning only
+QUESTION_CHARS_MAX = 1_000  # embedding models read the beginning only
 _VERSION = "1"
 _DEFAULTS = CacheBody.model_validate({})
-# Fields of a chat that change no text of its answer, or not of one that may be kept.
+# Fields of a chat that do not change its answer's text, or not of one that may be cached.
 CHANGES_NO_TEXT = frozenset(
     "model stream stream_options seed n logprobs top_logprobs return_token_ids user session_id "
     "priority trivium cache".split()
 )
-# Those that the key has as they were checked; it has all others as the body says them.
+# Fields of which the key has the checked values; it has all others as in the body.
 CHECKED = frozenset(
     "messages retrieval temperature top_p top_k min_p stop stop_token_ids ignore_eos min_tokens "
     "include_stop_str_in_output max_tokens max_completion_tokens presence_penalty "
@@ -34,12 +33,12 @@ CHECKED = frozenset(
     "tools tool_choice functions function_call reasoning_effort add_generation_prompt "
     "continue_final_message chat_template_kwargs".split()
 )
-_NUMBER_BITS = 53  # what a column of metadata holds exactly
+_NUMBER_BITS = 53  # a metadata column stores these exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheQuery:
-    """A chat whose answer may be kept."""
+    """A chat whose answer may be cached."""
 
     key: str
     question: str
@@ -48,15 +47,16 @@ class CacheQuery:
 
     @property
     def number(self) -> int:
-        """The key as what filters look for; entries have the whole one, too."""
+        """Return the key as a number for filters; entries have the whole key, too."""
         return int(self.key, 16) % (1 << _NUMBER_BITS)
 
 
 def cache_query(
     intake: CallIntake, served: ServedModel, settings: GatewaySettings, tenant: str
 ) -> CacheQuery | None:
-    """What a call wishes; None where nothing is to be kept or looked up. Raises InvalidRequest
-    where a call asks for what cannot be.
+    """Return the query of a call; None if it does not use the cache.
+
+    Raises InvalidRequest if a call asks for the cache and cannot use it.
     """
     chat = intake.body
     if intake.endpoint is not Endpoint.CHAT or not isinstance(chat, ChatBody):
@@ -74,7 +74,7 @@ def cache_query(
     if last["role"] != "user" or not 0 < len(question) <= QUESTION_CHARS_MAX:
         return None
     if intake.search is not None and intake.search.turns:
-        return None  # passages of earlier turns stand in its prompt, which nobody tells of
+        return None  # its prompt has passages of earlier turns, which no notice lists
     return CacheQuery(
         key=_key(intake, chat, served, settings, tenant),
         question=question,
@@ -90,7 +90,7 @@ def _by_settings(intake: CallIntake, settings: GatewaySettings) -> bool:
 
 
 def _hindrance(intake: CallIntake) -> str | None:
-    """Why an answer is not one for all who ask."""
+    """Return why an answer cannot serve other callers, or None."""
     sampling = intake.samplings[0]
     if sampling.temperature:
         return "needs temperature 0; an answer that is drawn at random is one of many"
@@ -105,10 +105,10 @@ def _key(
     intake: CallIntake, chat: ChatBody, served: ServedModel, settings: GatewaySettings, tenant: str
 ) -> str:
     *earlier_messages, last = intake.chat.messages
-    length = chat.max_completion_tokens or chat.max_tokens or 0  # as wished: what is left differs
+    length = chat.max_completion_tokens or chat.max_tokens or 0  # the default differs by prompt
     sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
     other_fields = chat.model_dump(exclude=set(CHANGES_NO_TEXT | CHECKED))
-    is_cut = chat.truncate_prompt_tokens is not None  # where, depends on each of its words
+    is_cut = chat.truncate_prompt_tokens is not None  # where, depends on the whole question
     parts: Sequence[Any] = (
         _VERSION,
         tenant,

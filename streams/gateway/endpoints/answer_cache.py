@@ -1,5 +1,7 @@
-"""Answers that are kept: before a chat goes to routers, one that fits is given; after it, its own
-is kept. DELETE /v1/cache/{id} has one dropped. What is kept, and how it is found, is `cache`'s.
+"""The response cache in the path of a chat: a lookup before the call, and a write after it.
+
+`generate.py` looks a chat up before it goes to routers, and stores its answer after it has ended.
+DELETE /v1/cache/{id} evicts an answer. `streams/gateway/cache` decides what is cached and found.
 """
 
 from dataclasses import dataclass
@@ -19,12 +21,12 @@ from streams.gateway.stream.stream import Stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLookup:
-    """An answer that is to be kept when it has ended well."""
+    """A chat's lookup in the response cache, and what is needed to store its own answer."""
 
     query: CacheQuery
-    hit: CacheHit | None  # one that was kept before
+    hit: CacheHit | None  # a cached answer
     tenant: str
-    has_retrieval: bool  # in documents
+    has_retrieval: bool  # whether the chat searches documents
 
     def store(self, gateway: Gateway, stream: Stream, text: str) -> None:
         """Store the answer in the background, if it may serve other callers."""
@@ -38,7 +40,7 @@ class CacheLookup:
 async def look_up(
     gateway: Gateway, exchange: HttpExchange, intake: CallIntake
 ) -> CacheLookup | None:
-    """What is kept for a chat, if it wishes that; raises InvalidRequest."""
+    """Look a chat up in the response cache, or return None without it; raises InvalidRequest."""
     query = cache_query(intake, gateway.served, gateway.settings, exchange.tenant)
     if query is None:
         return None
@@ -57,7 +59,7 @@ async def serve(
     intake: CallIntake,
     conversation: Conversation,
 ) -> bool:
-    """Write the answer that was found; returns whether there was one."""
+    """Write the cached answer, if there is one; return whether there was."""
     hit = lookup.hit
     if hit is None:
         return False
@@ -74,7 +76,7 @@ async def serve(
 
 
 async def evict(gateway: Gateway, entry_id: str, tenant: str) -> None:
-    """Remove a cached answer; raises NotFound for an id of another tenant."""
+    """Evict a cached answer; raises NotFound for an id of another tenant."""
     if not belongs_to(entry_id, tenant):
         raise NotFound(f"{entry_id[:64]}: not the id of an answer that is kept for this key")
     await gateway.answers.evict(entry_id)

@@ -1,4 +1,7 @@
-"""/v1/batches: files of calls, answered when there is room. `streams/gateway/batches` does that."""
+"""The routes of /v1/batches: files of calls that `streams/gateway/batches` answers.
+
+Calls of a batch run when there is capacity.
+"""
 
 import json
 from dataclasses import replace
@@ -28,14 +31,14 @@ def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.post("/v1/batches", tags=["OpenAI"])
     async def create(request: Request) -> dict[str, Any]:
-        """Have the calls of a file answered."""
+        """Create a batch: the calls in a file are answered within the completion window."""
         return await _create(gateway, request)
 
     @router.get("/v1/batches", tags=["OpenAI"])
     async def list_batches(
         request: Request, paging: Annotated[StorePaging, Query()]
     ) -> dict[str, Any]:
-        """The caller's batches, the newest first."""
+        """List the caller's batches, the newest first."""
         table, tenant = gateway.objects.table.batches, tenant_of(gateway, request)
         return page(
             table.order(tenant),
@@ -46,13 +49,13 @@ def call_batch_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get(_BATCH, tags=["OpenAI"])
     async def get_batch(batch_id: str, request: Request) -> dict[str, Any]:
-        """How far a batch is."""
+        """Return a batch with its status and counts."""
         table = gateway.objects.table.batches
         return batch_json(table, _require_batch(gateway, request, batch_id))
 
     @router.post(_BATCH + "/cancel", tags=["OpenAI"])
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
-        """Give up what a batch has no answers to; what it has is kept."""
+        """Cancel a batch; answers that it already has are kept."""
         batch, table = _require_batch(gateway, request, batch_id), gateway.objects.table.batches
         if (status := table.status(batch)) in ENDED:
             raise InvalidRequest(f"{batch_id}: expected a batch that has not ended, it is {status}")

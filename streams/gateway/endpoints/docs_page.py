@@ -1,6 +1,8 @@
-"""`/docs`: the OpenAPI document as one page that asks nobody for anything, so it can be saved, and
-works without the internet. Swagger UI comes in a Python package. The page is made and compressed
-once; a browser that has it is told so."""
+"""`/docs`: the OpenAPI document as one page that loads nothing else and works without the internet.
+
+The page can be saved. Swagger UI comes from a Python package. The page is built and compressed
+once; a browser that has it cached gets status 304.
+"""
 
 import asyncio
 import gzip
@@ -41,7 +43,7 @@ class DocsPage:
         self._document = document
 
     async def answer(self, request: Request) -> Response:
-        """The page, as small as its reader takes it."""
+        """Return the page, compressed if the client accepts gzip."""
         packed, tag = await asyncio.to_thread(lambda: self._packed)
         headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
         if request.headers.get("if-none-match") == tag:
@@ -64,7 +66,7 @@ class DocsPage:
 
 
 def _inside(script: str) -> str:
-    """Without what would end a script's element; all of it is in strings and patterns."""
+    """Escape the texts that would end a script element; all of them are in strings and patterns."""
     for opening in ("<!--", "<script", "</script"):
         script = script.replace(opening, "\\x3c" + opening[1:])
     return script

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /v1/rerank: what the embedding workers of the retrieval pool know.
+"""POST /v1/embeddings and /v1/rerank, answered by the embedding workers of the retrieval pool.
 
 Ranking compares vectors: the score is the cosine similarity of query and document. No model reads
 both together, as a cross-encoder would.
@@ -31,7 +31,7 @@ from streams.gateway.stream.delivery import COMPLETED
 
 
 async def embeddings(gateway: Gateway, exchange: HttpExchange) -> str:
-    """Vectors of texts; returns the outcome, raises what is the caller's to know."""
+    """Answer an embeddings call; return the outcome, raise the errors for the caller."""
     body = await _body(gateway, exchange, EmbeddingsBody)
     deadline_ms = _deadline_ms(gateway, exchange)
     result = await embed_texts(gateway.pool, body, deadline_ms, exchange.tenant)
@@ -42,7 +42,10 @@ async def embeddings(gateway: Gateway, exchange: HttpExchange) -> str:
 async def embed_texts(
     pool: RetrievalPool, body: EmbeddingsBody, deadline_ms: int, tenant: str
 ) -> EmbeddedTexts:
-    """What a body asks for; raises what `Pool.embed` does, InvalidRequest, UnknownModel."""
+    """Embed the texts of a body.
+
+    Raises the errors of `RetrievalPool.embed`, InvalidRequest and UnknownModel.
+    """
     result = await _embed(pool, body.model, inputs_of(body.input), deadline_ms, tenant)
     dim = result.vectors.shape[1]
     if body.dimensions not in (None, dim):
@@ -53,7 +56,7 @@ async def embed_texts(
 
 
 def vectors_body(result: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
-    """Build the answer to an embeddings call."""
+    """Build the body of the answer to an embeddings call."""
     data = [
         {
             "object": "embedding",
@@ -67,7 +70,7 @@ def vectors_body(result: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
 
 
 async def rerank(gateway: Gateway, exchange: HttpExchange) -> str:
-    """Documents by their similarity to a query, the most similar first."""
+    """Answer with documents ordered by similarity to a query, the most similar first."""
     body = await _body(gateway, exchange, RerankBody)
     query_and_texts = texts_to_rank(body)
     deadline_ms = _deadline_ms(gateway, exchange)
@@ -119,12 +122,12 @@ async def _embed(
 
 
 def public_name(embedder: str) -> str:
-    """How callers know an embedding model: without its version."""
+    """Return the name of an embedding model that callers use: the one without a version."""
     return embedder.partition("@")[0]
 
 
 def _encode_vector(vector: Any, encoding: str | None) -> Any:
-    """A vector as the client wants it; the `openai` package wants base64 where nobody asks."""
+    """Encode a vector as base64 or numbers. The `openai` package asks for base64 by default."""
     return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
 
 

@@ -1,4 +1,4 @@
-"""/v1/files: what callers upload, for vector stores and whatever else works on files."""
+"""The routes of /v1/files: files that callers upload for vector stores and batches."""
 
 import re
 from collections.abc import Mapping
@@ -55,12 +55,12 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/v1/files/{file_id}", tags=["OpenAI"])
     async def get_file(file_id: str, request: Request) -> dict[str, Any]:
-        """One file, without its content."""
+        """Return a file's description, without its content."""
         return file_json(require_file(gateway, request, file_id))
 
     @router.get("/v1/files/{file_id}/content", tags=["OpenAI"])
     async def content(file_id: str, request: Request) -> StreamingResponse:
-        """The bytes of a file."""
+        """Download the content of a file."""
         file = require_file(gateway, request, file_id)
         headers = {"content-length": str(file.bytes)}
         parts = gateway.objects.read_parts(file)
@@ -68,7 +68,7 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.delete("/v1/files/{file_id}", tags=["OpenAI"])
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
-        """Delete a file, and take it out of all vector stores."""
+        """Delete a file, and remove it from all vector stores."""
         file = require_file(gateway, request, file_id)
         await gateway.objects.put(*gateway.objects.table.deletion_of(file))
         return {"id": file_id, "object": "file", "deleted": True}
@@ -80,7 +80,7 @@ def tenant_of(gateway: Gateway, request: Request) -> str:
 
 
 def require_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
-    """The caller's file of that id; raises NotFound."""
+    """Return the caller's file with this id; raises NotFound."""
     file = gateway.objects.table.file(tenant_of(gateway, request), file_id)
     if file is None:
         raise NotFound(f"no such file: {file_id[:64]!r}")
@@ -122,7 +122,7 @@ async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
 
 
 def _filename(name: str) -> str:
-    """The last part of a path, whoever's slashes it has."""
+    """Return the last part of a path, with slashes or backslashes."""
     filename = _CONTROLS.sub("", re.split(r"[/\\]", name)[-1]).strip()
     if filename in ("", ".", "..") or len(filename) > FILENAME_CHARS_MAX:
         raise InvalidRequest(

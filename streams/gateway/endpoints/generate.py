@@ -1,8 +1,8 @@
-"""POST /v1/chat/completions and /v1/completions: from a call to requests on the log, one per
-choice, and from their tokens to its answer.
+"""POST /v1/chat/completions and /v1/completions: a call becomes requests, tokens become an answer.
 
-A call is accepted when the broker has acknowledged all of its requests; what fails before that is
-the client's to retry. A call with `Last-Event-ID` resumes a stream instead (`resume.py`).
+Each choice is one request on the log. A call is accepted when the broker has acknowledged all of
+its requests; if something fails before that, the client has to retry. A call with `Last-Event-ID`
+resumes a stream instead (`resume.py`).
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from streams.gateway.stream.hub import Call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """What a call asks for: its checked body, its options, and the conversation that it is of."""
+    """A checked call: its body, its options, and its conversation."""
 
     intake: CallIntake
     options: CallOptions
     conversation: Conversation
-    cache_lookup: CacheLookup | None = None  # of an answer that others may get, too
+    cache_lookup: CacheLookup | None = None  # if the answer may be cached
 
 
 async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange) -> str:
-    """Answer a chat or completion; returns the outcome, raises what is the caller's to know."""
+    """Answer a chat or completion; return the outcome, raise the errors for the caller."""
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
@@ -49,7 +49,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
         key, positions = last_event(gateway, exchange)
         await exchange.read_body(gateway.body_reader)
         return await resume(gateway, exchange, key, positions)
-    await gateway.admit(exchange.tenant)  # before anything of the body is kept
+    await gateway.admit(exchange.tenant)  # before the body takes memory
     raw = await exchange.read_body(gateway.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
@@ -75,7 +75,8 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
 
 
 def conversation_of(gateway: Gateway, exchange: HttpExchange, intake: CallIntake) -> Conversation:
-    """The session of a call, by header, by its body or by what was said."""
+    """Return the conversation of a call: by header, by the session id in its body, or by its
+    messages."""
     messages = intake.chat.messages
     session_id = session_of(exchange.headers) or intake.session_id
     if session_id:
@@ -86,7 +87,7 @@ def conversation_of(gateway: Gateway, exchange: HttpExchange, intake: CallIntake
 
 
 async def accept(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry) -> Call:
-    """Send the call's requests; returns when the broker has them all."""
+    """Send the call's requests, and wait until the broker has acknowledged them all."""
     intake = inquiry.intake
     await gateway.admit(exchange.tenant, choices := len(intake.prompts) * intake.n)
     key = _stream_key(gateway, exchange, inquiry, choices)
@@ -105,13 +106,13 @@ async def accept(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry) -> 
     try:
         await _send_all(gateway, requests, _trace_headers(exchange))
     except BaseException:
-        give_up(gateway, call)  # some may have got through
+        give_up(gateway, call)  # some requests may be on the log
         raise
     return call
 
 
 def give_up(gateway: Gateway, call: Call) -> None:
-    """Forget a call that nobody will answer, and end its work."""
+    """Remove a call that has no reader any more, and cancel its requests."""
     gateway.release(call)
     gateway.cancel_later(call, CancelReason.CLIENT_GONE)
 
@@ -141,8 +142,10 @@ def _stream_key(
 def requests_of(
     gateway: Gateway, inquiry: Inquiry, key: StreamKey, arrived_ms: int
 ) -> list[Request]:
-    """One for each choice, as they go to routers; raises InvalidRequest for a placement that this
-    deployment has not."""
+    """Build the records for routers, one per choice.
+
+    Raises InvalidRequest for a placement that this deployment does not support.
+    """
     intake, options = inquiry.intake, inquiry.options
     check_wishes(gateway.backend.servers, intake, options)
     first = Request(
@@ -188,13 +191,13 @@ def requests_of(
 
 
 def _cache_scope(gateway: Gateway, tenant: str, salt: str | None) -> str:
-    """Whose prompts may use blocks of these. Names of tenants have no slash."""
+    """Return the scope in which prompts may share KV blocks. Names of tenants have no slash."""
     tenant = "" if gateway.settings.shared_cache else tenant
     return f"{tenant}/{salt}" if salt else tenant
 
 
 def _retrieval(gateway: Gateway, intake: CallIntake, arrived_ms: int) -> Retrieval | None:
-    """What is to be found first, if anything is."""
+    """Return the search that precedes the answer, or None."""
     if intake.search is None:
         return None
     limit, sampling = gateway.served.max_model_len, intake.samplings[0]
@@ -220,9 +223,9 @@ async def answer(
     *,
     keeps_running: bool,
 ) -> str:
-    """Write the answer until it ends, or its client has gone; returns the outcome.
+    """Write the answer until it ends, or until its client disconnects; return the outcome.
 
-    A stream that a stopping gateway cuts off is not given up: its client may resume elsewhere.
+    A stream that a stopping gateway cuts off is not cancelled: its client may resume it elsewhere.
     """
     watcher = exchange.on_hang_up(call.hang_up)
     outcome, is_cut_off = "", False
@@ -274,7 +277,7 @@ async def _write_whole(
 
 
 def _remember(gateway: Gateway, inquiry: Inquiry, call: Call, text: str) -> None:
-    """What an answer said, for the next turn, and perhaps for others who ask the same."""
+    """Remember an answer for the conversation's next turn, and store it in the response cache."""
     gateway.remember(inquiry.conversation, text)
     if inquiry.cache_lookup is not None:
         inquiry.cache_lookup.store(gateway, call.streams[0], text)

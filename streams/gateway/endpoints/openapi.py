@@ -1,5 +1,6 @@
-"""The OpenAPI page: FastAPI's own routes, and the endpoints on the path, which FastAPI does not
-know. It says what every call is answered with, errors too: `tests/fuzz` holds the gateway to it.
+"""The OpenAPI document: FastAPI's routes, and the plain ASGI endpoints that FastAPI does not know.
+
+It has the answers of every call, errors included; `tests/fuzz` checks the gateway against it.
 """
 
 from collections.abc import Iterable
@@ -57,7 +58,7 @@ _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 
 
-# Of headers; others are free text.
+# Schemas of headers; other headers are free text.
 _VALUES: dict[str, dict[str, Any]] = {
     "X-Priority": {"enum": [*map(str, Priority)]},
     "X-Deadline-Ms": {"type": "integer", "minimum": 1},
@@ -100,7 +101,7 @@ _RESPONSE_ANSWER = _object(
 )  # fmt: skip
 
 
-# By path, method and status: media types, and the schema of JSON.
+# By path, method and status: media types, and the schema of the JSON body.
 _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/v1/chat/completions", "post", "200"): ((_JSON, _STREAM), _answer("chat.completion")),
     ("/v1/completions", "post", "200"): ((_JSON, _STREAM), _answer("text_completion")),
@@ -174,7 +175,7 @@ def _operation(path: str) -> dict[str, Any]:
     model, doc, tag = _BODIES[path]
     schema = {"$ref": _REF.format(model=model.__name__)}
     headers = {} if path in _OF_TOKENS else {**_HEADERS}
-    if path == "/v1/responses":  # goes on by its id
+    if path == "/v1/responses":  # a response is resumed by its id
         del headers["Last-Event-ID"]
     return {
         "summary": doc,
@@ -198,7 +199,7 @@ def _events_operation() -> dict[str, Any]:
 
 
 _WHETHER: dict[str, Any] = {"type": "boolean"}
-# Of a stored response: what is done, and what the query may say.
+# Routes of a stored response: summary, and parameters of the query.
 _RESPONSE_CALLS: dict[tuple[str, str], tuple[str, dict[str, dict[str, Any]]]] = {
     (_RESPONSE, "get"): (
         "A stored response as it is by now, or its events after one of them.",
@@ -224,7 +225,7 @@ def _response_operation(doc: str, query: dict[str, dict[str, Any]]) -> dict[str,
 
 
 def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None:
-    """What FastAPI thinks of answers is replaced: it knows neither their errors nor their types."""
+    """Replace FastAPI's answers of an operation, which have neither its errors nor its types."""
     generated = operation["responses"]
     responses: dict[str, Any] = {}
     for (of_path, of_method, status), (media, schema) in _ANSWERS.items():
@@ -240,7 +241,7 @@ def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None
     wrong = {"description": "What is wrong, as OpenAI says it", "content": {_JSON: ref}}
     operation["responses"] = {**responses, "default": wrong}
     if operation["tags"] != ["Operations"]:
-        operation["security"] = [{}, {"key": []}]  # where the gateway has keys
+        operation["security"] = [{}, {"key": []}]  # a key only if the gateway has keys
 
 
 def _models() -> Iterable[type[BaseModel]]:
@@ -248,7 +249,7 @@ def _models() -> Iterable[type[BaseModel]]:
 
 
 def _add_object_bodies(paths: dict[str, Any]) -> None:
-    """FastAPI reads no bodies here, so it knows of none."""
+    """Add the request bodies of object routes, which FastAPI does not read."""
     for path, model in BODIES.items():
         content = {_JSON: {"schema": {"$ref": _REF.format(model=model.__name__)}}}
         paths[path]["post"]["requestBody"] = {"required": True, "content": content}
@@ -257,7 +258,7 @@ def _add_object_bodies(paths: dict[str, Any]) -> None:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole document; built once."""
+    """Return the whole document; it is built once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes

@@ -1,6 +1,6 @@
 """GET /v1/requests/{id}/events, and calls with `Last-Event-ID`: the rest of a stream, from the log.
 
-Any gateway can do this, whichever one accepted the request.
+Any gateway can resume a stream, not only the one that accepted the request.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ RESUME_HEADER = b"last-event-id"
 
 
 def last_event(gateway: Gateway, exchange: HttpExchange) -> tuple[StreamKey, list[ClientPosition]]:
-    """What the header says; raises InvalidRequest."""
+    """Parse the `Last-Event-ID` header; raises InvalidRequest."""
     value = exchange.headers[RESUME_HEADER].decode("latin-1")
     return gateway.event_ids.parse(value, exchange.tenant)
 
 
 async def events(gateway: Gateway, exchange: HttpExchange) -> str:
-    """The stream after `Last-Event-ID`, or from its beginning; returns the outcome."""
+    """Write the stream after `Last-Event-ID`, or from its beginning; return the outcome."""
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     parent_id = from_public(exchange.scope["path_params"]["request_id"])
     request_id = parent_id if is_id(parent_id) else new_request_id(wall_ms())
@@ -49,7 +49,7 @@ async def events(gateway: Gateway, exchange: HttpExchange) -> str:
 async def resume(
     gateway: Gateway, exchange: HttpExchange, key: StreamKey, positions: Sequence[ClientPosition]
 ) -> str:
-    """Read the stream's partition from where it began, and write what the client lacks."""
+    """Read the stream's partition from its first offset, and write what the client lacks."""
     call = resumed_call(gateway, exchange, key, positions)
     name = gateway.event_ids.name(key)
     writer = ChunkWriter(key, call.streams, name=name, client_positions=positions)
@@ -67,10 +67,10 @@ async def read_on(
     writer: EventWriter,
     after_frame: Callable[[], None] = _nothing,
 ) -> str:
-    """Write what comes of a call that any gateway may have accepted; returns the outcome.
+    """Write the rest of a call that any gateway may have accepted; return the outcome.
 
-    The request itself is left alone: hanging up here does not cancel it. It goes on where the
-    gateway that accepted it is lost, for this one reads it.
+    A disconnect here does not cancel the request. If the gateway that accepted it is lost, the
+    request continues, because routers know this gateway as a reader (`Gateway.announce_reader`).
     """
     key = call.key
     exchange.reply_headers = [
@@ -100,7 +100,7 @@ def resumed_call(
     *,
     waits_for_end: bool = False,
 ) -> Call:
-    """A call that began anywhere, to be read here from these positions on."""
+    """Build a call to read here from these positions on, whichever gateway accepted it."""
     call = Call(
         key,
         deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
@@ -116,7 +116,7 @@ def resumed_call(
 
 
 async def _read_frames(gateway: Gateway, call: Call, after_frame: Callable[[], None]) -> None:
-    """Frames of the call's partition to the call alone."""
+    """Apply the frames of the call's partition to this call only."""
     hub = Hub(on_void=gateway.hub.on_void)
     hub.add(call)
     try:

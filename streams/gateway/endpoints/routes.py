@@ -1,5 +1,6 @@
-"""The endpoints beside the path: models, tokenize, cancelling, health and metrics, on plain
-FastAPI. Those of vLLM that generate nothing are here, too, under its names.
+"""The other routes, on plain FastAPI: models, tokenize, cancellation, health and metrics.
+
+vLLM's routes that do not generate are among them, under vLLM's names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,13 +36,16 @@ _ID_CHARS_MAX = 64
 
 
 def identify(response: Response) -> None:
-    """Every response has an id."""
+    """Add a request id to a response."""
     response.headers["x-request-id"] = new_request_id(wall_ms())
 
 
 def make_routes(gateway: Gateway) -> list[BaseRoute]:
-    """Routes of one gateway. Nothing includes their routers: FastAPI would build each route again
-    for each, which takes twice as long as all else that makes an app."""
+    """Build the routes of a gateway.
+
+    The app takes them as a list and includes no router: FastAPI would build each route again for
+    each included router, which takes twice as long as the rest of the app.
+    """
 
     def authorise(request: Request) -> None:
         gateway.keys.tenant(headers_of(request.scope))
@@ -55,17 +59,17 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
 
     @guarded.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> dict[str, Any]:
-        """What a call may name as its model."""
+        """List the names that a call may use as its model."""
         return {"object": "list", "data": list(_models(gateway).values())}
 
     @guarded.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def get_model(model: str) -> dict[str, Any]:
-        """One of them, by its name."""
+        """Return a model by its name."""
         return _models(gateway).get(model) or _model_named(gateway, model)
 
     @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
-        """Token ids of a prompt, or of messages in the model's chat template."""
+        """Tokenize a prompt, or messages in the model's chat template."""
         headers = headers_of(request.scope)
         tenant = gateway.keys.tenant(headers)
         raw = await gateway.body_reader.read(headers, request.receive, tenant)
@@ -74,7 +78,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
 
     @guarded.post("/detokenize", tags=["vLLM"])
     async def detokenize(request: Request) -> dict[str, Any]:
-        """The text of token ids."""
+        """Return the text of token ids."""
         headers = headers_of(request.scope)
         tenant = gateway.keys.tenant(headers)
         raw = await gateway.body_reader.read(headers, request.receive, tenant)
@@ -84,15 +88,15 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
         """Cancel a request: its work stops on every worker, and its stream ends with an error.
 
-        A request that another gateway answers needs its session id in `X-Session-Id`; then the
-        cancellation is written, and it is the router that knows whether there was anything left to
-        cancel, and whether it is the caller's (202).
+        If another gateway answers the request, send its session id in `X-Session-Id`. The gateway
+        then writes the cancellation to the log and answers 202. The router checks whether the
+        request is still running and belongs to the caller.
         """
         return await _cancel(gateway, from_public(request_id), request, response)
 
     @guarded.delete("/v1/cache/{entry_id}", tags=["Trivium"])
     async def drop_kept(entry_id: str, request: Request) -> dict[str, Any]:
-        """Have an answer that was kept given no more; `trivium.cache.id` is its id."""
+        """Evict a cached answer; its id is `trivium.cache.id` in the answer."""
         await evict(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
         return {"id": entry_id, "object": "cache.entry", "deleted": True}
 
@@ -107,7 +111,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
 
 
 def _add_operations(gateway: Gateway, router: APIRouter) -> None:
-    """What probes and monitors ask for, without a key."""
+    """Add the routes for probes and monitors, which need no key."""
 
     @router.get("/health/live", tags=["Operations"])
     async def live() -> dict[str, str]:
@@ -119,7 +123,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
     @router.get("/ping", tags=["Operations"])
     @router.post("/ping", tags=["Operations"])
     async def ready() -> Response:
-        """Whether calls would be answered; else 503 with the reasons."""
+        """Answer 200 if calls can be answered; else 503 with the reasons."""
         problems = gateway.problems()
         body = {"status": "not ready" if problems else "ok", "reasons": problems}
         return JSONResponse(body, 503 if problems else 200, _health_headers(gateway, problems))
@@ -131,12 +135,12 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get("/load", tags=["Operations"])
     async def load() -> dict[str, int]:
-        """How many answers are in flight at this gateway."""
+        """Return the number of answers in flight at this gateway."""
         return {"server_load": gateway.in_flight}
 
     @router.get("/metrics", tags=["Operations"])
     async def metrics() -> Response:
-        """Prometheus metrics of this process."""
+        """Return the Prometheus metrics of this gateway."""
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
@@ -148,9 +152,10 @@ def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]
 
 
 def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    """By name: the served model, alone and with each collection, and models that embed.
+    """Return the models by name: the served model, alone and with each collection, and embedding
+    models.
 
-    Collections have no owners; where there are several callers, they are told of none.
+    Collections have no owners, so they are listed only if the gateway has no API keys.
     """
     settings, served = gateway.settings, gateway.served.name
     models = {served: _model(gateway, served)}
@@ -165,7 +170,7 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
 
 
 def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
-    """A model that may be named although it is not listed; raises UnknownModel."""
+    """Return a model that is valid but not listed; raises UnknownModel."""
     for capability in _embedders(gateway):
         if name == capability.embedder:
             return _model(gateway, name, max_model_len=capability.tokens_max)

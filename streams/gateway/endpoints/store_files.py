@@ -1,4 +1,4 @@
-"""/v1/vector_stores/{id}/files and file_batches: which files a store has, and how far they are."""
+"""The routes of /v1/vector_stores/{id}/files and file_batches: a store's files and their states."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.post(_STORE + "/files", tags=["OpenAI"])
     async def attach(vector_store_id: str, request: Request) -> dict[str, Any]:
-        """Put a file into a vector store."""
+        """Add a file to a vector store."""
         store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, StoreFileBody)
         await _attach(gateway, store, [body], "")
@@ -45,19 +45,19 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get(_STORE + "/files", tags=["OpenAI"])
     async def list_files(vector_store_id: str, request: Request, paging: Paging) -> dict[str, Any]:
-        """The files of a vector store."""
+        """List the files of a vector store."""
         store = require_store(gateway, request, vector_store_id)
         return _page(gateway, store, paging, "")
 
     @router.get(_FILE, tags=["OpenAI"])
     async def get_file(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
-        """How far one file is."""
+        """Return a vector store file with its status."""
         store = require_store(gateway, request, vector_store_id)
         return store_file_json(store, _entry(gateway, store, file_id))
 
     @router.post(_FILE, tags=["OpenAI"])
     async def change(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
-        """Change the attributes of a file; it is in progress until filters see them."""
+        """Change the attributes of a file; its status is in_progress until filters use them."""
         store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, AttributesBody)
         spec = _entry(gateway, store, file_id).spec
@@ -70,7 +70,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.delete(_FILE, tags=["OpenAI"])
     async def delete(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
-        """Take a file out of a vector store; the file itself stays."""
+        """Remove a file from a vector store; the file itself stays."""
         store = require_store(gateway, request, vector_store_id)
         spec = _entry(gateway, store, file_id).spec
         deleted_spec = replace(spec, target_state=DELETED, revision=spec.revision + 1)
@@ -79,7 +79,7 @@ def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get(_FILE + "/content", tags=["OpenAI"])
     async def content(vector_store_id: str, file_id: str, request: Request) -> StreamingResponse:
-        """What a file of a vector store says, as text."""
+        """Return the text of a vector store's file."""
         store = require_store(gateway, request, vector_store_id)
         _entry(gateway, store, file_id)
         file, limit_ms = require_file(gateway, request, file_id), gateway.settings.parse_ms
@@ -98,7 +98,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.post(_STORE + "/file_batches", tags=["OpenAI"])
     async def create_batch(vector_store_id: str, request: Request) -> dict[str, Any]:
-        """Put several files into a vector store."""
+        """Add several files to a vector store."""
         store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, BatchBody)
         now_ms = wall_ms()
@@ -113,13 +113,13 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.get(_BATCH, tags=["OpenAI"])
     async def get_batch(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
-        """How far a batch is."""
+        """Return a file batch with its status and counts."""
         store = require_store(gateway, request, vector_store_id)
         return batch_json(gateway.objects.table, store, _batch(gateway, store, batch_id))
 
     @router.post(_BATCH + "/cancel", tags=["OpenAI"])
     async def cancel(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
-        """Give up what a batch has not completed."""
+        """Cancel the files of a batch that are still in progress."""
         store = require_store(gateway, request, vector_store_id)
         batch, table = _batch(gateway, store, batch_id), gateway.objects.table
         files = table.contents(store)
@@ -138,7 +138,7 @@ def batch_routes(gateway: Gateway, router: APIRouter) -> None:
     async def list_files(
         vector_store_id: str, batch_id: str, request: Request, paging: Paging
     ) -> dict[str, Any]:
-        """The files of a batch."""
+        """List the files of a file batch."""
         store = require_store(gateway, request, vector_store_id)
         batch = _batch(gateway, store, batch_id)
         return _page(gateway, store, paging, batch.batch_id)

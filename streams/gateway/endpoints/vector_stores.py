@@ -1,4 +1,4 @@
-"""/v1/vector_stores: collections of documents that callers make of their files, and search."""
+"""The routes of /v1/vector_stores: stores of callers' files, and search in them."""
 
 import asyncio
 import json
@@ -33,10 +33,10 @@ from streams.gateway.objects.shapes import page, store_json, whole_page
 from streams.gateway.request.body import Body, parse
 from streams.gateway.state import Gateway
 
-RESULTS = 10  # where a search names no number
-SEARCH_MS = 10_000  # the longest that a search may take
+RESULTS = 10  # of a search that names no number
+SEARCH_MS = 10_000  # longest time of a search
 _MODES = {(True, True): "hybrid", (True, False): "vector", (False, True): "words"}
-USED_MS = 60_000  # a use is noted when the last one noted is so long ago
+USED_MS = 60_000  # least time between two records of a store's use
 
 
 def store_routes(gateway: Gateway, router: APIRouter) -> None:
@@ -44,7 +44,7 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.post("/v1/vector_stores", tags=["OpenAI"])
     async def create(request: Request) -> dict[str, Any]:
-        """Make a vector store, with files or without."""
+        """Create a vector store, with or without files."""
         return await _create(gateway, request)
 
     @router.get("/v1/vector_stores", tags=["OpenAI"])
@@ -85,7 +85,7 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
 
     @router.post("/v1/vector_stores/{vector_store_id}/search", tags=["OpenAI"])
     async def search(vector_store_id: str, request: Request) -> dict[str, Any]:
-        """The passages of a vector store that fit one or more queries best."""
+        """Return the passages of a vector store that match one or more queries best."""
         store = require_store(gateway, request, vector_store_id, in_use=True)
         body = await read_body(gateway, request, StoreSearchBody)
         await note_use(gateway, store)
@@ -95,8 +95,10 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
 def require_store(
     gateway: Gateway, request: Request, store_id: str, *, in_use: bool = False
 ) -> VectorStore:
-    """The caller's store of that id; raises NotFound, and InvalidRequest for an expired one that is
-    to be used."""
+    """Return the caller's store with this id.
+
+    Raises NotFound, and InvalidRequest if the store has expired and `in_use`.
+    """
     table = gateway.objects.table
     store = table.store(tenant_of(gateway, request), store_id)
     if store is None:
@@ -108,14 +110,14 @@ def require_store(
 
 
 async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Body:
-    """The JSON body of a call; raises InvalidRequest."""
+    """Read and parse the JSON body of a call; raises InvalidRequest."""
     headers, tenant = headers_of(request.scope), tenant_of(gateway, request)
     raw = await gateway.body_reader.read(headers, request.receive, tenant)
     return parse(kind, raw, gateway.settings.values_max)
 
 
 async def note_use(gateway: Gateway, store: VectorStore) -> None:
-    """Note that a store was used, which puts off its expiry."""
+    """Record that a store was used, which postpones its expiry."""
     now_ms = wall_ms()
     if now_ms - gateway.objects.table.used_ms(store) >= USED_MS:
         used = StoreUsed(store_id=store.store_id, tenant=store.tenant, at_ms=now_ms)
@@ -188,7 +190,8 @@ async def _search(gateway: Gateway, store: VectorStore, body: StoreSearchBody) -
 
 
 async def _or_none(search: Any) -> RetrievalResult | None:
-    """A store in which nothing is yet has no collection."""
+    """Return the result of a search, or None if the store has no documents and thus no collection
+    yet."""
     try:
         answer: RetrievalResult = await search
     except (UnknownCollection, EmptyIndex):
@@ -197,7 +200,7 @@ async def _or_none(search: Any) -> RetrievalResult | None:
 
 
 def _weights(ranking: RankingBody) -> tuple[float, float]:
-    """Of vectors and of words."""
+    """Return the weights of vectors and of words; raises InvalidRequest if both are 0."""
     hybrid = ranking.hybrid_search or HybridWeights()
     if not hybrid.embedding_weight and not hybrid.text_weight:
         raise InvalidRequest(
@@ -208,7 +211,8 @@ def _weights(ranking: RankingBody) -> tuple[float, float]:
 
 
 def reweight(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
-    """Fused anew, from the ranks that they have among each other."""
+    """Compute the fused scores again with these weights, from the ranks of the hits among each
+    other."""
     if len(set(weights)) == 1 or 0 in weights:
         return list(hits)
     near = sorted((hit for hit in hits if hit.distance < inf), key=lambda hit: hit.distance)
@@ -221,7 +225,7 @@ def reweight(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
 
 
 def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | None:
-    """None where its file is gone from the store, though the index may still have it."""
+    """Build a search result; None if its file has left the store but not the index yet."""
     if hit.passage is None:
         return None
     file_id = hit.passage.document_id.partition("/")[0]
@@ -239,7 +243,7 @@ def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | 
 
 
 def _gaps(answers: Iterable[RetrievalResult]) -> dict[str, Any]:
-    """What is missing from the results, if anything is."""
+    """Return the fields that say what the results lack; empty if they are complete."""
     missing = sorted({shard for answer in answers for shard in answer.missing})
     degraded = next((answer.degraded for answer in answers if answer.degraded), "")
     gaps: dict[str, Any] = {"missing_shards": missing} if missing else {}

@@ -1,9 +1,8 @@
-"""Whether this deployment can meet what a call wishes: a policy, an order, a trigger of probes.
-Where not, the call is refused with what is possible.
+"""Checks whether this deployment supports what a call wishes: a policy, an order, a probe trigger.
 
-Asked once, before a call is sent. What a worker that is only silent could do counts, since it may
-be back. Routers replace what cannot be met later, or for a reason of the moment, and say so on
-`decisions` (`streams/core/placement/wishes.py`).
+An unsupported wish is refused with the possible values. The check runs once, before the call is
+sent. It counts workers that are only silent, since they may be back. Routers replace what cannot be
+met later, or at that moment, and report it on `decisions` (`streams/core/placement/wishes.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,21 +18,23 @@ from streams.gateway.request.options import ORCHESTRATION_HEADER, POLICY_HEADER,
 
 _AUTO = "auto"
 _PAIR = (Role.PREFILL, Role.DECODE)
-# Where one of these has workers, the policy can be met; others need a decode worker.
+# A policy can be met if all roles of one of its tuples have workers; others need a decode worker.
 _NEEDS = {
     "replica": ((Role.REPLICA,),),
     "pairs": (_PAIR,),
     "round_robin": ((Role.DECODE,), (Role.REPLICA,)),
 }
 _NEEDS_DECODE = ((Role.DECODE,),)
-_ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that does not tell its triggers
+_ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that lists no triggers
 
 
 def check_wishes(
     servers: Callable[[], Sequence[Registration]], intake: CallIntake, options: CallOptions
 ) -> None:
-    """Raise InvalidRequest for what none of these can meet: routers, and workers that serve the
-    model. Where no worker is known, nothing is, and who wishes nothing costs nothing."""
+    """Raise InvalidRequest for a wish that the routers, or the workers of the model, cannot meet.
+
+    Without a known worker, nothing is checked. `servers` is not called for a call without wishes.
+    """
     probe = None if intake.search is None else intake.search.probe
     trigger = None if probe is None else probe.body.trigger
     order = "" if options.orchestration == _AUTO else options.orchestration
@@ -55,7 +56,8 @@ def check_wishes(
 
 
 def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
-    """Every worker that decodes has to have it, since any may get the request."""
+    """Raise InvalidRequest unless every worker that decodes has the trigger: any may get the
+    request."""
     decoders = (
         worker.capability for worker in workers if {*worker.roles} & {Role.DECODE, Role.REPLICA}
     )
@@ -72,7 +74,8 @@ def _check_trigger(wish: str, workers: Sequence[Registration]) -> None:
 
 
 def _check_policy(wish: str, param: str, roles: set[Role], routers: Sequence[Registration]) -> None:
-    """A router that does not tell its policies is thought to have them all."""
+    """Raise InvalidRequest for an unavailable policy. A router that lists no policies counts as
+    having all."""
     policy_lists = [router.policies or POLICIES for router in routers]
     possible = [
         name
@@ -118,8 +121,8 @@ def _lacking(policy: str, roles: set[Role]) -> str:
 
 
 def _orders(workers: Sequence[Registration]) -> set[Orchestration]:
-    """Those that some prefill and some decode worker can do together; a worker with both roles is
-    no pair with itself."""
+    """Return the orders that some prefill worker and some decode worker support together. A worker
+    with both roles is no pair with itself."""
     prefills, decodes = (
         _kinds(worker for worker in workers if role in worker.roles) for role in _PAIR
     )
@@ -133,7 +136,7 @@ def _orders(workers: Sequence[Registration]) -> set[Orchestration]:
 
 
 def _kinds(workers: Iterable[Registration]) -> dict[Capability, set[str]]:
-    """Who is alike in all that matters to a peer; these are few, however many workers there are."""
+    """Group workers by the capabilities that matter to a peer; there are few groups."""
     ids_by_kind: dict[Capability, set[str]] = {}
     for worker in workers:
         if (capability := worker.capability) is not None:

@@ -1,17 +1,18 @@
-"""One connection, as real clients speak HTTP/1: what uvicorn's protocol lacks of that.
+"""One connection, as real clients speak HTTP/1: adds what uvicorn's protocol lacks.
 
-Theory of operation. An offer of another protocol (`Upgrade: h2c` of every Java `HttpClient`) is not
-taken, and httptools would skip the body behind it: so a parser of its own reads that head again,
-without the offer. What cannot be read is refused as JSON, behind the answers that are under way.
+Theory of operation. The gateway does not accept an offer of another protocol (`Upgrade: h2c` of
+every Java `HttpClient`), and httptools would skip the body after it. So a second parser reads that
+head again, without the offer. A request that cannot be read is refused with a JSON error, after the
+answers in progress.
 
-A client that closes its sending side still gets its answers. One that closed the whole connection
-looks the same until something is sent to it. So a byte of the answer leaves at once, the first of
-the status line or a leading zero of the next chunk's size: who has gone answers that with a reset,
-which ends its work. The other way round, a connection that ends
-while its client may be sending is closed for writing alone at first: a reset would take the answer
-away from a client that has not read it.
+A client that closes its sending side still gets its answers. A client that has closed the whole
+connection looks the same until something is sent to it. So one byte of the answer is sent at once:
+the first of the status line, or a leading zero of the next chunk's size. If the client has gone, it
+replies with a reset, which ends its call. In the other direction, a connection that ends while its
+client may be sending is at first closed for writing only: a reset would discard the answer before
+the client has read it.
 
-How long and how large a request may be is decided in `slow_clients.py` and `head_limits.py`.
+`slow_clients.py` and `head_limits.py` limit the time and the size of a request.
 """
 
 import asyncio
@@ -29,22 +30,22 @@ from streams.gateway.http.library import STATUS_LINE, HttpToolsProtocol, Request
 
 _OFFER = (b"upgrade", b"http2-settings")
 _PIPELINED_MAX = 128
-_ANY_STATUS, _ANY_SIZE = STATUS_LINE[200][:1], b"0"  # what an answer, and a chunk, may begin with
+_ANY_STATUS, _ANY_SIZE = STATUS_LINE[200][:1], b"0"  # first byte of any answer, and of any chunk
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection with its requests, of which one is answered at a time."""
+    """A connection with its requests, of which one is answered at a time."""
 
     def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        self._is_offer = False  # the head that was read offers another protocol
-        self._in_head = True  # else in a body, or in the trailers behind it
-        self._running: RequestResponseCycle | None = None  # the call that was begun last
-        self._is_refused = False  # nothing more is read
-        self._last_answer = b""  # follows those that are under way
+        self._is_offer = False  # the last head offers another protocol
+        self._in_head = True  # False: in a body, or in its trailers
+        self._running: RequestResponseCycle | None = None  # the last call that was started
+        self._is_refused = False  # no more input is read
+        self._last_answer = b""  # sent after the answers in progress
         self._is_half_closed = False  # by the client
-        self._is_ended = False  # by us; what still comes is dropped
+        self._is_ended = False  # by the gateway; later input is dropped
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Take the transport of a new connection."""
@@ -52,7 +53,7 @@ class HttpConnection(HttpToolsProtocol):
         self._answers = _Answers(transport, self._end)
 
     def data_received(self, data: bytes) -> None:
-        """Requests, or parts of one; refused where they cannot be read."""
+        """Parse requests, or parts of one, and refuse them if they cannot be read."""
         if self._is_refused or self._is_ended:
             return
         self._unset_keepalive_if_required()
@@ -69,7 +70,7 @@ class HttpConnection(HttpToolsProtocol):
             self.refuse(InvalidRequest(f"expected a request of HTTP/1.1, found none: {error}"))
 
     def _read_again(self) -> None:
-        """The head without its offer; the body follows."""
+        """Parse the head again without its offer; the body follows."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             self.refuse(InvalidRequest("CONNECT: expected a call, this is no proxy"))
@@ -84,12 +85,13 @@ class HttpConnection(HttpToolsProtocol):
         )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Trailers are dropped: no proxy looks at them, and nobody here needs one."""
+        """Take a header. Trailers are dropped: proxies do not check them, and no endpoint needs
+        them."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the call, or let it wait behind another."""
+        """Start the call, or queue it after the call in progress."""
         self._in_head = False
         self._is_offer = self.parser.should_upgrade()
         if self._is_offer or self._is_refused:
@@ -101,16 +103,16 @@ class HttpConnection(HttpToolsProtocol):
             )
 
     def on_body(self, body: bytes) -> None:
-        """Part of a body; nobody waits for that of a call that was refused."""
+        """Take a part of a body, unless its call was refused."""
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole, and the next head begins."""
+        """Mark the request as complete; the next head begins."""
         self._in_head = True
         if not (self._is_offer or self._is_refused):
             super().on_message_complete()
-            self.cycle.more_body = False  # of an answer that did not wait for it, too
+            self.cycle.more_body = False  # also for an answer that did not wait for the body
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -123,7 +125,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """The next request may come, or was there already."""
+        """Start the next request, or send the last answer and close."""
         if self._is_ended:
             return
         super().on_response_complete()
@@ -134,16 +136,16 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_free(self) -> bool:
-        """No answer is under way."""
+        """Return whether no answer is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def is_ending(self) -> bool:
-        """Whether no more requests are answered here."""
+        """Return whether this connection answers no more requests."""
         return self._is_ended or self.transport.is_closing()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
-        """The client sends no more; returns whether there is anything to answer yet."""
+        """Handle the end of the client's input; return whether there is still an answer to send."""
         newest = self.cycle
         if self._is_ended or self._running is None:
             return False
@@ -160,7 +162,7 @@ class HttpConnection(HttpToolsProtocol):
         return True
 
     def _probe(self, running: RequestResponseCycle) -> None:
-        """Send what a client that has gone answers with a reset, and another one does not see."""
+        """Send a byte to which a closed client replies with a reset, and which others ignore."""
         running.waiting_for_100_continue = False
         if not running.response_started:
             self._answers.begin(_ANY_STATUS)
@@ -168,15 +170,15 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.write(_ANY_SIZE)
 
     def is_reset(self) -> bool:
-        """Whether a client that sends no more has gone altogether."""
+        """Return whether a client that closed its sending side has closed the whole connection."""
         if not self._is_half_closed:
             return False
-        poll = select.poll()  # the loop looks no more at what a client sends
+        poll = select.poll()  # the loop no longer reads this socket
         poll.register(self.transport.get_extra_info("socket").fileno(), 0)
         return bool(poll.poll(0))
 
     def refuse(self, error: TriviumError) -> None:
-        """Answer what cannot be read, behind the answers that are under way, and close."""
+        """Answer a request that cannot be read, after the answers in progress, and close."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -193,7 +195,7 @@ class HttpConnection(HttpToolsProtocol):
             self._last_answer = self._refusal(error)
 
     def _drop_queued(self, newest: RequestResponseCycle) -> bool:
-        """Forget a request that will not be whole; false where it is being answered already."""
+        """Drop a request that will never be complete; return False if its answer has begun."""
         if newest is self._running:
             return False
         self.pipeline.popleft()
@@ -217,7 +219,8 @@ class HttpConnection(HttpToolsProtocol):
             self._end()
 
     def _end(self) -> None:
-        """Close, or let the client read first what was answered while it sends."""
+        """Close, or close for writing only, so that a client that is sending can read its answer
+        first."""
         is_whole = self.cycle is None or not self.cycle.more_body
         if self._is_half_closed or is_whole and not self._is_refused:
             self.transport.close()
@@ -227,7 +230,7 @@ class HttpConnection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell all calls, not the newest alone."""
+        """Notify all calls of the connection, not only the newest."""
         calls = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -242,7 +245,8 @@ def _disconnect(cycle: RequestResponseCycle) -> None:
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """For HTTP/1.0, which knows no chunks: what has no length ends with its connection."""
+    """Wrap an app for HTTP/1.0, which has no chunks: an answer without a length ends with its
+    connection."""
 
     async def run(scope: Scope, receive: Receive, _: Send) -> None:
         async def send(message: Message) -> None:
@@ -258,8 +262,10 @@ def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def _closing_unread(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """For clients that wait to be told to send their body: one that was not told may send it or
-    not, so what would follow on the connection cannot be read.
+    """Wrap an app for clients that wait for `100 Continue` before they send a body.
+
+    If the answer comes without it, the client may send the body or not. So the next request on the
+    connection could not be found, and the connection is closed.
     """
 
     async def run(scope: Scope, receive: Receive, _: Send) -> None:
@@ -274,7 +280,7 @@ def _closing_unread(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 class _Answers:
-    """What calls see of their connection's transport."""
+    """A connection's transport, with the methods that calls use."""
 
     __slots__ = ("_write", "close", "is_closing", "write")
 
@@ -284,7 +290,7 @@ class _Answers:
         self.close = close
 
     def begin(self, prefix: bytes) -> None:
-        """Write the first bytes of the next answer, which are the same in all."""
+        """Write the first bytes of the next answer, which are the same for all answers."""
 
         def write_rest(data: bytes | bytearray | memoryview) -> None:
             self.write = self._write

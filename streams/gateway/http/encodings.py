@@ -1,5 +1,7 @@
-"""Bodies that come compressed: decoded as they are read, in pieces, so that the bounds on bodies
-(`exchange.py`, `uploads.py`) hold for what they become, and no piece keeps other calls waiting.
+"""Decodes compressed request bodies in pieces while they are read.
+
+So the limits of bodies (`exchange.py`, `uploads.py`) apply to the decoded size, and no piece blocks
+other calls for long.
 """
 
 import asyncio
@@ -20,10 +22,10 @@ else:
 
 HEADER = b"content-encoding"
 _PIECE_BYTES = 64 << 10
-_SLICE_BYTES = 16 << 10  # of what comes: what a member leaves of it is copied, once for each
-# What becomes little is bounded by what it is itself: no packer makes twice as much of a body.
+_SLICE_BYTES = 16 << 10  # of input: each member copies the rest of its slice
+# Bounds for bodies that decode to little: no compressor makes a body more than twice its size.
 _BYTES_MORE = 1 << 20
-_MEMBERS_MORE, _MEMBER_BYTES = 1_000, 16 << 10  # and of what they become, so much for each more
+_MEMBERS_MORE, _MEMBER_BYTES = 1_000, 16 << 10  # each further member needs that output
 _WINDOW: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}  # RFC 9659: 8 MiB
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _Failed = (zlib.error, zstd.ZstdError, brotli.error)
@@ -32,18 +34,18 @@ _Failed = (zlib.error, zstd.ZstdError, brotli.error)
 class BodyDecoder(Protocol):
     """Decodes the compressed body of one request."""
 
-    members: int  # or frames, that were begun
+    members: int  # number of members or frames begun
 
     @property
     def is_whole(self) -> bool:
-        """Nothing of what was begun is missing."""
+        """Return whether every member that was begun is complete."""
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What these bytes become, of bounded length each, some empty; raises one of `_Failed`."""
+        """Yield the decoded bytes in bounded pieces, some empty; raises one of `_Failed`."""
 
 
 class _Zlib:
-    """gzip, of several members too; and deflate, which some send with zlib's head, some without."""
+    """Decodes gzip with one or more members, and deflate, with or without zlib's header."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -64,13 +66,13 @@ class _Zlib:
             piece = stream.decompress(data, _PIECE_BYTES)
             yield piece
             while len(piece) == _PIECE_BYTES and not (stream.unconsumed_tail or stream.eof):
-                piece = stream.decompress(b"", _PIECE_BYTES)  # what it has read of already
+                piece = stream.decompress(b"", _PIECE_BYTES)  # of input that it has read
                 yield piece
             data = stream.unconsumed_tail or stream.unused_data
 
 
 class _Zstd:
-    """Zstandard, of several frames too."""
+    """Decodes Zstandard with one or more frames."""
 
     def __init__(self) -> None:
         self.members = 1
@@ -103,7 +105,7 @@ class _Brotli:
     def pieces(self, data: bytes) -> Iterator[bytes]:
         while piece := self._stream.process(data, output_buffer_limit=_PIECE_BYTES):
             yield piece
-            data = b""  # it keeps what it could not write yet
+            data = b""  # the decompressor has the rest
 
 
 _DECODERS: dict[str, Callable[[], BodyDecoder]] = {
@@ -117,7 +119,7 @@ ACCEPTED = b"gzip, deflate, zstd, br"
 
 
 def encoding_of(scope: Scope) -> str:
-    """How the body of a call is compressed, empty where it is not; raises UnsupportedMedia."""
+    """Return the encoding of a call's body, or an empty text; raises UnsupportedMedia."""
     values = [value for name, value in scope["headers"] if name == HEADER]
     name = b",".join(values).decode("latin-1").strip().lower()
     if name in ("", "identity"):
@@ -130,8 +132,10 @@ def encoding_of(scope: Scope) -> str:
 
 
 def decode_body(encoding: str, receive: Receive) -> Receive:
-    """The messages of a call with its body decoded; raise InvalidRequest where it cannot be, or
-    becomes so little that no bound on that would end it. No bytes are a whole body.
+    """Return a `receive` that decodes the body of a call; an empty body is complete.
+
+    It raises InvalidRequest if the body cannot be decoded, or becomes so little that the limits of
+    bodies would never end it.
     """
     decoder = _DECODERS[encoding]()
     pieces: Iterator[bytes] = iter(())
@@ -160,7 +164,7 @@ def decode_body(encoding: str, receive: Receive) -> Receive:
         while not is_over:
             try:
                 for piece in pieces:
-                    await asyncio.sleep(0)  # a few bytes may become very many
+                    await asyncio.sleep(0)  # a few bytes may decode to very many
                     if piece:
                         bytes_made += len(piece)
                         return {"type": "http.request", "body": piece, "more_body": True}

@@ -1,9 +1,10 @@
-"""Where every HTTP request comes in: who may call, and which endpoint answers.
+"""The entry of every HTTP request: checks who may call, and selects the endpoint.
 
-What keeps web pages from using a gateway that their visitor's browser can reach: by DNS rebinding a
-page's own name may lead here, so `Host` has to be a name of ours. A page may send forms and text
-anywhere without asking, so calls are JSON alone (`BodyReader`), for which browsers ask first, and
-an `Origin` that is not our own has to be in the settings. Whoever is no browser sends no `Origin`.
+It prevents web pages from using a gateway that their visitor's browser can reach. By DNS rebinding,
+a page's own name may lead here, so `Host` has to be one of the gateway's names. A page may send
+forms and text anywhere without a preflight request, so calls must be JSON (`BodyReader`), for which
+browsers send one. An `Origin` that is not the gateway's own has to be in the settings. Clients that
+are no browsers send no `Origin`.
 """
 
 import hashlib
@@ -31,12 +32,13 @@ _PREFLIGHT_S = b"600"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(?::\d*)?")
 _REQUEST_HEADERS = b"access-control-request-headers"
 
-Handler = Callable[[HttpExchange], Awaitable[str]]  # returns the outcome, for the metrics
+Handler = Callable[[HttpExchange], Awaitable[str]]  # returns the outcome for the metrics
 CountOutcome = Callable[[str, str], None]
 
 
 class RootApp:
-    """The app that the server calls: POSTs of the path to their endpoints, the rest to FastAPI.
+    """The app that the server calls: POSTs that generate go to their endpoints, other calls to
+    FastAPI.
 
     FastAPI's middleware would wrap every write of every stream.
     """
@@ -75,7 +77,7 @@ class RootApp:
 
 
 class AsgiEndpoint:
-    """An ASGI app around a handler: errors become OpenAI bodies, outcomes are counted."""
+    """An ASGI app around a handler: it sends errors as OpenAI bodies, and counts outcomes."""
 
     def __init__(
         self, name: str, handler: Handler, count_outcome: CountOutcome, *, retry_after_s: int
@@ -95,19 +97,19 @@ class AsgiEndpoint:
         except Exception:
             outcome = TriviumError.code
             logger.exception("%s: a bug", self._name)
-            # Refused where the response has begun; then the server closes the connection.
+            # This fails if the response has begun; then the server closes the connection.
             await exchange.send_error(TriviumError(BUG), 0)
         self._count_outcome(self._name, outcome)
 
 
 class Keys:
-    """API keys by their hash, so that neither comparison nor log shows them."""
+    """The API keys by their hash, so that neither comparisons nor logs reveal them."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._tenants = {_digest(key.encode()): _digest(key.encode()).hex()[:12] for key in keys}
 
     def tenant(self, headers: RawHeaders) -> str:
-        """Whose key was used; raises Unauthorized. Empty where no keys are set."""
+        """Return the tenant of the API key in headers, empty without keys; raises Unauthorized."""
         if not self._tenants:
             return ""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
@@ -122,15 +124,16 @@ def _digest(key: bytes) -> bytes:
 
 
 class PageGuard:
-    """Which names are ours, and which web pages may call."""
+    """Checks the gateway's host names, and the origins of web pages that may call."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._hosts = {*_LOOPBACK, settings.host, *(h.lower() for h in settings.allowed_hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
 
     def check(self, scope: Scope) -> bytes:
-        """The foreign origin that calls, empty where none does; raises Forbidden, and
-        InvalidRequest for HTTP/1.1 without one name that is called.
+        """Return the foreign origin of a call, or an empty text.
+
+        Raises Forbidden, and InvalidRequest for an HTTP/1.1 request without exactly one `Host`.
         """
         hosts, origin = list[bytes](), b""
         for name, value in scope["headers"]:
@@ -155,7 +158,7 @@ class PageGuard:
     def _check_host(self, value: bytes, scope: Scope) -> None:
         match = _HOST.fullmatch(value.decode("latin-1").lower())
         name = match[1].strip("[]") if match is not None else ""
-        reached = (scope.get("server") or ("",))[0]  # the address that the client has called
+        reached = (scope.get("server") or ("",))[0]  # the address that the client connected to
         if name not in self._hosts and name != reached and _ANY not in self._hosts:
             raise Forbidden(
                 f"Host: {value.decode('latin-1')[:80]!r} is no name of this gateway; "
@@ -164,7 +167,7 @@ class PageGuard:
 
 
 def _with_cors_headers(origin: bytes, send: Send) -> Send:
-    """Tell the browser with each answer that this page may read it."""
+    """Add to each answer the headers with which the browser lets this page read it."""
 
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -177,7 +180,7 @@ def _with_cors_headers(origin: bytes, send: Send) -> Send:
 
 
 def _head_alone(send: Send) -> Send:
-    """What HEAD gets of the answer to GET; nothing of a stream is waited for."""
+    """Send only the head of the answer to GET, as HEAD needs, and do not wait for a stream."""
     is_begun = False
 
     async def answer(message: Message) -> None:
@@ -191,13 +194,13 @@ def _head_alone(send: Send) -> Send:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """A browser asks whether a page may send what it wants to."""
+    """Return whether a browser asks if a page may send its request."""
     asks = any(name == b"access-control-request-method" for name, _ in scope["headers"])
     return bool(scope["method"] == "OPTIONS" and asks)
 
 
 async def _answer_preflight(scope: Scope, send: Send) -> None:
-    """It may; who asks was checked."""
+    """Allow the request; its origin was checked before."""
     header_names = [value for name, value in scope["headers"] if name == _REQUEST_HEADERS]
     allowed: Iterable[Any] = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),

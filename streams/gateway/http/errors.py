@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors in the form of OpenAI's clients: `{"error": {"message", "type", "param", "code"}}`.
 
-Maps the error tree, validation errors and HTTP errors to bodies and headers. Sends nothing itself.
+Converts the error tree, validation errors and HTTP errors to bodies and headers. Sends nothing.
 """
 
 import re
@@ -21,12 +21,12 @@ _TYPES = {
 }
 _RETRY_STATUSES = (429, 503)
 _FOUND_CHARS_MAX = 80
-# What pydantic adds to a place where several types are allowed; no field has such a name.
+# Parts that pydantic adds to a location of several types; no field has such a name.
 _BRANCH = re.compile(r"(str|list\[.*|dict\[.*)$")
 
 
 class _ShortRepr(reprlib.Repr):
-    """Looks at a few parts of a value only, however large it is."""
+    """Reads only a few parts of a value, however large it is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _ShortRepr(reprlib.Repr):
         self.maxlevel = 3
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python writes no number of more than 4 300 digits."""
+        """Shorten very large integers: Python does not convert more than 4 300 digits to text."""
         if x.bit_length() > 4 * _FOUND_CHARS_MAX:
             return "a number of very many digits"
         return super().repr_int(x, level)
@@ -44,38 +44,39 @@ _repr = _ShortRepr()
 
 
 def shorten(value: Any) -> str:
-    """What was found, short enough for a message."""
+    """Return the `repr` of a value, short enough for a message."""
     text = _repr.repr(value)
     return text if len(text) <= _FOUND_CHARS_MAX else text[:_FOUND_CHARS_MAX] + "..."
 
 
 def error_type(status: int) -> str:
-    """OpenAI's `type` for a status."""
+    """Return OpenAI's `type` for a status."""
     return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def error_body(error: TriviumError) -> bytes:
-    """The JSON body of an error."""
+    """Return the JSON body of an error."""
     param = error.param if isinstance(error, ClientError) else None
     return plain_body(error.http_status, error.message, error.code, param)
 
 
 def plain_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
-    """The JSON body from its parts."""
+    """Build the JSON body of an error from its parts."""
     fields = {"message": message, "type": error_type(status), "param": param, "code": code}
     return orjson.dumps({"error": fields})
 
 
 def retry_headers(status: int, retry_after_s: int) -> list[tuple[bytes, bytes]]:
-    """`Retry-After`, for the statuses that clients try again on."""
+    """Return `Retry-After` for the statuses after which clients retry."""
     if status in _RETRY_STATUSES:
         return [(b"retry-after", str(retry_after_s).encode())]
     return []
 
 
 def from_validation(error: ValidationError) -> InvalidRequest:
-    """The first thing that is wrong with a body, in one sentence that names the field; of a field
-    that may be of several kinds, what is wrong with the kind that it has.
+    """Convert the first error of a body into one sentence that names the field.
+
+    For a field of several types, it is the error for the type that the value has.
     """
     first, *rest = error.errors(include_url=False)
     if first["type"] == "json_invalid":
@@ -88,13 +89,13 @@ def from_validation(error: ValidationError) -> InvalidRequest:
 
 
 def _is_another_kind(detail: ErrorDetails) -> bool:
-    """Whether it only says that a value is not of one of the kinds that its field may have."""
+    """Return whether an error only says that a value is not of one of several types."""
     *_, last = detail["loc"] or ("",)
     return detail["type"].endswith("_type") and bool(_BRANCH.match(str(last)))
 
 
 def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
-    """One detail of pydantic's as an InvalidRequest."""
+    """Convert one of pydantic's details into an InvalidRequest."""
     parts = [str(part) for part in detail["loc"] if part != "body"]
     path = ".".join(part for part in parts if not _BRANCH.match(part))
     if detail["type"] == "missing":

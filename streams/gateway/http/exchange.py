@@ -1,7 +1,7 @@
-"""One HTTP request and how it is answered, straight on ASGI: all that an endpoint of the path gets.
+"""One HTTP request and its answer, directly on ASGI, for the plain ASGI endpoints.
 
-Bodies are read within bounds, answers leave whole, as an error, or by `send` as a stream. What is
-asked for is decided elsewhere.
+Bodies are read within limits. Answers are sent whole, as an error, or by `send` as a stream. The
+meaning of a request is decided elsewhere.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ Result = TypeVar("Result")
 RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
-ABORT = "trivium.abort"  # among the extensions of a scope, see `slow_clients.py`
+ABORT = "trivium.abort"  # an extension of the scope, see `slow_clients.py`
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Headers by lower-case name; the last one counts."""
+    """Return headers by lower-case name; of repeated ones, the last counts."""
     return dict(scope["headers"])
 
 
@@ -56,25 +56,26 @@ class HttpExchange:
         self.send = send
         self.arrived_s = asyncio.get_running_loop().time()
         self.arrived_ms = wall_ms()
-        self.tenant = ""  # whose key was used, once that is known
-        self.call_id = ""  # under which it is answered, likewise
-        self.reply_headers: HeaderList = []  # of the answer; an error carries them too
+        self.tenant = ""  # of the API key; set by the endpoint
+        self.call_id = ""  # the request id; set by the endpoint
+        self.reply_headers: HeaderList = []  # of the answer, also of an error
         self._receive = receive
 
     async def read_body(self, reader: "BodyReader") -> bytes:
-        """The whole body; raises what `BodyReader.read` raises."""
+        """Read the whole body; raises the errors of `BodyReader.read`."""
         return await reader.read(self.headers, self._receive, self.tenant)
 
     async def send_whole(self, body: bytes, headers: Iterable[Any]) -> None:
-        """An answer in one piece."""
+        """Send an answer in one piece."""
         await send_whole(self.send, 200, body, headers)
 
     async def send_error(self, error: TriviumError, retry_after_s: int) -> None:
-        """An error as the whole answer."""
+        """Send an error as the whole answer."""
         await send_error(self.send, error, self.reply_headers, retry_after_s)
 
     def on_hang_up(self, notify: Callable[[], None]) -> asyncio.Task[None]:
-        """A task that notifies when the client hangs up; cancel it when the answer is written."""
+        """Return a task that calls `notify` when the client disconnects; cancel it after the
+        answer."""
         return asyncio.get_running_loop().create_task(self._wait_for_hang_up(notify))
 
     async def _wait_for_hang_up(self, notify: Callable[[], None]) -> None:
@@ -83,13 +84,13 @@ class HttpExchange:
         notify()
 
     def abort_connection(self) -> None:
-        """End the connection at once, whatever was not sent yet."""
+        """Close the connection at once, and discard unsent data."""
         abort = (self.scope.get("extensions") or {}).get(ABORT)
         if abort is not None:
             abort()
 
     def number(self, name: str, minimum: int, maximum: int) -> int | None:
-        """A whole number in a header, if it is there; raises InvalidRequest."""
+        """Return a whole number in a header, or None without it; raises InvalidRequest."""
         value = self.headers.get(name.encode())
         if value is None:
             return None
@@ -104,19 +105,19 @@ class HttpExchange:
 
 
 class BodyReader:
-    """Reads bodies, each and all of them together bounded."""
+    """Reads bodies within a limit for each, and one for all together."""
 
     def __init__(self, *, bytes_max: int, share: FairShare) -> None:
-        """`places` are for bytes of bodies that are not whole yet."""
+        """Set the limits. `share` counts the bytes of bodies that are not complete."""
         self._bytes_max = bytes_max
         self._share = share
 
     async def read(self, headers: RawHeaders, receive: Receive, tenant: str) -> bytes:
-        """The whole body of a tenant's call.
+        """Read the whole body of a tenant's call.
 
-        Raises BodyTooLarge as soon as that is known, TooManyRequests where other calls bring too
-        much already, and UnsupportedMedia where it is not said to be JSON: anything else a web page
-        may send without being asked (`entry.py`).
+        Raises BodyTooLarge as soon as the size is known, TooManyRequests if the bodies of all calls
+        exceed the limit, and UnsupportedMedia if it is not declared as JSON: web pages may send
+        other types without a preflight request (`entry.py`).
         """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != JSON[1]:
@@ -138,7 +139,7 @@ class BodyReader:
         return bytes(body)
 
     async def _read_part(self, body: bytearray, receive: Receive) -> bool:
-        """One more part; returns whether there is more to come."""
+        """Read one more part; return whether more parts follow."""
         message = await receive()
         if message["type"] != "http.request":
             raise Cancelled("the client hung up before its body was complete")
@@ -149,7 +150,7 @@ class BodyReader:
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any]) -> None:
-    """One response in one piece."""
+    """Send a response in one piece."""
     length = (b"content-length", str(len(body)).encode())
     await send(
         {"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]}
@@ -160,9 +161,9 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any
 async def send_error(
     send: Send, error: TriviumError, headers: HeaderList, retry_after_s: int
 ) -> None:
-    """An error as the whole response.
+    """Send an error as the whole response.
 
-    What is still coming of a body is read and forgotten (`slow_clients.py` says how long): a client
+    The rest of the request's body is read and dropped (`slow_clients.py` limits the time): a client
     that is cut off while it sends would never see the answer.
     """
     extra = retry_headers(error.http_status, retry_after_s)
@@ -172,8 +173,9 @@ async def send_error(
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """What work comes to, of a request whose body is read; raises Cancelled where its client hangs
-    up first, and then the work is given up.
+    """Return the result of `work` for a request whose body is read.
+
+    If the client disconnects first, cancels `work` and raises Cancelled.
     """
 
     async def hang_up() -> None:

@@ -1,8 +1,8 @@
-"""How much of a request beside its body the server takes: uvicorn has no bound on it of its own.
+"""Limits the size of a request outside of its body; uvicorn has no such limit.
 
-It is counted as it arrives, so that a head without end is refused before it is whole, and so are
-trailers, and what stands around the chunks of a body. How long it may take is `slow_clients.py`'s,
-how large a body may be `exchange.py`'s.
+Bytes are counted as they arrive, so an endless head is refused before it is complete, and so are
+trailers and the lines around the chunks of a body. `slow_clients.py` limits the time, and
+`exchange.py` the size of a body.
 """
 
 import functools
@@ -15,15 +15,15 @@ from streams.gateway.http.slow_clients import PatientProtocol
 
 
 class BoundedProtocol(PatientProtocol):
-    """One connection. A head above the limits is answered with 431, and the connection closed."""
+    """A connection. It answers a head above the limits with status 431, and closes."""
 
     def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
         super().__init__(*args, limits=limits, **kwargs)
-        self._parts = 0  # how many heads, parts of bodies and ends have come
-        self._bytes_between = 0  # since the last of them
+        self._parts = 0  # number of heads, parts of bodies and ends so far
+        self._bytes_between = 0  # bytes since the last of them
 
     def data_received(self, data: bytes) -> None:
-        """Count what brings nothing but more of a head, of trailers or of a chunk's line."""
+        """Count bytes that only extend a head, trailers or a chunk's line."""
         before = self._parts
         super().data_received(data)
         self._bytes_between = self._bytes_between + len(data) if self._parts == before else 0
@@ -61,5 +61,5 @@ class BoundedProtocol(PatientProtocol):
 
 
 def connection_factory(limits: GatewaySettings) -> Callable[..., BoundedProtocol]:
-    """What makes a connection's protocol, for `uvicorn.Config(http=...)`."""
+    """Return the factory of a connection's protocol, for `uvicorn.Config(http=...)`."""
     return functools.partial(BoundedProtocol, limits=limits)

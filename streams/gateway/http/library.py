@@ -1,4 +1,4 @@
-"""What we use of uvicorn, without its command line and its reloader."""
+"""The parts of uvicorn that the gateway uses, without its command line and its reloader."""
 
 from schemas.stand_ins import stand_ins
 

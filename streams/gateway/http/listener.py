@@ -1,9 +1,9 @@
-"""The socket at which a gateway takes calls: its own, or one that who starts it has kept for it.
+"""The socket at which a gateway takes calls: its own, or one inherited from its launcher.
 
-A launcher, or systemd's socket activation, listens in a gateway's place and passes the socket on:
-`LISTEN_FDS` of them, from file 3 on, to the process `LISTEN_PID`. Then calls that come while no
-gateway runs wait in the socket's backlog, and are refused by nobody. No HTTP is imported here: the
-launcher needs this alone.
+A launcher, or systemd's socket activation, listens in a gateway's place and passes on `LISTEN_FDS`
+sockets, from file 3 on, to the process `LISTEN_PID`. So calls that come while no gateway runs wait
+in the socket's backlog and are not refused. This module imports no HTTP, because the launcher needs
+only this.
 """
 
 import os
@@ -17,8 +17,9 @@ LISTEN_NAMES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; calls wait there until somebody accepts them. Raises ConfigError where
-    that is not possible.
+    """Return a listening socket; calls wait in its backlog until they are accepted.
+
+    Raises ConfigError if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -37,7 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def inherit_listener() -> socket.socket | None:
-    """The socket that was kept for this process, once; None where none was. Raises ConfigError."""
+    """Return the inherited socket, once, or None without one; raises ConfigError for an unusable
+    one."""
     variables = {name: os.environ.pop(name, "") for name in LISTEN_NAMES}
     if variables["LISTEN_PID"] != str(os.getpid()):
         return None

@@ -1,6 +1,6 @@
-"""The HTTP server around an app: uvicorn with our bounds on connections and files.
+"""The HTTP server of an app: uvicorn with limits on connections and files.
 
-The process around it is `app.py`'s.
+`app.py` has the process around it.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from streams.gateway.http.slow_clients import PatientProtocol
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
-OTHER_FILES = 512  # besides connections of clients
+OTHER_FILES = 512  # files besides connections of clients
 
 
 class GatewayServer(library.Server):
-    """Uvicorn without its signal handlers: `run_gateway`'s caller decides when to stop."""
+    """Uvicorn without its signal handlers: the caller of `run_gateway` decides when to stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -33,25 +33,25 @@ class GatewayServer(library.Server):
     is_leaving = False
 
     async def on_tick(self, counter: int) -> bool:
-        """End connections that make us wait, too."""
+        """End slow connections in addition to uvicorn's work."""
         now_s = asyncio.get_running_loop().time()
         for connection in self._connections():
             connection.end_if_late(now_s)
         should_exit = await super().on_tick(counter)
         if self.is_leaving:
-            self.leave()  # uvicorn has made its headers anew
+            self.leave()  # uvicorn has replaced its headers
         return should_exit
 
     def leave(self) -> None:
-        """From now on each answer is the last one of its connection, and says so."""
+        """Make each further answer the last one of its connection, with `connection: close`."""
         self.is_leaving = True
         self.server_state.default_headers = [(b"connection", b"close")]
 
     async def stop_listening(self, listener: socket.socket) -> None:
-        """Take no new connections; those that clients have made already are served.
+        """Accept no new connections, but serve those that clients have already made.
 
-        A connection that waits to be accepted is reset with the last descriptor of its listener,
-        and its client cannot know whether its call was read.
+        Connections that wait to be accepted are reset when the last descriptor of their listener is
+        closed, and their clients cannot know whether a call was read.
         """
         if not self.started:
             return
@@ -69,9 +69,9 @@ class GatewayServer(library.Server):
         return protocol_class(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg]  # as uvicorn's
 
     async def linger(self, limit_ms: int) -> None:
-        """Wait until no client is likely to use a connection again; `leave` comes first.
+        """Wait until no client is likely to reuse a connection; call `leave` before.
 
-        One that is closed at the moment of a request leaves its client without any answer.
+        If a connection is closed at the moment of a request, its client gets no answer at all.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + limit_ms / 1000
@@ -89,7 +89,7 @@ class GatewayServer(library.Server):
 
 
 def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> GatewayServer:
-    """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
+    """Return a server of an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
     config = library.Config(
         app,
         http=connection_factory(settings),  # type: ignore[arg-type]  # it is only called
@@ -102,13 +102,14 @@ def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_00
         backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, grace_ms // 1000),
         ws="none",
-        proxy_headers=False,  # nothing here looks at the client's address
+        proxy_headers=False,  # no endpoint uses the client's address
     )
     return GatewayServer(config)
 
 
 def allow_files(connections_max: int) -> None:
-    """Let the process hold so many connections open, as far as the system allows."""
+    """Raise the process's limit of open files to `connections_max` connections, if the system
+    allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files_max = connections_max + OTHER_FILES
     if hard != resource.RLIM_INFINITY and hard < files_max:

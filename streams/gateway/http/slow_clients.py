@@ -1,8 +1,9 @@
-"""Connections that hold a place and do nothing with it: half a head, half a body, an unread answer.
+"""Ends connections that stay idle in the middle: half a head, half a body, an unread answer.
 
-uvicorn waits for all of these without end. Each connection notes what it waits for and since when,
-and the server looks at all of them several times a second: no timer per request. What a call may
-cost beyond that is its deadline's (`state.py`), which ends the connection of who does not read.
+uvicorn waits for all of these without a limit. Each connection records what it waits for and since
+when, and the server checks all connections several times a second: there is no timer per request. A
+call may take until its deadline (`state.py`), which also ends the connection of a client that does
+not read.
 """
 
 import asyncio
@@ -17,18 +18,18 @@ _HEAD, _BODY = "head", "body"
 
 
 class PatientProtocol(HttpConnection):
-    """One connection, that is waited for as long as the settings say."""
+    """A connection that waits for its client as long as the settings allow."""
 
     def __init__(self, *args: Any, limits: GatewaySettings, **kwargs: Any) -> None:
         super().__init__(*args, limits=limits, **kwargs)
-        self._waits_for = ""  # which part of a request is not complete
+        self._waits_for = ""  # the incomplete part of a request
         self._since_s = 0.0
-        self._unread_s = 0.0  # since when the client has not read; 0: it reads
-        self._closing_s = 0.0  # since when the rest is being sent before the end; likewise
-        self._free_s = 0.0  # since when a request may come
+        self._unread_s = 0.0  # since when the client does not read; 0: it reads
+        self._closing_s = 0.0  # since when the connection is closing; 0: it is not
+        self._free_s = 0.0  # since when the connection is idle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Wait for a head; one connection too many is told so and closed."""
+        """Wait for a head; refuse and close a connection above the limit."""
         super().connection_made(transport)
         self._wait_for(_HEAD)
         self._free_s = self.loop.time()
@@ -39,10 +40,10 @@ class PatientProtocol(HttpConnection):
                     f"at most {connections_max} connections are served at once; try again later"
                 )
             )
-            self.transport.close()  # it holds a place until it has read that
+            self.transport.close()  # it counts until the client has read that
 
     def on_message_begin(self) -> None:
-        """The first byte of a request; the first one's time began with the connection."""
+        """Start the time of a head; that of the first one began with the connection."""
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ours
         if self._waits_for != _HEAD:
@@ -59,12 +60,12 @@ class PatientProtocol(HttpConnection):
         self._wait_for("")
 
     def on_response_complete(self) -> None:
-        """The next request may come."""
+        """Record since when the connection is idle."""
         super().on_response_complete()
         self._free_s = self.loop.time()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """Record since when the client reads slower than the gateway writes."""
         super().pause_writing()
         self._unread_s = self.loop.time()
 
@@ -74,7 +75,7 @@ class PatientProtocol(HttpConnection):
         self._unread_s = 0.0
 
     def end_if_late(self, now_s: float) -> None:
-        """End the connection if it makes us wait too long."""
+        """End the connection if its client exceeds a time limit."""
         limits = self._limits
         if self.is_ending:
             self._closing_s = self._closing_s or now_s
@@ -85,8 +86,8 @@ class PatientProtocol(HttpConnection):
             self.transport.abort()
         elif self._closing_s:
             if self._is_ended and (now_s - self._closing_s) * 1000 > limits.head_ms:
-                self.transport.close()  # its client sends on and on
-        elif self.pipeline:  # what follows an answer that is under way has to wait itself
+                self.transport.close()  # its client does not stop sending
+        elif self.pipeline:  # requests behind an answer in progress have to wait
             self._since_s = now_s
         elif self._waits_for == _BODY and late_ms > limits.body_ms:
             self._refuse_late(limits.body_ms)
@@ -94,7 +95,7 @@ class PatientProtocol(HttpConnection):
             self._refuse_late(limits.head_ms)
 
     def may_be_reused(self, now_s: float) -> bool:
-        """Whether its client may be about to use it, and does not know that we stop."""
+        """Return whether the client may soon send a request, unaware that the gateway stops."""
         if self.is_ending or not self.is_free:
             return False
         return (now_s - self._free_s) * 1000 < self._limits.linger_ms

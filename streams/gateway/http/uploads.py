@@ -1,7 +1,7 @@
-"""A file that comes as a form, within bounds; what is large of it waits on disk.
+"""A file that comes as a form, within limits; large files wait on disk.
 
-A web page may send forms without asking; the `Origin` that browsers add keeps foreign ones out
-(`entry.py`), since it is not asked for a form's sake alone.
+Web pages may send forms without a preflight request. But browsers add the page's `Origin`, by which
+`entry.py` refuses foreign pages.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from streams.gateway.fair_share import FairShare
 
 FORM = b"multipart/form-data"
 FIELDS_MAX = 8
-_AROUND_BYTES = 64 << 10  # of a form beside its file
+_AROUND_BYTES = 64 << 10  # of a form besides its file
 
 
 class Uploads:
-    """Reads forms, a few at once."""
+    """Reads forms, a limited number at once."""
 
     def __init__(self, *, bytes_max: int, share: FairShare) -> None:
         self.bytes_max = bytes_max
@@ -34,10 +34,10 @@ class Uploads:
 
     @contextlib.asynccontextmanager
     async def form(self, request: Request, tenant: str) -> AsyncIterator[FormData]:
-        """Its fields; the file is gone afterwards.
+        """Yield the fields of a form; its file is deleted afterwards.
 
-        Raises UnsupportedMedia, TooManyRequests, BodyTooLarge as soon as that is known, Cancelled
-        where the client hangs up half-way, and InvalidRequest for what is no form.
+        Raises UnsupportedMedia, TooManyRequests, BodyTooLarge as soon as the size is known,
+        Cancelled if the client disconnects, and InvalidRequest if the body is no form.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != FORM.decode():
@@ -81,6 +81,6 @@ class Uploads:
 
 
 async def parts_of(file: UploadFile, part_bytes: int) -> AsyncIterator[bytes]:
-    """What an uploaded file holds, piece by piece."""
+    """Yield the bytes of an uploaded file in parts of at most `part_bytes`."""
     while data := await file.read(part_bytes):
         yield data

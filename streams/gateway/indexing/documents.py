@@ -1,4 +1,4 @@
-"""A file of a vector store as documents: which there are, what stands beside their texts. Pure."""
+"""Converts a file of a vector store to documents with ids, texts and metadata. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ def document_id(file_id: str, number: int) -> str:
 def documents_of(
     file: StoredFile, spec: StoreFile, texts: Sequence[FileText], now_ms: int
 ) -> Iterator[Document]:
-    """All of a file's. What a store is told of a file goes with each."""
+    """Yield all documents of a file; each has the file's attributes in the store."""
     attributes, number = json.loads(spec.attributes or "{}"), 0
     for text in texts:
         facts = {"title": text.title or file.filename, "source": file.filename, **attributes}
@@ -38,7 +38,7 @@ def documents_of(
 
 
 def pieces(text: str, chars_max: int = PIECE_CHARS_MAX) -> Iterator[str]:
-    """A long text in pieces, divided between paragraphs, lines or words where that can be."""
+    """Yield a long text in pieces, divided between paragraphs, lines or words if possible."""
     first = 0
     while len(text) - first > chars_max:
         end = first + chars_max
@@ -54,7 +54,7 @@ def pieces(text: str, chars_max: int = PIECE_CHARS_MAX) -> Iterator[str]:
 
 
 def declaration(store: VectorStore, now_ms: int) -> CollectionDeclared:
-    """Who may search a store's collection, and how its texts are cut."""
+    """Return the record of who may search a store's collection, and how its texts are split."""
     return CollectionDeclared(
         collection=store.store_id,
         tenants=(store.tenant,),

@@ -1,4 +1,4 @@
-"""What nobody waits for: expired files and stores, deleted ones, and uploads that broke off."""
+"""Deletes expired and deleted files and stores, and uploads that were not completed."""
 
 import asyncio
 
@@ -12,11 +12,11 @@ from streams.gateway.objects.stores import DELETED
 from streams.gateway.objects.table import STORED, UPLOADING, key_of, mark_deleted
 
 LOOK_S = 2.0
-UPLOAD_MS = 900_000  # an upload that is not complete by then never will be
+UPLOAD_MS = 900_000  # an upload that takes longer was interrupted
 
 
 class ExpirySweeper:
-    """`tend` as often as one likes."""
+    """Sweeps objects at most every `LOOK_S` seconds."""
 
     def __init__(self, log: LogSettings, objects: ObjectLog) -> None:
         self._log, self._objects = log, objects

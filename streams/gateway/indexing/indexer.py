@@ -1,10 +1,10 @@
-"""Makes documents of the files that callers put into vector stores, and takes away what is deleted.
+"""Indexes the files that callers add to vector stores, and removes those that are deleted.
 
-One gateway does it for all: the first of those that live. What is wanted and what has come of it
-stand on the log, documents have ids that follow from their file, and the same text embeds nothing
-again. So another gateway goes on where one has died, and what was done twice is the same as once.
-Tenants take turns: whoever has the fewest files under way is next, and no file has many documents
-on the log that are not embedded or not found yet. `expiry.py` does the rest.
+One gateway does it for all: the first of those that are alive. Desired states and results are on
+the log, ids of documents follow from their file, and an unchanged text is not embedded again. So
+another gateway continues after a failure, and work done twice has the same result as once. Tenants
+take turns: the tenant with the fewest files in progress is next, and the number of a file's
+documents on the log that are not embedded or not indexed yet is bounded. `expiry.py` does the rest.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ from streams.gateway.objects.table import FileKey, key_of
 from streams.parsing.document import INVALID
 
 logger = logging.getLogger(__name__)
-FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # that are put into stores, and as many that are taken away
-FOR_NEWCOMERS = FILES_AT_ONCE // 4  # of these, for tenants that have none under way
-# Documents of a file, written and not embedded, or in no index yet: those of others wait behind
-# them. How far an index is its worker tells with heartbeats.
+FILES_AT_ONCE, FILES_OF_TENANT = 32, 8  # to add to stores; as many to remove
+FOR_NEWCOMERS = FILES_AT_ONCE // 4  # of these, for tenants without files in progress
+# Documents of a file that are written and not embedded, or not indexed yet: other files' documents
+# wait behind them. Index workers report their progress in heartbeats.
 EMBEDDED_NEXT, INDEXED_NEXT = 64, 1_024
 BUG = "an error of the gateway; its log has the details"
-PACE_S = 1.0  # between looks, where nothing is new
-Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether it is to be there
+PACE_S = 1.0  # between checks without news
+Job = tuple[int, bool, "asyncio.Task[None]"]  # revision, whether to add the file, task
 
 
 class Indexer:
-    """Indexes the files of vector stores; `run` ends by cancellation."""
+    """Indexes the files of vector stores; `run` ends when it is cancelled."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Indexer:
         self._objects, self._view = objects, view
         self._is_first, self._parse_ms = is_first, parse_ms
         self._sweeper = ExpirySweeper(log, objects)
-        self._declared: set[str] = set()  # stores, by this process
+        self._declared: set[str] = set()  # ids of stores that this process has declared
         self._put = asyncio.Event()
 
     async def run(self) -> None:
-        """Over every trouble of the log."""
+        """Run until cancelled; retry after every failure of the log."""
         troubles = (*TRANSIENT_ERRORS, TriviumError)
         await retry_forever(self._follow_news, "vector stores", logger, errors=troubles)
 
@@ -88,7 +88,7 @@ class Indexer:
                 await self._objects.news.wait()
 
     async def _index_all(self) -> None:
-        """As long as there is something to do."""
+        """Run jobs as long as any file is pending."""
         if not self._objects.table.has_pending():
             return
         ingester = Ingester(self._log, self._codec, self._view)
@@ -114,7 +114,7 @@ class Indexer:
                 await ingester.stop()
 
     async def _begin_and_end(self, ingester: Ingester, jobs: dict[FileKey, Job]) -> None:
-        """Reap what has ended, end what is not wanted any more, begin what is."""
+        """Collect finished jobs, cancel those that are no longer wanted, and start new ones."""
         table = self._objects.table
         for place, (*target, task) in list(jobs.items()):
             now = table.pending_entry(place)
@@ -137,7 +137,7 @@ class Indexer:
                 jobs[chosen] = entry.spec.revision, is_present, asyncio.create_task(job)
 
     def _next(self, jobs: dict[FileKey, Job], is_present: bool) -> FileKey | None:
-        """The next file that is to be put into its store, or taken away, of who has the fewest."""
+        """Return the next file to add or to remove, of the tenant with the fewest jobs, or None."""
         table = self._objects.table
         running = Counter(place[0] for place, (_, kind, _) in jobs.items() if kind is is_present)
         if running.total() >= FILES_AT_ONCE:
@@ -176,8 +176,8 @@ class Indexer:
         except Unusable as error:
             result = replace(result, status=FAILED, error_code=error.code, error=str(error))
         except TRANSIENT_ERRORS:
-            raise  # it is tried again
-        except OverloadError:  # for now; what others do goes on
+            raise  # it is retried
+        except OverloadError:  # only for now; other jobs continue
             await asyncio.sleep(PACE_S)
             return
         except Exception:
@@ -192,7 +192,8 @@ class Indexer:
     async def _documents(
         self, store: VectorStore, entry: StoreEntry, result: StoreFileResult
     ) -> tuple[StoreFileResult, list[Document]]:
-        """All of a file's; the log knows how many before the first is there. Raises Unusable."""
+        """Return all documents of a file; their number is on the log before the first one. Raises
+        Unusable."""
         spec = entry.spec
         if store.store_id not in self._declared:
             await self._sweeper.declare(store.store_id, declaration(store, wall_ms()))
@@ -212,7 +213,8 @@ class Indexer:
         return result, documents
 
     async def _write_and_wait(self, ingester: Ingester, documents: list[Document]) -> str:
-        """When they are found; what the first refused one was refused with."""
+        """Write documents and wait until all are indexed; return why the first refused one was
+        refused."""
         embedded_next = asyncio.Semaphore(EMBEDDED_NEXT)
         indexed_next = asyncio.Semaphore(INDEXED_NEXT)
         refused, pending_documents = list[str](), len(documents)
@@ -237,7 +239,7 @@ class Indexer:
     async def _remove(
         self, ingester: Ingester, store: VectorStore | None, entry: StoreEntry
     ) -> None:
-        """Its documents, and then what is known of it."""
+        """Remove the documents of a file, and then its records."""
         spec, result = entry.spec, entry.result
         for number in range(result.documents if result is not None else 0):
             await ingester.delete(spec.store_id, document_id(spec.file_id, number))

@@ -1,8 +1,8 @@
-"""What files say, in a process of its own: `python -m streams.gateway.indexing.parsing`.
+"""Extracts the texts of files in a child process: `python -m streams.gateway.indexing.parsing`.
 
-Reads one question per line, the place of a file and its name, and writes a list in lines of JSON
-for each (`check_process.py`), until its input ends. A hostile file may cost this process its life:
-`reading.py` and `trivium ingest` ask, and end it when an answer takes too long.
+Reads one question per line, with the path and the name of a file, and writes a list in lines of
+JSON for each (`check_process.py`), until its input ends. A hostile file may crash this process.
+`reading.py` and `trivium ingest` start it, and end it when an answer takes too long.
 """
 
 import json
@@ -18,14 +18,13 @@ from streams.parsing.document import INVALID, UNSUPPORTED, Unreadable
 from streams.parsing.kinds import kind_of, parse
 
 MEMORY_BYTES_MAX = 2 << 30
-TEXTS_MAX = 50_000  # of a file, as a batch has lines
+TEXTS_MAX = 50_000  # of a file; the limit of a batch's lines
 LINE_CHARS = 256_000  # of a text in one line
 
 
 def documents(path: str, name: str) -> Iterator[dict[str, Any] | str]:
-    """The documents of a file, as `Parsed` has them, each with strings by which its text goes on;
-    or a code, and why there are none.
-    """
+    """Yield the documents of a file as fields of `ParsedDocument`, each followed by strings that
+    continue its text; or a code, and why there are none."""
     try:
         kind = kind_of(name)
     except Unreadable as error:
@@ -50,7 +49,7 @@ def documents(path: str, name: str) -> Iterator[dict[str, Any] | str]:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer questions until the input ends."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     sys.stdout.write(json.dumps("ready") + "\n")
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def write_list(items: Iterable[Any]) -> None:
-    """Write a list as one line of JSON for each item."""
+    """Write a list, with one line of JSON per item."""
     sys.stdout.write("[\n")
     for item in items:
         sys.stdout.write(json.dumps(item) + "\n")

@@ -1,4 +1,4 @@
-"""What an uploaded file says: asked of a process that no file can hang the gateway with."""
+"""Reads the texts of uploaded files in child processes, so that no file can block the gateway."""
 
 import asyncio
 import tempfile
@@ -14,15 +14,15 @@ from streams.gateway.request.check_process import CheckProcess, TooSlow
 from streams.parsing.document import INVALID, ParsedDocument, Unreadable
 
 _MODULE = "streams.gateway.indexing.parsing"
-FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # callers wait for it
-INDEX_PROCESS = CheckProcess(_MODULE, "reading the file")  # and never keep the indexer waiting
+FILE_PROCESS = CheckProcess(_MODULE, "reading the file")  # for calls of clients
+INDEX_PROCESS = CheckProcess(_MODULE, "reading the file")  # so that calls do not delay the indexer
 WAITING_MAX = 8  # calls of a tenant, each with a copy of its file
-SLOW_MAX = 1_024  # files that took too long, which are not read again
-_slow: OrderedDict[tuple[str, int], str] = OrderedDict()  # by id and limit: what was said then
+SLOW_MAX = 1_024  # files that took too long and are not read again
+_slow: OrderedDict[tuple[str, int], str] = OrderedDict()  # by id and limit: the error
 
 
 class Unusable(Unreadable):
-    """A file that gives no document; `code` is OpenAI's."""
+    """A file without usable documents; `code` is OpenAI's."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class Unusable(Unreadable):
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """What a file, or a line of it, says."""
+    """The text of a file, or of a line of it."""
 
     title: str
     text: str
@@ -40,7 +40,10 @@ class FileText:
 async def texts_of(
     file: StoredFile, parts: AsyncIterator[bytes], limit_ms: int, process: CheckProcess
 ) -> list[FileText]:
-    """In order; raises Unusable, and TooManyRequests where too many of its tenant's wait."""
+    """Return the texts of a file in order.
+
+    Raises Unusable, and TooManyRequests if too many of its tenant's calls wait.
+    """
     if (reason := _slow.get((file.file_id, limit_ms))) is not None:
         raise Unusable(INVALID, reason)
     process.check_queue(file.tenant, WAITING_MAX)
@@ -71,7 +74,7 @@ async def texts_of(
 
 
 async def documents_in(answer: list[Any]) -> list[ParsedDocument]:
-    """What `parsing.py` says of a file; raises Unusable."""
+    """Return the documents in an answer of `parsing.py`; raises Unusable."""
     fields, texts = list[dict[str, Any]](), list[list[str]]()
     async for item in in_slices(answer):
         if isinstance(item, str):

@@ -1,8 +1,8 @@
-"""Tells routers how much there is of an answer whose attempt they gave up, on `phases`.
+"""Reports to routers, on `phases`, how much a reader has of an answer whose attempt became void.
 
-Every reader of an answer may tell: all say the same, because the log says where the attempt ends
-(`streams/gateway/stream/stream.py`). What is not told in time, or not at all, costs its router a
-moment, and the answer begins anew. Called by the hub, which waits for nothing.
+Every reader of an answer may report it: all report the same, because the log says where the attempt
+ends (`streams/gateway/stream/stream.py`). If no report arrives in time, the router waits a moment,
+and the answer restarts. The hub calls this and waits for nothing.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from schemas.records import Continued
 from streams.gateway.stream.hub import AnswerProgress, Hub
 
 logger = logging.getLogger(__name__)
-PENDING_MAX = 10_000  # the oldest go first
+PENDING_MAX = 10_000  # the oldest are dropped
 
 
 class ProgressReporter:
-    """What a hub is told of void attempts; `write` until cancelled."""
+    """Receives the progress of void attempts from a hub; `write` writes it until cancelled."""
 
     def __init__(
         self, gateway_id: str, hub: Hub, *, producer: Callable[[], LogProducer | None]
@@ -31,12 +31,13 @@ class ProgressReporter:
         hub.on_void = self._report
         self._gateway_id, self._producer = gateway_id, producer
         self._pending: deque[Continued] = deque(maxlen=PENDING_MAX)
-        # Requests, attempts, and whether their end was told: whoever reads again.
+        # Keys of written reports, since a mark may be read again: request, attempt, has an end.
         self._reported_keys: dict[tuple[str, int, bool], None] = {}
         self._has_pending = asyncio.Event()
 
     def _report(self, progress: AnswerProgress) -> None:
-        """An attempt was given up; its mark may be read more than once."""
+        """Queue the report of a void attempt, unless it was queued: a mark may be read more than
+        once."""
         record = progress_record(progress, self._gateway_id, wall_ms())
         key = _key(record)
         if key in self._reported_keys:
@@ -48,7 +49,7 @@ class ProgressReporter:
         self._has_pending.set()
 
     async def write(self) -> None:
-        """Write what there is to tell."""
+        """Write queued reports until cancelled."""
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
@@ -75,13 +76,14 @@ class ProgressReporter:
             in_flight.append((record, ack))
 
     def _report_failed(self, record: Continued, error: BaseException | None) -> None:
-        """The next router asks again, by another mark."""
+        """Log a report that was not written; the next router asks again with another mark."""
         self._reported_keys.pop(_key(record), None)
         logger.warning("phases: %s: what there is was not told: %r", record.request_id, error)
 
 
 def progress_record(progress: AnswerProgress, gateway_id: str, now_ms: int) -> Continued:
-    """What a reader has, for the next attempt to go on behind, or as the end of all."""
+    """Build the record of a reader's progress, from which the next attempt continues, or of its
+    end."""
     return Continued(
         request_id=progress.request_id,
         session_id=progress.session_id,

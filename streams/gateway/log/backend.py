@@ -1,8 +1,8 @@
-"""The log, as the gateway needs it (`state.py`, `Backend`).
+"""The log as the gateway uses it; implements `Backend` of `state.py`.
 
 `LogBackend` joins the fleet, leases a partition of `tokens`, reads it into the hub, and sends
-requests and cancellations. It outlives the broker: while none answers, it refuses calls,
-and it joins again with a new epoch when it is back.
+requests and cancellations. It survives a loss of the broker: meanwhile it refuses calls, and
+afterwards it joins again with a new epoch.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ ToRouter = Request | Cancellation | Resumption
 
 
 class LogBackend:
-    """The Kafka log. `run` keeps it alive; everything else answers from what is known.
+    """The connection to the Kafka log. `run` maintains it; the other methods answer from its state.
 
-    Without a `url` it serves no callers over HTTP, as that of a bridge: it reads nothing that only
-    they need, and never is the first of the gateways.
+    Without a `url`, as in a bridge, it serves no callers over HTTP: it does not read the topics
+    that only they need, and is never the first of the gateways.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogBackend:
         self._log = log
         self._settings = settings
         self._gateway_id = gateway_id
-        self._started_ms = started_ms  # of the process, whatever the epoch: routers know it by that
+        self._started_ms = started_ms  # of the process, in all epochs; routers use it as its id
         self._epoch = 0
         self._url = url
         self._models = models
@@ -128,7 +128,7 @@ class LogBackend:
         self._trouble = "not connected yet"
         self._failed_s = float("-inf")
 
-    # Asked by the endpoints
+    # Called by the endpoints
 
     def reply_position(self) -> tuple[int, int]:
         position, membership = self.tokens_position(), self._valid_membership()
@@ -137,19 +137,19 @@ class LogBackend:
         return position
 
     def tokens_position(self) -> tuple[int, int]:
-        """Return the reply position even without a worker; raises BrokerUnavailable."""
+        """Return the reply position even if no worker is ready; raises BrokerUnavailable."""
         partition = self._valid_membership().leases["tokens"]
         return partition, self._positions[partition]
 
     @property
     def tokens_read(self) -> dict[int, int]:
-        """The partitions of `tokens` that are read here, and how far."""
+        """Return the next offset of each partition of `tokens` that this process reads."""
         return dict(self._positions)
 
     def _valid_membership(self) -> Membership:
         membership = self._membership
         recently = asyncio.get_running_loop().time() - self._failed_s < RECONNECT_S
-        waits = membership is not None and membership.waits_for_leader()  # as calls do
+        waits = membership is not None and membership.waits_for_leader()  # calls wait, too
         if membership is None or recently or not (waits or membership.is_valid()):
             raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
         itself = membership.view.members.get(self._gateway_id)
@@ -158,7 +158,8 @@ class LogBackend:
         return membership
 
     def _living(self, membership: Membership, kind: MemberKind) -> Iterator[Member]:
-        """Those that lived when this gateway last heard of itself: since then nobody was heard."""
+        """Yield the members that were alive at this gateway's last heartbeat: later ones were not
+        read."""
         return membership.view.living(kind, membership.view.members[self._gateway_id].seen_ms)
 
     def _has_ready_worker(self, membership: Membership, *roles: Role) -> bool:
@@ -171,7 +172,7 @@ class LogBackend:
         )
 
     def is_first(self) -> bool:
-        """Whether this is the gateway that does what one has to do for all."""
+        """Return whether this gateway does the work that one gateway does for all."""
         membership = self._membership
         if membership is None or not membership.is_valid():
             return False
@@ -180,7 +181,7 @@ class LogBackend:
         return min(names, default="") == self._gateway_id
 
     def view(self) -> FleetView:
-        """The fleet as it is now; nobody while this gateway is no member."""
+        """Return the present view of the fleet; empty while this gateway is no member."""
         return FleetView() if self._membership is None else self._membership.view
 
     @property
@@ -231,19 +232,19 @@ class LogBackend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls of all kinds would be answered."""
+        """Return whether calls of all kinds can be answered."""
         return not self.problems() and self.objects.is_read
 
     @property
     def producer(self) -> LogProducer:
-        """Raises BrokerUnavailable while there is none."""
+        """Return the producer; raises BrokerUnavailable while there is none."""
         if self._producer is None:
             raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
         return self._producer
 
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
         topic, session_id = "cancellations", record.session_id
-        if isinstance(record, Request):  # the others are worth the wait
+        if isinstance(record, Request):  # the other kinds wait for the broker
             self._valid_membership()
             topic = "requests"
         producer = self.producer
@@ -272,11 +273,11 @@ class LogBackend:
         return frames_from(self._log, self._codec, partition, offset, client_id, live=live)
 
     async def run(self) -> None:
-        """Join, and join again after every trouble, however long it lasts; ends by cancellation.
+        """Join the fleet, and join again after every failure of the log, until cancelled.
 
-        Raises ConfigError where the log keeps less than a request may live, and NameTaken.
+        Raises ConfigError if the log's retention is shorter than a request may live, and NameTaken.
         """
-        loop, pauses = asyncio.get_running_loop(), Backoff(RECONNECT_S)  # callers wait for it
+        loop, pauses = asyncio.get_running_loop(), Backoff(RECONNECT_S)  # callers wait for the log
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.objects.read())
@@ -289,7 +290,7 @@ class LogBackend:
                     began_s = loop.time()
                     try:
                         await self._stay_joined(tasks)
-                    except NameTaken:  # what this process accepts would count as lost
+                    except NameTaken:  # routers would take this process's requests for lost
                         raise
                     except _TROUBLE as error:
                         self._trouble = f"{type(error).__name__}: {error}"
@@ -337,7 +338,7 @@ class LogBackend:
             membership.check_name(record)
 
     async def _read_partition(self, partition: int, tasks: asyncio.TaskGroup) -> None:
-        """Have a reader on the partition; those of earlier leases end with their last stream."""
+        """Start a reader of the partition. Readers of earlier leases stop after their last call."""
         for old, task in list(self._readers.items()):
             if old != partition and not self._hub.waits_on(old):
                 task.cancel()
@@ -378,7 +379,7 @@ class LogBackend:
             await _log_trouble(lambda: send_dead_letter(producer, record, error))
 
     async def drain(self) -> None:
-        """Tell the fleet that this gateway takes no more calls."""
+        """Report to the fleet that this gateway takes no more calls."""
         membership = self._membership
         if membership is not None:
             membership.set_state(MemberState.DRAINING)
@@ -387,7 +388,7 @@ class LogBackend:
 
 
 async def _log_trouble(action: Callable[[], Awaitable[None]]) -> None:
-    """Do something that may fail with the broker, and only log it then."""
+    """Run an action, and only log a failure of the broker."""
     try:
         await action()
     except _TROUBLE as error:

@@ -1,4 +1,4 @@
-"""Frames of topic `tokens`: checked as they are decoded, and read once more for a resume."""
+"""Decodes and checks frames of topic `tokens`, and reads them again for a resume."""
 
 from collections.abc import AsyncGenerator
 
@@ -11,16 +11,16 @@ from schemas.log.slices import in_slices
 from schemas.records import TokenFrame
 from schemas.settings import LogSettings
 
-FRAMES_MAX = 200  # taken at once; between batches other calls get their turn
+FRAMES_MAX = 200  # per batch; other tasks run between batches
 
 
 def frame_reader(log: LogSettings, partition: int, client_id: str) -> AssignedReader:
-    """A reader of one partition, not started yet."""
+    """Return a reader of one partition that is not started."""
     return AssignedReader(log, "tokens", [partition], client_id=client_id)
 
 
 def decode_frame(codec: Codec, value: bytes) -> TokenFrame:
-    """The frame in a record; raises RecordError, also where its columns do not fit together."""
+    """Decode a frame; raises RecordError, also if the lengths of its columns do not match."""
     frame = codec.decode(value)
     if not isinstance(frame, TokenFrame):
         raise RecordError(f"tokens carries TokenFrame, found {type(frame).__name__}")
@@ -46,10 +46,11 @@ async def frames_from(
     *,
     live: bool = True,
 ) -> AsyncGenerator[TokenFrame]:
-    """Frames of any gateway's partition from an offset on: to its present end, or live, without
-    end.
+    """Yield the frames of any gateway's partition from an offset on: to its present end, or
+    forever.
 
-    Raises NotFound, BrokerUnavailable. What is no frame is left to the partition's own gateway.
+    Raises NotFound and BrokerUnavailable. Skips records that are no frames: the gateway that leases
+    the partition sends them to the dead-letter topic.
     """
     if partition >= log.gateway_partitions:
         raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")

@@ -1,9 +1,9 @@
-"""Topics `objects` and `files`: what callers keep here, for every gateway to answer for.
+"""Topics `objects` and `files`: the objects that callers store, for every gateway.
 
-Each gateway reads `objects` whole into a table, and follows it. Who writes waits until its own
-table has it, and before a call is answered the table catches up with what other gateways have
-written: callers read at any gateway what they have written at another. Bytes of files are read from
-`files` when they are wanted, and kept by nobody.
+Each gateway reads `objects` whole into a table, and follows it. A writer waits until its own table
+has the record. Before a call is answered, the table catches up with the writes of other gateways,
+so callers can read at any gateway what they wrote at another. Bytes of files are read from `files`
+when a call needs them, and are not cached.
 """
 
 import asyncio
@@ -29,36 +29,39 @@ from streams.gateway.objects.table import ObjectRecord, ObjectTable, key_of
 
 logger = logging.getLogger(__name__)
 PART_BYTES = 1 << 20
-BATCH_MAX = 2_000  # records taken at once; between them calls get their turn
+BATCH_MAX = 2_000  # records per batch; other tasks run between batches
 _TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 
 
 class Objects(Protocol):
-    """Where endpoints keep what callers give them."""
+    """The storage of callers' objects, as endpoints use it."""
 
     @property
     def table(self) -> ObjectTable:
-        """What there is; raises NotReady while that is not known."""
+        """Return the table of all objects; raises NotReady while it is not read."""
 
     async def catch_up(self) -> None:
-        """Return when the table has all that any gateway had put by this call; raises NotReady,
-        BrokerUnavailable."""
+        """Wait until the table has all records that any gateway wrote before this call.
+
+        Raises NotReady and BrokerUnavailable.
+        """
 
     def partition(self, file_id: str) -> int:
         """Return the partition of `files` that holds all parts of a file."""
 
     async def put(self, *records: ObjectRecord) -> None:
-        """When it returns the table has them; raises BrokerUnavailable, TooManyRequests."""
+        """Write records, and wait until the table has them; raises BrokerUnavailable,
+        TooManyRequests."""
 
     async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
-        """The offsets of a file's bytes on its partition."""
+        """Write a file's bytes to its partition; return the offsets."""
 
     def read_parts(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """Its bytes; raises BrokerUnavailable where the log does not give them."""
+        """Yield a file's bytes; raises BrokerUnavailable if the log cannot deliver them."""
 
 
 class ObjectLog:
-    """The log's side; `read` follows it until cancelled."""
+    """The storage on the log; `read` follows it until cancelled."""
 
     def __init__(
         self,
@@ -71,7 +74,8 @@ class ObjectLog:
         producer: Callable[[], LogProducer | None],
         bury: Callable[[ConsumerRecord, RecordError], Awaitable[None]],
     ) -> None:
-        """`producer` is asked each time: there is none while the log is away."""
+        """Set up the storage. `producer` is called each time; while the log is away, it returns
+        None."""
         self._log, self._codec = log, codec
         self._client_id = f"{gateway_id}-objects"
         self._quota, self._wait_s = quota, wait_ms / 1000
@@ -81,7 +85,7 @@ class ObjectLog:
 
     @property
     def is_read(self) -> bool:
-        """Whether what was kept is known."""
+        """Return whether the table has been read."""
         return self._table is not None
 
     @property
@@ -96,7 +100,7 @@ class ObjectLog:
         return self._follower.news
 
     async def catch_up(self) -> None:
-        self.table  # noqa: B018  # raises where there is none
+        self.table  # noqa: B018  # raises if there is none
         self.require_producer()
         await self._follower.catch_up()
 
@@ -131,7 +135,7 @@ class ObjectLog:
             ) from error
 
     def require_producer(self) -> LogProducer:
-        """Return the producer; raises BrokerUnavailable without one."""
+        """Return the producer; raises BrokerUnavailable if there is none."""
         if (producer := self._producer()) is None:
             raise BrokerUnavailable("the log cannot be written; is the broker away?")
         return producer
@@ -152,7 +156,7 @@ class ObjectLog:
         return offsets
 
     async def drop_parts(self, file: StoredFile) -> None:
-        """The bytes of a file are no more; those of an upload that broke off, either."""
+        """Delete the bytes of a file, also those of an unfinished upload."""
         producer, topic = self.require_producer(), self._log.topic_prefix + "files"
         for number in range(len(file.parts)):
             key = part_key(file.file_id, number).encode()
@@ -183,14 +187,15 @@ class ObjectLog:
             raise RecordError(f"files[{record.partition}]@{offset}: a part of another file")
         return part.data
 
-    # What every gateway reads
+    # The table that every gateway reads
 
     async def read(self) -> None:
-        """Follow the topic over every trouble of the log, until cancelled."""
+        """Follow the topic until cancelled; retry after every failure of the log."""
         await retry_forever(self._read_topic, "objects", logger, errors=_TROUBLE)
 
     async def _read_topic(self) -> None:
-        """Read it whole each time: what was deleted long ago is not on it any more."""
+        """Read the whole topic into a new table, then follow it. An old table may have objects
+        whose deletion is no longer on the topic."""
         table = ObjectTable()
         reader = AssignedReader(
             self._log, "objects", [0], client_id=self._client_id, committed_only=True

@@ -1,8 +1,8 @@
-"""The retrieval pool as a gateway asks it: vectors of texts for the endpoints that serve them, and
-answers that are kept as documents.
+"""The retrieval pool as a gateway's client: vectors of texts, searches, and cached answers.
 
-A gateway asks as a member of its own, which joins with the first call that needs it. So a gateway
-without a retrieval pool leases nothing of `hits`, and one that loses this lease serves chats on.
+The gateway joins the pool as a separate member, with the first call that needs it. So a gateway
+without a retrieval pool leases no partition of `hits`, and one that loses this lease still serves
+chats.
 """
 
 import asyncio
@@ -31,10 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 class RetrievalPool(Protocol):
-    """Who makes vectors of texts, and holds documents."""
+    """The retrieval pool: it embeds texts, and stores and searches documents."""
 
     async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
-        """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
+        """Embed all texts or none.
+
+        Raises NotReady, DeadlineExceeded, BrokerUnavailable and InvalidRequest.
+        """
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> RetrievalResult:
         """Search by text, as `RetrievalClient.search_text` does."""
@@ -45,14 +48,14 @@ class RetrievalPool(Protocol):
         """Check quoted documents, as `RetrievalClient.check` does."""
 
     async def write(self, document: Document) -> None:
-        """Returns when the broker has it; raises RecordTooLarge, BrokerUnavailable."""
+        """Write a document and wait for the broker; raises RecordTooLarge, BrokerUnavailable."""
 
     async def remove(self, collection: str, document_id: str) -> None:
-        """Delete a document; returns and raises as `write` does."""
+        """Delete a document and wait for the broker; raises BrokerUnavailable."""
 
 
 class LogPool:
-    """The pool behind the log. `close` it at the end."""
+    """The retrieval pool behind the log; call `close` at the end."""
 
     def __init__(self, log: LogSettings, codec: Codec, member_id: str, join_ms: int) -> None:
         self._log, self._codec = log, codec
@@ -97,7 +100,7 @@ class LogPool:
             ) from error
 
     async def _client(self, deadline_ms: int | None = None) -> RetrievalClient:
-        """The present membership, or a new one, by the deadline at the latest."""
+        """Return the client of the present membership, or join, by the deadline at the latest."""
         until_ms = wall_ms() + self._join_ms
         until_ms = until_ms if deadline_ms is None else min(until_ms, deadline_ms)
         if self._member_task is None or self._member_task.done():
@@ -111,7 +114,7 @@ class LogPool:
             raise BrokerUnavailable("the retrieval pool was not joined in time") from None
 
     async def _stay_member(self, joined: "asyncio.Future[RetrievalClient]") -> None:
-        """Be a member until it is lost; the next call joins again."""
+        """Stay a member until the membership is lost; the next call joins again."""
         try:
             async with open_retrieval_client(self._log, self._codec, self._member_id) as client:
                 joined.set_result(client)

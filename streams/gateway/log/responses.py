@@ -1,8 +1,8 @@
 """Topics `responses` and `responses.deleted`: calls of /v1/responses, for every gateway.
 
-A record is found by its offset, which the response's id tells. A deleted one gets an empty value,
-so that compaction drops it; until then every gateway knows of it by the second topic, which it
-reads whole.
+A record is found by its offset, which is in the response's id. A deleted record gets a tombstone,
+so that compaction removes it. Until then, every gateway knows the deletion from the second topic,
+which it reads whole.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ from streams.gateway.stream.response_id import RecordPosition
 
 logger = logging.getLogger(__name__)
 TOPIC, DELETED = "responses", "responses.deleted"
-DELETED_MAX = 262_144  # ids that are remembered; the oldest go first
+DELETED_MAX = 262_144  # remembered ids; the oldest are dropped
 _TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 RETENTION_H = TOPICS[TOPIC].retention_ms // 3_600_000
 
 
 class ResponseStore(Protocol):
-    """Who keeps calls of /v1/responses."""
+    """The storage of calls of /v1/responses."""
 
     async def put(self, record: StoredResponse) -> RecordPosition:
-        """Keep it, and say where; raises BrokerUnavailable, RecordTooLarge."""
+        """Store a record and return its position; raises BrokerUnavailable, RecordTooLarge."""
 
     async def get(self, request_id: str, place: RecordPosition) -> StoredResponse:
-        """What lies there; raises NotFound, BrokerUnavailable."""
+        """Return the record at a position; raises NotFound, BrokerUnavailable."""
 
     async def delete(self, record: StoredResponse) -> None:
-        """Know it no more; raises BrokerUnavailable."""
+        """Delete a record for all gateways; raises BrokerUnavailable."""
 
 
 class ResponseTopic:
-    """One gateway's side of the topics."""
+    """The storage on the log, as one gateway uses it."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class ResponseTopic:
         accept_ms: int,
         producer: Callable[[], LogProducer | None],
     ) -> None:
-        """`producer` is asked each time: there is none while the log is away."""
+        """Set up the storage. `producer` is called each time; while the log is away, it returns
+        None."""
         self._log = log
         self._codec = codec
         self._gateway_id = gateway_id
@@ -92,7 +93,7 @@ class ResponseTopic:
         return producer
 
     async def _await_ack(self, sending: Coroutine[Any, Any, Ack]) -> Any:
-        """What the broker says of a record that it has acknowledged."""
+        """Return the broker's acknowledgement of a record; raises BrokerUnavailable without one."""
         try:
             async with asyncio.timeout(self._accept_ms / 1000):
                 return await (await sending)
@@ -122,7 +123,7 @@ class ResponseTopic:
         return record
 
     async def _read(self, place: RecordPosition) -> bytes | None:
-        """The bytes that lie there, or, where they are gone, those of the next record."""
+        """Return the bytes at a position, or those of the next record if compaction removed it."""
         client_id = f"{self._gateway_id}-responses"
         reader = AssignedReader(self._log, TOPIC, [place.partition], client_id=client_id)
         async with reader.reading("nowhere"):
@@ -135,7 +136,8 @@ class ResponseTopic:
         return None
 
     async def follow(self) -> None:
-        """Know what any gateway deletes, over every trouble of the log, until cancelled."""
+        """Follow the deletions of all gateways until cancelled; retry after every failure of the
+        log."""
         await retry_forever(self._follow, DELETED, logger, errors=_TROUBLE)
 
     async def _follow(self) -> None:
@@ -148,7 +150,7 @@ class ResponseTopic:
                         self.note(record.value)
 
     def note(self, value: bytes) -> None:
-        """Know a record of the second topic; what is none tells nothing."""
+        """Apply a record of the second topic; other records are ignored."""
         try:
             record = self._codec.decode(value)
         except RecordError as error:

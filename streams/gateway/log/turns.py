@@ -1,8 +1,8 @@
-"""Topic `turns`: what one gateway has remembered of a conversation , told to all.
+"""Topic `turns`: the turns that gateways remember, published to all gateways.
 
-Each gateway reads the topic whole, without a group, from as far back as conversations are
-remembered. It is a help, and in nobody's way: a turn that was not told yet, or could not be, costs
-its conversation another session id.
+Each gateway reads the topic whole, without a consumer group, from as far back as conversations are
+remembered. The topic is only an optimization: a turn that is not published, or not yet, gives its
+conversation another session id.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from schemas.topics import check_record
 from streams.gateway.request.conversation import ConversationTurn
 
 logger = logging.getLogger(__name__)
-BATCHES_MAX = 100  # taken at once; between them calls get their turn
-UNPUBLISHED_MAX = 1_000  # the oldest go first
-PACE_S = 0.25  # between two records: each costs a round to the broker, here and at all readers
+BATCHES_MAX = 100  # per read; other tasks run between reads
+UNPUBLISHED_MAX = 1_000  # the oldest are dropped
+PACE_S = 0.25  # between two records: each costs the writer and all readers a round trip
 _TROUBLE = (*TRANSIENT_ERRORS, TopicError)
 
 
 class TurnTopic:
-    """One gateway's side of the topic."""
+    """The topic, as one gateway reads and writes it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TurnTopic:
         producer: Callable[[], LogProducer | None],
         bury: Callable[[ConsumerRecord, RecordError], Awaitable[None]],
     ) -> None:
-        """`producer` is asked each time: there is none while the log is away."""
+        """Set up the topic. `producer` is called each time; it returns None if the log is away."""
         self.on_turn: Callable[[ConversationTurn], None] = lambda turn: None
         self._log = log
         self._codec = codec
@@ -54,12 +54,12 @@ class TurnTopic:
         self._has_unpublished = asyncio.Event()
 
     def publish(self, turn: ConversationTurn) -> None:
-        """Have it sent, with what else there is by then."""
+        """Queue a turn for the next record."""
         self._unpublished.append(turn)
         self._has_unpublished.set()
 
     async def publish_pending(self) -> None:
-        """Send what there is to publish, over every trouble of the log, until cancelled."""
+        """Publish queued turns until cancelled."""
         while True:
             await self._has_unpublished.wait()
             self._has_unpublished.clear()
@@ -82,7 +82,7 @@ class TurnTopic:
             logger.warning("turns: not published: %s: %s", type(error).__name__, error)
 
     async def read(self) -> None:
-        """Read what gateways publish, over every trouble of the log, until cancelled."""
+        """Read the turns of all gateways until cancelled; retry after every failure of the log."""
         await retry_forever(self._read_topic, "turns", logger, errors=_TROUBLE)
 
     async def _read_topic(self) -> None:

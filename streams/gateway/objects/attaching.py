@@ -1,4 +1,4 @@
-"""Files that callers put into a vector store: what is checked, and what is wanted then. Pure."""
+"""Checks files that callers add to a vector store, and builds their desired states. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -15,14 +15,17 @@ from streams.gateway.objects.bodies import (
 from streams.gateway.objects.stores import PRESENT, Store
 from streams.gateway.objects.table import ObjectTable
 
-FILE_ID, REVISION = "file_id", "file_revision"  # attributes of ours, beside those of callers
+FILE_ID, REVISION = "file_id", "file_revision"  # the gateway's attributes, besides those of callers
 _RESERVED = {FILE_ID, REVISION}
-_OURS = {"title": False, "source": False}  # texts, as every document has them
+_OURS = {"title": False, "source": False}  # texts that every document has
 KEYS_MAX = 48  # attributes of all files of a store; an index has a column for each
 
 
 def chunk_sizes(chunks: AutoChunks | StaticChunks | None) -> tuple[int, int]:
-    """Tokens of a passage and of its overlap, as `VectorStore` has them; raises InvalidRequest."""
+    """Return the tokens of a passage and of its overlap for a `VectorStore`.
+
+    Raises InvalidRequest if the overlap is more than half of a passage.
+    """
     if not isinstance(chunks, StaticChunks):
         return 0, -1
     sizes = chunks.static
@@ -43,7 +46,8 @@ def new_specs(
     batch_id: str,
     now_ms: int,
 ) -> list[StoreFile]:
-    """Raises NotFound and InvalidRequest; then nothing of the call is done."""
+    """Return the desired states of files to add. Raises NotFound or InvalidRequest if any file is
+    invalid."""
     kinds = attribute_kinds(table, store)
     contents = table.contents(store)
     return [_new_spec(table, store, contents, body, kinds, batch_id, now_ms) for body in bodies]
@@ -82,14 +86,13 @@ def _new_spec(
 
 
 def attribute_kinds(table: ObjectTable, store: VectorStore) -> dict[str, bool]:
-    """By attribute of a store's files, whether it is a number; also of the file that is changed,
-    since its documents are indexed one after the other.
-    """
+    """Return by attribute of a store's files whether it is a number. A file that is being changed
+    counts, too, since its documents are indexed one after the other."""
     return {**table.contents(store).kinds(), **_OURS}
 
 
 def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
-    """Raise InvalidRequest where an index could not hold them beside those of other files."""
+    """Raise InvalidRequest for attributes that do not fit those of other files in an index."""
     for key, value in json.loads(attributes or "{}").items():
         if key in _RESERVED:
             raise InvalidRequest(f"attributes.{key}: every document has it; name another", key)

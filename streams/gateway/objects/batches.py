@@ -1,7 +1,7 @@
-"""Batches of calls, as the log has them: what their callers say, and what has come of that. Pure.
+"""Batches of calls as the log has them: the callers' records, and their progress. Pure.
 
-`Batch` is written by whichever gateway its caller speaks to, `BatchProgress` by the one that
-carries batches out (`streams/gateway/batches`).
+Any gateway writes a `Batch` for its caller. The gateway that runs batches writes `BatchProgress`
+(`streams/gateway/batches`).
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Name = tuple[str, str]  # tenant and batch
 
 
 def batch_key(tenant: str, batch_id: str) -> str:
-    """Build the key of a batch as its caller wrote it."""
+    """Build the key of a batch's record."""
     return object_key(tenant, batch_id)
 
 
@@ -30,7 +30,8 @@ def progress_key(tenant: str, batch_id: str) -> str:
 
 
 def line_key(batch: Batch, line: int, custom_id: str) -> str:
-    """Of a line's prompt, and of its answer; bridges ask in the name of its tenant."""
+    """Build the key of a line's prompt and answer; bridges send the request in the name of its
+    tenant."""
     return object_key(batch.tenant, batch.batch_id, str(line), custom_id)
 
 
@@ -40,18 +41,18 @@ def tenant_of(key: str) -> str:
 
 
 class BatchTable:
-    """Every batch by tenant and id."""
+    """The batches of all tenants, by tenant and id."""
 
     def __init__(self) -> None:
         self._batches: dict[Name, Batch] = {}
         self._progress: dict[Name, BatchProgress] = {}
-        # Those that something is to be done about, by whether they are begun, and by tenant.
+        # Ids of open batches, by whether they have started, and by tenant.
         self._open_orders: dict[bool, dict[str, OrderedIds]] = {True: {}, False: {}}
         self._orders: dict[str, OrderedIds] = {}  # by tenant
-        self._needed: Counter[Name] = Counter()  # files of those that have not ended
+        self._needed: Counter[Name] = Counter()  # input files of open batches
 
     def set(self, record: Batch | BatchProgress) -> None:
-        """The last record of its key counts."""
+        """Apply a record; the last record of a key counts."""
         name = record.tenant, record.batch_id
         self._untrack(name)
         if isinstance(record, Batch):
@@ -64,7 +65,7 @@ class BatchTable:
         self._track_if_open(name)
 
     def drop(self, tenant: str, batch_id: str, *rest: str) -> None:
-        """Forget the batch, or its progress, whose key was deleted."""
+        """Remove the batch, or its progress, whose key was deleted."""
         name = tenant, batch_id
         self._untrack(name)
         (self._progress if rest else self._batches).pop(name, None)
@@ -101,11 +102,11 @@ class BatchTable:
         return self._orders.get(tenant, OrderedIds())
 
     def progress(self, batch: Batch) -> BatchProgress | None:
-        """None: nobody has looked at its file yet."""
+        """Return the progress of a batch; None if its file was not checked yet."""
         return self._progress.get((batch.tenant, batch.batch_id))
 
     def is_open(self, tenant: str, batch_id: str) -> bool:
-        """Whether work is left to do for a batch."""
+        """Return whether a batch has not ended."""
         return any(batch_id in orders.get(tenant, ()) for orders in self._open_orders.values())
 
     def open_tenants(self) -> Set[str]:
@@ -138,12 +139,13 @@ class BatchTable:
         return progress.status if progress is not None else VALIDATING
 
     def needs(self, file: StoredFile) -> bool:
-        """Whether a batch that has not ended reads the file, though its caller deleted it."""
+        """Return whether an open batch reads the file, even if its caller has deleted it."""
         return (file.tenant, file.file_id) in self._needed
 
     def is_given_up(self, key: str, now_ms: int) -> bool:
-        """Whether nobody waits for the answer to a line any more, by its prompt's key. Of a batch
-        that this table has not read yet, somebody does.
+        """Return whether the answer to a line is no longer needed, by its prompt's key.
+
+        An answer for a batch that this table has not read yet is needed.
         """
         tenant, _, rest = key.partition("/")
         name = tenant, rest.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Bodies and queries of calls about files and vector stores: types and ranges are checked here."""
+"""Bodies and queries of calls about files and vector stores, with checks of types and ranges."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from streams.gateway.http.errors import shorten
 
 FILES_MAX = 2_000  # of one batch
 PAIRS_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 64, 512
-NUMBER_MAX = 2**53  # of an attribute: what a float holds exactly
+NUMBER_MAX = 2**53  # of an attribute: floats store these exactly
 NAME_CHARS_MAX = 1_000
 QUERY_CHARS_MAX, QUERIES_MAX, RESULTS_MAX = 8_192, 16, 50
 Values = dict[str, str | float | bool]
@@ -29,7 +29,7 @@ class _StoreModel(BaseModel):
 
 
 class FilePaging(BaseModel):
-    """Which part of a list of files."""
+    """Selects a page of a list of files."""
 
     limit: int = Field(10_000, ge=1, le=10_000)
     order: Literal["asc", "desc"] = "desc"
@@ -39,7 +39,7 @@ class FilePaging(BaseModel):
 
 
 class StorePaging(BaseModel):
-    """Which part of a list."""
+    """Selects a page of a list."""
 
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
@@ -48,33 +48,33 @@ class StorePaging(BaseModel):
 
 
 class StoreFilePaging(StorePaging):
-    """Which part of a list of a store's files."""
+    """Selects a page of a vector store's files."""
 
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
 class Expiry(_StoreModel):
-    """When a store that nobody uses is emptied."""
+    """When an unused vector store expires and its files are removed."""
 
     anchor: Literal["last_active_at"]
     days: int = Field(ge=1, le=365)
 
 
 class AutoChunks(_StoreModel):
-    """Has texts cut into chunks as the deployment does."""
+    """Splits texts into chunks with the deployment's sizes."""
 
     type: Literal["auto"]
 
 
 class ChunkSizes(_StoreModel):
-    """Tokens of the embedding model."""
+    """Sizes of chunks in tokens of the embedding model."""
 
     max_chunk_size_tokens: int = Field(ge=100, le=4_096)
     chunk_overlap_tokens: int = Field(ge=0, le=2_048)
 
 
 class StaticChunks(_StoreModel):
-    """Has texts cut into chunks of the sizes that the caller gives."""
+    """Splits texts into chunks of the given sizes."""
 
     type: Literal["static"]
     static: ChunkSizes
@@ -105,7 +105,7 @@ Attributes = Annotated[
 
 
 class StoreBody(_StoreModel):
-    """Validates the body of POST /v1/vector_stores."""
+    """The body of POST /v1/vector_stores."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
     description: str | None = Field(None, max_length=NAME_CHARS_MAX)
@@ -116,7 +116,7 @@ class StoreBody(_StoreModel):
 
 
 class StoreChangeBody(_StoreModel):
-    """POST /v1/vector_stores/{id}; what is left out stays as it is."""
+    """The body of POST /v1/vector_stores/{id}; fields that are left out stay unchanged."""
 
     name: str | None = Field(None, max_length=NAME_CHARS_MAX)
     metadata: Texts | None = None
@@ -124,7 +124,7 @@ class StoreChangeBody(_StoreModel):
 
 
 class StoreFileBody(_StoreModel):
-    """POST /v1/vector_stores/{id}/files, and each of `files` in a batch."""
+    """The body of POST /v1/vector_stores/{id}/files, and each of `files` in a batch."""
 
     file_id: _Id
     attributes: Attributes = None
@@ -132,13 +132,13 @@ class StoreFileBody(_StoreModel):
 
 
 class AttributesBody(_StoreModel):
-    """Validates the body of POST /v1/vector_stores/{id}/files/{file_id}."""
+    """The body of POST /v1/vector_stores/{id}/files/{file_id}."""
 
     attributes: Attributes
 
 
 class BatchBody(_StoreModel):
-    """Validates the body of POST /v1/vector_stores/{id}/file_batches."""
+    """The body of POST /v1/vector_stores/{id}/file_batches."""
 
     file_ids: list[_Id] | None = Field(None, min_length=1, max_length=FILES_MAX)
     files: list[StoreFileBody] | None = Field(None, min_length=1, max_length=FILES_MAX)
@@ -146,7 +146,7 @@ class BatchBody(_StoreModel):
     chunking_strategy: Chunks | None = None
 
     def file_bodies(self) -> list[StoreFileBody]:
-        """One for each file, the last one of each id; raises InvalidRequest."""
+        """Return one body per file, the last one of each id; raises InvalidRequest."""
         if (self.file_ids is None) == (self.files is None):
             raise InvalidRequest("file_ids: expected either file_ids or files", "file_ids")
         bodies = self.files or [
@@ -161,14 +161,14 @@ class BatchBody(_StoreModel):
 
 
 class HybridWeights(_StoreModel):
-    """How much each list counts."""
+    """Weights of similarity and of words in hybrid search."""
 
     embedding_weight: float = Field(default=1.0, ge=0, le=1_000)
     text_weight: float = Field(default=1.0, ge=0, le=1_000)
 
 
 class RankingBody(_StoreModel):
-    """Which results count, and how they are put in order."""
+    """How results are ranked, and which scores are high enough."""
 
     ranker: Literal["none", "auto", "default-2024-11-15", "default_2024_08_21"] | None = None
     score_threshold: float | None = Field(default=None, ge=0, le=1)
@@ -176,7 +176,7 @@ class RankingBody(_StoreModel):
 
 
 class StoreSearchBody(_StoreModel):
-    """Validates the body of POST /v1/vector_stores/{id}/search."""
+    """The body of POST /v1/vector_stores/{id}/search."""
 
     query: str | list[str]
     max_num_results: int | None = Field(None, ge=1, le=RESULTS_MAX)
@@ -185,7 +185,7 @@ class StoreSearchBody(_StoreModel):
     rewrite_query: bool | None = None
 
     def queries(self) -> list[str]:
-        """What is searched for; raises InvalidRequest."""
+        """Return the queries of the search; raises InvalidRequest."""
         queries = [self.query] if isinstance(self.query, str) else self.query
         if not 0 < len(queries) <= QUERIES_MAX:
             raise InvalidRequest(
@@ -206,7 +206,7 @@ class StoreSearchBody(_StoreModel):
 
 
 def attributes_text(attributes: Mapping[str, Any] | None) -> str:
-    """Attributes as they stand on the log; raises InvalidRequest."""
+    """Return attributes as JSON for the log; raises InvalidRequest."""
     where = "attributes"
     if len(attributes or {}) > PAIRS_MAX:
         raise InvalidRequest(f"{where}: expected at most {PAIRS_MAX}, found more", where)

@@ -1,4 +1,4 @@
-"""OpenAI's filters over attributes, as our filter expressions."""
+"""Converts OpenAI's filters over attributes to filter expressions of `schemas.rules.filters`."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ COMPARISONS = (*_COMPARISONS, *_OF_LISTS, "contains", "exists")
 
 
 def filter_text(attribute_filter: Mapping[str, Any] | None, where: str = "filters") -> str:
-    """The expression of a filter, empty for none; raises InvalidRequest.
+    """Return the expression of a filter, or an empty text without one; raises InvalidRequest.
 
-    `where` is the filter's place in the body.
+    `where` is the filter's field in the body.
     """
     if attribute_filter is None:
         return ""

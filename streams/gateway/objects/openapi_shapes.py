@@ -1,4 +1,4 @@
-"""Files and vector stores on the OpenAPI page: bodies of calls, and what they are answered with."""
+"""Files and vector stores on the OpenAPI page: bodies of calls, and schemas of answers."""
 
 from typing import Any
 

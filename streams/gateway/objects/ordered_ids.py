@@ -1,11 +1,11 @@
-"""Ids in the order in which what they name was made, found without sorting them. Pure."""
+"""Ids of objects in the order of their creation, without a sort per call. Pure."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 
 class OrderedIds:
-    """Ids by when something was made, of equal ones by themselves: all, and those of each kind."""
+    """Ids ordered by creation time, and then by id: all of them, and those of each kind."""
 
     def __init__(self) -> None:
         self._created_ms: dict[str, int] = {}
@@ -19,7 +19,7 @@ class OrderedIds:
         return name in self._created_ms
 
     def add(self, name: str, created_ms: int, *kinds: str) -> None:
-        """One that is there already moves where its time or its kinds are others."""
+        """Add an id, or move it if its time or its kinds have changed."""
         kinds = "", *kinds
         if self._created_ms.get(name) == created_ms and self._kinds[name] == kinds:
             return
@@ -42,8 +42,10 @@ class OrderedIds:
     def beyond(
         self, name: str | None, *, newer: bool, kind: str = "", until: str | None = None
     ) -> Iterator[str]:
-        """Those of a kind on one side of a name, which is of any, up to another, the nearest first;
-        None: from and to an end.
+        """Return the ids of a kind that are newer or older than `name`, up to `until`, the nearest
+        first.
+
+        Both names may be of any kind. None is the end of the list.
         """
         keys = self._keys.get(kind, [])
         older_end, newer_end = (name, until) if newer else (until, name)

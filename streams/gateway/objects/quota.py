@@ -1,9 +1,9 @@
-"""How much callers may keep, each and all together. Pure.
+"""Limits of the objects that callers store, for each tenant and for all. Pure.
 
-Only what callers make is refused: what tells what has come of it is always written, else work that
-is done would be done again. So results of batches may go over a tenant's limit, which then has no
-new batch. They take nothing from others: even parts add up to the whole, which nobody is refused
-for, and only tenants with a limit of their own have the whole beside it.
+Only callers' own objects are refused. Results and progress are always written; otherwise work that
+is done would be repeated. So results of batches may exceed a tenant's limit, and then it gets no
+new batch. They take nothing from other tenants: equal shares add up to the whole, which is not
+checked. Only for tenants with a configured limit, the whole is checked, too.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from streams.gateway.objects.table import OF_CALLERS, ObjectRecord, ObjectTable,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limits; those of a tenant are 0 for an even part of all."""
+    """Limits of objects and bytes; a tenant's limit of 0 is an equal share of the whole."""
 
     objects_max: int
     bytes_max: int
@@ -25,7 +25,7 @@ class Quota:
     tenant_bytes_max: int = 0
 
     def check(self, table: ObjectTable, records: Sequence[ObjectRecord]) -> None:
-        """Raise TooManyRequests where one tenant's new records are too many, or too much."""
+        """Raise TooManyRequests if a tenant's new records exceed its limits, or the whole."""
         new = [
             record
             for record in records
@@ -48,7 +48,7 @@ class Quota:
 
 
 def _min_bytes(record: ObjectRecord) -> int:
-    """Of files that come with a record; how many results a batch will have nobody knows yet."""
+    """Return the bytes that a record adds at least; a batch's results are not known yet."""
     if isinstance(record, StoredFile):
         return record.bytes
     return 1 if isinstance(record, Batch) else 0

@@ -1,4 +1,4 @@
-"""What callers keep, as the `openai` package reads it. Pure."""
+"""Callers' objects in the form of the `openai` package. Pure."""
 
 import json
 from collections import Counter
@@ -87,9 +87,9 @@ def store_file_json(store: VectorStore, entry: StoreEntry) -> Json:
 
 
 def chunking_json(store: VectorStore) -> Json:
-    """How a store's files are cut."""
+    """Return how the files of a store are split into chunks."""
     if not store.chunk_tokens:
-        return {"type": "other"}  # as the deployment does, which the gateway does not know
+        return {"type": "other"}  # the deployment's sizes, which the gateway does not know
     sizes = {
         "max_chunk_size_tokens": store.chunk_tokens,
         "chunk_overlap_tokens": store.chunk_overlap,
@@ -125,8 +125,9 @@ def page(
     find: Callable[[str], Item | None],
     shape: Callable[[Item], Json],
 ) -> Json:
-    """A page of a list, or of what is of a kind there: no more is looked at, however long the list
-    is. Raises InvalidRequest.
+    """Return a page of a list, or of one kind in it; it reads no further, however long the list is.
+
+    Raises InvalidRequest.
     """
     for where, name in (("after", paging.after), ("before", paging.before)):
         if name is not None and name not in order:
@@ -154,7 +155,7 @@ def page(
 
 
 def content_page(texts: Iterable[str]) -> Iterator[bytes]:
-    """What a file says, as JSON in pieces: it may be long."""
+    """Yield the texts of a file as JSON, in pieces, as they may be long."""
     head, _, tail = orjson.dumps(whole_page([], "vector_store.file_content.page")).partition(b"[]")
     yield head + b"["
     for i, text in enumerate(texts):
@@ -166,5 +167,5 @@ def content_page(texts: Iterable[str]) -> Iterator[bytes]:
 
 
 def whole_page(data: Sequence[Json], name: str, **fields: Any) -> Json:
-    """A list that is never divided."""
+    """Return a list that has no further pages."""
     return {"object": name, **fields, "data": list(data), "has_more": False, "next_page": None}

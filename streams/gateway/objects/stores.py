@@ -1,7 +1,7 @@
-"""A vector store and its files: what is wanted, what has come of it, and sums over all. Pure.
+"""A vector store and its files: desired states, results, and sums over all files. Pure.
 
-Sums are kept up with each record, since a store may have as many files as a tenant may keep: no
-call looks at all of them.
+Sums are updated with each record. So no call reads all files, of which a store may have as many as
+a tenant may store.
 """
 
 import json
@@ -12,14 +12,14 @@ from schemas.records import FileBatch, StoreFile, StoreFileResult, VectorStore
 from schemas.rules.metadata import is_number
 from streams.gateway.objects.ordered_ids import OrderedIds
 
-PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # what is wanted of a store's file
+PRESENT, CANCELLED, DELETED = "present", "cancelled", "deleted"  # desired states of a file
 IN_PROGRESS, COMPLETED, FAILED = "in_progress", "completed", "failed"
 STATUSES = (IN_PROGRESS, COMPLETED, FAILED, CANCELLED)
 
 
 @dataclass(slots=True)
 class StoreEntry:
-    """A file of a store: what is wanted, and what has come of that."""
+    """A file of a store: its desired state, and the result."""
 
     spec: StoreFile
     result: StoreFileResult | None = None
@@ -35,7 +35,7 @@ class StoreEntry:
 
     @property
     def is_done(self) -> bool:
-        """Whether what is on the log is what is wanted, as long as the store is there."""
+        """Return whether the log has the desired state, as long as the store exists."""
         if self.spec.target_state == CANCELLED:
             return self.result is None or not self.result.documents
         return self.spec.target_state == PRESENT and self.status != IN_PROGRESS
@@ -48,38 +48,38 @@ def kind_of(status: str, batch_id: str) -> str:
 
 @dataclass(slots=True)
 class Store:
-    """Holds all that is known of one vector store."""
+    """A vector store with its files, results and file batches."""
 
     record: VectorStore | None = None
     used_ms: int = 0
     files: dict[str, StoreFile] = field(default_factory=dict)
     results: dict[str, StoreFileResult] = field(default_factory=dict)
     batches: dict[str, FileBatch] = field(default_factory=dict)
-    # Of files that are not deleted; their kinds are a status, a batch, and both.
+    # Of files that are not deleted. A file's kinds are its status, its batch, and both together.
     order: OrderedIds = field(default_factory=OrderedIds)
-    usage_bytes: int = 0  # of these
+    usage_bytes: int = 0  # of files that are not deleted
     _counts: dict[str, Counter[str]] = field(default_factory=dict)  # by batch, "": all; by status
     _kinds: dict[str, Counter[bool]] = field(default_factory=dict)  # files by attribute, and kind
     _contributions: dict[str, tuple[str, int, dict[str, bool]]] = field(default_factory=dict)
 
     @property
     def is_there(self) -> bool:
-        """Whether its owner has made it, and not deleted it."""
+        """Return whether its owner has created it, and not deleted it."""
         return self.record is not None and not self.record.deleted
 
     def is_empty(self) -> bool:
-        """Whether nothing is known of it."""
+        """Return whether the table has no record of it."""
         return not (self.record or self.files or self.results or self.batches or self.used_ms)
 
     def entry(self, file_id: str) -> StoreEntry | None:
-        """A file of it that is not deleted."""
+        """Return a file of the store, or None if it has none or it is deleted."""
         spec = self.files.get(file_id)
         if spec is None or spec.target_state == DELETED:
             return None
         return StoreEntry(spec, self.results.get(file_id))
 
     def counts(self, batch_id: str = "") -> Counter[str]:
-        """Its files, or those of a batch, by status."""
+        """Return the number of its files, or those of a batch, by status."""
         return self._counts.get(batch_id, Counter())
 
     def kinds(self) -> dict[str, bool]:
@@ -97,17 +97,17 @@ class Store:
         self._update_sums(record.file_id)
 
     def drop_file(self, file_id: str) -> None:
-        """Forget the desired state of a file."""
+        """Remove the desired state of a file."""
         self.files.pop(file_id, None)
         self._update_sums(file_id)
 
     def drop_result(self, file_id: str) -> None:
-        """Forget the result of a file."""
+        """Remove the result of a file."""
         self.results.pop(file_id, None)
         self._update_sums(file_id)
 
     def _update_sums(self, file_id: str) -> None:
-        """Bring sums up to date with one file."""
+        """Update the sums after a change of one file."""
         if (contribution := self._contributions.pop(file_id, None)) is not None:
             self._add(*contribution, -1)
         entry = self.entry(file_id)

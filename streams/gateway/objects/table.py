@@ -1,8 +1,8 @@
-"""What callers keep here, as the log has it: files, vector stores, files of stores, batches. Pure.
+"""Callers' objects as the log has them: files, vector stores and their files, batches. Pure.
 
-One key has one writer at a time by its nature: what callers want is apart from what has come of it,
-so that neither overwrites the other. Of one key the last record counts. Tenants are part of every
-key; whoever asks for another's object finds none.
+Each key has one writer at a time: desired states and results have separate keys, so neither
+overwrites the other. The last record of a key counts. Tenants are part of every key; a caller who
+names another tenant's object finds none.
 """
 
 from collections import Counter
@@ -26,17 +26,17 @@ from streams.gateway.objects.ordered_ids import OrderedIds
 from streams.gateway.objects.stores import DELETED, PRESENT, Store, StoreEntry
 
 DAY_MS = 86_400_000
-UPLOADING, STORED = "uploading", "stored"  # of a file; or deleted
+UPLOADING, STORED = "uploading", "stored"  # states of a file, besides deleted
 RESULT, USED = "result", "used"  # last parts of keys
 OfStore = VectorStore | StoreUsed | StoreFile | StoreFileResult | FileBatch
 ObjectRecord = StoredFile | OfStore | Batch | BatchProgress
-# What counts as an object that a caller keeps; the rest tells what has become of those.
+# Records that count as a caller's objects; the other records are results of these.
 OF_CALLERS = (StoredFile, VectorStore, StoreFile, FileBatch, Batch)
 FileKey = tuple[str, str, str]  # tenant, store and file
 
 
 def key_of(record: ObjectRecord) -> str:
-    """The key under which a record stands on `objects`."""
+    """Return the key of a record on `objects`."""
     match record:
         case StoredFile():
             return object_key(record.tenant, record.file_id)
@@ -57,21 +57,19 @@ def key_of(record: ObjectRecord) -> str:
 
 
 class ObjectTable:
-    """Everything by tenant and id; `apply` records in the order of the log."""
+    """All objects by tenant and id; `apply` takes records in the order of the log."""
 
     def __init__(self) -> None:
         self.batches = batches.BatchTable()
         self._files: dict[str, dict[str, StoredFile]] = {}
         self._stores: dict[str, dict[str, Store]] = {}
-        self._file_order: dict[
-            str, OrderedIds
-        ] = {}  # of those that callers see; kinds are purposes
-        self._store_order: dict[str, OrderedIds] = {}  # of those that callers see
-        self._keys: dict[str, bool] = {}  # whether a caller's object stands there
+        self._file_order: dict[str, OrderedIds] = {}  # of uploaded files; kinds are purposes
+        self._store_order: dict[str, OrderedIds] = {}  # of stores that are not deleted
+        self._keys: dict[str, bool] = {}  # by key: whether it is a caller's object
         self._objects: Counter[str] = Counter()  # callers', by tenant
         self._bytes: Counter[str] = Counter()  # of files, by tenant
-        # By tenant, files of stores of which the log does not have what is wanted: to be there, and
-        # to be taken away; first come, first served.
+        # By tenant, files of stores whose desired state is not reached: those to be present (True),
+        # and those to be removed (False); first come, first served.
         self._pending: dict[bool, dict[str, dict[FileKey, None]]] = {True: {}, False: {}}
 
     def __len__(self) -> int:
@@ -81,7 +79,7 @@ class ObjectTable:
         return key in self._keys
 
     def objects_of(self, tenant: str) -> int:
-        """How many objects a tenant keeps."""
+        """Return the number of a tenant's objects."""
         return self._objects[tenant]
 
     def objects_count(self) -> int:
@@ -89,7 +87,7 @@ class ObjectTable:
         return self._objects.total()
 
     def bytes_of(self, tenant: str) -> int:
-        """Bytes of a tenant's files, of those that are on their way or deleted only now, too."""
+        """Return the bytes of a tenant's files, including those being uploaded or deleted."""
         return self._bytes[tenant]
 
     def bytes_count(self) -> int:
@@ -97,7 +95,7 @@ class ObjectTable:
         return self._bytes.total()
 
     def apply(self, key: str, record: ObjectRecord | None) -> None:
-        """One record; None: the key is no more. What stands under another's key is no record."""
+        """Apply a record; None is a deleted key. A record under another record's key is ignored."""
         names = key.split("/")
         if record is None:
             if self._keys.pop(key, False):
@@ -118,7 +116,7 @@ class ObjectTable:
             del sums[tenant]
 
     def _update_pending(self, place: FileKey) -> None:
-        """Note whether something is to be done about a file of a store."""
+        """Update whether work is left to do for a file of a store."""
         tenant, store_id, file_id = place
         store = self._store(tenant, store_id)
         spec = store.files.get(file_id)
@@ -207,10 +205,10 @@ class ObjectTable:
                 if store.is_empty():
                     del self._stores[tenant][name]
 
-    # Asked by endpoints
+    # For endpoints
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
-        """A file whose upload is complete."""
+        """Return a file whose upload is complete, or None."""
         file = self._files.get(tenant, {}).get(file_id)
         return file if file is not None and file.state == STORED else None
 
@@ -219,12 +217,12 @@ class ObjectTable:
         return self._file_order.get(tenant, OrderedIds())
 
     def batch_file(self, batch: Batch) -> StoredFile | None:
-        """The file of a batch's calls; until the batch ends it is there, even if deleted."""
+        """Return the input file of a batch; it stays until the batch ends, even if deleted."""
         file = self._files.get(batch.tenant, {}).get(batch.input_file_id)
         return file if file is not None and file.state in (STORED, DELETED) else None
 
     def store(self, tenant: str, store_id: str) -> VectorStore | None:
-        """A store that its owner has not deleted."""
+        """Return a store that its owner has not deleted, or None."""
         store = self._store(tenant, store_id)
         return store.record if store.is_there else None
 
@@ -233,11 +231,11 @@ class ObjectTable:
         return self._store_order.get(tenant, OrderedIds())
 
     def used_ms(self, store: VectorStore) -> int:
-        """When a store was last used."""
+        """Return when a store was last used, in wall-clock milliseconds."""
         return max(store.created_ms, self._store(store.tenant, store.store_id).used_ms)
 
     def expires_ms(self, store: VectorStore) -> int | None:
-        """When a store expires, if it ever does."""
+        """Return when a store expires, in wall-clock milliseconds; None if it never does."""
         days = store.expires_days
         return self.used_ms(store) + days * DAY_MS if days else None
 
@@ -251,19 +249,19 @@ class ObjectTable:
         return spec.revision if spec is not None else 0
 
     def deletion_of(self, file: StoredFile) -> list[ObjectRecord]:
-        """What is to be written for a file to be deleted: it goes from all stores, too."""
+        """Return the records that delete a file, and remove it from all stores."""
         stores = self._stores.get(file.tenant, {}).values()
         entries = (store.entry(file.file_id) for store in stores if store.is_there)
         return [replace(file, state=DELETED), *(mark_deleted(entry) for entry in entries if entry)]
 
-    # Asked by whoever does what callers wish
+    # For the indexer and the sweeper
 
     def has_pending(self) -> bool:
-        """Whether there is a file of a store of which the log does not have what is wanted."""
+        """Return whether any file of a store has not reached its desired state."""
         return any(self._pending.values())
 
     def pending_tenants(self, *, is_present: bool) -> Iterable[str]:
-        """Whose files are to be put into stores, or to be taken away."""
+        """Return the tenants with files to add to stores if `is_present`, or else to remove."""
         return self._pending[is_present].keys()
 
     def next_pending(
@@ -274,7 +272,8 @@ class ObjectTable:
         return next((place for place in waiting if place not in excluded_keys), None)
 
     def pending_entry(self, place: FileKey) -> tuple[VectorStore | None, StoreEntry] | None:
-        """What is to be done about a file of a store; without a store, that is no more."""
+        """Return the store and the entry of a pending file, or None; without a store if that is
+        deleted."""
         tenant, store_id, file_id = place
         if not any(place in pending.get(tenant, {}) for pending in self._pending.values()):
             return None
@@ -289,7 +288,7 @@ class ObjectTable:
                 yield store.record
 
     def keys_of(self, store: VectorStore) -> Iterable[str]:
-        """All keys below that of a store, and then its own."""
+        """Return all keys below that of a store, and then its own."""
         contents = self.contents(store)
         records: list[ObjectRecord] = [*contents.results.values(), *contents.files.values()]
         records += contents.batches.values()
@@ -313,5 +312,5 @@ class ObjectTable:
 
 
 def mark_deleted(entry: StoreEntry) -> StoreFile:
-    """What is to be written for a file to leave its store."""
+    """Return the record that removes a file from its store."""
     return replace(entry.spec, target_state=DELETED, revision=entry.spec.revision + 1)

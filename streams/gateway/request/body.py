@@ -1,8 +1,8 @@
 """Request bodies of the two generating endpoints and of /tokenize, as pydantic models.
 
-Types and ranges are checked here, and again by nobody: an engine never sees what did not pass.
-What depends on the model (context length, vocabulary) or on several fields is checked in
-`intake.py`, `messages.py` and `sampling.py`.
+Types and ranges are checked only here: an engine never gets a value that did not pass. Values that
+depend on the model (context length, vocabulary) or on several fields are checked in `intake.py`,
+`messages.py` and `sampling.py`.
 """
 
 from collections.abc import Iterable
@@ -36,26 +36,26 @@ _INT_32_MAX = 2**31 - 1
 STALL_MS_MAX = 60_000
 TTL_S_MAX = 30 * 86_400
 _SEPARATORS = (b",", b"[", b"{")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which Windows' tools write before JSON
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # that Windows tools write before JSON
 
 
-# The first thing that is wrong with a list is told; the others would only cost time.
+# Only the first error in a list is reported; to find the others would cost time.
 class _FailFirst(FailFast):
-    def __hash__(self) -> int:  # a member of a union has to be hashable
+    def __hash__(self) -> int:  # members of a union have to be hashable
         return 1
 
 
-CACHE_SALT_CHARS_MAX = 256  # it goes to routers and workers with each request
-MESSAGES_MAX = 2_048  # as OpenAI takes; more cost the loop more than their texts
+CACHE_SALT_CHARS_MAX = 256  # the salt travels with each request to routers and workers
+MESSAGES_MAX = 2_048  # OpenAI's limit; more messages cost the event loop more than their texts
 
 
 def whole(value: Any) -> Any:
-    """`4.0` is 4: what counts in doubles writes whole numbers so."""
+    """Convert `4.0` to 4: clients that compute with doubles write whole numbers so."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def whole_numbers(value: Any) -> list[int] | None:
-    """A list of whole numbers, however they are written; None for anything else."""
+    """Return a list of whole numbers as integers; None for any other value."""
     if not isinstance(value, list):
         return None
     if set(map(type, value)) <= {int}:
@@ -96,13 +96,13 @@ PriorityField = Annotated[Any, _one_of(Priority)]
 
 
 class StrictBody(BaseModel):
-    """JSON types as they are; unknown fields are kept, so that fields.py can say what to do."""
+    """Values must have the JSON types of their fields. Unknown fields are rejected with advice."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class StreamOptions(StrictBody):
-    """What a stream carries besides text."""
+    """Fields that a stream carries besides text."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
@@ -110,7 +110,7 @@ class StreamOptions(StrictBody):
 
 
 class JsonSchemaFormat(StrictBody):
-    """OpenAI's wrapping of a JSON schema."""
+    """A JSON schema in OpenAI's form."""
 
     name: str | None = None
     description: str | None = None
@@ -119,14 +119,14 @@ class JsonSchemaFormat(StrictBody):
 
 
 class ResponseFormat(StrictBody):
-    """OpenAI's way to constrain the form of the answer."""
+    """Constrains the form of the answer, in OpenAI's way."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(StrictBody):
-    """vLLM's way to constrain the form of the answer; one field is set."""
+    """Constrains the form of the answer, in vLLM's way; set one field."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -136,7 +136,7 @@ class StructuredOutputs(StrictBody):
 
 
 class PlacementOptions(StrictBody):
-    """How the request is wished to be placed; only Trivium understands it."""
+    """Wishes for the placement of the request; only Trivium has them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -145,24 +145,24 @@ class PlacementOptions(StrictBody):
 
 
 class ProbesBody(StrictBody):
-    """What is to be found while the answer is generated, and how often."""
+    """Searches during the answer: their trigger, number and limits."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    # or another that is installed; `streams/gateway/endpoints/wishes.py` asks
+    # built in or installed; `streams/gateway/endpoints/wishes.py` checks it
     trigger: str | None = Field(None, min_length=1, max_length=TRIGGER_CHARS_MAX)
-    every: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
-    lookahead: Whole | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked
+    every: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # least tokens between two probes
+    lookahead: Whole | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place
     max: Whole | None = Field(None, ge=1, le=PROBES_MAX)  # probes of one answer
     k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages of one probe at most
     min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
-    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages of all probes
-    stall_ms: Whole | None = Field(None, ge=0, le=STALL_MS_MAX)  # decoding waits for one at most
-    warm: bool | None = None  # whether a probe starts where the one before ended
+    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # of all probes' passages
+    stall_ms: Whole | None = Field(None, ge=0, le=STALL_MS_MAX)  # longest wait for a probe
+    warm: bool | None = None  # whether a probe's search starts from the result of the last one
 
 
 def _expand_probes(value: Any) -> Any:
-    """`true`: as is usual here; a number: so many tokens between two."""
+    """Expand `true` to the defaults, and a number to the tokens between two probes."""
     if isinstance(value, bool):
         return {} if value else None
     return {"every": value} if isinstance(value, int) else value
@@ -178,27 +178,27 @@ Probes = Annotated[
 
 
 class SearchBody(StrictBody):
-    """What is to be found for a chat before its answer begins; only Trivium understands it."""
+    """A search whose passages are put into a chat's prompt; only Trivium has it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     collection: str = Field(min_length=1, max_length=COLLECTION_CHARS_MAX, pattern="^[^/]*$")
-    k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages at most
+    k: Whole | None = Field(None, ge=1, le=PASSAGES_MAX)  # largest number of passages
     mode: Literal["vector", "words", "hybrid"] | None = None
     filter: dict[str, Any] | Annotated[str, Field(max_length=65_536)] | None = None  # over metadata
     min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
-    query: str | None = None  # what to search for; else the last user message
-    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
+    query: str | None = None  # text to search for; default: the last user message
+    tokens_max: Whole | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens of all passages together
     probes: Probes = None
 
 
 class CacheBody(StrictBody):
-    """Whether an answer may be one that was kept for the same question, and may be kept."""
+    """Whether the answer may come from the response cache, and may be stored there."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool | None = None
-    threshold: float | None = Field(None, ge=0, le=1)  # similarity of both questions, at least
+    threshold: float | None = Field(None, ge=0, le=1)  # least similarity of the two questions
     ttl_s: Whole | None = Field(None, ge=1, le=TTL_S_MAX)
 
 
@@ -212,9 +212,9 @@ Cache = Annotated[
 
 
 class GenerationBody(StrictBody):
-    """What chats and completions share."""
+    """The fields that chats and completions share."""
 
-    model: str | None = None  # as vLLM does: the one that is served
+    model: str | None = None  # default: the served model, as in vLLM
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
@@ -252,16 +252,15 @@ class GenerationBody(StrictBody):
 
     @property
     def names_form(self) -> bool:
-        """Whether it constrains the form of the answer; `form.py` knows how."""
+        """Return whether the body constrains the form of the answer (`form.py`)."""
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         forms = (self.response_format, self.structured_outputs, *guided)
         return any(form is not None for form in forms)
 
 
 class Message(StrictBody):
-    """One message of a chat; content is text or a list of text parts. Templates know roles of their
-    models besides OpenAI's.
-    """
+    """A message of a chat; content is text or a list of text parts. The model's template may accept
+    more roles than OpenAI's."""
 
     role: str = Field(min_length=1, max_length=64)
     content: str | Annotated[list[dict[str, Any]], _FailFirst()] | None = None
@@ -272,7 +271,7 @@ class Message(StrictBody):
 
 
 class TemplateFields(StrictBody):
-    """What a model's template is told besides messages."""
+    """Fields for the model's chat template besides the messages."""
 
     tools: Annotated[list[dict[str, Any]], _FailFirst()] | None = None
     tool_choice: Any = None
@@ -285,7 +284,7 @@ class TemplateFields(StrictBody):
 
 
 class ChatBody(TemplateFields, GenerationBody):
-    """Validates the body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], _FailFirst()] = Field(min_length=1, max_length=MESSAGES_MAX)
     max_completion_tokens: Whole | None = Field(None, ge=1, le=_INT_32_MAX)
@@ -296,7 +295,7 @@ class ChatBody(TemplateFields, GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """Validates the body of POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: PromptField
     logprobs: Whole | None = Field(None, ge=0, le=20)
@@ -304,7 +303,7 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(TemplateFields):
-    """POST /tokenize: a prompt or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -316,16 +315,16 @@ class TokenizeBody(TemplateFields):
 
 
 class DetokenizeBody(StrictBody):
-    """Validates the body of POST /detokenize."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
 def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
-    """The body as its model; raises InvalidRequest.
+    """Parse a body into its model; raises InvalidRequest.
 
-    What a value costs to read is microseconds, so their number is bounded before any is read.
+    Reading a value takes microseconds, so the number of values is checked before any is read.
     """
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     if (values := values_of(raw, values_max)) > values_max:
@@ -337,10 +336,10 @@ def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
 
 
 def values_of(raw: bytes, enough: int) -> int:
-    """How many values a JSON text holds, at most; exact where there are more than enough."""
+    """Return an upper bound of a JSON text's number of values; exact if it exceeds `enough`."""
     count = sum(map(raw.count, _SEPARATORS))
     if count <= enough:
         return count
-    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote in it is escaped now
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escaped quotes
     outside = b"".join(bare.split(b'"')[::2])
     return sum(map(outside.count, _SEPARATORS))

@@ -1,9 +1,9 @@
-"""Asks processes for what may take long, and ends one when an answer takes too long.
+"""Runs slow checks in child processes, and ends a process if its answer takes too long.
 
-Of each tenant one question at a time, and a bounded number waits; tenants take turns. A question
-that nobody waits for any more is not asked, and if it is under way its process ends. So neither a
-schema nor a pattern nor a very long text or chat stops the event loop, which keeps the gateway's
-lease, and no tenant's slow ones keep others waiting while a process is free.
+Each tenant has one question in progress, and a bounded number of questions waits; tenants take
+turns. A question whose caller has gone is not sent; if it is in progress, its process is ended. So
+no schema, pattern, or very long text or chat blocks the event loop, which renews the gateway's
+lease, and no tenant's slow questions delay others while a process is free.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from typing import Any
 from schemas.errors import InvalidRequest, TooManyRequests
 from schemas.sections import environment_of_child
 
-PROCESSES_MAX = 2  # of one kind; the second one is there once several tenants have asked
-WAITING_MAX = 32  # questions of a tenant
-KNOWN_MAX = 1_024  # answers that are remembered: clients send the same schema again and again
-START_MS = 60_000  # its imports, on a machine that is busy
+PROCESSES_MAX = 2  # per `CheckProcess`; the second starts when several tenants ask
+WAITING_MAX = 32  # waiting questions of a tenant
+KNOWN_MAX = 1_024  # cached answers: clients send the same schema repeatedly
+START_MS = 60_000  # for the imports of the process on a busy machine
 _READ_BYTES = 1 << 20
 
 
 class _Process:
-    """One process; started by its first question, and again after loss."""
+    """One child process; its first question starts it, and so does the next one after a loss."""
 
     def __init__(self, module: str, doing: str) -> None:
         self._module, self._doing = module, doing
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_given_up = False  # what it is asked
-        self.thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
+        self._is_given_up = False  # the question in progress
+        self.thread = ThreadPoolExecutor(1, module)  # the only thread that uses the pipes
 
     def ask_blocking(self, line: bytes, limit_ms: int) -> Any:
         try:
@@ -49,7 +49,7 @@ class _Process:
             process.stdin.write(line)
             process.stdin.flush()
             return self._read_answer(process, limit_ms)
-        except Exception as error:  # whatever it is: what it says next may answer this question
+        except Exception as error:  # after any error: its next output may belong to this question
             self.close()
             if not isinstance(error, OSError | EOFError):
                 raise
@@ -73,15 +73,15 @@ class _Process:
         return process
 
     def _read_answer(self, process: "subprocess.Popen[bytes]", limit_ms: int) -> Any:
-        """The next line of JSON, or after a line with `[` the list of those up to one with `]`.
+        """Return the next line of JSON, or after a line `[` the list of the lines up to a line `]`.
 
-        A long answer is such a list, of short lines: one is read without a pause, in which no other
-        thread goes on. Raises TimeoutError, or EOFError when the process ends.
+        Long answers are such lists of short lines: parsing one long line would block all other
+        threads. Raises TimeoutError, or EOFError when the process ends.
         """
         assert process.stdout is not None
         line, items = list[bytes](), None
         until_s = time.monotonic() + limit_ms / 1000
-        ready = select.poll()  # of any file descriptor, where `select` takes 1 024
+        ready = select.poll()  # `select` accepts file descriptors below 1 024 only
         ready.register(process.stdout, select.POLLIN)
         while True:
             left_ms = (until_s - time.monotonic()) * 1000
@@ -105,22 +105,22 @@ class _Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether it may be asked at once."""
+        """Return whether the process is running and can answer at once."""
         return self._process is not None
 
     def give_up(self) -> None:
-        """Have the question under way fail; `renew_blocking` before the next one."""
+        """Make the question in progress fail; call `renew_blocking` before the next one."""
         self._is_given_up = True
         if (process := self._process) is not None:
             process.kill()
 
     def renew_blocking(self) -> None:
-        """End what was given up, though its answer came at that moment."""
+        """End a process that was given up, even if its answer came at that moment."""
         self.close()
         self._is_given_up = False
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -131,7 +131,7 @@ class _Process:
 
 
 class TooSlow(InvalidRequest):
-    """An answer took longer than it may."""
+    """The check of a value took longer than its limit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -144,20 +144,22 @@ class _Question:
 
 
 class CheckProcess:
-    """The processes of one kind, and whoever waits for them."""
+    """The processes of one module, and the queue of questions for them."""
 
     def __init__(self, module: str, doing: str) -> None:
-        """`module` answers, and `doing` is what callers are told took too long."""
+        """Set up the processes. `module` answers questions; `doing` names them in messages to
+        callers."""
         self._module, self._doing = module, doing
         self._idle = [_Process(module, doing)]
-        self._busy_processes: dict[str, _Process] = {}  # by tenant: whose question is under way
-        self._queues: dict[str, deque[_Question]] = {}  # what waits; who is next is the first
+        self._busy_processes: dict[str, _Process] = {}  # by tenant with a question in progress
+        self._queues: dict[str, deque[_Question]] = {}  # by tenant, the next one first
         self._tasks: set[asyncio.Task[None]] = set()
         self._cached_answers: OrderedDict[bytes, str] = OrderedDict()
         atexit.register(self.close)
 
     async def check(self, name: str, text: str, limit_ms: int, tenant: str = "") -> str:
-        """What is wrong with a text, by a check of that name; empty when nothing is."""
+        """Return what the check of that name finds wrong with a text; empty if nothing is. Answers
+        are cached."""
         digest = blake2b(f"{name}\0{text}".encode(), digest_size=16).digest()
         cached_answer = self._cached_answers.get(digest)
         if cached_answer is not None:
@@ -177,8 +179,10 @@ class CheckProcess:
         tenant: str = "",
         waiting_max: int = WAITING_MAX,
     ) -> Any:
-        """The answer; raises InvalidRequest where it takes too much, TooManyRequests where too many
-        of a tenant's wait.
+        """Return the answer of a function in the process.
+
+        Raises InvalidRequest if it takes too much time or memory, and TooManyRequests if too many
+        questions of the tenant wait.
         """
         self.check_queue(tenant, waiting_max)
         question = _Question(json.dumps([name, arguments]).encode() + b"\n", limit_ms)
@@ -187,16 +191,16 @@ class CheckProcess:
         try:
             return await question.answer
         finally:
-            if question in (queue := self._queues.get(tenant, deque())):  # nobody waits any more
+            if question in (queue := self._queues.get(tenant, deque())):  # the caller has gone
                 queue.remove(question)
 
     def check_queue(self, tenant: str, waiting_max: int) -> None:
-        """Raise TooManyRequests where so many questions of a tenant's wait already."""
+        """Raise TooManyRequests if a tenant has `waiting_max` questions already."""
         if len(self._queues.get(tenant, ())) + (tenant in self._busy_processes) >= waiting_max:
             raise TooManyRequests(f"{waiting_max} calls for {self._doing} wait; try again")
 
     def _begin(self) -> None:
-        """Ask what may be asked now."""
+        """Send the questions that can be sent now."""
         for tenant in list(self._queues):
             if tenant in self._busy_processes:
                 continue
@@ -209,7 +213,7 @@ class CheckProcess:
                 return
             question = queue.popleft()
             if queue:
-                self._queues[tenant] = queue  # behind those of others
+                self._queues[tenant] = queue  # behind other tenants
             self._busy_processes[tenant] = process
             task = asyncio.create_task(self._answer(tenant, process, question))
             self._tasks.add(task)
@@ -236,7 +240,7 @@ class CheckProcess:
                 process.give_up()
                 await asyncio.wait([asking])
                 await loop.run_in_executor(process.thread, process.renew_blocking)
-            if question.answer.done():  # nobody waits any more
+            if question.answer.done():  # the caller has gone
                 return
             if (error := asking.exception()) is not None:
                 question.answer.set_exception(error)
@@ -248,7 +252,7 @@ class CheckProcess:
                 self._idle.append(process)
                 self._idle.sort(
                     key=lambda candidate: candidate.is_running
-                )  # the last one is asked next
+                )  # a running one is used next
                 self._begin()
 
     def close(self) -> None:
@@ -261,7 +265,7 @@ class CheckProcess:
         del self._idle[1:]
 
 
-# One for a process, however many gateways a test has in it.
+# One per process, however many gateways a test has in it.
 CHECK_PROCESS = CheckProcess("streams.gateway.request.checks", "checking it")
-# Of what bridges were answered, which would keep calls waiting.
+# For answers to bridges, so that calls of clients do not wait behind them.
 ANSWER_PROCESS = CheckProcess("streams.gateway.request.checks", "checking the answer's form")

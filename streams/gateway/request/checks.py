@@ -1,8 +1,8 @@
-"""What may take long, in a process of its own: `python -m streams.gateway.request.checks`.
+"""Slow checks in a child process: `python -m streams.gateway.request.checks`.
 
 Reads one question per line and writes one answer per line, as JSON, until its input ends. A check
-answers with an empty text or with what is wrong. `check_process.py` asks, and ends this process
-when an answer takes too long; nothing else imports this.
+answers with an empty text or with what is wrong. `check_process.py` starts this process, and ends
+it when an answer takes too long; nothing else imports this module.
 """
 
 import json
@@ -29,15 +29,16 @@ from schemas.errors import InvalidRequest
 from streams.gateway.request.tokenizer import Chat, Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
-SCHEMAS_MAX = 256  # that are kept ready
+SCHEMAS_MAX = 256  # compiled schemas
 REASON_CHARS_MAX = 1_000
 READY = "ready"
 
 
 def json_schema(text: str) -> str:
-    """Whether a text is a JSON schema, by fixed meta-schemas: `$schema` chooses none.
+    """Return why a text is no JSON schema, or an empty text; `$schema` does not select the
+    meta-schema.
 
-    Draft 7 allows what 2020-12 renamed; neither compares the values of an enumeration.
+    Draft 7 accepts what 2020-12 renamed; neither compares the values of an enumeration.
     """
     value = json.loads(text)
     try:
@@ -54,7 +55,7 @@ def json_schema(text: str) -> str:
 
 
 def regex(text: str) -> str:
-    """Whether a text is a regular expression."""
+    """Return why a text is no regular expression, or an empty text."""
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -63,9 +64,9 @@ def regex(text: str) -> str:
 
 
 def breaks(schema: str, text: str) -> str:
-    """Why a text is no JSON value that keeps to a schema; empty where it is one.
+    """Return why a text is no JSON value that matches a schema, or an empty text.
 
-    References lead nowhere outside of the schema.
+    References cannot point outside of the schema.
     """
     try:
         _validator(schema).validate(json.loads(text, parse_constant=_refuse_constant))
@@ -87,12 +88,12 @@ def _refuse_constant(constant: str) -> None:
 
 
 def encode(folder: str, text: str, special: bool) -> list[int]:
-    """Token ids of a very long text."""
+    """Return the token ids of a very long text."""
     return _tokenizer(folder).encoder.ids([text], add_special_tokens=special).tolist()
 
 
 def chat(folder: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Token ids of a long chat, or why the model's template refuses it."""
+    """Return the token ids of a long chat, or why the model's template refuses it."""
     tokenizer = _tokenizer(folder)
     try:
         pieces = tokenizer.pieces(Chat(**fields))
@@ -112,7 +113,7 @@ CHECKS: dict[str, Any] = {
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer questions until the input ends."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     _say(READY)

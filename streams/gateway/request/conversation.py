@@ -1,15 +1,14 @@
-"""Which conversation a call belongs to, when the client does not say.
+"""Finds the conversation of a call if the client names none.
 
-A header names the session. Otherwise it is found by what was said: when an answer ends, a hash over
-the whole conversation up to and including it is remembered with its session, here and, by topic
-`turns`, on every gateway. The next turn, whose messages begin with exactly that, finds it anywhere.
-First turns always get a fresh id, so equal openings are not one session. Several sessions may have
-said the same words: they stand in a queue under the same hash, and a next turn takes the one that
-was taken longest ago.
+A header names the session. Otherwise the messages do: when an answer ends, a hash over the whole
+conversation, answer included, is remembered with its session, here and, by topic `turns`, on every
+gateway. The next turn begins with exactly these messages, so any gateway finds the session. First
+turns always get a new id, so equal openings are not one session. Several sessions may have the same
+messages: they are in a queue under the hash, and a turn takes the least recently used one.
 
-What nobody remembers (it is too old, or was changed by its client) gets an id from the hash up to
-its last answer: every gateway finds the same one. `streams/gateway/README.md` says where that
-ends.
+If no gateway remembers the hash (it is too old, or the client changed its messages), the id is
+derived from the hash up to the last answer, which is the same on every gateway. Its limits are in
+`streams/gateway/README.md`.
 """
 
 from collections import OrderedDict
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple
 from schemas.errors import InvalidRequest
 from streams.gateway.ids import new_session_id
 
-# Ours first; then what coding agents send by themselves (Claude Code, Codex, OpenCode) and
-# what Dynamo's clients do.
+# Trivium's first; then those that coding agents send (Claude Code, Codex, OpenCode), and that of
+# Dynamo's clients.
 HEADERS = (
     b"x-session-id",
     b"x-claude-code-session-id",
@@ -37,7 +36,7 @@ _SAME_WORDS_MAX = 8  # sessions remembered under one hash
 
 
 class ConversationTurn(NamedTuple):
-    """An answer ended: what the next turn of its conversation begins with."""
+    """The hash and the session of a conversation whose answer has ended, for its next turn."""
 
     digest: bytes
     session_id: str
@@ -46,15 +45,15 @@ class ConversationTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A call's place in its conversation, and what is needed to remember its answer."""
+    """A call's session and turn, and the hash that is needed to remember its answer."""
 
     session_id: str
     turn: int
-    digest: bytes = b""  # over all messages; empty where nothing is to be remembered
+    digest: bytes = b""  # over all messages; empty if nothing is remembered
 
 
 def session_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The session that a header names; raises InvalidRequest for one that cannot be an id."""
+    """Return the session id in the headers, or None; raises InvalidRequest for an invalid one."""
     for name in HEADERS:
         value = headers.get(name)
         if value is not None:
@@ -63,7 +62,8 @@ def session_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def check_session_id(name: str, text: str) -> str:
-    """A session's id that `name` brought; raises InvalidRequest for one that cannot be."""
+    """Return a session id from the field or header `name`; raises InvalidRequest for an invalid
+    one."""
     if 0 < len(text) <= SESSION_CHARS_MAX and text.isascii() and text.isprintable():
         return text
     raise InvalidRequest(
@@ -74,16 +74,16 @@ def check_session_id(name: str, text: str) -> str:
 
 
 def _chain(digest: bytes, role: str, content: str, calls: object = ()) -> bytes:
-    """The hash after one more message; space around a message does not count."""
+    """Return the hash after one more message; white space around a message does not count."""
     text = (content.strip() + (repr(calls) if calls else "")).encode("utf-8", "surrogatepass")
     head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
     return blake2b(head + text, digest_size=16).digest()
 
 
 class Conversations:
-    """The bounded table from hashes to sessions; the least recently used go first.
+    """A bounded table from hashes to sessions; the least recently used are evicted.
 
-    An entry takes about 340 bytes, so the table's bound says what it takes in all.
+    An entry takes about 340 bytes.
     """
 
     def __init__(self, *, entries_max: int, idle_ms: int) -> None:
@@ -95,7 +95,7 @@ class Conversations:
         return len(self._table)
 
     def find(self, scope: str, messages: Sequence[Mapping[str, Any]], now_ms: int) -> Conversation:
-        """The conversation that these messages continue. `scope` keeps keys and users apart."""
+        """Return the conversation that messages continue. `scope` separates keys and users."""
         digest = _chain(b"", "scope", scope)
         last = b""
         turn = 0
@@ -122,7 +122,8 @@ class Conversations:
     def remember(
         self, conversation: Conversation, answer: str, now_ms: int
     ) -> ConversationTurn | None:
-        """Let the next turn of this conversation find it; returns what others are to be told."""
+        """Remember the session for the next turn of a conversation; return the turn to publish, or
+        None."""
         if not conversation.digest:
             return None
         digest = _chain(conversation.digest, "assistant", answer)
@@ -131,7 +132,7 @@ class Conversations:
         return turn
 
     def add(self, turn: ConversationTurn) -> None:
-        """Know what a gateway has remembered; also again."""
+        """Add a turn that a gateway has remembered; it may be added already."""
         at_ms, sessions = self._table.pop(turn.digest, (0, ()))
         if turn.session_id not in sessions:
             sessions = (turn.session_id, *sessions)[:_SAME_WORDS_MAX]

@@ -1,4 +1,4 @@
-"""Bodies of the endpoints that need vectors of texts only, and the texts that they hold."""
+"""Bodies of the endpoints that need only vectors of texts, and the texts in them."""
 
 from typing import Any, Literal
 
@@ -10,24 +10,24 @@ from schemas.rules.sizes import TEXTS_MAX
 from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import PromptField, StrictBody, Whole, whole_numbers
 
-TEXT_CHARS_MAX = 65_536  # of each: embedding models see the beginning, which no more than this is
-VALUES_MAX = 262_144  # of a body: token ids of all texts, or what is beside texts
+TEXT_CHARS_MAX = 65_536  # of each text: embedding models read its beginning only
+VALUES_MAX = 262_144  # of a body: token ids of all texts, or all other values
 _TOKEN_ID_MAX = 2**31 - 1
 
 
 class EmbeddingsBody(StrictBody):
-    """Validates the body of POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     model: str | None = None
     input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Whole | None = Field(None, ge=1)
     user: str | None = None
-    cache_salt: str | None = None  # no vector is cached for who asks
+    cache_salt: str | None = None  # ignored: vectors are not cached by caller
 
 
 class RerankBody(StrictBody):
-    """POST /v1/rerank, in Cohere's and Jina's form."""
+    """The body of POST /v1/rerank, in Cohere's and Jina's form."""
 
     model: str | None = None
     query: str = Field(min_length=1)
@@ -35,11 +35,11 @@ class RerankBody(StrictBody):
     top_n: Whole | None = Field(None, ge=1)
     return_documents: bool | None = None
     user: str | None = None
-    cache_salt: str | None = None  # no vector is cached for who asks
+    cache_salt: str | None = None  # ignored: vectors are not cached by caller
 
 
 def inputs_of(value: Any) -> Texts:
-    """The texts of an `input`, or token ids of each; raises InvalidRequest."""
+    """Return the texts of an `input`, or the token ids of each text; raises InvalidRequest."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and texts and not isinstance(texts[0], str | list):
         texts = [texts]
@@ -53,7 +53,7 @@ def inputs_of(value: Any) -> Texts:
 
 
 def texts_to_rank(body: RerankBody) -> list[str]:
-    """The query, and the texts of documents that are to be ranked; raises InvalidRequest."""
+    """Return the query and the texts to rank; raises InvalidRequest."""
     return [
         _text(body.query, "query"),
         *(
@@ -72,7 +72,8 @@ def _text(value: Any, where: str) -> str:
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
-    """Of the embedding model's own tokenizer; its worker knows how many there are."""
+    """Check ids of the embedding model's tokenizer; only its worker knows the size of the
+    vocabulary."""
     ids = whole_numbers(value)
     if not ids or not 0 <= min(ids) <= max(ids) <= _TOKEN_ID_MAX:
         raise InvalidRequest(

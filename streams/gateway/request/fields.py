@@ -1,7 +1,7 @@
-"""Fields that are one of a few words, and those that are not in the request models: what is
-harmless, what is not supported, and what to do instead.
+"""Fields outside of the request models, and fields with a few allowed words.
 
-An unknown field is refused, so that a misspelt parameter is not silently ignored.
+Unknown fields are refused, so that a misspelt parameter is not silently ignored. Some known fields
+change nothing here, others are accepted with neutral values only; the error says what to do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from schemas.errors import InvalidRequest
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.errors import shorten
 
-# Sent by clients as a matter of course; they change nothing that is generated here.
+# Clients send these by default; they do not change the answer.
 HARMLESS = frozenset(
     {
         "store",
@@ -22,7 +22,7 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
         "prompt_cache_options",
         "return_tokens_as_token_ids",
-        # Of vLLM: an id of the client's own, hints on how chunks and renderings come.
+        # vLLM's: the client's own id, and options of chunks and rendering.
         "request_id",
         "return_token_offsets",
         "include_reasoning",
@@ -119,12 +119,13 @@ def refuse_extras(
 
 
 def priority_of(settings: GatewaySettings, value: Any, param: str) -> str | None:
-    """One of these classes by its name; vLLM's default number is none. `param` brought it."""
+    """Return a priority class by its name; None for vLLM's default 0. `param` names the field in
+    errors."""
     return None if value is None or value == 0 else one_of(settings.priorities, value, param)
 
 
 def one_of(names: Sequence[str], value: Any, param: str) -> str | None:
-    """The value, if it is among the names, or None; raises InvalidRequest. `param` brought it."""
+    """Return a value that is among the names, or None; raises InvalidRequest that names `param`."""
     if value is None:
         return None
     if value not in names:

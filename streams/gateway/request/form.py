@@ -1,7 +1,7 @@
-"""The form of the answer: a JSON schema, a pattern, choices or a grammar, however it was given.
+"""The form of the answer: a JSON schema, a pattern, choices or a grammar, from any of the fields.
 
-Lengths are checked first, here; whether a schema or a pattern is one may take long to say, so the
-process beside the gateway does (`checks.py`). Nothing else about an answer is decided here.
+Lengths are checked here first. The check of a schema or a pattern may take long, so a child process
+does it (`checks.py`).
 """
 
 import json
@@ -21,8 +21,9 @@ Forms = list[tuple[str, StructuredKind, Any]]
 
 
 async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Structured | None:
-    """The one constraint on the form of the answer; raises InvalidRequest, also where checking it
-    takes too long.
+    """Return the one constraint on the form of the answer, or None.
+
+    Raises InvalidRequest, also if the check takes too long.
     """
     forms = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
     if not forms:
@@ -52,7 +53,8 @@ _CHECKS = {StructuredKind.JSON_SCHEMA: "json_schema", StructuredKind.REGEX: "reg
 
 
 def _is_beyond(kind: StructuredKind, text: str) -> bool:
-    """Classes by Unicode property: engines know them, Python's expressions do not."""
+    """Return whether Python cannot check a form: its regular expressions have no Unicode property
+    classes."""
     return kind is StructuredKind.REGEX and "\\p" in text.lower()
 
 
@@ -99,7 +101,7 @@ def _structured_outputs(body: GenerationBody) -> Forms:
 
 
 def _text(name: str, kind: StructuredKind, value: Any) -> str:
-    """The form as it travels."""
+    """Return the form as the text of a record."""
     match kind:
         case StructuredKind.JSON_SCHEMA:
             return _schema_text(name, value)

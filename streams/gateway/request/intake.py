@@ -1,6 +1,6 @@
-"""From a body to prompts and sampling parameters, or an error that says what to change.
+"""Converts a body to prompts and sampling parameters, or raises an error that says what to change.
 
-Nothing here touches the log: what passes is ready to become requests.
+Nothing here uses the log: the result is ready to become requests.
 """
 
 from array import array
@@ -42,20 +42,20 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallIntake:
-    """A body that passed every check. Choices of one prompt differ in their seeds only."""
+    """A body that passed every check. Choices of one prompt differ only in their seeds."""
 
     endpoint: Endpoint
     body: GenerationBody
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]  # one per prompt
     n: int
-    search: PromptSearch | None  # of a chat: what is to be found before the answer
-    chat: Chat  # as the template got it; of a completion an empty one
+    search: PromptSearch | None  # of a chat: the search before the answer
+    chat: Chat  # for the template; empty for a completion
     stream: bool
     include_usage: bool
-    counts_always: bool  # in every event of a stream
+    counts_always: bool  # whether every event of a stream has the usage
     token_ids: bool
-    session_id: str  # that the body names, or empty
+    session_id: str  # in the body, or empty
     priority: str | None
     policy: str | None
     orchestration: str | None
@@ -63,7 +63,8 @@ class CallIntake:
 
     @property
     def reported_prompts(self) -> list[Sequence[int]]:
-        """Each choice's prompt, where answers tell of them and no passages will stand in them."""
+        """Return the prompt of each choice if the answer reports it; empty if passages are inserted
+        into it."""
         if self.search is not None or not (self.token_ids or self.counts_always):
             return []
         return [prompt for prompt in self.prompts for _ in range(self.n)]
@@ -72,11 +73,11 @@ class CallIntake:
 async def take_in(
     raw: bytes, endpoint: Endpoint, served: ServedModel, settings: GatewaySettings, tenant: str = ""
 ) -> CallIntake:
-    """Check a call's bytes and tokenise its prompt."""
+    """Parse and check a call's body, and tokenise its prompt."""
     body: ChatBody | CompletionBody
     if endpoint is Endpoint.CHAT:
         body = parse(ChatBody, raw, settings.values_max)
-    else:  # whose prompt may be token ids
+    else:  # its prompt may be token ids
         body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
     return await take_in_body(body, served, settings, tenant)
 
@@ -87,7 +88,8 @@ async def take_in_body(
     settings: GatewaySettings,
     tenant: str = "",
 ) -> CallIntake:
-    """Check what its types do not, and tokenise its prompt; what takes long has its turn."""
+    """Check what the types of a body do not, and tokenise its prompt. Slow checks run in other
+    processes."""
     collection = collection_of(body.model or served.name, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
@@ -171,7 +173,7 @@ async def _search(
     settings: GatewaySettings,
     tenant: str,
 ) -> PromptSearch | None:
-    """What is to be found for a chat first, if anything is."""
+    """Return the search that precedes a chat's answer, or None."""
     search_body = search_body_of(body, collection)
     if search_body is None:
         return None
@@ -200,7 +202,7 @@ async def chat_prompt(
 def _truncation_limit(
     body: GenerationBody, served: ServedModel, settings: GatewaySettings
 ) -> int | None:
-    """How much of a longer prompt is kept; None where it is not to be cut."""
+    """Return the limit to which longer prompts are cut, in tokens; None if they are not cut."""
     truncate_to, tokens_max = body.truncate_prompt_tokens, _prompt_tokens_max(served, settings)
     if truncate_to is not None and truncate_to > tokens_max:
         raise InvalidRequest(
@@ -211,14 +213,15 @@ def _truncation_limit(
 
 
 def _cut(ids: Sequence[int], body: GenerationBody, tokens_max: int | None) -> Sequence[int]:
-    """Its end, as vLLM does where no side is named."""
+    """Cut a prompt to its end, as vLLM does by default, or to its beginning for `truncation_side`
+    right."""
     if tokens_max is None or len(ids) <= tokens_max:
         return ids
     return ids[:tokens_max] if body.truncation_side == "right" else ids[len(ids) - tokens_max :]
 
 
 def check_length(chars: int, param: str, served: ServedModel, settings: GatewaySettings) -> None:
-    """Raise PromptTooLong where a text cannot fit, before anything is spent on its tokens."""
+    """Raise PromptTooLong if a text cannot fit, before it is tokenised."""
     tokens_max = _prompt_tokens_max(served, settings)
     if chars > tokens_max * served.tokenizer.token_chars_max:
         size_text = f"{chars} characters, more than {tokens_max} tokens hold; shorten it"
@@ -226,8 +229,8 @@ def check_length(chars: int, param: str, served: ServedModel, settings: GatewayS
 
 
 def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) -> PromptTooLong:
-    """In the words by which clients know it, to shorten a conversation or ask another model:
-    OpenAI's and vLLM's first sentence, and the code itself. `most`: tokens of a prompt.
+    """Build the error by which clients know to shorten a conversation or use another model:
+    OpenAI's and vLLM's first sentence, and the error code. `tokens_max` is the limit of a prompt.
     """
     limit = served.max_model_len
     bound = f", and at most {tokens_max} of a prompt are served" if tokens_max < limit - 1 else ""
@@ -239,13 +242,13 @@ def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) 
 
 
 def _prompt_tokens_max(served: ServedModel, settings: GatewaySettings) -> int:
-    """One token at least is for the answer."""
+    """Return the limit of a prompt in tokens; at least one token is left for the answer."""
     limit = served.max_model_len
     return min(limit - 1, settings.prompt_tokens_max or limit)
 
 
 def _raw_prompts(prompt: Any) -> list[Any]:
-    """The prompts of a completion, each a text or token ids."""
+    """Return the prompts of a completion, each a text or token ids."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return prompt if several else [prompt]
 

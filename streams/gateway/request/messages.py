@@ -1,7 +1,8 @@
-"""From a chat's body to what the model's template takes: messages, tools and variables.
+"""Converts a chat's body to the input of the model's template: messages, tools and variables.
 
-Calls of tools in a history, and their results, reach a template that knows them as OpenAI has them.
-Any other gets them as text, in the words that many models were trained with. Nothing here renders.
+If the template supports tool calls and their results in a history, it gets them in OpenAI's form.
+Other templates get them as text, in the form that many models were trained with. This module does
+not render.
 """
 
 import json
@@ -14,22 +15,22 @@ from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import Message, TemplateFields
 from streams.gateway.request.tokenizer import Chat, Tokenizer
 
-_TEXT_PARTS = {  # by type: which field has the text
+_TEXT_PARTS = {  # by type: the field with the text
     "text": "text",
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
 }
-_LEFT_OUT_PARTS = ("thinking", "reasoning")  # of an earlier answer, as its message's `reasoning` is
-_RESULT, _RESULT_BEFORE = "tool", "function"  # roles of what a tool gave, now and formerly
+_LEFT_OUT_PARTS = ("thinking", "reasoning")  # of earlier answers; so is a message's `reasoning`
+_RESULT, _RESULT_BEFORE = "tool", "function"  # roles of a tool's result, new and old
 
-_DEPTH_MAX = 100  # of a call's arguments, as an object
+_DEPTH_MAX = 100  # depth of a call's arguments
 
 Json = dict[str, Any]
 
 
 def chat_of(body: TemplateFields, messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
-    """The messages of a body with what it says of their template; raises InvalidRequest."""
+    """Return the messages of a body, with its fields for the template; raises InvalidRequest."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
@@ -52,9 +53,8 @@ def chat_of(body: TemplateFields, messages: Sequence[Message], tokenizer: Tokeni
 
 
 def _tools(body: TemplateFields) -> Sequence[Json]:
-    """What the template tells the model of, though no call is asked for; raises InvalidRequest
-    where one is.
-    """
+    """Return the tools that the template shows to the model. Raises InvalidRequest if the call asks
+    for tool calls."""
     tools, choice, name = body.tools, body.tool_choice, "tools"
     if not tools and body.functions:
         tools = [{"type": "function", "function": function} for function in body.functions]
@@ -75,8 +75,10 @@ def _tools(body: TemplateFields) -> Sequence[Json]:
 
 
 def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
-    """A message as templates have it. What else it brings changes no prompt: clients send back
-    whatever an answer had, of any server. But a message that nothing can be read of is an error.
+    """Return a message as templates take it.
+
+    Other fields are ignored, because clients send back whatever an answer of any server had. Raises
+    InvalidRequest for a message without anything to read.
     """
     content, extras = message.content, message.model_extra or {}
     calls = _calls(message, where, keeps_digits)
@@ -103,7 +105,7 @@ def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
 
 
 def _content(content: str | Sequence[Json] | None, where: str) -> str:
-    """Text parts are joined by line breaks."""
+    """Return the content as text; parts are joined by line breaks."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -124,7 +126,7 @@ def _content(content: str | Sequence[Json] | None, where: str) -> str:
 
 
 def _calls(message: Message, where: str, keeps_digits: bool) -> list[Json]:
-    """An assistant's calls of tools, their arguments as an object where they are one."""
+    """Return an assistant's tool calls, with their arguments as objects if possible."""
     if message.function_call is not None:
         function = _function_call(message.function_call, where, keeps_digits)
         return [{"type": "function", "function": function}]
@@ -142,17 +144,16 @@ def _function_call(function: Any, where: str, keeps_digits: bool) -> Json:
         raise InvalidRequest(
             f"{where}: expected a function with a name, found {shorten(function)}", where
         )
-    arguments = function.get("arguments", function.get("input"))  # the latter of a custom tool
+    arguments = function.get("arguments", function.get("input"))  # `input` for custom tools
     if isinstance(arguments, str):
         arguments = _read(arguments, keeps_digits)
     return {"name": function["name"], "arguments": {} if arguments is None else arguments}
 
 
 def _read(arguments: str, keeps_digits: bool) -> Any:
-    """What a text of JSON says; the text itself where it is nested too deeply to be followed, where
-    it is no JSON, as models need not write it, and, for who takes a text, where a model would see
-    other digits than it wrote.
-    """
+    """Parse the JSON text of arguments. Returns the text itself if it is nested too deeply or no
+    JSON, as models may write, and, if `keeps_digits`, if a float would be written with other
+    digits."""
     try:
         value = json.loads(arguments or "{}", parse_float=_as_written if keeps_digits else float)
     except (ValueError, RecursionError):
@@ -174,11 +175,10 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _in_words(messages: Sequence[Json]) -> list[Json]:
-    """For a template that knows nothing of tools: calls stand in the text that they follow, and
-    results, as the user's, in one message with whatever the user says next.
-    """
+    """Write tool calls and results as text, for a template without tools. Calls are added to the
+    text before them. Results become a message of the user, joined with the user's next message."""
     plain_messages: list[Json] = []
-    joins = False  # whether the last message is of results
+    joins = False  # whether the last message has results
     for message in messages:
         text, is_result = message["content"], message["role"] == _RESULT
         if is_result:
@@ -202,7 +202,7 @@ def _in_words(messages: Sequence[Json]) -> list[Json]:
 
 
 def _spell(name: str, arguments: Any) -> str:
-    """A call as JSON, with arguments that were kept as a text as they stand there."""
+    """Write a call as JSON; arguments that are a text of JSON stay as they are."""
     written = _json(arguments)
     if isinstance(arguments, str) and arguments.lstrip()[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How a call is to be treated, by its body or else by its headers."""
+"""The options of a call, from its body or its headers."""
 
 import math
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ _WEIGHTS = ("ttft", "tpot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
-    """How a call is to be treated, by its body or else by its headers, or as is usual here."""
+    """The options of a call, from its body, its headers or the settings."""
 
     priority: Priority
     deadline_ms: int
-    w_ttft: float  # -1, both, where the call names no weights
+    w_ttft: float  # both are -1 if the call names no weights
     w_tpot: float
-    policy: str  # empty where none is wished, as the next
+    policy: str  # empty if the call wishes none; so is the next
     orchestration: str
-    keeps_running: bool  # when the client hangs up
-    event_ids: bool = False  # its client may resume the stream
+    keeps_running: bool  # after the client has disconnected
+    event_ids: bool = False  # so that the client can resume the stream
 
 
 def options_of(
     exchange: HttpExchange, intake: CallIntake, settings: GatewaySettings
 ) -> CallOptions:
-    """What the call asks for besides its answer; raises InvalidRequest."""
+    """Return the options of a call; raises InvalidRequest."""
     headers = exchange.headers
     priority = intake.priority or priority_of(
         settings, _text_of(headers, PRIORITY_HEADER), PRIORITY_HEADER
@@ -68,7 +68,7 @@ def _wish(headers: RawHeaders, header: str, names: Sequence[str]) -> str:
 
 
 def _choice(headers: RawHeaders, header: str, no: str, yes: str) -> bool | None:
-    """Which of two words a header holds; None without it. Raises InvalidRequest."""
+    """Return whether a header is `yes` and not `no`; None without it. Raises InvalidRequest."""
     text = _text_of(headers, header)
     if text is None:
         return None
@@ -78,8 +78,10 @@ def _choice(headers: RawHeaders, header: str, no: str, yes: str) -> bool | None:
 
 
 def _weights(headers: RawHeaders) -> tuple[float, float]:
-    """Weights of TTFT and TPOT for placement; what the header does not name weighs 0, and -1
-    stands for a call without the header. Raises InvalidRequest.
+    """Return the weights of TTFT and TPOT for placement; a weight that the header does not name is
+    0.
+
+    Both are -1 without the header. Raises InvalidRequest.
     """
     text = _text_of(headers, WEIGHTS_HEADER)
     if text is None:

@@ -1,6 +1,7 @@
-"""What a chat wishes to have searched again while its answer is generated: from
-`retrieval.probes` to the record that tells decode workers when, how often, and in which form what
-they find goes into the answer. What they search for is theirs to say.
+"""Searches during an answer: from `retrieval.probes` to the record for decode workers.
+
+The record says when and how often they search, and in which form they insert the passages. The
+workers choose the query.
 """
 
 from array import array
@@ -20,27 +21,27 @@ Form = tuple["array[int]", "array[int]", "array[int]", "array[int]"]  # and tail
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Probes that passed every check."""
+    """The probes of a chat after every check."""
 
     body: ProbesBody
     form: Around
-    tokens_max: int  # wanted for all passages of an answer together
+    tokens_max: int  # for all passages that probes insert into an answer
     min_score: float
 
     @property
     def overhead_tokens(self) -> int:
-        """Tokens before, between and after the passages of one probe."""
+        """Return the number of tokens before, between and after the passages of one probe."""
         lead, joint, trail = map(len, self.form)
         return lead + joint * (self._k - 1) + trail
 
     @property
     def tokens(self) -> int:
-        """What all of them add to an answer at most."""
+        """Return the largest number of tokens that all probes add to an answer."""
         return self.tokens_max + self.overhead_tokens * self._probes_max
 
     def record(self, free_tokens: int) -> Probing | None:
-        """For decode workers, with so many tokens to put in. Where these are few, so are the
-        probes; None where not even one fits."""
+        """Build the record for decode workers, which may insert `free_tokens` tokens. Few free
+        tokens reduce the number of probes; returns None if not even one fits."""
         if free_tokens <= self.overhead_tokens:
             return None
         share = self.overhead_tokens + self.tokens_max // self._probes_max
@@ -77,7 +78,7 @@ def probe_of(
     settings: GatewaySettings,
     form: Around,
 ) -> Probe:
-    """What the search wishes of probes; raises InvalidRequest."""
+    """Return the probes that a search wishes; raises InvalidRequest."""
     every = probes.every or _DEFAULTS.every
     if probes.lookahead is not None and probes.lookahead > every:
         raise InvalidRequest(
@@ -94,12 +95,12 @@ def probe_of(
 
 
 def repeat_question(prompt: MarkedPrompt, longer: MarkedPrompt, form: Form) -> Around:
-    """What stands before, between and after the passages of a probe: a turn in which the question
-    is put again, as in the prompt. Models that are made for chats read passages there, and hardly
-    in an answer of their own (`LOG.md`).
+    """Return the tokens before, between and after a probe's passages: a turn that repeats the
+    question.
 
-    `longer` is the prompt's chat with an empty answer and the question once more. Raises
-    InvalidRequest where the prompt is not its beginning.
+    Chat models use passages there, but hardly in an answer of their own (`LOG.md`). `longer` is the
+    prompt's chat with an empty answer and the question once more. Raises InvalidRequest if it does
+    not begin with the prompt.
     """
     begin = len(prompt.ids)
     if longer.ids[:begin] != prompt.ids:

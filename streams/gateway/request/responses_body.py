@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses: what of OpenAI's fields is served, and what is refused.
+"""The body of POST /v1/responses: OpenAI's fields that are served, and those that are refused.
 
-A field that would have to change the answer and cannot is refused, never ignored. What the rest
-means for a chat is said in `streams/gateway/responses/chat.py`.
+A field is refused, never ignored, if it would have to change the answer and cannot.
+`streams/gateway/responses/chat.py` converts the other fields to a chat.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from streams.gateway.request.body import MESSAGES_MAX, Body, StrictBody, Whole
 from streams.gateway.request.fields import HARMLESS
 
 INCLUDE = RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
-# Of items that no answer here has: nothing is left out by them.
+# Fields of items that no answer here has, so nothing is missing.
 _INCLUDES_NOTHING = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -26,7 +26,7 @@ _INCLUDES_NOTHING = (
     "web_search_call.results",
 )
 _METADATA_MAX, _KEY_CHARS_MAX, _VALUE_CHARS_MAX = 16, 64, 512
-# Of a chat's body, taken as they are there: what the package's clients send as `extra_body`.
+# Fields of a chat's body, with the same meaning; clients of `openai` send them as `extra_body`.
 EXTENSIONS = frozenset(
     {
         *("seed", "stop", "top_k", "min_p", "min_tokens", "ignore_eos", "logit_bias"),
@@ -34,7 +34,7 @@ EXTENSIONS = frozenset(
         *("retrieval", "priority", "cache_salt", "trivium"),
     }
 )
-_HARMLESS = HARMLESS | {"max_tool_calls"}  # one search at most is made
+_HARMLESS = HARMLESS | {"max_tool_calls"}  # an answer has at most one search
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "conversation": (),
@@ -52,7 +52,7 @@ _ADVICE = {
 
 
 class TextFormat(StrictBody):
-    """The form of the answer."""
+    """Constrains the form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -62,7 +62,7 @@ class TextFormat(StrictBody):
 
 
 class TextConfig(StrictBody):
-    """What is wanted of the text."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -76,7 +76,7 @@ class RankingOptions(StrictBody):
 
 
 class FileSearchTool(StrictBody):
-    """The one tool that is served: a search in a collection before the answer begins."""
+    """A search in a collection before the answer begins; no other tool is served."""
 
     type: Literal["file_search"]
     vector_store_ids: list[str] = Field(min_length=1)
@@ -86,19 +86,19 @@ class FileSearchTool(StrictBody):
 
 
 class ResponseStreamOptions(StrictBody):
-    """What a stream carries besides."""
+    """Fields that a stream carries besides events."""
 
     include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
 
 
 class Reasoning(StrictBody):
-    """How much is to be thought; for templates that know it. Summaries are of nothing here."""
+    """The effort of reasoning, for templates that use it. Summaries are never made."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
 
 
 class ResponsesBody(StrictBody):
-    """Validates the body of POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES_MAX)]
@@ -151,7 +151,7 @@ def refuse_fields(body: ResponsesBody) -> None:
 
 
 def check_include(name: str, where: str = "include") -> None:
-    """Raise InvalidRequest for what OpenAI does not know either."""
+    """Raise InvalidRequest for a value that OpenAI does not know either."""
     if name not in (*INCLUDE, *_INCLUDES_NOTHING):
         raise InvalidRequest(
             f"{where}: expected {RESULTS}, {LOGPROBS} or what no answer here has, as "
@@ -181,7 +181,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 
 def parse_fields(kind: type[Body], fields: Mapping[str, Any], where: str = "") -> Body:
-    """Fields as their model; raises InvalidRequest that names where they stand."""
+    """Parse fields into a model; raises InvalidRequest that names the field under `where`."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -1,8 +1,7 @@
-"""Sampling parameters and the form of the answer: from a body that pydantic passed to the record
-that engines get.
+"""Sampling parameters and the form of the answer: from a validated body to the record for engines.
 
-Checks what depends on several fields or on the model. Every field of the result has a value; the
-seed too, so that an answer can be computed again on another worker.
+Checks values that depend on several fields or on the model. Every field of the result has a value,
+the seed too, so that another worker can compute the answer again.
 """
 
 import random
@@ -16,15 +15,14 @@ from streams.gateway.request.body import ChatBody, CompletionBody, GenerationBod
 COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
 STOPS_MAX, STOP_IDS_MAX, BIASES_MAX, BAD_WORDS_MAX = 16, 128, 1_024, 256
 STOP_CHARS_MAX, BAD_WORD_CHARS_MAX = 1_024, 256  # of each
-SEED_BITS = 53  # a seed survives JSON readers that hold numbers as doubles
+SEED_BITS = 53  # JSON readers with doubles keep such a seed exactly
 
 
 def sampling_of(
     body: GenerationBody, form: Structured | None, *, prompt_tokens: int, limit: int, vocab: int
 ) -> Sampling:
-    """The parameters for one prompt, with the form of the answer from `form.py`; `limit` is what
-    prompt and answer may have together.
-    """
+    """Return the parameters for one prompt. `form` is the form of the answer from `form.py`,
+    `limit` the largest number of tokens of prompt and answer together."""
     max_tokens = _max_tokens(body, limit - prompt_tokens)
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -35,7 +33,7 @@ def sampling_of(
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        # Of no share of the likely tokens the first is left; engines take no 0 for it.
+        # top_p=0 leaves only the most likely token; engines do not accept 0.
         temperature=0.0 if body.top_p == 0 else _or(body.temperature, 1.0),
         top_p=body.top_p or 1.0,
         top_k=max(body.top_k or 0, 0),
@@ -71,7 +69,7 @@ def _max_tokens(body: GenerationBody, free_tokens: int) -> int:
 
 
 def strings(name: str, value: Any, count_max: int, chars_max: int) -> tuple[str, ...]:
-    """One string or a list of them, within bounds; raises InvalidRequest."""
+    """Return a string or a list of strings as a tuple, within bounds; raises InvalidRequest."""
     if value is None:
         return ()
     values = [value] if isinstance(value, str) else value

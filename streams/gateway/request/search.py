@@ -1,11 +1,11 @@
-"""What a chat wants to have found before its answer: from its body, or from `MODEL@COLLECTION` as
-its model, to the record that tells routers what to search for and where in the prompt it goes.
+"""The search before a chat's answer: from the body, or the model `MODEL@COLLECTION`, to a record.
 
-Theory of operation. The prompt is tokenised as if nothing were found, with two marked places:
-before and after the last user message. Routers put `lead`, the passages and `trail` at the first,
-`tail` at the second, and need no tokenizer for it: passages come tokenised from the log. What
-stands before the last user message is the same with and without passages, so KV of earlier turns
-stays of use.
+Theory of operation. The record tells routers what to search for, and where in the prompt the
+passages go. The prompt is tokenised as if nothing were found, with two marked places: before and
+after the last user message. Routers insert `lead`, the passages and `trail` at the first place, and
+`tail` at the second. They need no tokenizer, as passages come tokenised from the log. The prompt
+before the last user message is the same with and without passages, so the KV of earlier turns can
+be reused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,38 +21,38 @@ from streams.gateway.request.body import ChatBody, SearchBody
 from streams.gateway.request.probing import Form, Probe, probe_of, repeat_question
 from streams.gateway.request.tokenizer import Chat, MarkedPrompt, Tokenizer
 
-ALIAS = "@"  # between a model and the collection in which its answers are looked up
-QUERY_CHARS_MAX = 8_192  # of what is searched for; embedding models see less
+ALIAS = "@"  # between a model and the collection that its chats search
+QUERY_CHARS_MAX = 8_192  # of the query; embedding models read less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch:
-    """A search that passed every check; `record` adds what follows from the rest of the call."""
+    """A search that passed every check; `record` adds values from the rest of the call."""
 
     body: SearchBody
     query: str
     prompt: MarkedPrompt
     form: Form
     k: int
-    passage_tokens: int  # wanted for all passages together
-    turns: int  # earlier ones, whose passages come back into the prompt
-    probe: Probe | None  # what is to be found while the answer is generated
-    reserved: bytes  # what no passage may have
+    passage_tokens: int  # limit of all passages together
+    turns: int  # earlier turns, whose passages are inserted again
+    probe: Probe | None  # searches while the answer is generated
+    reserved: bytes  # ids of tokens that no passage may contain, packed
 
     @property
     def tokens(self) -> int:
-        """What it adds to a prompt at most."""
+        """Return the largest number of tokens that the search adds to a prompt."""
         lead, joint, trail, tail = map(len, self.form)
         return self.passage_tokens + lead + joint * (self.k - 1) + trail + tail
 
     def reserve(self, limit: int) -> int:
-        """What an answer without a limit of its own leaves free, for this turn's passages and those
-        of earlier ones: half of what the model has left, at most."""
+        """Return the tokens that an answer without a limit leaves free for passages of this turn,
+        of earlier turns and of probes: at most half of what the model has left."""
         probes = self.probe.tokens if self.probe else 0
         return min(self.tokens * (1 + self.turns) + probes, (limit - len(self.prompt.ids)) // 2)
 
     def check_form(self, form: Structured | None) -> None:
-        """Raise InvalidRequest where the answer's form forbids what is wished."""
+        """Raise InvalidRequest if the answer's form excludes probes."""
         if form is not None and self.probe is not None:
             raise InvalidRequest(
                 "retrieval.probes: expected none together with a form of the answer, which "
@@ -63,8 +63,9 @@ class PromptSearch:
     def record(
         self, settings: GatewaySettings, sampling: Sampling, limit: int, arrived_ms: int
     ) -> Retrieval:
-        """For routers. `limit` is what prompt and answer may have together; where the answer wants
-        more of it, fewer passages fit, or none. The prompt's own go first, then those of probes."""
+        """Build the record for routers. `limit` is the largest number of tokens of prompt and
+        answer together. A long answer leaves room for fewer passages, or none. Those of the prompt
+        precede those of probes."""
         free_tokens = limit - len(self.prompt.ids) - sampling.max_tokens
         probing = self.probe.record(free_tokens - self.tokens) if self.probe else None
         if self.probe and probing:
@@ -94,7 +95,7 @@ class PromptSearch:
 
 
 def collection_of(model: str, served: str) -> str:
-    """The collection that a model's name brings, empty for none; raises UnknownModel."""
+    """Return the collection in a model's name, or an empty text; raises UnknownModel."""
     if model == served:
         return ""
     name, _, collection = model.rpartition(ALIAS)
@@ -107,7 +108,8 @@ def collection_of(model: str, served: str) -> str:
 
 
 def search_body_of(body: ChatBody, collection: str) -> SearchBody | None:
-    """What the body and the model's name wish, together; raises InvalidRequest."""
+    """Return the search that the body and the model's name wish; raises InvalidRequest if they
+    differ."""
     search_body = body.retrieval
     if not collection:
         return search_body
@@ -168,7 +170,7 @@ async def search_of(
 
 
 def _last_user(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The index of the last user message; raises InvalidRequest where there is none."""
+    """Return the index of the last user message; raises InvalidRequest if there is none."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
             return index

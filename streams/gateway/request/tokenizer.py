@@ -1,7 +1,8 @@
-"""Text to tokens, once, here: a model's own chat template and tokenizer.
+"""Converts text to tokens, with the model's own chat template and tokenizer.
 
-Uses the room `model` only, so a gateway needs no torch. Rendering and encoding are separate
-steps: in the rendered text the last question has its marked place, around which passages go.
+Prompts are tokenised only here. The module needs `schemas.model` but no torch. Rendering and
+encoding are separate steps: the rendered text has marks around the last question, where passages
+are inserted.
 """
 
 import secrets
@@ -30,11 +31,11 @@ from streams.gateway.request.model.jinja_environment import make_environment
 
 Message = Mapping[str, Any]
 ENCODE_MS = 5_000
-_MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"  # nobody can write these into a message
+_MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"  # unguessable, so no message contains them
 _OPEN = f"\ufdd2{secrets.randbits(64)}\ufdd2"
 
 
-# What a template raises over messages and variables that it does not expect.
+# Errors that a template raises for unexpected messages and variables.
 _REFUSALS = (
     TemplateError,
     TypeError,
@@ -49,22 +50,22 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A chat as its model's template takes it."""
+    """The input of a model's chat template."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form
     variables: Mapping[str, Any] | None = None  # `chat_template_kwargs`
     add_generation_prompt: bool = True
-    continues_last: bool = False  # the answer goes on with the last message
+    continues_last: bool = False  # the answer continues the last message
 
     @property
     def chars(self) -> int:
-        """How long its texts are, together."""
+        """Return the length of all its texts together, in characters."""
         return _chars(self.messages) + _chars(self.tools) + _chars(self.variables)
 
 
 class ChatTemplate:
-    """One compiled template with the special tokens that it may name."""
+    """A compiled template with the special tokens that it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = make_environment()
@@ -81,9 +82,8 @@ class ChatTemplate:
         self.takes_text_arguments = any(map(_asks_for_text, tree.find_all(nodes.Test)))
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text; raises InvalidRequest when the template refuses the messages, or a
-        variable has a name that is the template's own.
-        """
+        """Render the prompt's text. Raises InvalidRequest if the template refuses the messages, or
+        if a variable has a name that the template reserves."""
         for name in chat.variables or ():
             if name in self._reserved:
                 raise InvalidRequest(
@@ -109,7 +109,8 @@ class ChatTemplate:
 
 
 def _asks_for_text(test: nodes.Test) -> bool:
-    """Of `tool_call.arguments is string`: whether they may be a text besides an object."""
+    """Return whether a test, as in `tool_call.arguments is string`, shows that arguments may be a
+    text."""
     node = test.node
     is_arguments = isinstance(node, nodes.Getattr) and node.attr == "arguments"
     if isinstance(node, nodes.Getitem):
@@ -118,7 +119,7 @@ def _asks_for_text(test: nodes.Test) -> bool:
 
 
 def _chars(value: Any) -> int:
-    """How long the texts in a value of JSON are, together."""
+    """Return the length of all texts in a JSON value together, in characters."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -128,7 +129,7 @@ def _chars(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MarkedPrompt:
-    """Token ids of a chat, and between which of them one of its messages lies."""
+    """The token ids of a chat; one of its messages is from `at` to `tail_at`."""
 
     ids: "array[int]"
     at: int
@@ -161,16 +162,16 @@ class Tokenizer:
 
     @property
     def writes_tool_calls(self) -> bool:
-        """Whether the model's template knows messages with tool calls, and their results."""
+        """Return whether the model's template supports tool calls and their results."""
         return self._template is not None and self._template.writes_tool_calls
 
     @property
     def takes_text_arguments(self) -> bool:
-        """Whether that template takes a call's arguments as a text, too."""
+        """Return whether the template accepts a tool call's arguments as a text, too."""
         return self._template is not None and self._template.takes_text_arguments
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text for a chat."""
+        """Render the prompt's text for a chat."""
         if self._template is None:
             raise InvalidRequest(
                 "messages: the model has no chat template; use /v1/completions", "messages"
@@ -178,15 +179,16 @@ class Tokenizer:
         return self._template.render(chat)
 
     def pieces(self, chat: Chat) -> list[str]:
-        """The same text in pieces that are to be encoded one by one.
+        """Return the prompt's text in pieces to be encoded one by one.
 
-        They end within what a message spells like a control token: cut, it is text.
+        Where a message spells a control token, it is cut within that name, so that it becomes plain
+        text.
         """
         return self.control.pieces(self._render_prompt(self._mark_chat(chat)))
 
     def _mark_chat(self, chat: Chat) -> Chat:
-        """With marks where what callers say may spell a control token; without a template nothing
-        is rendered."""
+        """Mark the texts of callers that may spell a control token; a model without a template
+        needs no marks."""
         marks = self._marks
         if marks is None:
             return chat
@@ -198,7 +200,7 @@ class Tokenizer:
         )
 
     def _render_prompt(self, chat: Chat) -> str:
-        """Up to the end of the last message's text where the answer goes on with it."""
+        """Render a prompt; it ends with the last message's text if the answer continues it."""
         if not chat.continues_last:
             return self.render(chat)
         *earlier, last = chat.messages
@@ -220,13 +222,13 @@ class Tokenizer:
         limit_ms: int = ENCODE_MS,
         tenant: str = "",
     ) -> "array[int]":
-        """Token ids of a chat, whose control tokens are the template's alone: what stands in a
-        message, or a variable, is text even where it is spelled like one.
+        """Return the token ids of a chat; only the template writes control tokens, never a message
+        or a variable, even if their text is spelled like one.
 
-        `check_chars` raises where a prompt has too many characters, before its tokens are made. A
-        long chat is cut, rendered and encoded in a thread, so that streams go on, and a very long
-        one in another process, which may be ended. Raises InvalidRequest, and TooManyRequests where
-        too many wait.
+        `check_chars` raises if a prompt has too many characters, before it is encoded. A long chat
+        is cut, rendered and encoded in a thread, so that streams continue, and a very long one in
+        another process, which can be ended. Raises InvalidRequest, and TooManyRequests if too many
+        wait.
         """
         chars = chat.chars
 
@@ -247,10 +249,9 @@ class Tokenizer:
     async def encode_marked_chat(
         self, chat: Chat, marked: int, *, check_chars: Callable[[int], None], tenant: str = ""
     ) -> MarkedPrompt:
-        """Token ids of a chat, in which the text of one message is encoded for itself, so that
-        others can be put before and after it. Raises as `encode_chat` does, and InvalidRequest
-        where the model's template does not repeat that message once, or the chat is very long.
-        """
+        """Return the token ids of a chat in which one message's text is encoded separately, so that
+        others can be inserted around it. Raises the errors of `encode_chat`, and InvalidRequest if
+        the template does not write that message exactly once, or if the chat is very long."""
         check_chars(chars := chat.chars)
 
         def prompt() -> MarkedPrompt:
@@ -286,9 +287,9 @@ class Tokenizer:
     async def encode(
         self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS, tenant: str = ""
     ) -> "array[int]":
-        """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
-        long one in another process, which may be ended. Raises InvalidRequest after the limit.
-        """
+        """Return the token ids of a text. A long text is encoded in a thread, so that streams
+        continue, and a very long one in another process, which can be ended. Raises InvalidRequest
+        after the limit."""
 
         def ids() -> "array[int]":
             return self.encoder.ids([text], add_special_tokens=add_special_tokens, in_thread=True)
@@ -300,9 +301,9 @@ class Tokenizer:
         return array("i", ids_made)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What tokens spell, special ones too."""
+        """Return the text of tokens, special ones included."""
         return self.encoder.raw.decode(token_ids, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token."""
+        """Return a token's text in the vocabulary, or None."""
         return self.encoder.raw.id_to_token(token_id)

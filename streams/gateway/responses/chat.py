@@ -1,4 +1,4 @@
-"""The chat that answers a call of /v1/responses: its form, and the search before it."""
+"""Converts a call of /v1/responses to the chat that answers it, and to the search before it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from streams.gateway.request.responses_body import (
 
 
 def chat_body(body: ResponsesBody, messages: Sequence[dict[str, Any]]) -> ChatBody:
-    """The chat that answers it; raises InvalidRequest."""
+    """Return the body of the chat that answers a call; raises InvalidRequest."""
     extras = body.model_extra or {}
     fields: dict[str, Any] = {
         "model": body.model,
@@ -76,7 +76,7 @@ def _retrieval(tool: FileSearchTool) -> dict[str, Any]:
 
 
 def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
-    """The tool that the call may use, and chooses to; raises InvalidRequest for all others."""
+    """Return the file search that the call chooses, or None; raises InvalidRequest."""
     tools = [
         _file_search(tool, f"tools.{i}")
         for i, tool in enumerate(body.tools or ())
@@ -92,7 +92,7 @@ def file_search_of(body: ResponsesBody) -> FileSearchTool | None:
         case "required" | {"type": "file_search"} if tools:
             return tools[0]
         case "required" | {"type": "function"} if len(tools) < len(body.tools or ()):
-            return None  # whoever renders the chat says what of functions is served
+            return None  # the chat's check decides about functions
     raise InvalidRequest(
         "tool_choice: expected none, auto, required or a tool that the call has, found "
         f"{shorten(body.tool_choice)}",

@@ -1,7 +1,7 @@
 """POST /v1/responses: a chat in OpenAI's newer form, whose call any gateway can find again.
 
-The chat is accepted as any other. Its call is stored on topic `responses`, with all that was said
-before it; the answer is on `tokens` already.
+The chat is accepted as any other. Its call is stored on topic `responses`, with all earlier
+messages; the answer is already on `tokens`.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ ACCEPTED = "accepted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseCall:
-    """A call's body, its items, and the messages before them."""
+    """A call's body, its items, and the messages of earlier turns."""
 
     body: ResponsesBody
     items: Sequence[Item]
@@ -62,7 +62,7 @@ class ResponseCall:
         return [*system, *self.earlier.messages, *messages_of(self.items)]
 
     def chat(self) -> ChatBody:
-        """What answers it; raises InvalidRequest."""
+        """Build the chat that answers the call; raises InvalidRequest."""
         if not (messages := self.messages):
             raise InvalidRequest("input: expected a message, found none", "input")
         return chat_body(self.body, messages)
@@ -70,10 +70,12 @@ class ResponseCall:
     async def take_in(
         self, served: ServedModel, settings: GatewaySettings, tenant: str = ""
     ) -> CallIntake:
-        """The chat, checked and tokenised. With `truncation: auto` what was said first is left out
-        of one that is too long, as little as need be. Raises InvalidRequest, PromptTooLong.
+        """Check and tokenise the chat.
+
+        With `truncation: auto`, the fewest possible first messages are left out of a chat that is
+        too long. Raises InvalidRequest and PromptTooLong.
         """
-        self._texts(served.name)  # what cannot be kept is refused before anything is asked
+        self._texts(served.name)  # refuse values that cannot be stored before anything is computed
         chat = self.chat()
         try:
             return await take_in_body(chat, served, settings, tenant)
@@ -91,7 +93,8 @@ class ResponseCall:
         return await take_in_body(_without_first(chat, low), served, settings, tenant)
 
     def _texts(self, served: str) -> dict[str, str]:
-        """What is kept of it, as JSON; raises InvalidRequest for what cannot be."""
+        """Encode the stored parts of the call as JSON; raises InvalidRequest for values that JSON
+        lacks."""
         options = _options(self.body, served)
         fields = [f"{_json(name, name)}:{_json(value, name)}" for name, value in options.items()]
         items = [_json(item, f"input.{i}") for i, item in enumerate(self.items)]
@@ -128,7 +131,7 @@ def _json(value: Any, field: str) -> str:
 
 
 def _droppable(chat: ChatBody) -> list[int]:
-    """Which messages may be left out, but for the last of them: all that are no instructions."""
+    """Return the indices of messages that may be left out: all except instructions."""
     return [
         i for i, message in enumerate(chat.messages) if message.role not in ("system", "developer")
     ]
@@ -141,13 +144,12 @@ def _without_first(chat: ChatBody, count: int) -> ChatBody:
 
 
 async def create(gateway: Gateway, exchange: HttpExchange) -> str:
-    """Answer, or begin to in the background; returns the outcome, raises what the caller is to
-    know.
-    """
+    """Answer a call, or start it in the background; return the outcome, raise the errors for the
+    caller."""
     exchange.call_id = new_request_id(exchange.arrived_ms)
     exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
-    await gateway.admit(exchange.tenant)  # before anything of the body is kept
+    await gateway.admit(exchange.tenant)  # before the body takes memory
     raw = await exchange.read_body(gateway.body_reader)
     body = parse(ResponsesBody, raw, gateway.settings.values_max)
     refuse_fields(body)
@@ -175,7 +177,7 @@ async def _inquiry(
     except PromptTooLong as error:
         raise PromptTooLong(error.message, "input") from None
     conversation = conversation_of(gateway, exchange, intake)
-    if response_call.earlier.session_id:  # there lies the KV of what was said
+    if response_call.earlier.session_id:  # that session has the KV of earlier turns
         turn = sum(message["role"] == "assistant" for message in response_call.messages)
         conversation = Conversation(session_id=response_call.earlier.session_id, turn=turn)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
@@ -186,7 +188,7 @@ async def _inquiry(
 
 
 async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) -> str:
-    """Keep the call, and say the response's id."""
+    """Store the call if it is to be stored, and return the response's id."""
     place = await gateway.backend.responses.put(record) if store else None
     return gateway.response_ids.name(record.request_id, record.tenant, place)
 
@@ -210,15 +212,15 @@ async def _answer(
         return outcome
 
     if form.is_background and call.waits_for_end:
-        call.hang_up()  # nobody waits for the end here
-        gateway.detach(call)  # from now on it is counted until it ends, whatever happens here
+        call.hang_up()  # the client does not wait for the end
+        gateway.detach(call)  # counted until it ends, even after an error here
         await exchange.send_whole(orjson.dumps(form.initial_response()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
 
 
 def _options(body: ResponsesBody, served: str) -> Json:
-    """What the answer repeats of the call, with what holds where it says nothing."""
+    """Return the options that the response repeats, with defaults for those that the call lacks."""
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text is not None:
         text |= body.text.model_dump(by_alias=True, exclude_none=True)

@@ -1,10 +1,11 @@
 """Server-sent events of a response, each with a number that follows from the log alone.
 
-Theory of operation. What comes before the text are always the same events, so their numbers are
-fixed. A delta has the number after them plus how many tokens and characters the answer has with it:
-that grows with every delta, whatever was written together, and any gateway that reads the same
-frames finds the same place again. What follows the text is numbered on from there. So numbers have
-gaps, and a client that goes on after one of them, at whichever gateway, gets exactly the rest.
+Theory of operation. The events before the text are always the same, so their numbers are fixed. The
+number of a delta is the last of these plus the number of tokens and characters that the answer has
+with it. That grows with every delta, however tokens are grouped into writes, and any gateway that
+reads the same frames computes the same numbers. The events after the text are numbered from there.
+So numbers have gaps, and a client that resumes after a number, at any gateway, gets exactly the
+rest.
 """
 
 from typing import Any
@@ -17,11 +18,12 @@ from streams.gateway.responses.form import AnswerText, Form, Json, annotations, 
 from streams.gateway.stream.delivery import KEEPALIVE
 from streams.gateway.stream.hub import Call
 
-_BEFORE, _WITH_SEARCH = 2, 7  # events before the message's own
+_BEFORE, _WITH_SEARCH = 2, 7  # events before those of the message
 
 
 class ResponseEvents:
-    """Drains the stream of one response into events; `after` is the last one that a client has."""
+    """Drains the stream of one response into events; `after` is the number of the client's last
+    event."""
 
     def __init__(self, form: Form, call: Call, after: int = -1, *, keepalive: bytes = b"") -> None:
         self._form = form
@@ -29,7 +31,7 @@ class ResponseEvents:
         (self._stream,) = call.streams
         self._after = after
         self.keepalive = keepalive
-        self._message_at = 1 if form.searches else 0  # its index among the items
+        self._message_at = 1 if form.searches else 0  # index of the message among the items
         self._first = _WITH_SEARCH if form.searches else _BEFORE
         self._has_begun = False
         self._texts: list[str] = []
@@ -42,11 +44,11 @@ class ResponseEvents:
 
     @property
     def text(self) -> str:
-        """All of the answer so far."""
+        """Return the answer's text so far."""
         return "".join(self._texts)
 
     def opening(self) -> bytes:
-        """What is known when the call is accepted."""
+        """Return the events that can be sent when the call is accepted."""
         form = self._form
         events = [
             self._event(0, "created", response=form.initial_response()),
@@ -61,7 +63,7 @@ class ResponseEvents:
         return b"".join(events) or KEEPALIVE
 
     def drain(self) -> bytes:
-        """The new text, if it is not what the client has already."""
+        """Return the event of the new text, unless the client has it."""
         stream = self._stream
         if not stream.next_seq and (stream.end is None or self._call.failed_end is not None):
             return b""
@@ -78,12 +80,13 @@ class ResponseEvents:
         return b"".join(events)
 
     def skip(self) -> None:
-        """Drop what the client has; to be called after every frame, as it may end within one."""
+        """Drop text that the client has. Call it after every frame, as that text may end within a
+        write."""
         if self._number() <= self._after:
             self.drain()
 
     def closing(self) -> bytes:
-        """What follows the text of a whole answer."""
+        """Return the events after the text of a complete answer."""
         form, stream, answer = self._form, self._stream, self._answer_text()
         part = form.part(stream, answer)
         message = form.message(stream, answer, "completed")
@@ -108,12 +111,12 @@ class ResponseEvents:
         )
 
     def failing(self, error: TriviumError) -> bytes:
-        """The response that failed or was cancelled, with what there is of its answer."""
+        """Return the event of a response that failed or was cancelled, with its answer so far."""
         whole = self._form.whole(self._call, self._answer_text(), error)
         return self._event(self._number() + 1, "failed", response=whole)
 
     def _beginning(self) -> list[bytes]:
-        """What comes right before the text."""
+        """Return the events right before the text."""
         form, stream, first = self._form, self._stream, self._first
         item = form.message(stream, AnswerText(), "in_progress") | {"content": []}
         part = form.part(stream, AnswerText()) | {"annotations": []}
@@ -143,7 +146,7 @@ class ResponseEvents:
         return self._event(number, f"file_search_call.{state}", **fields)
 
     def _event(self, number: int, name: str, **fields: Any) -> bytes:
-        """Encode an event; empty where the client has it already."""
+        """Encode an event; empty if the client has it already."""
         if number <= self._after:
             return b""
         kind = f"response.{name}"

@@ -1,6 +1,6 @@
-"""A response as OpenAI's types have it, from its stored record and what the log has of its answer.
+"""A response in OpenAI's types, from its stored record and the answer on the log.
 
-Pure. Status, output and usage follow from the stream alone, so every gateway tells the same.
+Pure. Status, output and usage follow from the stream alone, so all gateways report the same.
 """
 
 from typing import Any
@@ -25,32 +25,32 @@ _CUT = {"length": "max_output_tokens"}
 
 @frozen
 class AnswerText:
-    """What there is of an answer by now."""
+    """The text and log-probabilities of an answer so far."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Form:
-    """One response, and the parts of it that events carry too."""
+    """A response, and the parts of it that events carry, too."""
 
     def __init__(self, response_id: str, record: StoredResponse) -> None:
         self.response_id = response_id
         self.record = record
         self.searches = bool(record.query)
         self._options: Json = orjson.loads(record.options)
-        # With what finds the response again: a later call may name the item alone.
+        # With the position of the record: a later call may refer to the item alone.
         name = response_id.removeprefix(RESPONSE_PREFIX)
         self.message_id = MESSAGE_PREFIX + name
         self.search_id = SEARCH_PREFIX + name
 
     @property
     def is_background(self) -> bool:
-        """Whether it goes on without its client, and may be cancelled."""
+        """Return whether the response continues without its client, and can be cancelled."""
         return bool(self._options["background"])
 
     def key(self) -> StreamKey:
-        """Where its answer is on the log."""
+        """Return the key of its answer, with the position on the log."""
         record = self.record
         return StreamKey(
             parent_id=record.request_id,
@@ -66,7 +66,7 @@ class Form:
         )
 
     def initial_response(self) -> Json:
-        """The response before anything is known of its answer."""
+        """Return the response before its answer has begun."""
         return self._response("queued" if self.is_background else IN_PROGRESS, [])
 
     def running_response(self) -> Json:
@@ -74,7 +74,7 @@ class Form:
         return self._response(IN_PROGRESS, [])
 
     def whole(self, call: Call, answer: AnswerText, error: TriviumError | None) -> Json:
-        """The response with all that there is of its answer."""
+        """Return the response with its answer so far."""
         (stream,) = call.streams
         status = _status(stream, error)
         output = self.output(stream, answer, status)
@@ -90,7 +90,7 @@ class Form:
         return self._response(status, output, **extras)
 
     def output(self, stream: CallStream, answer: AnswerText, status: str) -> list[Json]:
-        """The items; of an answer that has not begun, none."""
+        """Return the output items; none if the answer has not begun."""
         if not stream.next_seq and status not in (COMPLETED, INCOMPLETE):
             return []
         final_status = COMPLETED if status == COMPLETED else INCOMPLETE
@@ -119,7 +119,8 @@ class Form:
         }
 
     def search(self, stream: CallStream | None) -> Json:
-        """The search before the answer; one that is under way without a stream."""
+        """Return the item of the search before the answer; without a stream, the search is in
+        progress."""
         item: Json = {
             "id": self.search_id,
             "type": "file_search_call",
@@ -129,7 +130,7 @@ class Form:
         }
         if stream is None:
             return item | {"status": IN_PROGRESS}
-        notice = stream.retrieved.get(0)  # what probes of the answer find is no part of this call
+        notice = stream.retrieved.get(0)  # results of probes are no part of this item
         if notice is not None and notice.error is not None:
             item["status"] = "failed"
         if RESULTS in self.record.include:
@@ -180,7 +181,8 @@ def _usage(stream: CallStream) -> Json:
 
 
 def annotations(stream: CallStream, chars: int) -> list[Json]:
-    """Citations of an answer with so many characters; each document once, after the text."""
+    """Return the citations of an answer with `chars` characters; each document once, after the
+    text."""
     documents: dict[str, Citation] = {}
     for notice in in_order(stream.retrieved):
         for citation in notice.citations:
@@ -211,7 +213,7 @@ def _result(citation: Citation) -> Json:
 
 
 def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
-    """In the form of chats, which OpenAI's types share."""
+    """Format log-probabilities as in chats, which OpenAI's types share."""
     if not tokens:
         return []
     form = answers.chat_logprobs(tokens)
@@ -220,7 +222,7 @@ def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
 
 
 def whole_of(form: Form, call: Call) -> bytes:
-    """The body of a response that is not streamed."""
+    """Return the body of a response that is not streamed."""
     (stream,) = call.streams
     answer = AnswerText(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
     return orjson.dumps(form.whole(call, answer, call_error(call)))

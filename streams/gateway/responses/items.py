@@ -1,7 +1,7 @@
-"""Items of a call of /v1/responses: what it brings, and what a chat has of that.
+"""Items of a call of /v1/responses: checks them, and converts them to messages of a chat.
 
-A chat has messages, calls of tools and their results. Reasoning and searches are an answer's own,
-sent back; they are kept with the call, and in no prompt.
+A chat has messages, tool calls and their results. Reasoning and searches are parts of an answer
+that a client sends back. They are stored with the call, but no prompt has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ Item = dict[str, Any]
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "assistant", "system", "developer")
 SEARCH_CALL, REASONING, REFERENCE = "file_search_call", "reasoning", "item_reference"
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and what they call with
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # by type: the arguments
 _RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def items_of(request_input: str | Sequence[Item], request_id: str) -> list[Item]:
-    """The input as items of OpenAI's, each with a type and an id; raises InvalidRequest."""
+    """Return the input as OpenAI's items, each with a type and an id; raises InvalidRequest."""
     if isinstance(request_input, str):
         request_input = [{"role": "user", "content": request_input}]
     return [_item(item, i, request_id) for i, item in enumerate(request_input)]
@@ -131,7 +131,7 @@ def _texts(parts: Any, part_type: str, where: str) -> list[str]:
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a chat has of items; calls of tools belong to the answer before them."""
+    """Return the messages of items; tool calls belong to the answer before them."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type")

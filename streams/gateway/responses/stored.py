@@ -1,7 +1,7 @@
-"""A stored response again, at any gateway: its record from `responses`, its answer from `tokens`.
+"""Stored responses, at any gateway: the record from `responses`, the answer from `tokens`.
 
-GET and DELETE /v1/responses/{id}, POST …/cancel, GET …/input_items, and what a next response says
-on from.
+GET and DELETE /v1/responses/{id}, POST …/cancel, GET …/input_items, and the earlier turns of a next
+response.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from streams.gateway.stream.timeouts import DEADLINE_GRACE_MS
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
-REFERENCES_MAX = 64  # of a call; each is read from the log
+REFERENCES_MAX = 64  # per call; each is read from the log
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierTurns:
-    """What a conversation has said before a call; of a new one, nothing."""
+    """The messages of a conversation before a call; none in a new conversation."""
 
     session_id: str = ""
     messages: Sequence[dict[str, Any]] = ()
@@ -46,7 +46,7 @@ class EarlierTurns:
 async def load_conversation(
     gateway: Gateway, exchange: HttpExchange, response_id: str
 ) -> EarlierTurns:
-    """The conversation that a response has ended; raises NotFound, InvalidRequest."""
+    """Return the conversation that ends with a response; raises NotFound, InvalidRequest."""
     form, stream = await _load_answer(gateway, exchange, response_id, "previous_response_id")
     record = form.record
     history = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
@@ -57,9 +57,8 @@ async def load_conversation(
 async def resolve_references(
     gateway: Gateway, exchange: HttpExchange, items: Sequence[Item]
 ) -> list[Item]:
-    """Items of a call, with the answers that it refers to by an id; raises NotFound,
-    InvalidRequest.
-    """
+    """Return the items of a call, with references replaced by the answers; raises NotFound,
+    InvalidRequest."""
     references = [i for i, item in enumerate(items) if item["type"] == REFERENCE]
     if len(references) > REFERENCES_MAX:
         raise InvalidRequest(
@@ -82,7 +81,7 @@ async def resolve_references(
 async def _load_answer(
     gateway: Gateway, exchange: HttpExchange, response_id: str, param: str
 ) -> tuple[Form, CallStream]:
-    """A response that has ended with an answer; raises NotFound, InvalidRequest."""
+    """Return a response that has ended with an answer; raises NotFound, InvalidRequest."""
     form = await _find(gateway, exchange, response_id)
     call = await _answer_by_now(gateway, exchange, form)
     (stream,) = call.streams
@@ -96,7 +95,7 @@ async def _load_answer(
 
 
 async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:
-    """The response as it is by now, or its events; returns the outcome."""
+    """Send the response as it is now, or its events; return the outcome."""
     form, query = await _parse_call(
         gateway, exchange, ("stream", "starting_after", "include_obfuscation")
     )
@@ -111,7 +110,7 @@ async def retrieve(gateway: Gateway, exchange: HttpExchange) -> str:
 
 
 async def cancel(gateway: Gateway, exchange: HttpExchange) -> str:
-    """Give a response up that runs in the background; what has ended stays as it is."""
+    """Cancel a response that runs in the background; one that has ended stays as it is."""
     form, _ = await _parse_call(gateway, exchange, ())
     if not form.is_background:
         raise InvalidRequest(
@@ -126,7 +125,7 @@ async def cancel(gateway: Gateway, exchange: HttpExchange) -> str:
 
 
 async def delete(gateway: Gateway, exchange: HttpExchange) -> str:
-    """Know a response no more; where it is being answered, that ends."""
+    """Delete a response, and cancel it if it is being answered."""
     form, _ = await _parse_call(gateway, exchange, ())
     if wall_ms() < form.record.deadline_ms:
         await _give_up(gateway, form)
@@ -137,7 +136,7 @@ async def delete(gateway: Gateway, exchange: HttpExchange) -> str:
 
 
 async def input_items(gateway: Gateway, exchange: HttpExchange) -> str:
-    """What the call brought, in pages."""
+    """Send the input items of the call, page by page."""
     form, query = await _parse_call(gateway, exchange, ("limit", "order", "after"))
     items: list[Any] = orjson.loads(form.record.input)
     order = query.get("order", ["desc"])[-1]
@@ -165,7 +164,7 @@ async def input_items(gateway: Gateway, exchange: HttpExchange) -> str:
 async def _parse_call(
     gateway: Gateway, exchange: HttpExchange, parameters: Sequence[str]
 ) -> tuple[Form, Mapping[str, list[str]]]:
-    """The response that the path names, and the query; raises NotFound, InvalidRequest."""
+    """Return the response in the path, and the query; raises NotFound, InvalidRequest."""
     exchange.reply_headers.append((b"x-request-id", new_request_id(exchange.arrived_ms).encode()))
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     text = exchange.scope["query_string"].decode("latin-1")
@@ -212,7 +211,8 @@ def _number(
 async def _answer_by_now(
     gateway: Gateway, exchange: HttpExchange, form: Form, *, wait_ms: int = 0
 ) -> Call:
-    """What the log has of the answer, or will have until it ends, within so long a wait."""
+    """Read the answer from the log: up to now, or with `wait_ms` until it ends, for at most that
+    long."""
     call = resumed_call(gateway, exchange, form.key(), [ClientPosition()], waits_for_end=True)
     gateway.admit_resume(call.key.parent_id, call.key.tenant)
     gateway.resumed_calls.add(call)
@@ -231,10 +231,10 @@ async def _answer_by_now(
 
 
 async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
-    """What there is, or with `live` until its end.
+    """Apply the frames that the log has, or with `live` all up to the answer's end.
 
-    Of marks that are read again only one behind which nothing goes on yet is worth a word, or the
-    end of what was given up.
+    Of void marks that are read again, only those are reported that no attempt has followed, and
+    ends of void attempts (`Hub.go_live`).
     """
     hub = Hub()
     hub.add(call)

@@ -1,6 +1,7 @@
-"""The parts that streamed and whole answers share: usage, log-probabilities, and what Trivium adds.
+"""The parts that streamed and whole answers share: usage, log-probabilities and Trivium's fields.
 
-`trivium` in an answer says where it was computed. Pure; the writers put these into JSON.
+The object `trivium` in an answer has the workers that computed it. Pure; the writers add these
+parts to their JSON.
 """
 
 from collections.abc import Sequence
@@ -35,12 +36,12 @@ _BY_KIND: dict[OutcomeKind, tuple[type[TriviumError], str]] = {
 
 
 def public_id(key: StreamKey) -> str:
-    """The id that the client sees in bodies."""
+    """Return the id of an answer in response bodies."""
     return (CHAT_PREFIX if key.endpoint is Endpoint.CHAT else COMPLETION_PREFIX) + key.parent_id
 
 
 def end_error(end: StreamEnd) -> TriviumError:
-    """The error of a stream that ended without an answer."""
+    """Return the error of a stream that ended without an answer."""
     if end.error is not None:
         return from_wire(end.error)
     error, message = _BY_KIND[end.kind]
@@ -48,9 +49,9 @@ def end_error(end: StreamEnd) -> TriviumError:
 
 
 def usage(streams: Sequence[Stream], prompts: int) -> Json:
-    """Tokens of all choices; a prompt counts once however many choices it has. What probes put into
-    answers was read by the model, not written: it counts with the prompt.
-    """
+    """Count the tokens of all choices; a prompt counts once however many choices it has. Passages
+    that probes inserted into answers count with the prompt: the model read and did not generate
+    them."""
     per_prompt = len(streams) // prompts
     firsts = [stream.end for stream in streams[::per_prompt] if stream.end is not None]
     put_in = sum(stream.end.retrieved_tokens for stream in streams if stream.end is not None)
@@ -69,7 +70,7 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
 
 
 def usage_so_far(prompt_tokens: int, completion_tokens: int) -> Json:
-    """Tokens of one choice that has not ended."""
+    """Count the tokens of one choice that has not ended."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -78,9 +79,8 @@ def usage_so_far(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
-    """Where the last of these choices was computed, and from which token on any of them may not
-    follow from what stands before.
-    """
+    """Return the placement of the last of these choices, and `differs_at` if an attempt repeated
+    other tokens."""
     end = [stream.end for stream in streams if stream.end is not None][-1]
     differs = [stream.differs_at for stream in streams if stream.differs_at is not None]
     retrieved = [stream.retrieved for stream in streams if stream.retrieved]
@@ -102,9 +102,9 @@ def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
 def placement_headers(
     start: StreamStart | None, end: StreamEnd | None
 ) -> list[tuple[bytes, bytes]]:
-    """The same as response headers; what is not known is left out.
+    """Return the placement as response headers, without unknown values.
 
-    A stream's headers leave with its first token, when only its start is known.
+    A stream's headers are sent with its first token, when only its start is known.
     """
     source = start if end is None else end
     if source is None:
@@ -120,7 +120,8 @@ def placement_headers(
 
 
 def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) -> Json | None:
-    """In the form of the endpoint; `first_char` is where the first token's text begins."""
+    """Format log-probabilities for the endpoint; `first_char` is the offset of the first token's
+    text."""
     if not tokens:
         return None
     if key.endpoint is Endpoint.CHAT:
@@ -129,7 +130,7 @@ def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) ->
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    """Of tokens in a row, as chats have them."""
+    """Format the log-probabilities of consecutive tokens for chats."""
     return {
         "content": [
             {
@@ -157,7 +158,7 @@ def _completion_logprobs(tokens: Sequence[TokenLogprob], first_char: int) -> Jso
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
-        "top_logprobs": [  # with the drawn token, likely or not
+        "top_logprobs": [  # includes the sampled token, even an unlikely one
             {top.token: max(top.logprob, -9999.0) for top in token.top}
             | {token.token: max(token.logprob, -9999.0)}
             for token in tokens

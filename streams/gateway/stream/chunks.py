@@ -1,10 +1,10 @@
 """Server-sent events of one answer, and the body of a whole one.
 
-They are what OpenAI and vLLM send: `data:` lines alone, the first of a chat's choice with its role
-and no text. Readers that take every line for one (`vllm bench serve`, llmperf) know nothing else.
-Ids stand before them for clients that wish to resume. Everything that is the same in all chunks is
-encoded once; a chunk is then a few joined byte strings around its JSON-encoded text. One event per
-choice and write, however many tokens came together.
+Events have the form of OpenAI's and vLLM's: `data:` lines only, and the first event of a chat's
+choice has its role and no text. Some readers take every line for a `data:` line (`vllm bench
+serve`, llmperf), so only clients that want to resume get `id:` lines before the events. Fields that
+are equal in all chunks are encoded once; a chunk then joins a few byte strings around its
+JSON-encoded text. Each write has one event per choice, however many tokens came together.
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ class ChunkWriter:
         prompts: Sequence[Sequence[int]] = (),
         counts_always: bool = False,
     ) -> None:
-        """`name` is what all ids of this answer begin with, empty for events without ids; a
-        resuming client has positions.
+        """Set up a writer. `name` is the common prefix of all event ids, or empty for events
+        without ids. `client_positions` are those of a client that resumes.
 
-        `prompts`: token ids of each choice's, where they are known and told of. `counts_always`:
-        every event has the usage so far, which needs them.
+        `prompts`: the token ids of each choice's prompt, if the answer reports them.
+        `counts_always`: every event has the usage so far, which needs `prompts`.
         """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
-        # What was written so far; a stream may be ahead of it while its siblings are written.
+        # The written positions; a stream may be ahead of its own while its siblings are written.
         self._written = list(client_positions) or [ClientPosition()] * len(streams)
         self._prefix = name and b"id: %b." % name
         self.keepalive = KEEPALIVE if name else b""
@@ -68,23 +68,23 @@ class ChunkWriter:
         self._after_text = brace + b',"logprobs":'
         self._after_choice = usage + b"}\n\n"
         self._close = self._after_text + b"null" + _NOT_FINISHED + self._after_choice
-        self._roles: dict[int, bytes] = {}  # a choice's first event, which says who speaks
+        self._roles: dict[int, bytes] = {}  # by choice: its first event, with the role
         if self._chat:
             role = b'"delta":{"role":"assistant","content":""' + self._after_text + b"null"
             self._roles = {
                 i: head + role for i, head in enumerate(heads) if not self._written[i].next_seq
             }
-        self._untold = {  # choices whose prompt's tokens are to be told
+        self._untold = {  # choices whose prompt's token ids were not written yet
             i for i, at in enumerate(self._written) if prompts and key.token_ids and not at.next_seq
         }
-        self.collected: list[str] | None = None  # a list takes the first choice's text
+        self.collected: list[str] | None = None  # if a list: collects the first choice's text
 
     def opening(self) -> bytes:
-        """Nothing: what fails before the first token has a status of its own."""
+        """Return nothing: an error before the first token has its own HTTP status."""
         return b""
 
     def drain(self) -> bytes:
-        """Everything new, and the ends; empty where nothing is."""
+        """Return all new events, ends included; empty if there are none."""
         if len(self._streams) > 1:
             return b"".join([self._drain_one(i) for i in range(len(self._streams))])
         stream = self._streams[0]
@@ -96,13 +96,13 @@ class ChunkWriter:
         if self.collected is not None:
             self.collected.append(text)
         event = self._opens[0] + orjson.dumps(text) + self._close
-        if self._prefix:  # a single choice's position is that of its stream
+        if self._prefix:  # the position of a single choice is that of its stream
             position = (stream.next_seq, stream.next_char, stream.digest)
             event = b"%b%d-%d-%x\n%b" % (self._prefix, *position, event)
         return self._role(0) + event if self._roles else event
 
     def _role(self, i: int) -> bytes:
-        """The first event of a choice of a chat; empty where it was written."""
+        """Return the first event of a chat's choice; empty if it was written."""
         role = self._roles.pop(i, b"")
         if not role:
             return b""
@@ -130,18 +130,17 @@ class ChunkWriter:
             of_choice, of_chunk = self._extra_fields(i)
             parts = (self._opens[i], orjson.dumps(text), middle, _inner(of_choice))
             event += self._id(self._written) + b"".join(parts) + self._end(of_chunk)
-        # What ended otherwise has no finish reason: an error event follows, and nothing else.
+        # Any other end has no finish reason: only an error event follows.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
-            event += self._role(i)  # of an answer without text
+            event += self._role(i)  # if the answer has no text
             self._written[i] = stream.position(is_ended=True)
             of_choice, of_chunk = self._extra_fields(i)
             event += self._finish(stream, stream.end, of_choice, of_chunk)
         return event
 
     def _extra_fields(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the next event of a choice says besides, of the choice and of all: the prompt's
-        tokens, in the first, and the usage so far.
-        """
+        """Return extra fields of a choice's next event, for the choice and for the chunk: the
+        prompt's token ids, in the first event, and the usage so far."""
         of_choice: dict[str, Any] = {}
         of_chunk: dict[str, Any] = {}
         if i in self._untold:
@@ -153,7 +152,7 @@ class ChunkWriter:
         return of_choice, of_chunk
 
     def _end(self, of_chunk: dict[str, Any]) -> bytes:
-        """What follows the log-probabilities of an event without a finish reason."""
+        """Return the part of an event after the log-probabilities, without a finish reason."""
         rest = b"}\n\n" if "usage" in of_chunk else self._after_choice
         return _NOT_FINISHED + _inner(of_chunk) + rest
 
@@ -174,11 +173,11 @@ class ChunkWriter:
         return self._event(choice, trivium=placed, **of_chunk)
 
     def failing(self, error: TriviumError) -> bytes:
-        """The error; nothing follows it."""
+        """Return the event of an error; it is the last one."""
         return b"data: %b\n\n" % error_body(error)
 
     def closing(self) -> bytes:
-        """Usage where it was asked for, and the last line."""
+        """Return the usage, if the client asked for it, and the last line."""
         if not self._key.include_usage:
             return DONE
         fields: dict[str, Any] = {
@@ -199,19 +198,20 @@ class ChunkWriter:
         return b"%b%b,%b\n\n" % (self._id(self._written), self._head, orjson.dumps(fields)[1:])
 
     def _id(self, positions: Sequence[ClientPosition]) -> bytes:
-        """The line before an event that lets its client resume behind it."""
+        """Return the `id:` line of an event, with which its client can resume after it."""
         return self._prefix and b"%b%b\n" % (self._prefix, positions_text(positions))
 
 
 def _inner(fields: dict[str, Any]) -> bytes:
-    """Fields that follow others of an object."""
+    """Encode fields that follow other fields of an object."""
     return b"," + orjson.dumps(fields)[1:-1] if fields else b""
 
 
 def whole_answer(
     key: StreamKey, streams: Sequence[Stream], prompts: Sequence[Sequence[int]] = ()
 ) -> bytes:
-    """The body of an answer that is not streamed; every stream has ended. `prompts`: as above."""
+    """Return the body of an answer that is not streamed; all streams must have ended. `prompts` are
+    the token ids of each choice's prompt, if the answer reports them."""
     chat = key.endpoint is Endpoint.CHAT
     choices = []
     for stream in streams:
@@ -253,7 +253,7 @@ def whole_answer(
 
 
 def _prompt_fields(key: StreamKey, prompts: Sequence[Sequence[int]], choice: int) -> dict[str, Any]:
-    """What vLLM's answers say of a prompt. Its log-probabilities are of no token here."""
+    """Return vLLM's fields about a prompt. Log-probabilities of prompt tokens are always None."""
     fields: dict[str, Any] = {"prompt_logprobs": None}
     if key.token_ids:
         fields["prompt_token_ids"] = list(prompts[choice]) if prompts else None

@@ -1,9 +1,8 @@
-"""What an answer says of the passages that stand in its prompt, and of those that probes found.
+"""The part of an answer about the passages in its prompt, and about those that probes found.
 
-Citations come from the router and the workers that put the passages there, never from the model's
-text. Clients
-that know OpenAI's annotations find them there, with the whole answer as their range; `trivium`
-holds all that is known.
+Citations come from the router and the workers that inserted the passages, never from the model's
+text. Clients that know OpenAI's annotations find them there, with the whole answer as their range;
+`trivium` has all fields.
 """
 
 from collections.abc import Mapping
@@ -12,15 +11,13 @@ from typing import Any
 from schemas.records import Citation, StreamRetrieved
 
 Json = dict[str, Any]
-Retrieved = Mapping[int, StreamRetrieved]  # by probe; 0 is what stands in the prompt
+Retrieved = Mapping[int, StreamRetrieved]  # by probe; 0 is the prompt's search
 
 
 def retrieval(retrieved: Retrieved) -> Json:
-    """As `trivium.retrieval` in an answer; there is something in it."""
+    """Return `trivium.retrieval` of an answer; `retrieved` must not be empty."""
     notices = in_order(retrieved)
-    error = notices[
-        0
-    ].error  # of the search before the answer; a probe that brought nothing is silent
+    error = notices[0].error  # of the search before the answer; errors of probes are not reported
     return {
         "collection": notices[0].collection,
         "tokens": sum(notice.tokens for notice in notices),
@@ -35,7 +32,7 @@ def retrieval(retrieved: Retrieved) -> Json:
 
 
 def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
-    """In OpenAI's form, of an answer with so many characters; each document once."""
+    """Return OpenAI's annotations of an answer with `chars` characters; each document once."""
     documents: dict[str, Citation] = {}
     for notice in in_order(retrieved):
         for citation in notice.citations:
@@ -55,7 +52,7 @@ def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
 
 
 def in_order(retrieved: Retrieved) -> list[StreamRetrieved]:
-    """What was told, the prompt's first."""
+    """Return the notices in the order of their probes, the prompt's first."""
     return [notice for _, notice in sorted(retrieved.items())]
 
 

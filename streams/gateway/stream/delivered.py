@@ -1,11 +1,11 @@
-"""What a stream has taken so far: for comparing what is repeated, and for resuming elsewhere.
+"""The tokens and text of a stream so far: to compare repeated rows, and to resume elsewhere.
 
-Attempts compute the same answer anew, and small differences of a batch can turn a token. So what a
-later row repeats is compared with what was delivered, and each event id carries a digest of all
-that its client has, which any gateway computes again from the log.
+Attempts compute the same answer again, and small numeric differences in a batch can change a token.
+So rows that a later attempt repeats are compared with the delivered ones. Each event id carries a
+digest of everything its client has; any gateway can compute that digest again from the log.
 
-The digest is CRC-32 over token ids and over text, joined by xor: it finds accidents. Nobody gains
-by forging one but a client that wants its own answer wrong. Pure; belongs to one `Stream`.
+The digest is CRC-32 over token ids and over text, joined by xor: it detects accidents. A client
+that forges one only corrupts its own answer. Pure; belongs to one `Stream`.
 """
 
 from array import array
@@ -16,18 +16,18 @@ from schemas.rules.tokens import pack_tokens
 
 
 class DeliveredAnswer:
-    """Token ids and texts of one answer, from its start; who adds to it appends to both."""
+    """Token ids and texts of one answer, from its start; the stream appends to both."""
 
     __slots__ = ("_ids_crc", "_ids_done", "_text_crc", "ids", "texts")
 
     def __init__(self) -> None:
         self.ids = array("q")
         self.texts: list[str] = []
-        self._ids_done = 0  # so many are in the sums below
+        self._ids_done = 0  # number of ids that are in `_ids_crc`
         self._ids_crc = self._text_crc = 0
 
     def hand_out(self, text: str) -> None:
-        """The next text leaves, and all ids so far count as handed out with it."""
+        """Add the next drained text, and all ids so far, to the digest."""
         count = len(self.ids)
         if count != self._ids_done:
             self._ids_crc = crc32(self.ids[self._ids_done :], self._ids_crc)
@@ -42,7 +42,7 @@ class DeliveredAnswer:
         return prefix
 
     def is_prefix_of(self, longer: "DeliveredAnswer") -> bool:
-        """Whether the other answer is longer and continues this one."""
+        """Return whether the other answer is longer and continues this one."""
         is_shorter = len(self.ids) < len(longer.ids)
         return is_shorter and longer.differs(0, self.ids, 0, "".join(self.texts)) is None
 
@@ -52,11 +52,11 @@ class DeliveredAnswer:
         return self._ids_crc ^ self._text_crc
 
     def packed(self) -> bytes:
-        """The token ids, as little-endian int32."""
+        """Return the token ids as little-endian int32."""
         return pack_tokens(self.ids)
 
     def mark_resumed(self, chars: int) -> None:
-        """Note how many characters another gateway has handed out."""
+        """Add to the digest the characters that another gateway has delivered."""
         self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
 
     def digest_of(self, tokens: int, chars: int) -> int:
@@ -66,9 +66,9 @@ class DeliveredAnswer:
     def differs(
         self, first_seq: int, token_ids: Sequence[int], first_char: int, text: str
     ) -> int | None:
-        """The number of the first token that is another here, as far as both reach.
+        """Return the number of the first token that differs, as far as both answers reach, or None.
 
-        Where only the text differs, that of the first of these tokens.
+        If only the text differs, it is the number of the first of these tokens.
         """
         old_ids = self.ids[first_seq : first_seq + len(token_ids)]
         if old_ids != array("q", token_ids[: len(old_ids)]):

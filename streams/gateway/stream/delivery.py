@@ -1,7 +1,7 @@
-"""Writing an answer: as server-sent events while it comes, or whole when it is there.
+"""Writes an answer to the client: as server-sent events while it is generated, or whole at its end.
 
-One write per call and batch of frames. A stream's response begins with its first token, so that
-whatever fails before it has a status of its own.
+There is one write per call and batch of frames. A stream's response begins with its first token, so
+that an error before it has its own HTTP status.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from streams.gateway.stream.answers import end_error, placement_headers
 from streams.gateway.stream.hub import Call
 
 COMPLETED, CLIENT_GONE = "completed", "client_gone"
-# For clients that asked for more than OpenAI sends: readers of benchmarks take a comment for JSON.
-# No blank line follows, as that would end an event, and `openai` then makes one without data: in Go
-# always, in Python as soon as events have had ids.
+# Only for clients that asked for event ids: readers of benchmarks take a comment for JSON. No blank
+# line follows: it would end an event, and `openai` then makes one without data (in Go always, in
+# Python once events have had ids).
 KEEPALIVE = b": keep-alive\n"
-# JSON may hold these as they are, but Python's `str.splitlines`, by which `httpx` and what is built
-# on it find lines, ends a line at each.
+# JSON may contain these unescaped, but Python's `str.splitlines`, which `httpx` and packages based
+# on it use, ends a line at each.
 _LINE_ENDS = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -27,30 +27,31 @@ _LINE_ENDS = (
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # asks proxies not to hold events back
+    (b"x-accel-buffering", b"no"),  # asks proxies not to buffer events
 )
 
 
 class EventWriter(Protocol):
-    """Puts the streams of one answer into events."""
+    """Converts the streams of one answer into events."""
 
-    keepalive: bytes  # what is written where nothing comes for long; empty: nothing
+    keepalive: bytes  # written after a long silence; may be empty
 
     def opening(self) -> bytes:
-        """What is written as soon as the call is accepted; empty: its first token is waited for."""
+        """Return the events to write once the call is accepted; if empty, the first token is
+        awaited."""
 
     def drain(self) -> bytes:
-        """Everything new, and the ends; empty where nothing is."""
+        """Return all new events, ends included; empty if there are none."""
 
     def closing(self) -> bytes:
-        """What follows the last end."""
+        """Return the events that follow the last end."""
 
     def failing(self, error: TriviumError) -> bytes:
-        """What a client gets when its stream breaks; nothing follows it."""
+        """Return the event of an error that breaks the stream; it is the last one."""
 
 
 def one_line_each(events: bytes) -> bytes:
-    """Events whose JSON ends no line, whatever a client takes for the end of one."""
+    """Escape the characters in JSON that some clients take for the end of a line."""
     if not events.isascii():
         for end, escape in _LINE_ENDS:
             events = events.replace(end, escape)
@@ -58,7 +59,7 @@ def one_line_each(events: bytes) -> bytes:
 
 
 def reply_headers(call: Call) -> HeaderList:
-    """Whose answer it is, and where it is computed as far as that is known by now."""
+    """Return the headers with the ids of the answer, and its placement as far as known."""
     parent_id = call.key.parent_id.encode()
     headers = [
         (b"x-request-id", parent_id),
@@ -78,7 +79,7 @@ def call_error(call: Call) -> TriviumError | None:
 
 
 async def write_stream(exchange: HttpExchange, call: Call, writer: EventWriter) -> str:
-    """Write events until the answer is whole; returns the outcome.
+    """Write events until the answer is complete; return the outcome.
 
     Raises the error that ended the call if nothing was written yet.
     """
@@ -118,7 +119,8 @@ async def write_stream(exchange: HttpExchange, call: Call, writer: EventWriter) 
 
 
 async def write_whole(exchange: HttpExchange, call: Call, body: Callable[[], bytes]) -> str:
-    """Write the answer when it is whole; returns the outcome, raises the error that ended it."""
+    """Write the answer when it is complete; return the outcome, raise the error that ended the
+    call."""
     while call.open_streams and not call.client_gone and (error := call_error(call)) is None:
         await call.next_change()
     if call.client_gone:

@@ -1,10 +1,10 @@
 """The `id:` of a server-sent event: all that any gateway needs to resume the stream after it.
 
-`<key>.<position>[.<position>...]`, one position per choice, `seq-char-digest` with what the client
-has (`delivered.py`), and `-e` after its end. The key is the same for all events of an answer:
-base64 of a signature (HMAC-SHA256), where the tokens lie on the log, how they were asked for and
-until when. It is believed only with a signature of this deployment for the caller's API key;
-positions are the client's own word of what it has, and choose nothing else.
+Its form is `<key>.<position>[.<position>...]`, with one position `seq-char-digest` per choice
+(`delivered.py`), and `-e` after its end. The key is the same for all events of an answer: base64 of
+a signature (HMAC-SHA256), the position of the tokens on the log, the options of the call, and its
+deadline. A gateway accepts it only with this deployment's signature for the caller's API key.
+Positions are not signed: they only say what the client has, and select nothing else.
 """
 
 import base64
@@ -29,7 +29,7 @@ _NUMBER_MAX = 1 << 31
 
 @frozen
 class StreamKey:
-    """Which answer, where its tokens begin on the log, and how it is to be written."""
+    """The identity of an answer, the position of its first token on the log, and its format."""
 
     parent_id: str
     session_id: str
@@ -40,13 +40,13 @@ class StreamKey:
     created_s: int
     deadline_ms: int
     choices: int
-    tenant: str = ""  # who asked; signed, but not carried
+    tenant: str = ""  # of the caller; signed, but not in the id
     prompts: int = 1
     include_usage: bool = False
     token_ids: bool = False
 
     def pack(self) -> bytes:
-        """What an id carries of it."""
+        """Pack the fields that an event id carries."""
         flags = (
             _USAGE * self.include_usage
             | _TOKENS * self.token_ids
@@ -67,9 +67,9 @@ class StreamKey:
 
 
 class ClientPosition(NamedTuple):
-    """What a client has of one choice. A named tuple, because one is made for every event.
+    """The part of one choice that a client has. A named tuple, because each event makes one.
 
-    `digest` is of all tokens and text before (`streams/gateway/stream/delivered.py`).
+    `digest` covers all tokens and text so far (`streams/gateway/stream/delivered.py`).
     """
 
     next_seq: int = 0
@@ -79,19 +79,19 @@ class ClientPosition(NamedTuple):
 
 
 class EventIds:
-    """Makes and reads ids, with the key of the deployment."""
+    """Makes and parses event ids with the deployment's key."""
 
     def __init__(self, key: str, *, choices_max: int) -> None:
         self._key = key.encode()
         self._choices_max = choices_max
 
     def name(self, key: StreamKey) -> bytes:
-        """The part that all ids of an answer share."""
+        """Return the part that all ids of an answer share."""
         packed = key.pack()
         return base64.urlsafe_b64encode(self._sign(key.tenant, packed) + packed).rstrip(b"=")
 
     def parse(self, value: str, tenant: str) -> tuple[StreamKey, list[ClientPosition]]:
-        """The key and positions in a `Last-Event-ID` of this caller; raises InvalidRequest."""
+        """Parse a caller's `Last-Event-ID` into its key and positions; raises InvalidRequest."""
         try:
             if len(value) > _ID_CHARS_MAX:
                 raise ValueError(f"{len(value)} characters")
@@ -117,7 +117,7 @@ class EventIds:
 
 
 def _unpack(packed: bytes, tenant: str) -> StreamKey:
-    """What we have signed ourselves; an older version is told apart."""
+    """Unpack a key whose signature was checked; raises ValueError for another version."""
     version, flags, partition, offset, created_s, deadline_ms, choices, prompts = _HEAD.unpack_from(
         packed
     )
@@ -151,7 +151,7 @@ def _position(text: str) -> ClientPosition:
 
 
 def positions_text(positions: Sequence[ClientPosition]) -> bytes:
-    """The part of the id that changes."""
+    """Return the part of the id that changes with each event."""
     return b".".join(
         b"%d-%d-%x%b" % (p.next_seq, p.next_char, p.digest, b"-e" if p.is_ended else b"")
         for p in positions

@@ -1,9 +1,8 @@
-"""The key that event ids are signed with: one per deployment, so that any gateway knows the others'
-ids.
+"""The key that signs event ids: one per deployment, so that any gateway accepts the others' ids.
 
-Setting `event_key` (by environment or file, as every secret), else the file `event.key` in the
-state folder, which the first gateway there makes and only its owner can read. Gateways on several
-hosts need the setting, or a copy of that file.
+The key is the setting `event_key` (by environment or file, as every secret). Without it, the key is
+in the file `event.key` in the state folder. The first gateway there creates the file; only its
+owner can read it. Gateways on several hosts need the setting, or a copy of that file.
 """
 
 import os
@@ -17,7 +16,7 @@ FILE_NAME = "event.key"
 
 
 def event_key(setting: str, folder: Path) -> str:
-    """The setting, or what is in the folder; raises ConfigError for a file without a key."""
+    """Return the setting, or the folder's key; raises ConfigError for a file without a key."""
     return setting or _from_folder(folder / FILE_NAME)
 
 
@@ -37,7 +36,8 @@ def _from_folder(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    """Written whole or not at all, and by one of those who start at the same time."""
+    """Create the key file atomically; of processes that start at the same time, only one creates
+    it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
     with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
@@ -45,6 +45,6 @@ def _make(path: Path) -> None:
     try:
         os.link(new, path)
     except FileExistsError:
-        pass  # another one was first
+        pass  # another process was first
     finally:
         new.unlink()

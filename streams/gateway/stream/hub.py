@@ -1,8 +1,8 @@
-"""Frames to streams: who waits for which tokens, and waking them once per batch of frames.
+"""Delivers frames to the streams that wait for them, and wakes each call once per batch of frames.
 
 A `Call` is one HTTP answer with its streams. The hub never awaits: the reader applies all frames
-that it has, each touched call is woken once, and its handler writes everything new in one piece.
-No task and no future per token.
+that it has, each touched call is woken once, and the call's handler writes everything new in one
+piece. There is no task and no future per token.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallStream(Stream):
-    """A stream that knows its call, when it last grew, and where it is run."""
+    """A stream of a call, with the time of its last growth (s) and its placement."""
 
     __slots__ = ("call", "difference_reported", "grew_s", "is_closed", "start")
 
@@ -38,8 +38,8 @@ class CallStream(Stream):
         self.call = call
         self.difference_reported = False
         self.grew_s = 0.0
-        self.is_closed = False  # its call counts it as open no more
-        self.start: StreamStart | None = None  # of the highest attempt that has sent one
+        self.is_closed = False  # its call no longer counts it as open
+        self.start: StreamStart | None = None  # of the highest attempt with a start
 
     def is_by_prefill(self, writer: str) -> bool:
         start = self.start
@@ -49,12 +49,12 @@ class CallStream(Stream):
 
     @property
     def has_frames(self) -> bool:
-        """Whether any frame has named it."""
+        """Return whether any frame had something for this stream."""
         return bool(self.attempt or self._void_attempt or self.retrieved or self.start is not None)
 
 
 class AnswerProgress(NamedTuple):
-    """What a reader has of an answer of which an attempt was given up; with `end` it is over."""
+    """A reader's progress in an answer with a void attempt; with `end`, the answer is over."""
 
     request_id: str
     session_id: str
@@ -65,7 +65,7 @@ class AnswerProgress(NamedTuple):
 
 
 OnVoid = Callable[[AnswerProgress], None]
-ENDED_MAX = 10_000  # answers of which a mark may yet come; the oldest go first
+ENDED_MAX = 10_000  # ended answers that may still get a void mark; the oldest are dropped
 
 
 def _nothing() -> None:
@@ -73,11 +73,11 @@ def _nothing() -> None:
 
 
 def _ignore(_: AnswerProgress) -> None:
-    """What a hub does that nobody asks."""
+    """Ignore the progress of an answer."""
 
 
 class Call:
-    """One answer being awaited. Its handler is the only one that awaits `next_change`."""
+    """An answer that a client waits for. Only its handler awaits `next_change`."""
 
     __slots__ = (
         "_is_changed",
@@ -110,27 +110,27 @@ class Call:
         abort_connection: Callable[[], None] = _nothing,
     ) -> None:
         self.key = key
-        self.abort_connection = abort_connection  # where its client does not read
+        self.abort_connection = abort_connection  # if its client does not read
         self.deadline_ms = deadline_ms
         self.arrived_s = arrived_s
-        self.waits_for_end = waits_for_end  # nothing is written before the end: wake then only
+        self.waits_for_end = waits_for_end  # nothing is written before the end, so wake only then
         self.tolerates_difference = tolerates_difference  # between attempts
         self.streams: list[CallStream] = []
         self.open_streams = 0
         self.first_token_s = 0.0
-        self.last_activity_s = arrived_s  # last growth or keep-alive
+        self.last_activity_s = arrived_s  # time of the last growth or keep-alive
         self.gap_since_s = 0.0
-        self.keepalive_due = False  # the handler is to write a comment
+        self.keepalive_due = False  # the handler has to write a comment
         self.client_gone = False  # the client hung up
         self.failure: TriviumError | None = None
-        self.failed_end: StreamEnd | None = None  # the first end that is no answer
+        self.failed_end: StreamEnd | None = None  # the first end without an answer
         self._is_changed = False
         self._waiter: asyncio.Future[None] | None = None
 
     def add(
         self, request_id: str, choice: int, client_position: ClientPosition | None = None
     ) -> None:
-        """One more stream of this call; `client_position` is where a client resumes it."""
+        """Add a stream to this call; `client_position` is set if a client resumes it."""
         self.streams.append(CallStream(self, request_id, choice, client_position))
         self.open_streams += 1
 
@@ -144,21 +144,21 @@ class Call:
                 waiter.set_result(None)
 
     async def next_change(self) -> None:
-        """Wait until something has changed since the last time; what changes while its handler is
-        busy counts."""
+        """Wait until something has changed since the last return; changes while the handler was
+        busy count."""
         if not self._is_changed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._is_changed = False
 
     def fail(self, error: TriviumError) -> None:
-        """End the call from this side; the first failure counts."""
+        """End the call with an error of the gateway; the first error counts."""
         if self.failure is None:
             self.failure = error
         self.wake()
 
     async def wait_for_end(self) -> None:
-        """Wait until nothing more comes, without anybody to write it to."""
+        """Wait until all streams have ended or the call has failed; the call has no client."""
         self.waits_for_end = True
         for stream in self.streams:
             stream.restarts = True
@@ -166,18 +166,17 @@ class Call:
             await self.next_change()
 
     def hang_up(self) -> None:
-        """Note that the client is gone."""
+        """Note that the client has disconnected."""
         self.client_gone = True
         self.wake()
 
 
 class Hub:
-    """All streams that wait for frames."""
+    """The streams of this process that wait for frames."""
 
     def __init__(self, metrics: Metrics | None = None, on_void: OnVoid = _ignore) -> None:
-        """`on_void` is told what there is of each stream whose attempt was given up: at its mark,
-        and again where the attempt's end is taken all the same.
-        """
+        """Set up a hub. It calls `on_void` with the progress of each stream whose attempt became
+        void: at the void mark, and again if the attempt's end counts after all."""
         self._metrics = metrics
         self.on_void = on_void
         self._streams: dict[str, CallStream] = {}
@@ -188,30 +187,29 @@ class Hub:
         return len(self._streams)
 
     def calls(self) -> Iterator[Call]:
-        """Return every call, the oldest first."""
+        """Return an iterator over all calls, the oldest first."""
         return iter(list(self._calls.values()))
 
     def find(self, parent_id: str) -> Call | None:
-        """The call with this id."""
+        """Return the call with this id, or None."""
         return self._calls.get(parent_id)
 
     def waits_on(self, partition: int) -> bool:
-        """Whether any call expects tokens from this partition."""
+        """Return whether any call expects tokens from this partition."""
         return any(call.key.partition == partition for call in self._calls.values())
 
     def add(self, call: Call) -> None:
-        """Expect frames for a call."""
+        """Register a call, so that its streams get their frames."""
         self._calls[call.key.parent_id] = call
         for stream in call.streams:
             if stream.end is None:
                 self._streams[stream.request_id] = stream
-            else:  # in another hub
+            else:  # it ended in another hub
                 self._keep_end(stream, stream.end)
 
     def remove(self, call: Call) -> None:
-        """Expect no more; what still comes for it is dropped. Another call for the same request
-        stays: whoever goes on with what a predecessor has asked uses its ids.
-        """
+        """Remove a call; later frames for it are dropped. Another call for the same request stays:
+        a bridge that resumes the prompts of a predecessor uses the predecessor's ids."""
         if self._calls.get(call.key.parent_id) is call:
             del self._calls[call.key.parent_id]
         for stream in call.streams:
@@ -219,9 +217,9 @@ class Hub:
                 del self._streams[stream.request_id]
 
     def go_live(self, on_void: OnVoid) -> None:
-        """What was applied so far had lain in the log. Of its marks only one behind which nothing
-        goes on yet is worth a word, or the end of what was given up; from now on each is.
-        """
+        """Report every void mark to `on_void` from now on. Frames applied so far were already on
+        the log: of their marks, only those that no later attempt has followed, and ends of void
+        attempts, are reported."""
         self.on_void = on_void
         for call in self._calls.values():
             for stream in call.streams:
@@ -231,7 +229,7 @@ class Hub:
                     self._report_end(stream, stream.end)
 
     def apply(self, frame: TokenFrame, now_s: float) -> None:
-        """Hand each row to its stream, then the last words."""
+        """Apply a frame: starts, notices of retrieval, rows, then ends and void marks."""
         logprobs = _by_stream(frame) if frame.logprobs else None
         streams = self._streams
         if frame.starts:
@@ -241,7 +239,7 @@ class Hub:
                 target.note_retrieved(retrieved)
         token_ids = frame.token_ids
         at = tokens = foreign_rows = 0
-        waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens
+        waits: dict[tuple[float, int], int] = {}  # rows by their stream's last growth and tokens
         for request_id, attempt, first_seq, first_char, count, text in zip(
             frame.request_ids,
             frame.attempts,
@@ -307,7 +305,7 @@ class Hub:
         self.on_void(AnswerProgress(stream.request_id, session_id, attempt, tokens, chars))
 
     def _keep_end(self, stream: CallStream, end: StreamEnd) -> None:
-        """Its router may give the attempt up yet, before it reads of the end."""
+        """Keep the end of a stream: its router may void the attempt before it reads the end."""
         session_id = stream.call.key.session_id
         progress = AnswerProgress(stream.request_id, session_id, end.attempt, end=end)
         self._final_progress[stream.request_id] = progress
@@ -315,7 +313,7 @@ class Hub:
             del self._final_progress[next(iter(self._final_progress))]
 
     def _report_end(self, stream: CallStream, end: StreamEnd) -> None:
-        """Report an end whose attempt its router has given up."""
+        """Report the end of a stream if its router has voided the attempt."""
         progress = self._final_progress.get(stream.request_id)
         if progress is not None and end.attempt <= stream.marked_attempt:
             self.on_void(progress)
@@ -325,13 +323,14 @@ class Hub:
             stream = self._streams.get(start.request_id)
             if stream is None:
                 continue
-            old_start = stream.start  # of one attempt, decode knows more than prefill
+            old_start = stream.start  # in one attempt, decode's has more fields
             fuller = (start.attempt, start.decode_worker != "")
             if old_start is None or fuller > (old_start.attempt, old_start.decode_worker != ""):
                 stream.start = start
 
     def _report_difference(self, stream: CallStream) -> None:
-        """An attempt repeated other tokens: the call fails, or goes on and tells it at its end."""
+        """Handle an attempt that repeated other tokens: fail the call, or let the answer's end
+        report it."""
         if stream.difference_reported:
             return
         stream.difference_reported = True
@@ -352,7 +351,7 @@ class Hub:
 
     def _close_stream(self, stream: CallStream) -> None:
         self._streams.pop(stream.request_id, None)
-        if stream.is_closed:  # another hub has it, too
+        if stream.is_closed:  # another hub has closed it
             return
         stream.is_closed = True
         call, end = stream.call, stream.end

@@ -1,8 +1,8 @@
-"""The id of a response: `resp_`, its request, and where on the log its record lies.
+"""The id of a response: `resp_`, its request, and the position of its record on the log.
 
-`resp_<request>_<place>`, the place in base64 with a signature (HMAC-SHA256), which is believed for
-the API key that it was made for. So any gateway finds the record, and nobody makes one read what is
-not the caller's.
+The form is `resp_<request>_<position>`. The position is in base64 with a signature (HMAC-SHA256)
+for the API key that created it. So any gateway finds the record, and no caller can make a gateway
+read another tenant's record.
 """
 
 import base64
@@ -15,25 +15,25 @@ from schemas.errors import NotFound
 from streams.gateway.ids import LENGTH, RESPONSE_PREFIX
 
 _PLACE = struct.Struct(">HQ")
-_SIGNATURE_BYTES = 14  # with the place, 32 characters
+_SIGNATURE_BYTES = 14  # with the position, 32 characters in base64
 _CHARS = len(RESPONSE_PREFIX) + 1 + LENGTH + 1 + 32
 
 
 class RecordPosition(NamedTuple):
-    """Where a record lies on topic `responses`."""
+    """The position of a record on topic `responses`."""
 
     partition: int
     offset: int
 
 
 class ResponseIds:
-    """Makes and reads ids, with the key of the deployment."""
+    """Makes and parses response ids with the deployment's key."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()
 
     def name(self, request_id: str, tenant: str, position: RecordPosition | None) -> str:
-        """The id; without a place nobody finds it again."""
+        """Return the id of a response; without a position, its record cannot be found again."""
         if position is None:
             return RESPONSE_PREFIX + request_id
         packed = _PLACE.pack(*position)
@@ -41,7 +41,7 @@ class ResponseIds:
         return f"{RESPONSE_PREFIX}{request_id}_{base64.urlsafe_b64encode(signed).decode()}"
 
     def parse(self, response_id: str, tenant: str) -> tuple[str, RecordPosition]:
-        """Request and place in an id of this caller; raises NotFound."""
+        """Parse an id of this caller into request id and position; raises NotFound."""
         try:
             if len(response_id) != _CHARS or not response_id.startswith(RESPONSE_PREFIX):
                 raise ValueError("no id of a stored response")

@@ -1,15 +1,13 @@
-"""One stream of tokens as the log delivers it, cut into what is new.
+"""One stream of tokens as the log delivers it, reduced to what is new. Pure.
 
-Pure. Rows may be repeated, overlap, arrive before rows that precede them (the first token comes
-from another producer than the rest), or belong to attempts that were given up. A stream counts
-tokens and characters, and takes from each row only what lies beyond; what a row repeats is compared
-with what was taken before (`delivered.py`). The hub feeds it; the writers drain it.
-
-A higher attempt repeats; so does decode, which draws prefill's first token again and continues from
-its own. If something else is repeated, the stream breaks, or continues if it
-`tolerates_difference`; `differs_at` tells either way. A stream that `restarts`, because nothing is
-written before its end, takes a higher attempt that begins anew, or decode's own token, instead.
-What comes of an attempt that was marked void waits, and counts only if its end comes after all.
+Rows may be repeated, overlap, arrive before rows that precede them (the first token comes from
+another producer than the rest), or belong to void attempts. A stream counts tokens and characters,
+takes the new part of each row, and compares the repeated part (`delivered.py`). The hub feeds it,
+the writers drain it. A higher attempt repeats tokens. So does decode, which samples prefill's first
+token again and continues from its own. If other tokens are repeated, `differs_at` is set, and the
+stream breaks unless it `tolerates_difference`. A stream that `restarts`, because nothing is written
+before its end, instead takes the higher attempt from token 0, or decode's own token. Rows of an
+attempt with a void mark wait, and count only if the attempt's end arrives after all.
 """
 
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from schemas.rules.sizes import PROBES_MAX
 from streams.gateway.stream.delivered import DeliveredAnswer
 from streams.gateway.stream.event_id import ClientPosition
 
-EARLY_ROWS_MAX = 4_096  # a row that finds no place is dropped; the gap then ends the stream
+EARLY_ROWS_MAX = 4_096  # further rows are dropped; the gap then ends the stream
 
 
 class StreamRow(NamedTuple):
@@ -32,14 +30,15 @@ class StreamRow(NamedTuple):
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
-    writer: str = ""  # the worker
+    writer: str = ""  # a worker's id
 
 
 class Stream:
-    """State of one stream; `next_seq` and `next_char` are the position of a client that read all.
+    """A stream's state; `next_seq` and `next_char` are the position of a client that has read all
+    of it.
 
-    `client_position` is where a client resumes: until everything before it was seen on the log, and
-    is the same, the stream `is_catching_up` and gives nothing out.
+    `client_position` is where a client resumes. The stream `is_catching_up`, and returns nothing
+    from `drain`, until all rows before that position were read from the log again and are the same.
     """
 
     __slots__ = (
@@ -87,40 +86,41 @@ class Stream:
         self.attempt = 0
         self.next_seq = 0
         self.next_char = 0
-        self.texts: list[str] = []  # new since the last drain, as are the two below
+        self.texts: list[str] = []  # new since the last drain; so are the next two
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.end: StreamEnd | None = None  # set when the stream is over and nothing is missing
-        # What its router put into the prompt, as 0, and its workers into the answer, by probe.
+        self.end: StreamEnd | None = None  # set when the stream has ended and is complete
+        # By probe: the passages that workers inserted into the answer; 0: the router's, in the
+        # prompt.
         self.retrieved: dict[int, StreamRetrieved] = {}
-        self.repeated_rows = 0  # of which nothing was new
-        self.differs_at: int | None = None  # the first token that was repeated as another one
-        self.broken = False  # by that; nothing is taken any more
-        self.restart_count = 0  # how often something was taken back, where it restarts
+        self.repeated_rows = 0  # rows without anything new
+        self.differs_at: int | None = None  # the first token that an attempt repeated differently
+        self.broken = False  # by a difference; no more rows are taken
+        self.restart_count = 0  # how often tokens were discarded, if it restarts
         self._delivered = DeliveredAnswer()
-        # The longest that was taken back, where it restarts.
+        # The longest answer that was discarded, if the stream restarts.
         self._former: tuple[DeliveredAnswer, list[TokenLogprob]] | None = None
         self._tolerates_difference = tolerates_difference
-        self.restarts = restarts  # may be set where nobody reads any more
-        self._keeps_ids = keeps_ids  # somebody takes `token_ids`
+        self.restarts = restarts  # also set when no client reads the call any more
+        self._keeps_ids = keeps_ids  # whether the writer takes `token_ids`
         has_position = client_position and (client_position.next_seq or client_position.next_char)
         self._client_position = client_position if has_position else None
-        self._attempt_began_at = 0  # tokens before this one are of lower attempts
+        self._attempt_began_at = 0  # tokens before this one come from lower attempts
         self._early_rows: list[StreamRow] = []
-        self.marked_attempt = 0  # the highest attempt that was said to be void
-        self._void_attempt = 0  # this one and those before it were given up
-        self._is_asked = False  # by the last mark
-        self._late_rows: list[tuple[int, StreamRow]] = []  # of these, after they were
+        self.marked_attempt = 0  # the highest attempt with a void mark
+        self._void_attempt = 0  # this attempt and all lower ones are void
+        self._is_asked = False  # whether the last void mark asks for progress
+        self._late_rows: list[tuple[int, StreamRow]] = []  # of void attempts, after their mark
         self._pending_end: StreamEnd | None = None
 
     @property
     def has_gap(self) -> bool:
-        """Something that comes later is here, and something before it is not."""
+        """Return whether later rows or the end have arrived, but rows before them are missing."""
         return self.end is None and (bool(self._early_rows) or self._pending_end is not None)
 
     @property
     def is_catching_up(self) -> bool:
-        """Not all that a resuming client has was seen again yet."""
+        """Return whether tokens that a resuming client has were not read from the log again yet."""
         return self._client_position is not None
 
     def push(
@@ -134,9 +134,8 @@ class Stream:
         logprobs: Sequence[TokenLogprob] = (),
         writer: str = "",
     ) -> int:
-        """Take a row of `count` tokens; returns how many tokens are new, rows that waited for it
-        included.
-        """
+        """Take a row of `count` tokens; return how many tokens are new, with those of rows that
+        waited for it."""
         over = self.end is not None or self.broken
         if attempt <= self._void_attempt and not over:
             if len(self._late_rows) < EARLY_ROWS_MAX:
@@ -148,7 +147,7 @@ class Stream:
         if over or attempt < self.attempt:
             self.repeated_rows += 1
             return 0
-        if first_seq == self.next_seq and first_char == self.next_char:  # what nearly always is
+        if first_seq == self.next_seq and first_char == self.next_char:  # nearly always
             self.texts.append(text)
             self.next_seq = first_seq + count
             self.next_char = first_char + len(text)
@@ -175,22 +174,23 @@ class Stream:
         return self.next_seq - first_seq
 
     def finish(self, end: StreamEnd) -> bool:
-        """Take the last word; returns whether the stream is over, which waits for missing rows."""
+        """Take the end of an attempt; return whether the stream is over. The end waits for missing
+        rows."""
         if self.end is not None or self.broken or end.attempt < self.attempt:
             self.repeated_rows += 1
             return False
         if end.attempt <= self._void_attempt and end.kind is OutcomeKind.COMPLETED:
             self._take_late_rows(end.attempt)
-        if end.attempt > self.attempt:  # which had nothing more to say
+        if end.attempt > self.attempt:  # an attempt without rows
             self._begin_attempt(end.attempt, end.seq)
         self._pending_end = end
         self._close_if_complete()
         return self.end is not None
 
     def void(self, attempt: int, *, asks: bool = True) -> bool:
-        """The attempt was given up: nothing of it counts from here on. Whether the router `asks`
-        what there is: not where the stream is past it, or has its end, for nothing is to go on
-        behind it."""
+        """Mark an attempt as void, so that its later rows do not count. Return whether to report
+        progress: `asks`, but False if the stream has a higher attempt or its end, as no attempt
+        will continue it."""
         self.marked_attempt = max(attempt, self.marked_attempt)
         if self.end is not None or self.broken or self._pending_end is not None:
             return False
@@ -207,24 +207,25 @@ class Stream:
 
     @property
     def given_up(self) -> int:
-        """The attempt that was marked void and is the last one so far, where its router asks what
-        there is; 0: none is."""
+        """Return the void attempt whose router asks for progress, if no higher one has begun;
+        otherwise 0."""
         goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
         return self._void_attempt if goes_on and self._is_asked else 0
 
     def progress(self) -> tuple[bytes, int]:
-        """All tokens that were taken, packed, and how many characters."""
+        """Return all tokens so far, packed, and the number of characters."""
         return self._delivered.packed(), self.next_char
 
     def _take_late_rows(self, attempt: int) -> None:
-        """The attempt had ended when it was given up; it goes on behind nothing that came late."""
+        """Take the late rows of a void attempt whose end has arrived: it had ended before it became
+        void."""
         late_rows, self._late_rows, self._void_attempt = self._late_rows, [], 0
         for row_attempt, row in late_rows:
             if row_attempt == attempt:
                 self.push(row_attempt, *row)
 
     def note_retrieved(self, retrieved: StreamRetrieved) -> None:
-        """What was put in: the first word of each counts, routers and later attempts repeat it."""
+        """Keep the first notice of each probe; routers and later attempts repeat it."""
         if retrieved.probe <= PROBES_MAX:
             self.retrieved.setdefault(retrieved.probe, retrieved)
 
@@ -240,7 +241,7 @@ class Stream:
         self._attempt_began_at = self.next_seq
 
     def _start_over(self, seq: int = 0, char: int = 0) -> None:
-        """Take back what nobody has read, from there on."""
+        """Discard all from this token and character on; no client has read it."""
         self.next_seq, self.next_char, self.restart_count = seq, char, self.restart_count + 1
         self.texts = ["".join(self.texts)[:char]]
         self.token_ids, self.logprobs = self.token_ids[:seq], self.logprobs[:seq]
@@ -248,14 +249,15 @@ class Stream:
         self._delivered = self._delivered.prefix(seq, char)
 
     def _put_back(self, former: DeliveredAnswer, logprobs: list[TokenLogprob]) -> None:
-        """The attempt that began anew said less, and the same: what an earlier one has said is the
-        answer so far. So it is for readers that do not restart, and all must say the same."""
+        """Restore the answer of an earlier attempt: the attempt that restarted has a shorter part
+        of the same tokens. Readers that do not restart have the longer one, and all readers must
+        report the same."""
         self._delivered, self.texts, self.logprobs = former, former.texts[:], logprobs
         self.token_ids = list(former.ids) if self._keeps_ids else []
         self.next_seq, self.next_char = len(former.ids), len("".join(former.texts))
 
     def is_by_prefill(self, writer: str) -> bool:
-        """Whether the worker has no more of the present attempt than its first token."""
+        """Return whether this worker only generates the first token of the current attempt."""
         return False
 
     def _append_new_part(self, row: StreamRow) -> None:
@@ -263,7 +265,7 @@ class Stream:
         if differs_at is not None:
             if not self.restarts:
                 self._note_difference(differs_at)
-            elif self.is_by_prefill(row.writer):  # late: decode goes on behind its own
+            elif self.is_by_prefill(row.writer):  # late: decode continues after its own first token
                 self.repeated_rows += 1
                 return
             else:
@@ -286,13 +288,15 @@ class Stream:
             self.next_char = row.first_char + chars
 
     def _note_difference(self, at: int) -> None:
-        """A token was repeated as another one."""
+        """Record that an attempt repeated another token, and break the stream unless that is
+        tolerated."""
         if self.differs_at is None:
             self.differs_at = at
         self.broken = not self._tolerates_difference
 
     def _catch_up(self, client: ClientPosition) -> None:
-        """Give out what lies beyond that, if what lies before is what the client has."""
+        """Drop what the client has, once all of it was read again; a different digest is a
+        difference."""
         if self.next_seq < client.next_seq or self.next_char < client.next_char:
             return
         self._client_position = None
@@ -317,11 +321,12 @@ class Stream:
             for row in ready:
                 if row.first_seq <= self.next_seq and row.first_char <= self.next_char:
                     self._append_new_part(row)
-                else:  # something was taken back meanwhile
+                else:  # tokens were discarded meanwhile
                     self._early_rows.append(row)
 
     def _close_if_complete(self) -> None:
-        """The end holds once everything before it is here; 0 and 0 mean as many as there are."""
+        """End the stream once all rows before its end are here; `seq` and `chars` of 0 mean any
+        number."""
         end = self._pending_end
         if end is None:
             return
@@ -329,10 +334,10 @@ class Stream:
         if end.kind is OutcomeKind.COMPLETED:
             if not whole:
                 return
-            behind = self._client_position is not None  # a client has read on
+            behind = self._client_position is not None  # a client has more than the end
             if self.restarts and 0 < end.seq < self.next_seq:
                 self._start_over(end.seq, end.chars)
-            elif behind or 0 < end.seq < self._attempt_began_at:  # it went on before
+            elif behind or 0 < end.seq < self._attempt_began_at:  # a lower attempt delivered more
                 if behind:
                     self._client_position = None
                     self.texts, self.token_ids, self.logprobs = [], [], []
@@ -343,7 +348,7 @@ class Stream:
         self._early_rows.clear()
 
     def drain(self) -> str:
-        """The new text; token ids and log-probabilities are for the caller to take before."""
+        """Return the new text. Callers take `token_ids` and `logprobs` themselves before."""
         texts = self.texts
         if self.is_catching_up:
             return ""
@@ -353,7 +358,7 @@ class Stream:
         return text
 
     def position(self, *, is_ended: bool = False) -> ClientPosition:
-        """What a client has that read everything; right after a drain."""
+        """Return the position of a client that has read everything; call it right after a drain."""
         return ClientPosition(self.next_seq, self.next_char, is_ended, self.digest)
 
     @property

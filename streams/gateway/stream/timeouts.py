@@ -1,16 +1,16 @@
-"""When a gateway ends a call from its side: nobody else has, or tokens of it were lost.
+"""Decides when a gateway ends a call by itself: it is late, or tokens of it were lost.
 
-Pure; asked now and then by `streams/gateway/state.py`, and by simulated gateways.
+Pure. `streams/gateway/state.py` calls it a few times per second; simulated gateways do, too.
 """
 
 from schemas.errors import DeadlineExceeded, EngineFailed, TriviumError
 from streams.gateway.stream.hub import Call
 
-DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
+DEADLINE_GRACE_MS = 2_000  # workers and routers end late requests, unless they are lost
 
 
 def failure_of(call: Call, now_s: float, now_ms: int, gap_ms: int) -> TriviumError | None:
-    """Why the call is over; None: it goes on. Notes since when tokens are missing."""
+    """Return the error that ends the call, or None. Also records since when tokens are missing."""
     if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
         return DeadlineExceeded("the deadline passed and nobody ended the request")
     if not any(stream.has_gap for stream in call.streams):

@@ -17,12 +17,12 @@ _DIGEST_CHARS = 12
 
 
 def embedding_model(settings: EmbeddingSettings, engine: str) -> str:
-    """The model's name: a simulated deployment gets the light one, unless another is named."""
+    """Return the model's name; a simulated deployment has the light one by default."""
     return settings.model or (HASH if engine == "sim" else MINILM)
 
 
 def make_embedder(settings: EmbeddingSettings, engine: str) -> Embedder:
-    """Takes seconds for a real model; raises ConfigError."""
+    """Make the embedder, which takes seconds for a real model; raises ConfigError."""
     model = embedding_model(settings, engine)
     if model == HASH:
         light = HashEmbedder()

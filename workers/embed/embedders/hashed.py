@@ -1,7 +1,7 @@
-"""An embedder without a model: words and pairs of words, hashed into a few hundred places.
+"""An embedder without a model: words and pairs of words, hashed into 256 dimensions.
 
-For tests, simulated stacks and trials. Texts with the same words are near each other, and nothing
-else is. It needs no torch, starts at once, and gives the same bytes everywhere.
+It is for tests, simulated stacks and trials. Only texts with common words are near each other. It
+needs no torch, starts at once, and returns the same bytes on every machine.
 """
 
 import unicodedata
@@ -24,22 +24,25 @@ class HashEmbedder:
 
     name = "hash@1"
     dim = DIM
-    vocab = 1 << 31  # whatever stands for a word
+    vocab = 1 << 31  # any token id is hashed as a word
     tokens_max = 1 << 20
 
     def token_starts(self, text: str) -> Sequence[int]:
-        """One token for each word and each sign."""
+        """Return the starts of words and punctuation marks, one token each, in characters."""
         return [match.start() for match in TOKENS.finditer(text)]
 
     def embed(self, texts: Sequence[Text]) -> Vector:
-        """Roots of counts, with a sign for each feature, so that what collides cancels out."""
+        """Return unit vectors of square roots of counts, float32 (texts, DIM).
+
+        Each feature has a sign, so that collisions cancel out on average.
+        """
         rows = np.zeros((len(texts), DIM), np.float32)
         for row, text in zip(rows, texts, strict=True):
             for feature, count in _features(text).items():
                 place = zlib.crc32(feature.encode(errors="surrogatepass"))
                 row[place % DIM] += count**0.5 * (1 if place & 1 << 16 else -1)
             if not row.any():
-                row[0] = 1.0  # a text without words has a place, too
+                row[0] = 1.0  # a text without words needs a unit vector, too
             row /= np.linalg.norm(row)
         return rows
 

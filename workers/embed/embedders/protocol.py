@@ -1,6 +1,6 @@
-"""What a text's vector comes from: the protocol of embedders.
+"""The protocol of embedders, which compute the vectors of texts.
 
-Implemented by `hashed.py` and `sentence.py`; `choose.py` makes the one that the settings name.
+`hashed.py` and `sentence.py` implement it; `choose.py` makes the one that the settings name.
 """
 
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from typing import Protocol
 
 from schemas.retrieval import Vector
 
-Text = str | Sequence[int]  # the latter are its tokens, by the embedder's own tokenizer
+Text = str | Sequence[int]  # a string, or its token ids by the embedder's own tokenizer
 
 
 class Embedder(Protocol):
-    """Both functions may be called from any thread, `embed` from one at a time."""
+    """A text embedding model. Any thread may call its methods, `embed` one thread at a time."""
 
-    name: str  # with its version, as all-minilm-l6-v2@0.1.0: collections are bound to it
+    name: str  # with its version, like all-minilm-l6-v2@0.1.0: collections are bound to it
     dim: int
-    vocab: int  # tokens are below it
-    tokens_max: int  # of a text; what comes after them is not seen
+    vocab: int  # token ids are below it
+    tokens_max: int  # tokens of a text that it reads; it ignores the rest
 
     def token_starts(self, text: str) -> Sequence[int]:
-        """Where each token of a text begins, in characters, ascending."""
+        """Return where each token of a text starts, in characters, ascending."""
 
     def embed(self, texts: Sequence[Text]) -> Vector:
-        """A vector of length one in each row. It depends on its own text, not on the others."""
+        """Return unit vectors, (texts, dim). Each depends on its own text, not on the others."""

@@ -1,11 +1,11 @@
-"""Embeds with a sentence-transformers model on the CPU: the one file here that imports torch.
+"""Embeds with a sentence-transformers model on the CPU: the only file here that imports torch.
 
-Theory of operation. A folder says which layers there are: a transformer, the way its token vectors
-become one (their mean, or the first), and perhaps a norm. Vectors always get length one here. Texts
-of all askers are computed in common batches, padded at the right. To pad little, texts are sorted
-by their length, and a batch holds so many that its longest times their number stays within a bound.
-A text's vector is the same in every batch but for the last bits: padding is masked, but sums over
-longer rows are added up in another order. Measured, values differ by less than 1e-6.
+Theory of operation. The model's folder names the layers: a transformer, a pooling of its token
+vectors (their mean, or the first), and optionally a normalization. Here vectors always get length
+one. Texts of all callers share batches, padded at the right. To pad little, texts are sorted by
+length, and the longest text's length times the number of texts is bounded. A text's vector is the
+same in every batch except for the last bits: padding is masked, but longer rows are summed in
+another order. Measured values differ by less than 1e-6.
 """
 
 import json
@@ -23,7 +23,7 @@ from schemas.retrieval import Vector
 from workers.embed.embedders.protocol import Text
 from workers.embed.embedders.words import slices
 
-# A quarter of the time that transformers takes is for scikit-learn, which nothing here needs.
+# A quarter of the import time of transformers goes to scikit-learn, which nothing here needs.
 is_hidden = sys.modules.setdefault("sklearn", None) is None  # type: ignore[arg-type]  # not found
 from transformers import AutoModel  # noqa: E402  # only now
 
@@ -35,7 +35,7 @@ _POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "firs
 
 
 class SentenceEmbedder:
-    """See `Embedder`; raises ConfigError for a folder that it cannot compute."""
+    """An `Embedder` of a sentence-transformers folder; raises ConfigError if it is unsupported."""
 
     def __init__(self, folder: Path, name: str, *, threads: int, batch_tokens: int) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class SentenceEmbedder:
             self._model: Any = AutoModel.from_pretrained(folder, local_files_only=True)
             file = str(folder / "tokenizer.json")
             self._plain, self._bounded = Tokenizer.from_file(file), Tokenizer.from_file(file)
-        except Exception as error:  # these packages raise all kinds
+        except Exception as error:  # these packages raise errors of many types
             raise ConfigError(f"embedding.model: {folder} cannot be loaded: {error}") from error
         self._model = self._model.eval().float()
         config = self._model.config
@@ -60,10 +60,10 @@ class SentenceEmbedder:
         self._batch_tokens = batch_tokens
 
     def token_starts(self, text: str) -> Sequence[int]:
-        """By the model's tokenizer, without the signs that it puts around a text."""
+        """Return the starts of tokens, in characters, without the model's special tokens."""
         starts: list[int] = []
         for begin, end in slices(text):
-            # The form for batches leaves the interpreter to others meanwhile.
+            # Unlike `encode`, `encode_batch` releases the interpreter's lock.
             (encoding,) = self._plain.encode_batch([text[begin:end]], add_special_tokens=False)
             starts += [begin + start for start, _ in encoding.offsets]
         return starts
@@ -100,7 +100,7 @@ class SentenceEmbedder:
 
 
 def pooling_of(folder: Path) -> str:
-    """How a model's token vectors become one; raises ConfigError for a way that is not here."""
+    """Return a model's pooling, `mean` or `first`; raises ConfigError for another one."""
     layers = _read(folder / "modules.json") or []
     kinds = [str(layer.get("type", "")).rpartition(".")[2] for layer in layers]
     if not kinds:
@@ -124,7 +124,7 @@ def pooling_of(folder: Path) -> str:
     ]
     if len(set_) == 1 and set_[0] in _POOLINGS:
         return _POOLINGS[set_[0]]
-    mode = pooling_config.get("pooling_mode")  # as newer folders say it
+    mode = pooling_config.get("pooling_mode")  # the field of newer folders
     if mode in ("mean", "cls"):
         return "mean" if mode == "mean" else "first"
     raise ConfigError(
@@ -134,8 +134,8 @@ def pooling_of(folder: Path) -> str:
 
 
 def groups(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
-    """Numbers of texts, put together by length: in each group the longest times their count is
-    within the bound, or one text is alone."""
+    """Group the numbers of texts by length: in each group the longest length times the count is
+    at most `tokens_max`, or there is one text."""
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= tokens_max:

@@ -1,4 +1,4 @@
-"""A passage's tokens as the served model reads them: ready to be put into a prompt."""
+"""Tokenizes passages for the served model, so that they can be put into a prompt."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ _DIGEST_CHARS = 12
 
 
 class ServedTokens:
-    """By the tokenizer of [model]; raises ConfigError where there is none."""
+    """The tokenizer of [model]; raises ConfigError if its file does not exist."""
 
     def __init__(self, model: ModelSettings) -> None:
         folder = model_folder(model)
@@ -31,10 +31,10 @@ class ServedTokens:
         self.name = f"{model.served_name}@{digest}"
 
     def ids(self, text: str) -> list[int]:
-        """Without the signs that a tokenizer puts around a text, and without control tokens: what
-        a document spells like one is text (`schemas/model/control_tokens.py`)."""
+        """Return the text's token ids, without special tokens and control tokens: a document's
+        spelling of a control token is text (`schemas/model/control_tokens.py`)."""
         control = self._control
-        # The form for batches leaves the interpreter to others meanwhile.
+        # Unlike `encode`, `encode_batch_fast` releases the interpreter's lock.
         encodings = self._raw.encode_batch_fast(
             control.pieces(control.mark(text)), add_special_tokens=False
         )

@@ -1,7 +1,7 @@
-"""Words of a text, whatever its script; where one may be cut from the next.
+"""Finds the words of a text in any script, and where a long text may be cut.
 
-Chinese, Japanese, Thai and others put no spaces between words, so each of their characters counts
-as one, with the marks that belong to it.
+Chinese, Japanese, Thai and other scripts put no spaces between words, so each of their characters
+counts as a word, together with its combining marks.
 """
 
 import re
@@ -16,7 +16,7 @@ UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19ff\u1a20-\u1aad\u1b00-\u1b7f\ua980-\ua9df"
     "\uaa60-\uaadf"
 )
-# A vowel that stands before its consonant, and a consonant below another one.
+# Vowels that stand before their consonant, and signs that put a consonant below another one.
 _BEFORE, _BELOW = "\u0e40-\u0e44\u0ec0-\u0ec4", "\u1039\u17d2\u1a60"
 _CHARACTER = f"[{_BEFORE}]?[{UNSPACED}](?:[{_BELOW}].|[{MARKS}])*"
 PARTS = re.compile(rf"{_CHARACTER}|[^\s{UNSPACED}]+")
@@ -25,8 +25,8 @@ SLICE_CHARS = 8_192
 
 
 def slices(text: str, chars_max: int = SLICE_CHARS) -> Iterator[tuple[int, int]]:
-    """Begins and ends of pieces that are tokenised one by one, so that no text holds up whoever
-    shares the interpreter. They end behind a space, if there is one."""
+    """Yield starts and ends of pieces that are tokenized one by one, so that a long text does not
+    block other threads. A piece ends behind a space, if there is one."""
     begin = 0
     while len(text) - begin > chars_max:
         end = begin + chars_max

@@ -1,15 +1,14 @@
-"""One answer that searches while it is generated: what may leave, and what is to be done. Pure.
+"""One answer that searches while it is generated: decides which outputs leave and what to do. Pure.
 
-Theory of operation. The engine goes on while a search is under way. When its place is reached, what
-the engine says beyond it waits here, until the search is there or `stall_ms` are over. What comes
-of it is written to the log as a `Retrieved`, whatever it is, and nothing at or after its place
-leaves before the log has it: so a later attempt puts the same tokens in at the same places, and an
-answer that somebody has read is made again. Where nothing new was found the engine was never
-interrupted. Else its job is given up, and a new one goes on with all tokens so far and the
-passages, of which its prefix cache lacks the passages alone. A place is where an output ends, and
-its text has all of its tokens: characters are never cut. Stop strings are looked for here, because
-an answer may go on in several jobs. What earlier attempts have put in needs no search: such a part
-of the answer is a job that ends there.
+Theory of operation. The engine continues while a search is under way. When the insertion point is
+reached, further outputs wait here until the search has ended, or for `stall_ms`. Any result is
+written to the log as a `Retrieved`, and no token at or after the insertion point leaves before the
+log has it. So a later attempt inserts the same tokens at the same positions, and generates the
+answer that readers have. If nothing new was found, the engine was never interrupted. Otherwise its
+job is aborted, and a new job continues with all tokens so far and the passages; the prefix cache
+lacks only the passages. An insertion point is the end of an output whose text has all of its
+tokens, so that no character is cut. Stop strings are matched here, because an answer may span
+several jobs. Insertions of earlier attempts need no search: a job ends at each of them.
 """
 
 import math
@@ -36,16 +35,16 @@ from workers.llm.probing.passages import around_tokens, choose_passages, insert_
 from workers.llm.probing.triggers import LAST_TOKENS, TriggerInput, trigger_of
 from workers.llm.stop_strings import StopText
 
-TEXT_CHARS = 200  # of the answer, in what is searched for
+TEXT_CHARS = 200  # characters of the answer in the search text
 
 
 @frozen
 class ProbeAsk:
-    """A search to be begun."""
+    """A search for an answer, to be started."""
 
     work: Work
     probe: int
-    seq: int  # tokens of the answer when it is asked
+    seq: int  # tokens of the answer when the search starts
     text: str
     k: int
     seeds: Sequence[str]
@@ -54,39 +53,40 @@ class ProbeAsk:
 
 
 class Actions(Protocol):
-    """What an answer has done, for one of its jobs after the other."""
+    """The actions that an answer requests of its owner."""
 
     def ask(self, ask: ProbeAsk) -> None:
-        """Begin a search with the retrieval pool."""
+        """Start a search in the retrieval pool."""
 
     def write(self, record: Retrieved) -> None:
         """Write a record to the log; `ProbedAnswer.record_written` follows."""
 
     def go_on(self, job: Job) -> None:
-        """Give the present job up, and begin this one."""
+        """Abort the current job, and start this one."""
 
     def stop(self) -> None:
-        """Give the present job up, with the KV that was kept of it."""
+        """Abort the current job, and free the KV that was kept of it."""
 
     def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
-        """What each token of an output adds to the text."""
+        """Return what each token of an output adds to the text."""
 
 
 class ProbedAnswer:
-    """`begin`, then tell it what happens; it returns what may be said, under the first job's id."""
+    """An answer that searches. After `begin`, each method takes an event and returns the outputs
+    that may be sent, under the first job's id."""
 
     def __init__(self, job: Job, model_len: int, actions: Actions) -> None:
-        """`model_len` is how many tokens the model takes, 0 for any number."""
+        """Create one; `model_len` is the model's token limit, 0: none."""
         assert job.work is not None and job.work.probes is not None
         self._probes, self._work = job.work.probes, job.work
         probing = self._probes.retrieval.probing
         assert probing is not None
-        self.alarm_ms: int | None = None  # when to `wake` it
+        self.alarm_ms: int | None = None  # when to call `wake`
         self._probing, self._whole, self._actions = probing, job, actions
         self._trigger = trigger_of(probing)
         wants_logprobs = self._trigger.wants_logprobs
         self._parts = Parts(job, self._probes.inserts, model_len, wants_logprobs=wants_logprobs)
-        self._text = ""  # how it ends
+        self._text = ""  # the end of the answer's text
         self._logprobs: deque[float] = deque(maxlen=LAST_TOKENS)
         stops = job.sampling.stop
         self._stops = StopText(stops, include_stop=job.sampling.include_stop) if stops else None
@@ -95,22 +95,22 @@ class ProbedAnswer:
         around = len(before) * around_tokens(probing)
         self._tokens_left = probing.tokens_max - sum(map(token_count, before)) + around
         self._seeds: Sequence[str] = ()
-        self._ask: ProbeAsk | None = None  # the search under way, or whose place has not come
-        self._result: Retrieved | None = None  # what it found
-        self._reached_ms: int | None = None  # since when its place is reached
-        self._record: Retrieved | None = None  # what is not in the log yet
-        self._waiting: deque[tuple[Output, int]] = deque()  # with when they came
+        self._ask: ProbeAsk | None = None  # a search that is under way, or waits for its point
+        self._result: Retrieved | None = None  # the result of that search
+        self._reached_ms: int | None = None  # when its insertion point was reached
+        self._record: Retrieved | None = None  # the record that is not in the log yet
+        self._waiting: deque[tuple[Output, int]] = deque()  # outputs with their times, in ms
         self._decided = self._probes.decided
-        # the place of the last probe, from where the next one counts
+        # the last probe's insertion point, from which the next one counts
         self._last = max((insert.at for insert in self._probes.inserts), default=0)
-        self._first_ms = self._left_ms = 0  # when tokens left, first and last
-        self._due_ms = math.inf  # when the next token could have been made
+        self._first_ms = self._left_ms = 0  # when the first and the last token left
+        self._due_ms = math.inf  # when the next token could have been generated
         self._stalled_ms = 0.0
-        self._has_news = self._decided > 0  # totals that were not told
+        self._has_news = self._decided > 0  # there are totals that were not sent
 
     @property
     def stalled_ms(self) -> float:
-        """How long decoding stood still so far."""
+        """Return how many ms decoding was stalled so far."""
         return self._stalled_ms
 
     def begin(self) -> Job:
@@ -118,14 +118,14 @@ class ProbedAnswer:
         return self._parts.next_job()
 
     def take(self, output: Output, now_ms: int) -> list[Output]:
-        """Take an output of the present job; return what may be sent now."""
-        if output.finish_reason in ("abort", "error"):  # what waits will never be said
+        """Take an output of the current job; return the outputs that may be sent now."""
+        if output.finish_reason in ("abort", "error"):  # waiting outputs are dropped
             return [replace(output, request_id=self._whole.request_id)]
         self._waiting += [(part, now_ms) for part in self._split(output)]
         return self._leave(now_ms)
 
     def take_result(self, result: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
-        """Take the result of a search, however it ended; return what may be sent now."""
+        """Take the result of a search; return the outputs that may be sent now."""
         if self._ask is None or self._result is not None or result.probe != self._ask.probe:
             return []
         self._result = result
@@ -135,7 +135,7 @@ class ProbedAnswer:
         return self._leave(now_ms)
 
     def wake(self, now_ms: int) -> list[Output]:
-        """Give up a search that is late; return what may be sent now."""
+        """Give up a search that is late; return the outputs that may be sent now."""
         if self.alarm_ms is None or now_ms < self.alarm_ms or self._ask is None:
             return []
         late = DeadlineExceeded(
@@ -145,7 +145,7 @@ class ProbedAnswer:
         return self.take_result(failed_result(self._ask, late.to_wire(), now_ms), (), now_ms)
 
     def record_written(self, record: Retrieved, now_ms: int) -> list[Output]:
-        """Note that the written record is in the log; return what may be sent now."""
+        """Note that the record is in the log; return the outputs that may be sent now."""
         if self._record is None or record.probe != self._record.probe:
             return []
         self._record, ready_outputs = None, []
@@ -156,10 +156,10 @@ class ProbedAnswer:
             ready_outputs.append(Output(request_id=self._whole.request_id, probe_totals=news))
         return ready_outputs + self._leave(now_ms)
 
-    # What leaves
+    # Outputs that leave
 
     def _split(self, output: Output) -> list[Output]:
-        """A token each: places must not depend on how many the engine said at once."""
+        """Split an output by token: insertion points must not depend on the engine's batching."""
         if len(output.token_ids) < 2:
             return [output]
         before = [*self._parts.answer]
@@ -214,7 +214,7 @@ class ProbedAnswer:
         keeps_kv = (
             bool(finish) and finish == output.finish_reason and not self._parts.inserted_tokens
         )
-        if finish and not keeps_kv:  # the next turn's prompt has not what was put in
+        if finish and not keeps_kv:  # the next turn's prompt lacks the insertions
             self._actions.stop()
         news, self._has_news = self._totals() if self._has_news else None, False
         return replace(
@@ -235,10 +235,10 @@ class ProbedAnswer:
             stalled_ms=self._stalled_ms,
         )
 
-    # Searches and their places
+    # Searches and their insertion points
 
     def _look(self, output: Output, now_ms: int) -> None:
-        """Whether to search, and whether the place of a search has come."""
+        """Start a search if it is due, and check whether its insertion point is reached."""
         if self._parts.is_repeating or self._record is not None:
             return
         if self._ask is None and self._may_ask() and self._trigger.asks(self._progress()):
@@ -282,12 +282,12 @@ class ProbedAnswer:
         self._actions.ask(self._ask)
 
     def _pace_ms(self) -> float:
-        """Return the mean time between two tokens so far."""
+        """Return the mean time between two tokens so far, in ms."""
         busy_ms = self._left_ms - self._first_ms - self._stalled_ms
         return max(0.0, busy_ms / (self._parts.seq - 1)) if self._parts.seq > 1 else 0.0
 
     def _new_passages(self, result: Retrieved) -> tuple[tuple[Passage, ...], int]:
-        """Those that are put in, and how many are left out."""
+        """Return the passages to insert, and the number of new ones left out."""
         if result.error is not None:
             return (), 0
         return choose_passages(
@@ -298,7 +298,7 @@ class ProbedAnswer:
         )
 
     def _decide(self, result: Retrieved, now_ms: int) -> None:
-        """Have the log hear what comes of a search, and go on with it."""
+        """Write the record of a search, and continue with its passages, if there are any."""
         ask, is_reached = self._ask, self._reached_ms is not None
         assert ask is not None
         passages, left_out = self._new_passages(result)
@@ -332,7 +332,7 @@ class ProbedAnswer:
 
 
 def failed_result(ask: ProbeAsk, error: WireError, now_ms: int) -> Retrieved:
-    """A search that found nothing, and why."""
+    """Return the record of a failed search, with its error."""
     return Retrieved(
         request_id=ask.work.request_id,
         session_id=ask.work.session_id,

@@ -1,9 +1,8 @@
-"""Stands between the rules of a worker and its engine, and has answers search meanwhile. Pure.
+"""A layer between the rules of a worker and its engine that lets answers search. Pure.
 
-To `workers/llm/active_requests.py` it is the engine: a job that searches is one job with one id,
-whatever becomes of it behind. What the engine says is told here first, by whoever also tells of
-searches, of what is in the log, and of time: `workers/loops.py`, or the simulator. Other jobs pass
-untouched.
+To `workers/llm/active_requests.py` it is the engine: an answer that searches is one job with one
+id, although several engine jobs may produce it. `workers/loops.py`, or the simulator, passes it the
+engine's outputs, the results of searches, written records and the time. Other jobs pass unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ Write = Callable[[Retrieved], None]
 
 
 class _Running:
-    """An answer and its present job; does what the answer wants done."""
+    """An answer and its current job; carries out the answer's `Actions`."""
 
     def __init__(self, owner: "ProbingJobs", job: Job) -> None:
         self.base_id = self.job_id = job.request_id
@@ -44,18 +43,18 @@ class _Running:
 
 
 class ProbingJobs:
-    """Jobs of an engine; `step` takes what it says and returns what is to be said."""
+    """Jobs of an engine; `step` takes the engine's outputs and returns those to send now."""
 
     def __init__(self, engine: Jobs, ask: Ask, write: Write, *, model_len: int = 0) -> None:
-        """`ask` begins a search, `write` has a record written; neither answers before it returns.
-        `model_len` is how many tokens the model takes, 0: any number.
+        """Create one; `ask` starts a search, `write` queues a record; neither calls back at once.
+        `model_len` is the model's token limit, 0: none.
         """
         self.engine, self.ask, self.write = engine, ask, write
         self.model_len = model_len
         self.asked_total = 0
         self._stalled_ms = 0.0  # of answers that have ended
-        self._answers: dict[str, _Running] = {}  # by the first job's id
-        self._running: dict[str, _Running] = {}  # by the present one's
+        self._answers: dict[str, _Running] = {}  # by id of the first job
+        self._running: dict[str, _Running] = {}  # by id of the current job
 
     def __len__(self) -> int:
         """Return the number of active answers that search."""
@@ -63,13 +62,13 @@ class ProbingJobs:
 
     @property
     def stalled_ms(self) -> float:
-        """How long decoding stood still for searches, all answers together."""
+        """Return how many ms decoding was stalled by searches, over all answers."""
         return self._stalled_ms + sum(
             running.answer.stalled_ms for running in self._answers.values()
         )
 
     def add(self, job: Job) -> None:
-        """Give the engine a job, or the first job of an answer that searches."""
+        """Pass a job to the engine, or the first job of an answer that searches."""
         probes = None if job.work is None else job.work.probes
         probing = None if probes is None else probes.retrieval.probing
         if (
@@ -84,20 +83,20 @@ class ProbingJobs:
         self.engine.add(running.answer.begin())
 
     def abort(self, request_id: str) -> None:
-        """Stop a request, whichever job it has now."""
+        """Stop a request by its current job."""
         running = self._answers.get(request_id)
         if running is not None:
             self._forget(running)
         self.engine.abort(request_id if running is None else running.job_id)
 
     def move(self, running: _Running, job_id: str) -> None:
-        """An answer has another job now; what the one before still says is dropped."""
+        """Set an answer's current job; later outputs of the former one are dropped."""
         del self._running[running.job_id]
         running.job_id = job_id
         self._running[job_id] = running
 
     def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
-        """Return what each token of an output adds to the text, by the engine."""
+        """Return what each token of an output adds to the text, from the engine."""
         return self.engine.texts(before, output)
 
     def _forget(self, running: _Running) -> None:
@@ -105,7 +104,7 @@ class ProbingJobs:
         del self._answers[running.base_id], self._running[running.job_id]
 
     def step(self, outputs: Sequence[Output], now_ms: int) -> Sequence[Output]:
-        """What one engine step produced, as far as it may be said."""
+        """Take the outputs of one engine step; return those that may be sent now."""
         if not self._answers:
             return outputs
         ready_outputs: list[Output] = []
@@ -113,19 +112,19 @@ class ProbingJobs:
             running = self._running.get(output.request_id)
             if running is not None:
                 ready_outputs += self._settle(running, running.answer.take(output, now_ms))
-            elif output.request_id not in self._answers:  # else of a job that was given up
+            elif output.request_id not in self._answers:  # otherwise its job was replaced
                 ready_outputs.append(output)
         return ready_outputs
 
     def take_result(self, result: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
-        """A search has ended; what may be said now."""
+        """Take the result of a search; return the outputs that may be sent now."""
         running = self._running_of(result)
         if running is None:
             return []
         return self._settle(running, running.answer.take_result(result, seeds, now_ms))
 
     def record_written(self, record: Retrieved, now_ms: int) -> list[Output]:
-        """A record is in the log; what may be said now."""
+        """Note that a record is in the log; return the outputs that may be sent now."""
         running = self._running_of(record)
         return (
             []
@@ -138,12 +137,12 @@ class ProbingJobs:
 
     @property
     def alarm_ms(self) -> int | None:
-        """When `wake` has to be called next."""
+        """Return when `wake` must be called next; None if no search is late soon."""
         alarms = (running.answer.alarm_ms for running in self._answers.values())
         return min((alarm for alarm in alarms if alarm is not None), default=None)
 
     def wake(self, now_ms: int) -> list[Output]:
-        """Give up searches that are late; return what may be sent now."""
+        """Give up searches that are late; return the outputs that may be sent now."""
         ready_outputs: list[Output] = []
         for running in list(self._answers.values()):
             ready_outputs += self._settle(running, running.answer.wake(now_ms))

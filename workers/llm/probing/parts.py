@@ -1,7 +1,7 @@
-"""The jobs of one answer, one after the other: each has all tokens so far, and what is left. Pure.
+"""Builds the engine jobs of one answer: each has all tokens so far, and the rest to generate. Pure.
 
-What a search found is put in between two of them. What earlier attempts have put in is known
-before: there a job ends by its limit, and the next one has those tokens too.
+The passages of a search are inserted between two jobs. Insertions of earlier attempts are known in
+advance: a job's limit ends it there, and the next job has the inserted tokens too.
 """
 
 from array import array
@@ -17,67 +17,67 @@ MANY = 1 << 31  # tokens, where the model's limit is unknown
 
 
 class Parts:
-    """`next_job` for the first and every further one; `seq` counts tokens of the answer alone."""
+    """The jobs of one answer, from `next_job`; `seq` counts only the answer's own tokens."""
 
     def __init__(
         self, whole: Job, inserts: Sequence[Insert], model_len: int, *, wants_logprobs: bool
     ) -> None:
-        """`again` is put in again; `model_len` is how many tokens a job may have, 0: any number."""
+        """Create one; `inserts` are repeated, `model_len` is a job's token limit, 0: none."""
         self.seq = 0
         self.inserted_tokens = 0
         self._whole, self._model_len = whole, model_len
         self._wants_logprobs = wants_logprobs
         self._inserts = deque(_valid_inserts(inserts))
-        self._tokens = array("i", whole.prompt_tokens)  # with the answer, and what was put in
+        self._tokens = array("i", whole.prompt_tokens)  # then the answer with its insertions
         self._answer_start = len(self._tokens)
         self._jobs = 0
 
     @property
     def is_repeating(self) -> bool:
-        """Whether something is still to be put in again."""
+        """Return whether insertions of earlier attempts are left."""
         return bool(self._inserts)
 
     @property
     def answer(self) -> Sequence[int]:
-        """How the answer ends: what was said since something was put in."""
+        """Return the answer's tokens since the last insertion."""
         return self._tokens[self._answer_start :]
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that the answer may still have."""
+        """Return how many more tokens the answer may have."""
         return self._whole.sampling.max_tokens - self.seq
 
     def insert_space(self) -> int:
-        """Tokens that may be put in, so that there is room for the rest of the answer."""
+        """Return how many tokens may be inserted so that the rest of the answer still fits."""
         if not self._model_len:
             return MANY
         return self._model_len - len(self._tokens) - self.tokens_left
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the answer has gone on with."""
+        """Append tokens of the answer."""
         self.seq += len(token_ids)
         self._tokens.extend(token_ids)
 
     def insert(self, packed: bytes) -> None:
-        """Insert tokens that are not the answer's own."""
+        """Append inserted tokens, which are not the answer's own."""
         self._tokens.extend(token_array(packed))
         self._answer_start = len(self._tokens)
         self.inserted_tokens += token_count(packed)
 
     def is_over(self, finish_reason: str) -> bool:
-        """Whether a job ended only because something is to be put in there again."""
+        """Return whether a job ended only because an insertion is due there."""
         is_there = bool(self._inserts) and self.seq == self._inserts[0].at
         return is_there and finish_reason == "length" and self.tokens_left > 0
 
     def insert_due(self) -> None:
-        """Insert again what earlier attempts have inserted at this place."""
+        """Insert what earlier attempts have inserted at this position."""
         while self._inserts and self._inserts[0].at == self.seq:
             self.insert(self._inserts.popleft().tokens)
 
     def next_job(self) -> Job:
-        """All tokens so far, and the rest of the answer."""
+        """Return the next job: all tokens so far as its prompt, and the rest of the answer."""
         whole, self._jobs = self._whole, self._jobs + 1
-        if self._jobs == 1:  # its KV may come from a peer
+        if self._jobs == 1:  # only the first job's KV may come from a peer
             return replace(whole, sampling=self._sampling())
         return replace(
             whole,
@@ -90,7 +90,7 @@ class Parts:
         )
 
     def _sampling(self) -> Sampling:
-        """Stop strings are looked for elsewhere: they may stand across two jobs."""
+        """Return the next job's sampling, without stop strings: these may span two jobs."""
         sampling, limit = self._whole.sampling, self.tokens_left
         if self._inserts:
             limit = min(limit, self._inserts[0].at - self.seq)
@@ -105,7 +105,7 @@ class Parts:
 
 
 def _valid_inserts(inserts: Sequence[Insert]) -> list[Insert]:
-    """In the order of their places; what stands before any token, or is empty, is not put in."""
+    """Return the valid insertions by position: after the first token, of whole packed tokens."""
     sound = (
         insert
         for insert in inserts

@@ -1,4 +1,4 @@
-"""What of a search goes into an answer. Pure."""
+"""Chooses the passages of a search that are inserted into an answer. Pure."""
 
 from collections.abc import Container, Sequence
 
@@ -7,7 +7,7 @@ from schemas.rules.tokens import is_insertable, token_count
 
 
 def around_tokens(probing: Probing) -> int:
-    """Return the number of tokens that stand before and after passages."""
+    """Return the number of tokens that are inserted before and after passages."""
     return token_count(probing.lead) + token_count(probing.trail)
 
 
@@ -20,8 +20,11 @@ def choose_passages(
     tokens_max: int,
     space_tokens: int,
 ) -> tuple[tuple[Passage, ...], int]:
-    """The best that are new and fit: whole ones of `tokens_max` tokens together, none of them
-    `reserved`, and in `space_tokens` with what stands around them; and how many new ones do not."""
+    """Return the best new passages that fit, and the number of new ones left out.
+
+    Passages are inserted whole. Together they have at most `tokens_max` tokens, and at most
+    `space_tokens` with the tokens around them. None contains a `reserved` token.
+    """
     tokens_left, space, left_out = tokens_max, space_tokens - around_tokens(probing), 0
     selection: list[Passage] = []
     for passage in passages:
@@ -41,7 +44,7 @@ def choose_passages(
 
 
 def insert_tokens(probing: Probing, passages: Sequence[Passage]) -> bytes:
-    """Return the passages' tokens as they go into the answer; empty for no passages."""
+    """Return the packed tokens to insert for these passages; empty for no passages."""
     if not passages:
         return b""
     between = probing.joint.join(passage.tokens for passage in passages)

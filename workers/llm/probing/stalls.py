@@ -1,4 +1,4 @@
-"""How much of its decode time a worker has stood still for searches lately. Pure."""
+"""Measures the share of recent decode time in which a worker was stalled by searches. Pure."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from workers.llm.probing.jobs import ProbingJobs
 
 
 class StalledShare:
-    """A sample with each heartbeat, the share over the last `window_s`."""
+    """The share over the last `window_s` seconds, from a sample with each heartbeat."""
 
     def __init__(self, probing: ProbingJobs, window_s: float) -> None:
         self._probing, self._window_s = probing, window_s
@@ -14,7 +14,10 @@ class StalledShare:
         self._samples: deque[tuple[float, float, float, int]] = deque()
 
     def sample(self, now_s: float, decoding: int) -> float | None:
-        """`decoding` answers are generated now. None where none of them has searched."""
+        """Add a sample and return the share, 0 to 1; None if no answer has searched.
+
+        `decoding` is the number of answers that are being generated.
+        """
         probing, samples = self._probing, self._samples
         if samples:
             self._decode_ms += (now_s - samples[-1][0]) * 1_000 * decoding

@@ -1,9 +1,9 @@
-"""When an answer searches again, and where what was found goes into it.
+"""Triggers decide when an answer searches, and where the passages are inserted.
 
-A trigger is a class of a few lines. It is made for an answer with its `Probing`, asked after every
-output whether to search now, and then whether the place has come. It sees the text as the engine
-gives it. Requests name it by its entry point of the group `trivium.triggers`, in any installed
-package: those of this module are entry points of Trivium's own.
+A trigger is a class of a few lines, created for an answer with its `Probing`. After every output it
+decides whether to search now, and then whether the insertion point is reached. It gets the text as
+the engine returns it. Requests name a trigger by its entry point of the group `trivium.triggers`,
+in any installed package. Those in this module are entry points of Trivium itself.
 """
 
 import logging
@@ -20,7 +20,7 @@ from schemas.rules.sizes import TRIGGER_CHARS_MAX
 
 log = logging.getLogger("trivium.worker")
 GROUP = "trivium.triggers"
-TRIGGERS_MAX = 64  # a worker's registration names them all
+TRIGGERS_MAX = 64  # a worker's registration lists all of them
 _SENTENCE_END = re.compile(r"""(?:(?<!\d)[.!?…。！？]["'”’)\]]*\s*|\n\s*)\Z""")
 _UNCERTAIN_BELOW = 0.5  # mean probability of the last tokens
 LAST_TOKENS = 6
@@ -28,28 +28,28 @@ LAST_TOKENS = 6
 
 @frozen
 class TriggerInput:
-    """An answer so far, as triggers see it."""
+    """The state of an answer, as triggers get it."""
 
-    tokens: int  # since the place of the last probe, or the answer's start
-    asked_tokens: int  # since the search under way was asked for
-    text: str  # how the answer ends
-    logprobs: Sequence[float]  # of the last tokens, where the trigger wants them
+    tokens: int  # since the last probe's insertion point, or the answer's start
+    asked_tokens: int  # since the search under way was started
+    text: str  # the end of the answer's text
+    logprobs: Sequence[float]  # of the last tokens, if the trigger wants them
 
 
 class Trigger(Protocol):
-    """Decides when one answer searches, and where the passages go in."""
+    """Decides when one answer searches, and where the passages are inserted."""
 
     wants_logprobs: bool
 
     def asks(self, progress: TriggerInput) -> bool:
-        """Whether to search now, no search being under way."""
+        """Return whether to search now; called while no search is under way."""
 
     def is_place(self, progress: TriggerInput) -> bool:
-        """Whether what is found goes in here, a search being under way."""
+        """Return whether the insertion point is here; called while a search is under way."""
 
 
 class Every:
-    """After so many tokens, whatever they are."""
+    """Inserts every `every` tokens, whatever they are."""
 
     wants_logprobs = False
 
@@ -64,14 +64,14 @@ class Every:
 
 
 class SentenceEnd(Every):
-    """Likewise, but at the first sentence end from there on."""
+    """Inserts at the first end of a sentence after `every` tokens."""
 
     def is_place(self, progress: TriggerInput) -> bool:
         return super().is_place(progress) and _SENTENCE_END.search(progress.text) is not None
 
 
 class Uncertain:
-    """Where the last tokens were improbable, `lookahead` tokens later."""
+    """Searches after improbable tokens, and inserts `lookahead` tokens later."""
 
     wants_logprobs = True
 
@@ -88,7 +88,7 @@ class Uncertain:
 
 
 class GuardedTrigger:
-    """A trigger whose mistakes end the probes of its answer, and nothing else."""
+    """A trigger whose exceptions end the probes of its answer, but not the answer."""
 
     def __init__(self, make: Callable[[Probing], Trigger], probing: Probing) -> None:
         self.wants_logprobs = False
@@ -98,11 +98,11 @@ class GuardedTrigger:
             trigger = make(probing)
             self.wants_logprobs = bool(trigger.wants_logprobs)
             self._trigger = trigger
-        except Exception as error:  # whatever a stranger's code does
+        except Exception as error:  # third-party code may raise anything
             self._give_up(error)
 
     def asks(self, progress: TriggerInput) -> bool:
-        """As the trigger says; never once it has failed."""
+        """Return the trigger's decision; False once it has failed."""
         try:
             return self._trigger is not None and bool(self._trigger.asks(progress))
         except Exception as error:
@@ -110,7 +110,7 @@ class GuardedTrigger:
             return False
 
     def is_place(self, progress: TriggerInput) -> bool:
-        """Likewise; a search under way then comes to its end here."""
+        """Return the trigger's decision; True once it has failed, so that its search ends."""
         try:
             return self._trigger is None or bool(self._trigger.is_place(progress))
         except Exception as error:
@@ -124,7 +124,7 @@ class GuardedTrigger:
 
 @cache
 def installed_triggers() -> Mapping[str, Callable[[Probing], Trigger]]:
-    """All that can be loaded, by name; looked up once per process. What cannot be is logged."""
+    """Return the triggers that can be loaded, by name, once per process; log the others."""
     triggers: dict[str, Callable[[Probing], Trigger]] = {}
     points = sorted(entry_points(group=GROUP), key=lambda point: (not _is_ours(point), point.name))
     for point in points:
@@ -147,19 +147,21 @@ def installed_triggers() -> Mapping[str, Callable[[Probing], Trigger]]:
             if not all(hasattr(kind, name) for name in ("wants_logprobs", "asks", "is_place")):
                 raise TypeError("expected a class with wants_logprobs, asks and is_place")
             triggers[point.name] = kind
-        except Exception as error:  # whatever a stranger's module does
+        except Exception as error:  # third-party modules may raise anything
             log.error("trigger %s is left out: %s: %s", point.name, type(error).__name__, error)
     return triggers
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    """Nobody else takes a name of Trivium's own."""
+    """Return whether the entry point is Trivium's; other packages cannot take its names."""
     return point.dist is not None and point.dist.name == "trivium"
 
 
 def trigger_of(probing: Probing) -> Trigger:
-    """The trigger of the name. Gateways refuse what a decode worker has not; where it is here no
-    more, or not yet, the answer searches as is usual."""
+    """Return the trigger that the request names, or `Every` if it is not installed here.
+
+    Gateways refuse names that a decode worker does not list, so that is rare.
+    """
     kind = installed_triggers().get(probing.trigger)
     if kind is None:
         log.warning("trigger %s is not installed here; every is used", probing.trigger)

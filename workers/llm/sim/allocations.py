@@ -1,8 +1,8 @@
-"""Decode's side of paired orchestrations: blocks that a peer will write to.
+"""The decode side of paired orchestrations: blocks that a peer will write to.
 
-A decode job opens its blocks, tells its peer where they are, and waits until the peer says that it
-has written. The blocks of a job that was given up stay out of use until the peer says that it will
-not write, or until no write can be under way any more. Times are arguments.
+A decode job opens its blocks, sends their handle to its peer, and waits for the notice that they
+were written. The blocks of an abandoned job are not reused until the peer has sent a notice that it
+will not write, or until no write can be in flight any more. Times are arguments.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class _ExpectedWrite:
     run: SimRun
     target: KvHandle
     give_up_at_ms: int
-    is_dropped: bool = False  # the peer will not write; whoever aborted it will come here too
+    is_dropped: bool = False  # the peer will not write
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Quarantine:
 
 
 class Allocations:
-    """All decode jobs whose blocks a peer is to write to."""
+    """All decode jobs whose blocks a peer will write to."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class Allocations:
         self._pending: dict[str, _ExpectedWrite] = {}
         self._quarantines: dict[str, _Quarantine] = {}
         self.bytes_received = 0
-        self.bytes_read = 0  # by peers, of what was valid here
+        self.bytes_read = 0  # by peers, of valid blocks
 
     def __len__(self) -> int:
         return len(self._pending)
 
     @property
     def quarantined(self) -> int:
-        """Blocks that a peer may still write to though nobody wants it."""
+        """Return the number of blocks of abandoned jobs that a peer may still write to."""
         return sum(len(quarantine.blocks) for quarantine in self._quarantines.values())
 
     def begin(self, run: SimRun, now_ms: int) -> KvHandle | None:
-        """Open the job's blocks; the target for its peer, or None when there is no room yet."""
+        """Open the job's blocks; return their handle for the peer, or None if there is no room."""
         kv, size, settings = run.job.kv, self._settings.block_size, self._settings
         assert kv is not None
         table = self._blocks.open(
@@ -82,7 +82,7 @@ class Allocations:
         return target
 
     def abandon(self, run: SimRun) -> None:
-        """The run ends before its KV came."""
+        """End a run before its KV has arrived, and notify its peer."""
         pending = self._pending.pop(run.request_id, None)
         if pending is None:
             if run.stage is Stage.WAITING:
@@ -95,7 +95,7 @@ class Allocations:
             self._quarantines[run.request_id] = _Quarantine(blocks, release_at_ms)
 
     def on_written(self, notice: Notice) -> None:
-        """The peer has written, and will not again."""
+        """Continue the job whose peer has written, or release its abandoned blocks."""
         pending = self._pending.pop(notice.key, None)
         if pending is None:
             self._release(notice.key)
@@ -113,13 +113,13 @@ class Allocations:
         self._on_end(run, None)
 
     def on_read(self, notice: Notice) -> bool:
-        """The peer has read what was valid here; whether the notice was about a job here."""
+        """Count the bytes that a peer has read; return whether the notice is about a job here."""
         is_known = notice.key in self._pending or notice.key in self._quarantines
         self.bytes_read += notice.kv_bytes if is_known else 0
         return is_known
 
     def on_dropped(self, notice: Notice) -> None:
-        """The peer will not write; its error, if it has one, is this job's too."""
+        """Note that the peer will not write; if the notice has an error, the job fails with it."""
         pending = self._pending.get(notice.key)
         if pending is None:
             self._release(notice.key)
@@ -129,14 +129,14 @@ class Allocations:
             self._on_end(pending.run, notice.error)
 
     def on_peer_lost(self, engine_id: str) -> None:
-        """A peer is gone, so nothing will come from it."""
+        """Fail the jobs that wait for a peer that is gone."""
         for pending in self._pending.values():
             kv = pending.run.job.kv
             if kv is not None and kv.engine_id == engine_id:
                 self._fail(pending, KvUnavailable(f"{pending.run.request_id}: its peer is gone"))
 
     def poll(self, now_ms: int) -> None:
-        """Give up on peers that are late, and release what is safe by now."""
+        """Give up on peers that are late, and release blocks that no peer can write to now."""
         for pending in self._pending.values():
             if now_ms >= pending.give_up_at_ms:
                 late = KvUnavailable(f"{pending.run.request_id}: no KV came in time")

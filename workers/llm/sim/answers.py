@@ -1,7 +1,7 @@
-"""Answers under way: turns what `batch.py` draws into outputs, and ends answers.
+"""Turns the tokens that `batch.py` samples into outputs, and ends answers.
 
 An answer ends at its limit, at the end of sequence, or at a stop. Rows at one of these, and rows
-with a `Writer`, are looked at one by one; all others cost next to nothing. Pure.
+with a `Writer`, are inspected one by one; all others cost almost nothing. Pure.
 """
 
 from dataclasses import replace
@@ -17,13 +17,13 @@ from workers.llm.sim.vocabulary import Vocabulary
 
 
 class RunningAnswers:
-    """All running answers; one `step` gives each of them a token."""
+    """All running answers; each `step` samples a token for each of them."""
 
     def __init__(
         self, settings: SimSettings, blocks: BlockManager, arena: KvArena, vocabulary: Vocabulary
     ) -> None:
         self._vocabulary = vocabulary
-        self._writers = 0  # rows with a writer; most often none
+        self._writers = 0  # number of rows with a writer, mostly 0
         self._batch: RunningBatch[SimRun] = RunningBatch(
             settings.running_max + settings.prefill_running_max,
             blocks,
@@ -36,7 +36,7 @@ class RunningAnswers:
         return len(self._batch)
 
     def begin(self, run: SimRun) -> Output:
-        """Join the batch and draw the first token from the KV that the run's table holds."""
+        """Add a run to the batch, and sample its first token from the KV of its blocks."""
         self._batch.join(run)
         self._writers += run.writer is not None
         outputs, _ = self._advance(len(self._batch) - 1)
@@ -48,11 +48,11 @@ class RunningAnswers:
         )
 
     def step(self) -> tuple[list[Output], list[SimRun]]:
-        """A token for every row; the runs that ended with it have left the batch."""
+        """Sample a token for every row; return the outputs, and the runs that ended and left."""
         return self._advance(0)
 
     def leave(self, run: SimRun) -> None:
-        """Take a run out before its end."""
+        """Remove a run before its end."""
         self._remove(self._batch.rows.index(run))
 
     def _advance(self, first: int) -> tuple[list[Output], list[SimRun]]:
@@ -85,7 +85,7 @@ class RunningAnswers:
         return outputs, runs
 
     def _inspect(self, i: int, pick: int, raw: int, plain: Output) -> Output:
-        """The output of a row that reached an event or has a writer."""
+        """Return the output of a row that reached an event or has a writer."""
         run, token_count = self._batch.rows[i], self._batch.token_count(i)
         finish, stop, text, token_ids = "", None, plain.text, plain.token_ids
         if run.writer is not None:
@@ -113,7 +113,7 @@ class RunningAnswers:
         )
 
     def _goes_on(self, i: int, output: Output) -> bool:
-        """Whether the row's blocks take the drawn token: not those that a peer is to read."""
+        """Return whether the row's blocks take the sampled token; not those for a peer."""
         is_prefill = self._batch.rows[i].job.phase is WorkPhase.PREFILL
         return not output.finish_reason and not is_prefill
 

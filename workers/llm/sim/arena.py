@@ -1,13 +1,13 @@
 """The simulated KV cache: real memory, whose bytes are a function of the tokens so far.
 
-A full block holds its hash (`schemas/prefix.py`: of all tokens up to its end) multiplied out over
-all of its words; a partial block holds the sum of its own tokens' terms in the same way. Reading a
-block uses every word: intact bytes give the value back, anything else gives another number. The
-next token is drawn from the values *read* from all blocks, so a wrong, missing, stale or wrongly
-transposed block changes the answer. The words of a block are those of its KV heads, one head after
-the other; each rank of tensor parallelism has its share. Integers are modulo 2**64.
+A full block contains its hash (`schemas/prefix.py`: of all tokens up to its end), multiplied by a
+factor for each of its words. A partial block contains the sum of its own tokens' terms in the same
+way. Reading a block uses every word: intact bytes give the value back, any others another number.
+The next token is sampled from the values *read* from all blocks, so a wrong, missing, stale or
+wrongly transposed block changes the answer. The words of a block are those of its KV heads, in
+order; each rank of tensor parallelism has its share. Integers are modulo 2**64.
 
-Decides nothing and knows no requests; `batch.py` and `engine.py` call it.
+It has no notion of requests; `batch.py` and `engine.py` call it.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from schemas.prefix import Words
 from schemas.prefix import mix as mix_all
 
 MASK = (1 << 64) - 1
-FOLD = 0x9E3779B97F4A7C15  # odd, so that multiplying loses nothing
+FOLD = 0x9E3779B97F4A7C15  # odd, so that multiplication is invertible
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def mix(value: int) -> int:
-    """`schemas.prefix.mix` of one number, without an array."""
+    """Return `schemas.prefix.mix` of one number, without an array."""
     value = ((value ^ (value >> 30)) * _M1) & MASK
     value = ((value ^ (value >> 27)) * _M2) & MASK
     return value ^ (value >> 31)
@@ -37,7 +37,7 @@ EMPTY = 0  # the canonical hash of no tokens
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What blocks must hold: a hash per full block, and the sum of the open one's terms."""
+    """The contents of blocks: a hash per full block, and the sum of the open block's terms."""
 
     chain: Sequence[int]
     tail: int
@@ -45,11 +45,11 @@ class Digest:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are, with the open one."""
+        """Return the number of blocks, including the open one."""
         return len(self.chain) + bool(self.tail_tokens)
 
     def values(self, first: int) -> Words:
-        """Return the values of the blocks from `first` on."""
+        """Return the values of the blocks from `first` on, as uint64."""
         tail = [self.tail] if self.tail_tokens else []
         return np.array([*self.chain, *tail][first:], np.uint64)
 
@@ -74,7 +74,7 @@ class KvArena:
         self.block_bytes = words * 8
         shape = tensor_parallel, block_count, words // tensor_parallel
         self.regions: Words = np.empty(shape, np.uint64)
-        self.regions.fill(0)  # touched now: a page fault later would cost a step its time
+        self.regions.fill(0)  # touched now, so that no step has page faults
         odd = np.arange(words, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         spread = mix_all(odd) | np.uint64(1)
         gather = mix_all(odd + np.uint64(1 << 32)) | np.uint64(1)
@@ -93,7 +93,7 @@ class KvArena:
         )
 
     def digest(self, tokens: Sequence[int]) -> Digest:
-        """Values of a whole token sequence."""
+        """Return the digest of a whole token sequence."""
         values = np.asarray(tokens, np.int32)
         chain = prefix.chain(values, self.block_tokens)
         first = len(chain) * self.block_tokens
@@ -101,12 +101,12 @@ class KvArena:
         return Digest(chain.tolist(), tail, len(values) - first)
 
     def write(self, blocks: Any, values: Words) -> None:
-        """Fill whole blocks: `values[i]`, a uint64, goes into block `blocks[i]`."""
+        """Fill whole blocks: write `values[i]`, a uint64, into block `blocks[i]`."""
         for region, spread, _ in self._ranks:
             region[blocks] = values[:, None] * spread
 
     def read(self, blocks: Any) -> Words:
-        """The value that each block holds, as uint64, from all of its bytes."""
+        """Return the value of each block, as uint64, computed from all of its bytes."""
         values: Words = np.zeros(len(blocks), np.uint64)
         for region, _, gather in self._ranks:
             values += region[blocks] @ gather
@@ -117,7 +117,8 @@ class KvArena:
         self.regions[:, list(to)] = self.regions[:, list(source)]
 
     def state(self, blocks: Sequence[int], tail_tokens: int) -> tuple[int, int, int]:
-        """Folded state of the full blocks, hash of the last one, and sum of the open one."""
+        """Return the folded state of the full blocks, the hash of the last one, and the sum of the
+        open one."""
         values = self.read(list(blocks)).tolist() if blocks else []
         tail = values.pop() if tail_tokens else 0
         folded = 0

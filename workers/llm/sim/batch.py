@@ -1,8 +1,8 @@
 """The running batch of the simulated engine: a row per request; a step gives every row one token.
 
-The state lies in arrays, so a step costs a few vector operations, however large the batch is. Draws
-tokens, fills blocks, and says which rows need a closer look; knows no clock, no text and no outputs
-(`answers.py`). A row's draw depends only on its own KV, seed and position, never on other rows.
+The state is in arrays, so a step costs a few vector operations, for any size of the batch. It
+samples tokens, fills blocks, and returns the rows at an event. It has no clock, text or outputs
+(`answers.py`). A row's token depends only on its own KV, seed and position, never on other rows.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ _FIELDS = (  # one array each: name, type
     ("folded", np.uint64),  # of all full blocks
     ("chain", np.uint64),  # hash of the last full block
     ("tail", np.uint64),  # sum of terms in the open block
-    ("place", np.uint64),  # mixed, the factor of the next token's term
+    ("place", np.uint64),  # when mixed, the factor of the next token's term
     ("seed", np.uint64),  # 0: greedy
     ("drawn", np.int64),  # answer tokens so far
-    ("event", np.int64),  # `drawn` at which the row needs a closer look
-    ("may_end", np.bool_),  # the end of sequence may be drawn
+    ("event", np.int64),  # value of `drawn` at which the row has an event
+    ("may_end", np.bool_),  # the end of sequence may be sampled
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """What the batch must know of a request, besides the state that it reads from the arena."""
+    """A request in the batch; its state is read from the arena."""
 
     table: BlockTable
-    prompt_tokens: int  # with those of the answer that it goes on behind
+    prompt_tokens: int  # including the answer's prior tokens
     limit: int  # answer tokens at most
     min_tokens: int
     seed: int
     ignore_end: bool
-    prior_tokens: int = 0  # so many
-    script: Sequence[int] = ()  # tokens that are said in place of drawn ones; `limit` at least
+    prior_tokens: int = 0  # the answer's tokens in the prompt
+    script: Sequence[int] = ()  # tokens that replace sampled ones; at least `limit`
 
 
 AnyRow = TypeVar("AnyRow", bound=BatchRow)
@@ -49,7 +49,7 @@ AnyRow = TypeVar("AnyRow", bound=BatchRow)
 
 @dataclass(frozen=True, slots=True)
 class StepDraws:
-    """One step: vocabulary index and raw draw per row stepped, and the rows at an event."""
+    """One step: vocabulary index and raw random number per row, and the rows at an event."""
 
     picks: list[int]
     raw: Any
@@ -57,7 +57,7 @@ class StepDraws:
 
 
 class RunningBatch(Generic[AnyRow]):
-    """Rows 0 .. len-1, in no particular order: a removed row's place is taken by the last one."""
+    """Rows 0 to len-1, in no particular order: the last row takes the place of a removed one."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class RunningBatch(Generic[AnyRow]):
         blocks: BlockManager,
         arena: KvArena,
         *,
-        token_ids: Sequence[int],  # what may be drawn; the end of sequence comes last
+        token_ids: Sequence[int],  # tokens that may be sampled; the end of sequence is last
         end_every_tokens: int,
     ) -> None:
         self.rows: list[AnyRow] = []
-        self._scripted = 0  # rows with a script; most often none
+        self._scripted = 0  # number of rows with a script, mostly 0
         self._blocks, self._arena = blocks, arena
         self._end = len(token_ids) - 1
         self._size = np.uint64(self._end)
@@ -81,7 +81,7 @@ class RunningBatch(Generic[AnyRow]):
         return len(self.rows)
 
     def join(self, row: AnyRow) -> None:
-        """Add a row; its state is read from the blocks that its table holds."""
+        """Add a row; its state is read from the blocks of its table."""
         i, a = len(self.rows), self._a
         tail_tokens = row.prompt_tokens % self._arena.block_tokens
         state = self._arena.state(row.table.blocks, tail_tokens)
@@ -96,7 +96,7 @@ class RunningBatch(Generic[AnyRow]):
         a["event"][i] = self._next_event(row, row.prior_tokens)
 
     def leave(self, i: int) -> None:
-        """Remove a row; the last one moves into its place. The table stays the caller's."""
+        """Remove a row; the last one takes its place. The caller closes its table."""
         last = len(self.rows) - 1
         self._scripted -= bool(self.rows[i].script)
         self.rows[i] = self.rows[last]
@@ -105,11 +105,11 @@ class RunningBatch(Generic[AnyRow]):
             column[i] = column[last]
 
     def token_count(self, i: int) -> int:
-        """Answer tokens of a row so far."""
+        """Return the number of answer tokens of a row so far."""
         return int(self._a["drawn"][i])
 
     def step(self, first: int = 0) -> StepDraws:
-        """Draw one token for the rows from `first` on."""
+        """Sample one token for each row from `first` on."""
         a, rows = self._a, slice(first, len(self.rows))
         tail, token_counts, place = a["tail"][rows], a["drawn"][rows], a["place"][rows]
         token_counts += 1
@@ -131,7 +131,7 @@ class RunningBatch(Generic[AnyRow]):
         return StepDraws(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
 
     def settle(self, due: list[int]) -> None:
-        """Fill blocks that these rows completed and find their next events; none has ended."""
+        """Fill blocks that these rows completed, and set their next events; none has ended."""
         size, full = self._arena.block_tokens, []
         for i in due:
             row, token_count = self.rows[i], self.token_count(i)
@@ -144,7 +144,7 @@ class RunningBatch(Generic[AnyRow]):
             self._fill(np.array(full))
 
     def _fill(self, rows: Any) -> None:
-        """Write completed blocks, fold in what the arena then holds, and open the next ones."""
+        """Write completed blocks, read them back, fold them in, and open the next ones."""
         a, arena = self._a, self._arena
         tables = [self.rows[i].table for i in rows]
         ids = [table.blocks[-1] for table in tables]

@@ -1,11 +1,11 @@
-"""Who holds which KV block: references, prefix cache, eviction and reservations.
+"""The allocation of KV blocks: references, prefix cache, eviction and reservations.
 
 Pure bookkeeping over block numbers; the bytes are in `arena.py`. A block is free, held (one or more
-references) or cached (no reference; it can be found by the hash of everything up to its end, and
-the least recently used is evicted when room is needed). A table reserves at its opening every block
-that its request may come to need, so a running request never waits for memory and nothing is ever
-preempted. It gets neighbours where there are some, for neighbours move with one descriptor. The
-block log is told which hashes can be found.
+references) or cached (no reference; it can be found by the hash of all tokens up to its end, and
+the least recently used is evicted when room is needed). A new table reserves every block that its
+request may need, so a running request never waits for memory and is never preempted. A table gets
+neighbouring blocks if possible, because these move with one descriptor. The block log records which
+hashes can be found.
 """
 
 from bisect import bisect_left, insort
@@ -17,8 +17,8 @@ from itertools import islice
 from workers.kv.block_log import BlockLog
 from workers.llm.sim.arena import MASK
 
-# Of how many cached blocks neighbours are chosen, for each that is needed; at most so large a share
-# of all, beyond those needed: what was used lately stays.
+# Evicted blocks are chosen among this many cached ones for each needed block; beyond the number
+# needed, at most among this share of all cached ones, so that recently used blocks stay.
 _SCAN_FACTOR, _SCAN_SHARE = 4, 0.125
 
 
@@ -26,8 +26,8 @@ _SCAN_FACTOR, _SCAN_SHARE = 4, 0.125
 class BlockTable:
     """The blocks of one request, in token order, and how many more it may take.
 
-    Two tables with the same content are still two tables. `salt` is added to the hashes by which
-    its blocks are found: so tables of another scope do not find them.
+    Tables are compared by identity. `salt` is added to the hashes by which its blocks are found, so
+    that tables of another scope do not find them.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -38,10 +38,10 @@ class BlockTable:
 
 
 class FreeBlocks:
-    """Free blocks as stretches of neighbours; what is given out is of as few stretches as can be.
+    """Free blocks as runs of neighbours; `take` returns blocks of as few runs as possible.
 
-    A stretch is known by both of its ends, so that a block which becomes free joins its neighbours
-    at once; and by its length, for the search of the shortest that suffices.
+    A run is indexed by both ends, so that a block that becomes free joins its neighbours at once,
+    and by its length, to find the shortest one that is long enough.
     """
 
     def __init__(self, block_count: int) -> None:
@@ -49,7 +49,7 @@ class FreeBlocks:
         self._end_of: dict[int, int] = {}  # by first block; the end is the block behind the last
         self._start_of: dict[int, int] = {}  # by end
         self._starts: dict[int, dict[int, None]] = {}  # by length, oldest first
-        self._lengths: list[int] = []  # that there are, sorted
+        self._lengths: list[int] = []  # the existing lengths, sorted
         self._insert(0, block_count)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class FreeBlocks:
             yield from range(start, end)
 
     def add(self, block: int) -> None:
-        """A block has become free."""
+        """Add a block that has become free."""
         start, end = block, block + 1
         if start in self._start_of:
             start = self._start_of[start]
@@ -70,7 +70,7 @@ class FreeBlocks:
         self._insert(start, end)
 
     def take(self, count: int, behind: int) -> Iterator[int]:
-        """So many blocks, if possible those right behind a block (-1: behind none)."""
+        """Yield `count` blocks, if possible those right after the block `behind` (-1: any)."""
         start = behind + 1 if behind >= 0 and behind + 1 in self._end_of else -1
         while count:
             if start < 0:
@@ -84,7 +84,7 @@ class FreeBlocks:
             start = -1
 
     def _find_fit(self, count: int) -> int:
-        """Where the shortest stretch of at least so many begins, else the longest."""
+        """Return the start of the shortest run of at least `count` blocks, or of the longest."""
         at = min(bisect_left(self._lengths, count), len(self._lengths) - 1)
         return next(iter(self._starts[self._lengths[at]]))
 
@@ -97,7 +97,7 @@ class FreeBlocks:
         self._starts.setdefault(length, {})[start] = None
 
     def _remove(self, start: int) -> int:
-        """Take out the stretch that begins there; returns its end."""
+        """Remove the run that begins at `start`; return its end."""
         end = self._end_of.pop(start)
         del self._start_of[end]
         length = end - start
@@ -110,8 +110,9 @@ class FreeBlocks:
 
 
 def neighbours(blocks: Iterable[int], count: int) -> list[int]:
-    """So many of these blocks, in as few stretches as can be; of a stretch the last ones, which
-    hold the ends of prompts: their beginnings are found without them.
+    """Return `count` of these blocks, in as few runs as possible, and the last ones of a run.
+
+    These have the ends of prompts; the prompts' beginnings can be found without them.
     """
     in_order = sorted(blocks)
     starts = [at for at, block in enumerate(in_order) if not at or block - in_order[at - 1] != 1]
@@ -128,7 +129,7 @@ def neighbours(blocks: Iterable[int], count: int) -> list[int]:
 
 
 class BlockManager:
-    """Every block is in exactly one of: free, cached, held."""
+    """Allocates blocks; each one is either free, cached or held."""
 
     def __init__(self, block_count: int, block_log: BlockLog) -> None:
         assert block_count > 0
@@ -139,23 +140,23 @@ class BlockManager:
         self._references = [0] * block_count
         self._hash_of: list[int | None] = [None] * block_count
         self._by_hash: dict[int, int] = {}
-        # In order of last use. To find a dictionary's first entry takes the longer, the more were
-        # deleted before it: half of an engine's time under prompts of 100 000 tokens.
+        # In order of last use. Finding a dict's first entry takes longer the more entries were
+        # deleted before it: half of an engine's time with prompts of 100 000 tokens.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._reserved = 0
 
     @property
     def used(self) -> int:
-        """Return the number of blocks that somebody holds."""
+        """Return the number of blocks with references."""
         return self.block_count - len(self._free) - len(self._cached)
 
     @property
     def available(self) -> int:
-        """Blocks that a new table could still be promised."""
+        """Return the number of blocks that a new table could reserve."""
         return len(self._free) + len(self._cached) - self._reserved
 
     def find_prefix(self, hashes: Sequence[int], salt: int = 0) -> list[int]:
-        """Blocks of the longest known prefix of this hash chain; takes no references."""
+        """Return the blocks of the longest cached prefix of this hash chain; add no references."""
         blocks = []
         for value in hashes:
             block = self._by_hash.get((value + salt) & MASK)
@@ -167,10 +168,10 @@ class BlockManager:
     def open(
         self, hashes: Sequence[int], blocks_now: int, blocks_max: int, salt: int = 0
     ) -> BlockTable | None:
-        """A table that starts with the cached prefix, holds `blocks_now` and may grow to
-        `blocks_max`.
+        """Return a table that begins with the cached prefix, has `blocks_now` blocks and may grow
+        to `blocks_max`.
 
-        None when there is not enough room; nothing is changed then.
+        Return None, and change nothing, if there is not enough room.
         """
         prefix = self.find_prefix(hashes, salt)[:blocks_now]
         idle = sum(1 for block in prefix if not self._references[block])
@@ -190,7 +191,7 @@ class BlockManager:
         return table.blocks[-1]
 
     def _take(self, table: BlockTable, count: int) -> None:
-        """Append so many reserved blocks."""
+        """Append `count` reserved blocks to a table."""
         assert table.reserved >= count
         table.reserved -= count
         self._reserved -= count
@@ -209,14 +210,14 @@ class BlockManager:
             self._log.add((value,))
 
     def detach(self, table: BlockTable, first: int) -> list[int]:
-        """Take the blocks from `first` on out of a table; their references pass to the caller."""
+        """Remove the blocks from `first` on from a table; the caller then owns their references."""
         assert not table.closed
         blocks = table.blocks[first:]
         del table.blocks[first:]
         return blocks
 
     def close(self, table: BlockTable) -> None:
-        """Give everything back that the table holds or was promised."""
+        """Release all blocks and reservations of a table."""
         assert not table.closed
         table.closed = True
         self._reserved -= table.reserved
@@ -225,7 +226,7 @@ class BlockManager:
         table.blocks = []
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each."""
+        """Drop one reference of each block."""
         for block in blocks:
             count = self._references[block] - 1
             assert count >= 0
@@ -243,8 +244,8 @@ class BlockManager:
         self._references[block] += 1
 
     def _make_room(self, count: int) -> None:
-        """Evict until so many blocks are free: of those least recently used, whichever are
-        neighbours, else prompts would lie in more and more pieces.
+        """Evict blocks until `count` are free: neighbours among the least recently used ones, so
+        that prompts are not scattered over more and more runs.
         """
         if len(self._free) >= count:
             return

@@ -1,8 +1,8 @@
 """The simulated engine: the `Engine` protocol with the times of a profile and real KV bytes.
 
-Builds the parts, checks jobs, and gives outputs to the worker. `schedule.py` decides when things
-happen, `answers.py` which token comes next, and `exchange.py` which KV is handed over and fetched.
-Started by `start`.
+It builds the parts, checks jobs, and returns outputs to the worker. `schedule.py` decides when
+things happen, `answers.py` which token is next, and `exchange.py` which KV is handed over and
+fetched. `workers/config.py` names `start`.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def start(
     worker_id: str,
     worker_epoch: int,
 ) -> "SimEngine":
-    """A simulated engine, ready to serve."""
+    """Start a simulated engine that is ready to serve."""
     vocabulary = await asyncio.to_thread(load_vocabulary, model.path, settings.vocabulary)
     arena = KvArena(
         settings.kv_blocks,
@@ -88,7 +88,7 @@ async def start(
 
 
 class SimEngine:
-    """Everything happens in callbacks of the event loop; there is no task."""
+    """The simulated engine. It works in callbacks of the event loop and has no task."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class SimEngine:
         )
 
     def add(self, job: Job) -> None:
-        if job.request_id in self._schedule.runs:  # delivered twice; the one that runs will answer
+        if job.request_id in self._schedule.runs:  # added twice; the running job will answer
             _log.warning("request %s: already here", job.request_id)
             return
         end = job.early_end(self._vocabulary.end_ids)
@@ -155,17 +155,17 @@ class SimEngine:
         return self._schedule.current_load()
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
-        """How to find a peer's `Capability.nixl_metadata`. Without it handles carry it themselves,
-        a few hundred bytes each.
+        """Set how to find a peer's `Capability.nixl_metadata`. Without it handles contain the
+        metadata, a few hundred bytes each.
         """
         self.exchange.set_peer_metadata(peer_metadata)
 
     def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
-        """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
+        """Note a worker's latest epoch; KV of earlier ones is refused."""
         self.exchange.observe_worker(worker_id, epoch, engine_id)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Its worker has lost its lease and joined again; what it held was aborted."""
+        """Note that the own worker lost its lease and joined again; its jobs were aborted."""
         self.exchange.begin_epoch(epoch)
 
     async def close(self) -> None:
@@ -176,13 +176,13 @@ class SimEngine:
         self._wake()
 
     def _die(self, error: Exception) -> None:
-        """A bug ended the engine; the worker must restart."""
+        """Stop the engine after a bug; the worker must restart."""
         self._dead = EngineDead(f"{self.capability.engine_id}: {error!r}")
         self._dead.__cause__ = error
         self._wake()
 
     def _make_run(self, job: Job) -> SimRun:
-        """The job's run; raises what is wrong with it."""
+        """Return the job's run; raises a TriviumError for a job that is refused."""
         problem = self._problem(job)
         if problem is not None:
             raise problem

@@ -1,8 +1,9 @@
-"""KV that one simulated engine gives to others and takes from them.
+"""The exchange of KV between one simulated engine and others.
 
-Holds a prompt's blocks until they are read or their time is up, checks handles, and reads blocks
-that the prefix cache lacks. Paired orchestrations are in `allocations.py` (decode) and `pushes.py`
-(prefill). Returns which jobs' KV has moved; the schedule decides what follows. Times are arguments.
+It keeps a prompt's blocks until they are read or expire, checks handles, and reads blocks that the
+prefix cache lacks. Paired orchestrations are in `allocations.py` (decode) and `pushes.py`
+(prefill). `poll` returns the jobs whose KV has moved; the schedule decides what follows. Times are
+arguments.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from workers.llm.sim.settings import SimSettings
 
 
 class KvExchange:
-    """Both ends of the hand-over. Without a transfer only the own engine's KV can be had."""
+    """Both sides of the hand-over. Without a transfer, only the own engine's KV can be used."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class KvExchange:
         transfer: KvTransfer,
     ) -> None:
         self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
-        # by `engine_request_id`, in order of expiry, for the time to live is one constant
+        # by `engine_request_id`, in order of expiry, because the time to live is constant
         self._pins: dict[str, PinnedPrompt] = {}
         self._rules = HandleRules(settings.block_size)
         self._moves = Moves(settings, blocks, transfer)
@@ -52,7 +53,7 @@ class KvExchange:
         self.expired_total = 0
 
     def add_transfers(self, load: EngineLoad) -> EngineLoad:
-        """The load with what moves here; bytes of peers are those of reads and of writes."""
+        """Return the load with the figures of KV moves; bytes include reads and writes of peers."""
         return replace(
             load,
             kv_bytes_sent=self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read,
@@ -73,17 +74,17 @@ class KvExchange:
 
     @property
     def is_urgent(self) -> bool:
-        """Something moves, or will as soon as a peer says so."""
+        """Return whether KV moves, or will as soon as a peer sends a notice."""
         return self._moves.is_busy or bool(self.allocations)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether peers may still want something from this engine."""
+        """Return whether peers may still read from this engine or send it notices."""
         quarantine_size = self.allocations.quarantined
         return bool(self.is_urgent or self._pins or self.pushes or quarantine_size)
 
     def hold(self, run: SimRun, now_ms: int) -> KvHandle:
-        """Keep a computed prompt for its peer; the table passes to the exchange."""
+        """Keep a computed prompt for its peer; the exchange then owns the table."""
         self._serial += 1
         key = f"{run.request_id}-{self._serial:x}"
         release_at_ms = now_ms + self._settings.handle_ttl_ms
@@ -92,12 +93,12 @@ class KvExchange:
         return self._handle(run, key, run.prompt_tokens, expires_at_ms)
 
     def release(self, request_id: str) -> None:
-        """Drop what is held for a request."""
+        """Free the KV that is kept for a request."""
         for key in [key for key, pin in self._pins.items() if pin.request_id == request_id]:
             self._drop(key)
 
     def refusal(self, run: SimRun, now_ms: int) -> TriviumError | None:
-        """Mark a job's handle as used, or say why it must not be."""
+        """Mark a job's handle as used, or return why it must not be used."""
         job, is_decode = run.job, run.job.phase is WorkPhase.DECODE
         kv = job.kv if is_decode else job.kv_target if job.is_paired else None
         if kv is None:
@@ -125,7 +126,7 @@ class KvExchange:
         return error
 
     def reject(self, job: Job, error: TriviumError) -> None:
-        """A paired job did not start: its peer need not wait."""
+        """Notify the peer of a paired job that did not start."""
         if job.phase is WorkPhase.PREFILL:
             self.pushes.reject(job, error.to_wire())
         elif job.kv is not None and self._settings.transfer != "none":
@@ -134,17 +135,17 @@ class KvExchange:
             self._moves.tell(job.kv.engine_id, job.kv.params, notice.pack())
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
-        """From now on handles leave the metadata out, since peers find it in the fleet."""
+        """Set how to find peers' metadata; handles omit it from now on, as the fleet lists it."""
         self._moves.peer_metadata = peer_metadata
 
     def begin_epoch(self, epoch: int) -> None:
-        """Handles are of this epoch from now on; those of earlier ones keep their blocks until
-        their time is up, for a peer may be reading.
+        """Set the epoch of new handles. The blocks of earlier handles are kept until they expire,
+        because a peer may be reading.
         """
         self._owner.worker_epoch = epoch
 
     def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
-        """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
+        """Note a peer's latest epoch; drop its earlier engine, and refuse that engine's KV."""
         former_engine = self._rules.observe_epoch(worker_id, epoch, engine_id)
         if former_engine is None or engine_id == self._owner.engine_id:
             return
@@ -155,7 +156,7 @@ class KvExchange:
             self._moves.tell(engine_id, b"", b"")
 
     def begin(self, run: SimRun, now_s: float, now_ms: int) -> bool:
-        """Find room and post the read; False when there is no room yet."""
+        """Open blocks and post the read; return False if there is no room yet."""
         size = self._settings.block_size
         table = self._blocks.open(
             run.digest.chain, run.digest.blocks, run.blocks_max(size), run.salt
@@ -168,7 +169,7 @@ class KvExchange:
         return True
 
     def abandon(self, run: SimRun, error: WireError | None = None) -> None:
-        """The run ends early; its blocks are free once nothing can touch them."""
+        """End a run early; its blocks are freed once no move can access them."""
         if run.is_paired_prefill:
             self.pushes.abandon(run, error)
         elif run.job.is_paired:
@@ -179,7 +180,7 @@ class KvExchange:
             self._blocks.close(run.table)
 
     def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[SimRun, WireError | None]]:
-        """Progress; the runs whose KV moved or will not, with the error."""
+        """Make progress; return the runs whose KV has moved, or will not, with the error."""
         while self._pins and next(iter(self._pins.values())).release_at_ms <= now_ms:
             self.expired_total += self._drop(next(iter(self._pins)))
         for notice in self._moves.poll(now_s, now_ms):
@@ -190,11 +191,11 @@ class KvExchange:
         return ends
 
     def close(self) -> None:
-        """Free the transfer; moves under way are abandoned."""
+        """Free the transfer; moves in flight are abandoned."""
         self._moves.transfer.close()
 
     def _drop_peer(self, engine_id: str) -> None:
-        """A peer is gone for good: drop its connection, and wait for it no more."""
+        """Drop the connection of a peer that is gone, and fail jobs that wait for it."""
         self._moves.transfer.forget(engine_id)
         self.allocations.on_peer_lost(engine_id)
 
@@ -216,7 +217,7 @@ class KvExchange:
                 self.allocations.on_dropped(notice)
 
     def _handle(self, run: SimRun | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
-        """Where a run's prompt lies; without a run, whom to answer."""
+        """Return a handle of the run's blocks; without a run, one that names only this engine."""
         is_known = self._moves.peer_metadata is not None
         return KvHandle(
             worker_id=self._owner.worker_id,
@@ -234,7 +235,7 @@ class KvExchange:
         return self._handle(run, run.request_id, tokens, expires_at_ms)
 
     def _fetch(self, run: SimRun, now_s: float, now_ms: int) -> None:
-        """Read what the prefix cache lacks; the producer learns of it either way."""
+        """Read the blocks that the prefix cache lacks; the producer gets a notice in any case."""
         kv, matched = run.job.kv, run.table.matched
         assert kv is not None
         if kv.engine_id == self._owner.engine_id:
@@ -259,7 +260,7 @@ class KvExchange:
         self._moves.begin(run.moving, now_s, now_ms)
 
     def _copy(self, run: SimRun, kv: KvHandle) -> None:
-        """A handle of this very engine: copy what the prefix cache lacks."""
+        """Copy the blocks that the prefix cache lacks, for a handle of this engine."""
         matched, blocks = run.table.matched, run.digest.blocks
         pin = self._pins.get(kv.engine_request_id)
         source_blocks = pin.table.blocks[:blocks] if pin is not None else []
@@ -286,7 +287,7 @@ class KvExchange:
         self._end(run, KvUnavailable(f"{run.request_id}: KV not read: {error}").to_wire())
 
     def _drop(self, key: str) -> bool:
-        """Give up one; False where it is unknown, so that a repeated release is harmless."""
+        """Free a kept prompt; return False if it is unknown, as after an earlier release."""
         pin = self._pins.pop(key, None)
         if pin is not None:
             self._blocks.close(pin.table)

@@ -1,4 +1,4 @@
-"""KV handles of the simulated engine: what is behind one, and which may be used.
+"""KV handles of the simulated engine: the KV behind them, and checks before their use.
 
 Pure: time is an argument. Called by `exchange.py`.
 """
@@ -9,12 +9,12 @@ from schemas.errors import KvUnavailable, StaleEpoch, TriviumError
 from schemas.records import KvHandle
 from workers.llm.sim.blocks import BlockTable
 
-_USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
+_USED_MAX = 16_384  # handles remembered as used; far more than can be valid at once
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineOwner:
-    """Whose engine this is; it may outlive an epoch of its worker."""
+    """The engine and its worker; the engine may outlive an epoch of the worker."""
 
     worker_id: str
     worker_epoch: int
@@ -23,7 +23,7 @@ class EngineOwner:
 
 @dataclass(slots=True)
 class PinnedPrompt:
-    """One prompt's KV, pinned until its peer has read it or its time is up."""
+    """One prompt's KV, pinned until its peer has read it or it expires."""
 
     request_id: str
     table: BlockTable
@@ -31,7 +31,7 @@ class PinnedPrompt:
 
 
 class HandleRules:
-    """Each handle once, in time, and of the peer's present life."""
+    """Checks of handles: each is used once, before it expires, in its worker's latest epoch."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -39,7 +39,7 @@ class HandleRules:
         self._epochs: dict[str, tuple[int, str]] = {}  # worker: latest epoch seen, and its engine
 
     def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
-        """Mark a handle of held KV as used; returns why it must not be."""
+        """Mark a handle of kept KV as used, or return why it must not be used."""
         blocks = -(-prompt_tokens // self._block_size)
         if kv.tokens != prompt_tokens or len(kv.block_ids) != blocks:
             return KvUnavailable(
@@ -49,7 +49,7 @@ class HandleRules:
         return self._use(kv, now_ms)
 
     def use_promise(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
-        """Mark a promise to write KV as used; returns why it must not be."""
+        """Mark a promise to write KV as used, or return why it must not be used."""
         if kv.tokens != prompt_tokens or kv.block_ids:
             return KvUnavailable(
                 f"{kv.engine_request_id}: expected a promise of {prompt_tokens} tokens, "
@@ -58,15 +58,15 @@ class HandleRules:
         return self._use(kv, now_ms)
 
     def use_target(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
-        """Mark blocks that may be written to, or a promise of them, as used; returns why they must
-        not be.
+        """Mark a handle of blocks to write to, or a promise of them, as used, or return why it
+        must not be used.
         """
         promised = not kv.block_ids and 0 <= kv.tokens <= prompt_tokens
         misfit = None if promised else self.misfit(kv, prompt_tokens)
         return misfit or self._use(kv, now_ms)
 
     def misfit(self, target: KvHandle, prompt_tokens: int) -> TriviumError | None:
-        """Why a prompt cannot be written to these blocks, if so."""
+        """Return why a prompt cannot be written to these blocks; None if it can."""
         blocks, block_count = -(-prompt_tokens // self._block_size), len(target.block_ids)
         if block_count == blocks and not target.tokens % self._block_size:
             if 0 <= target.tokens <= prompt_tokens:
@@ -77,7 +77,7 @@ class HandleRules:
         )
 
     def stale(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
-        """Why a handle is not good now, if so; looks at its time and its owner's life."""
+        """Return why a handle has expired or is of a former epoch; None if it is valid."""
         if now_ms >= kv.expires_at_ms:
             return KvUnavailable(
                 f"{kv.engine_request_id}: expired {now_ms - kv.expires_at_ms} ms ago"
@@ -90,15 +90,15 @@ class HandleRules:
         return None
 
     def why_stale(self, kv: KvHandle, now_ms: int) -> str:
-        """`stale` in words; "" for a handle that is good."""
+        """Return the text of `stale`; "" for a valid handle."""
         error = self.stale(kv, now_ms)
         return str(error) if error is not None else ""
 
     def observe_epoch(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
-        """A worker lives in this epoch; returns the engine of its last one, to be forgotten.
+        """Note a worker's latest epoch; return the engine of its former one, to be dropped.
 
-        "" when there was none, None when this is no news. A worker that lost its lease has the same
-        engine again, but what it was doing is over.
+        Return "" if there was none, None if nothing changed. A worker that lost its lease may have
+        the same engine again, but its former jobs are over.
         """
         latest, former_engine = self._epochs.get(worker_id, (0, ""))
         if epoch < latest or (epoch, engine_id) == (latest, former_engine):

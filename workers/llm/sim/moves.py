@@ -1,9 +1,9 @@
-"""KV moves of the simulated engine that are under way, with their retries.
+"""KV moves of the simulated engine that are in flight, with their retries.
 
-A move that fails is tried again on a new connection, after a pause that doubles each time, until
-its tries are spent or it must not be posted any more. Blocks that a late or abandoned move may
-still touch are kept until it has settled. `exchange.py`, `allocations.py` and `pushes.py` decide
-what moves and why. Times are arguments.
+A failed move is retried on a new connection, after a pause that doubles each time, until it has no
+tries left or must not be posted any more. Blocks that a late or abandoned move may still access are
+kept until it has settled. `exchange.py`, `allocations.py` and `pushes.py` decide which blocks move.
+Times are arguments.
 """
 
 import logging
@@ -21,25 +21,25 @@ _log = logging.getLogger(__name__)
 
 
 def always(_now_ms: int) -> str:
-    """The `refusal` of what may be posted at any time."""
+    """Return "": the `refusal` of a move that may be posted at any time."""
     return ""
 
 
 def ignore(_error: str) -> None:
-    """The `on_end` of what nobody waits for."""
+    """Do nothing: the `on_end` of a move whose end has no effect."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Moving:
     """One move, over all its tries.
 
-    `refusal` says at a time in ms why it must not be posted, or a read no longer be trusted; ""
-    when all is well. `on_end` gets the error, or "", once, unless the move is abandoned first;
-    `on_settled` the same when nothing can touch the blocks any more, whatever came before.
+    `refusal` returns, for a time in ms, why the move must not be posted or its data not be used;
+    "" if it may. `on_end` gets the error, or "", once, unless the move is abandoned first.
+    `on_settled` gets it when nothing can access the blocks any more, in any case.
     """
 
     engine_id: str
-    params: bytes  # the peer's card, if the fleet does not know it
+    params: bytes  # the peer's card, if the fleet does not list it
     direction: Direction = Direction.READ
     remote: Sequence[int] = ()
     local: Sequence[int] = ()
@@ -47,15 +47,15 @@ class Moving:
     refusal: Callable[[int], str] = always
     on_end: Callable[[str], None] = ignore
     on_settled: Callable[[str], None] = ignore
-    blocks_to_release: Sequence[int] = ()  # blocks to release when it has settled
+    blocks_to_release: Sequence[int] = ()  # released when the move has settled
     since_s: float = 0.0
     duration_ms: float = 0.0
-    is_over: bool = False  # `on_end` was called, or nobody waits
+    is_over: bool = False  # `on_end` was called, or the move was abandoned
     is_settled: bool = False
 
 
 class Moves:
-    """All moves of one engine; without `peer_metadata` handles carry the peers' cards."""
+    """All moves of one engine; without `peer_metadata`, handles contain the peers' cards."""
 
     peer_metadata: PeerMetadata | None = None
 
@@ -72,27 +72,27 @@ class Moves:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a move is under way or waits for its next try."""
+        """Return whether a move is in flight or waits for its next try."""
         return bool(self._in_flight or self._retries)
 
     def begin(self, moving: Moving, now_s: float, now_ms: int) -> None:
-        """Post a move; a refusal comes at once."""
+        """Post a move; if it is refused, it ends at once."""
         moving.since_s = now_s
         self._post(moving, now_ms)
 
     def tell(self, engine_id: str, params: bytes, notice: bytes) -> None:
-        """Leave a notice with a peer; with an empty one, only connect."""
+        """Send a notice to a peer; with an empty one, only connect."""
         self._post(Moving(engine_id=engine_id, params=params, notice=notice), 0)
 
     def abandon(self, moving: Moving, blocks: Sequence[int]) -> None:
-        """Nobody waits for it any more; these blocks are released once it has settled."""
+        """Stop waiting for a move; release these blocks once it has settled."""
         assert not moving.is_settled
         moving.is_over, moving.blocks_to_release = True, blocks
         if moving in self._retries:
             self._settle(moving, "abandoned")
 
     def poll(self, now_s: float, now_ms: int) -> list[Notice]:
-        """Progress; the notices that peers left."""
+        """Make progress, and return the notices from peers."""
         self._now_s = now_s
         poll_result = self.transfer.poll()
         for end in poll_result.ends:
@@ -139,7 +139,7 @@ class Moves:
         if error and not moving.is_over and self._retries.record_failure(moving, self._now_s):
             return
         if not error and moving.direction is Direction.READ:
-            error = moving.refusal(now_ms)  # by now the blocks may have been others
+            error = moving.refusal(now_ms)  # the blocks may have been reused meanwhile
         self._settle(moving, error)
 
     def _end(self, moving: Moving, error: str) -> None:

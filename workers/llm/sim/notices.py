@@ -1,6 +1,6 @@
-"""What simulated engines tell each other besides the KV itself, as NIXL notices.
+"""The messages between simulated engines, sent as NIXL notices.
 
-`read` and `wrote` arrive together with the bytes that they are about; the others come alone. Pure.
+`read` and `wrote` arrive together with the bytes that they report; the others arrive alone. Pure.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from schemas.records import KvHandle, WireError
 
 
 class NoticeKind(StrEnum):
-    """What happened, or is asked."""
+    """The event or request of a notice."""
 
-    READ = "read"  # the reader has `kv_bytes` of the receiver's blocks, and needs no more
+    READ = "read"  # the sender has read `kv_bytes` of the receiver's blocks, and needs no more
     WANT = "want"  # decode has allocated: write to `target`
     WROTE = "wrote"  # prefill has written `kv_bytes`; all blocks of the prompt are valid
-    UNWANTED = "unwanted"  # decode gave up: write no more, and say `dropped` to `target`
-    DROPPED = "dropped"  # prefill will not touch the receiver's blocks; `error` says why, if any
+    UNWANTED = "unwanted"  # decode gave up: do not write, and send `dropped` to `target`
+    DROPPED = "dropped"  # prefill will not write the receiver's blocks; `error` may be the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,17 @@ class Notice:
     error: WireError | None = None
 
     def pack(self) -> bytes:
-        """JSON, as `unpack` reads it."""
+        """Return the notice as JSON, for `unpack`."""
         return _NOTICES.dump_json(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Notice":
-        """Raises ValueError for anything that `pack` did not make."""
+        """Read a notice from JSON; raises ValueError if `pack` did not make it."""
         try:
             notice = _NOTICES.validate_json(data)
             if notice.target is None and notice.kind in (NoticeKind.WANT, NoticeKind.UNWANTED):
                 raise ValueError("no target")
-        except ValueError as error:  # pydantic's, too
+        except ValueError as error:  # pydantic's errors are ValueErrors too
             raise ValueError(f"notice: expected one of a simulated engine: {error}") from error
         return notice
 

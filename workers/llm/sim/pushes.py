@@ -1,9 +1,9 @@
-"""Prefill's side of paired orchestrations: KV that is written into a peer's blocks.
+"""The prefill side of paired orchestrations: writes KV into a peer's blocks.
 
-With `decode_first` the job says where to write, and KV that only the peer has is read first; with
-`concurrent` the peer says where. When both sides are ready, the blocks that the peer lacks are
-written. However the job ends, the peer is told, once nothing can touch its blocks any more. Times
-are arguments.
+With `decode_first` the job has the peer's blocks, and KV that only the peer has is read first. With
+`concurrent` the peer sends its blocks. When both sides are ready, the blocks that the peer lacks
+are written. However the job ends, the peer gets a notice once nothing can write to its blocks any
+more. Times are arguments.
 """
 
 from collections import deque
@@ -22,16 +22,16 @@ from workers.llm.sim.notices import Notice, NoticeKind
 from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 
-_WANTS_MAX = 4_096  # of jobs that have not come yet; the oldest is forgotten, and expires
-_OVER_MAX = 16_384  # keys remembered as over
+_WANTS_MAX = 4_096  # for jobs that have not arrived; beyond it the oldest is dropped, and expires
+_OVER_MAX = 16_384  # remembered keys of jobs that are over
 
 
 @dataclass(slots=True)
 class _Push:
     run: SimRun
-    target: KvHandle  # whom to tell; with blocks: where to write
+    target: KvHandle  # the peer to notify; with blocks, those to write to
     is_allocated: bool
-    give_up_at_ms: int = 0  # from when the KV is computed
+    give_up_at_ms: int = 0  # set when the KV is computed
 
 
 class Pushes:
@@ -50,8 +50,8 @@ class Pushes:
         self._settings, self._blocks, self._moves, self._rules = settings, blocks, moves, rules
         self._block_bytes, self._on_end = block_bytes, on_end
         self._open: dict[str, _Push] = {}
-        self._computed: dict[str, _Push] = {}  # those that wait for their peer, oldest first
-        self._ready: deque[_Push] = deque()  # those that wait for a place in the batch
+        self._computed: dict[str, _Push] = {}  # pushes that wait for their peer, oldest first
+        self._ready: deque[_Push] = deque()  # pushes that wait for a place in the batch
         self._wants: dict[str, KvHandle] = {}
         self._over: dict[str, WireError | None] = {}
         self.bytes_sent = self.bytes_read = 0
@@ -61,23 +61,23 @@ class Pushes:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a write could be posted."""
+        """Return whether a write can be posted."""
         return bool(self._ready)
 
     def refusal(self, job: Job) -> TriviumError | None:
-        """Why a job must not start, if so."""
+        """Return why a job must not start; None if it may."""
         if job.request_id in self._over:
             return KvUnavailable(f"{job.request_id}: its peer gave up, or it was here before")
         return None
 
     def reject(self, job: Job, error: WireError) -> None:
-        """A job did not start: its peer need not wait."""
+        """Notify the peer of a job that did not start."""
         if job.kv_target is not None and job.request_id not in self._over:
             self._note_over(job.request_id, error)
             self._tell_dropped(job.request_id, job.kv_target, error)
 
     def take(self, run: SimRun) -> None:
-        """Register a paired prefill job, with its peer's blocks if they are known already."""
+        """Register a paired prefill job, with its peer's blocks if they are already known."""
         target = run.job.kv_target
         assert target is not None
         is_allocated = run.job.orchestration is Orchestration.DECODE_FIRST
@@ -87,7 +87,7 @@ class Pushes:
             self._allocate(push, want)
 
     def read(self, run: SimRun, now_s: float, now_ms: int) -> bool:
-        """Post a read of the blocks that the peer holds and this engine lacks, if there are any."""
+        """Read the valid blocks of the peer that this engine lacks; return False if none."""
         target, matched = self._open[run.request_id].target, run.table.matched
         size = self._settings.block_size
         valid = min(target.tokens, run.prompt_tokens - 1) // size  # one token is always computed
@@ -108,7 +108,7 @@ class Pushes:
         return True
 
     def on_computed(self, run: SimRun, now_ms: int) -> None:
-        """The run's KV is there; its first token is on its way."""
+        """Queue the write of a run whose KV is computed, or wait for the peer's blocks."""
         push = self._open[run.request_id]
         push.give_up_at_ms = now_ms + self._settings.handle_ttl_ms
         if push.is_allocated:
@@ -117,7 +117,7 @@ class Pushes:
             self._computed[run.request_id] = push
 
     def write_next(self, now_s: float, now_ms: int) -> SimRun:
-        """Post the write of what the peer lacks; the run takes a place in the batch."""
+        """Post the write of the blocks that the peer lacks; the run has a place in the batch."""
         push = self._ready.popleft()
         run, target = push.run, push.target
         first = target.tokens // self._settings.block_size
@@ -151,7 +151,7 @@ class Pushes:
                 del self._wants[next(iter(self._wants))]
 
     def on_unwanted(self, notice: Notice) -> None:
-        """The peer gave up; a write under way is left to end."""
+        """End the job of a peer that gave up; a write in flight is not interrupted."""
         assert notice.target is not None
         push = self._open.get(notice.key)
         error = KvUnavailable(f"{notice.key}: its decode worker gave up").to_wire()
@@ -164,12 +164,12 @@ class Pushes:
             self._on_end(push.run, error)
 
     def finish(self, run: SimRun) -> None:
-        """Written; the job is over."""
+        """End a job whose KV was written."""
         del self._open[run.request_id]
         self._note_over(run.request_id, None)
 
     def abandon(self, run: SimRun, error: WireError | None) -> None:
-        """The run ends before it has written; the peer hears of it when nothing moves any more."""
+        """End a run before its write; notify the peer when none of its blocks moves any more."""
         push = self._open.pop(run.request_id, None)
         if push is None:
             return
@@ -187,7 +187,7 @@ class Pushes:
         self._moves.abandon(moving, blocks)
 
     def poll(self, now_ms: int) -> None:
-        """Give up on peers that never asked."""
+        """Give up on peers that did not request their KV in time."""
         while self._computed:
             push = next(iter(self._computed.values()))
             if push.give_up_at_ms > now_ms:
@@ -199,7 +199,7 @@ class Pushes:
             self._on_end(push.run, late.to_wire())
 
     def _allocate(self, push: _Push, want: KvHandle) -> None:
-        """Take the peer's blocks for the job's target, if the peer is who it should be."""
+        """Set the peer's blocks as the job's target, if they are from the expected peer."""
         target = push.target
         is_same = (target.worker_id, target.worker_epoch, target.engine_id) == (
             want.worker_id,
@@ -216,7 +216,7 @@ class Pushes:
             self._ready.append(push)
 
     def _on_read(self, run: SimRun, moving: Moving, valid_tokens: int, error: str) -> None:
-        if not moving.is_settled:  # the blocks may still be written to, so they cannot be computed
+        if not moving.is_settled:  # the read may still write the blocks, so do not compute them
             late = KvUnavailable(f"{run.request_id}: the decode worker's KV was not read: {error}")
             self._on_end(run, late.to_wire())
             return
@@ -241,7 +241,7 @@ class Pushes:
     def _on_settled(
         self, push: _Push, moving: Moving, error: WireError | None, failed: str
     ) -> None:
-        """After the end of an abandoned job: unless it wrote after all, the peer waits to hear."""
+        """Notify the peer after an abandoned job's move, unless its write has succeeded."""
         if failed or moving.direction is Direction.READ:
             self._tell_dropped(push.run.request_id, push.target, error)
 

@@ -1,4 +1,4 @@
-"""A job under way in the simulated engine, and its answer's limit. Pure."""
+"""A job in the simulated engine, with its stage and its answer's limit. Pure."""
 
 from asyncio import TimerHandle
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
 
 
 class Stage(Enum):
-    """Where a job is; it occupies a place of the batch in all but waiting, holding and ended."""
+    """The stage of a job; it has a place in the batch except in WAITING, HOLDING and ENDED."""
 
     WAITING = "waiting"
     FETCHING = "fetching"  # reads a peer's KV
-    AWAITING = "awaiting"  # has allocated; a peer is to write
-    READING = "reading"  # of a prefill: reads what the peer that it will write to holds
+    AWAITING = "awaiting"  # has allocated blocks; a peer will write to them
+    READING = "reading"  # prefill: reads the prefix that its peer has
     PREFILLING = "prefilling"
-    HOLDING = "holding"  # of a prefill: the peer has not allocated, or the batch has no place
-    WRITING = "writing"  # of a prefill: writes the KV into a peer's blocks
+    HOLDING = "holding"  # prefill: the peer has not allocated, or the batch is full
+    WRITING = "writing"  # prefill: writes the KV into a peer's blocks
     RUNNING = "running"
     ENDED = "ended"
 
 
 @dataclass(slots=True, kw_only=True)
 class SimRun(BatchRow):
-    """A job and everything that the engine knows of it."""
+    """A job, and its state in the engine."""
 
     request_id: str
     job: Job
@@ -42,13 +42,13 @@ class SimRun(BatchRow):
     cached_tokens: int = 0
     kv_bytes: int = 0
     transfer_ms: float = 0.0
-    kv_missed: WireError | None = None  # why it computes a prompt that it was to fetch
+    kv_missed: WireError | None = None  # why it computes a prompt instead of fetching its KV
     moving: Moving | None = None  # its latest KV move
-    timer: TimerHandle | None = None  # of the prefill under way
+    timer: TimerHandle | None = None  # for the end of its prefill
 
     @property
     def is_paired_prefill(self) -> bool:
-        """Whether its KV is written to a peer that has the job too."""
+        """Return whether its KV is written to a peer that has the job too."""
         return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
 
     @property
@@ -57,7 +57,7 @@ class SimRun(BatchRow):
         return salt_of(self.job.cache_scope)
 
     def blocks_max(self, block_size: int) -> int:
-        """Blocks that the job can come to hold."""
+        """Return the largest number of blocks that the job may need."""
         answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit - self.prior_tokens
         return (self.prompt_tokens + answer - 1) // block_size + 1
 
@@ -65,7 +65,7 @@ class SimRun(BatchRow):
 def make_run(
     job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, space_tokens: int
 ) -> SimRun:
-    """Start of a job whose answer has room for so many tokens."""
+    """Return the run of a job whose answer has room for `space_tokens` more tokens."""
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
@@ -91,11 +91,11 @@ def make_run(
 
 
 def _script(job: Job, digest: Digest, vocabulary: Vocabulary) -> Script:
-    """What an answer of a certain form says: it follows from prompt and seed, not from KV."""
+    """Return the tokens of an answer with a constrained form; they depend on prompt and seed."""
     sampling = job.sampling
     if sampling.structured is None:
         return ()
-    # With a validator of schemas, which no other answer needs.
+    # Imports a validator of schemas, which no other answer needs.
     from workers.llm.sim.forms.form import draw_text
 
     base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0

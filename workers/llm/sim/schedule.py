@@ -1,8 +1,8 @@
-"""When things happen in the simulated engine: queues, prefills, steps, polls and deadlines.
+"""The timing of the simulated engine: queues, prefills, steps, polls and deadlines.
 
 There is a timer for each prefill, one for the batch's steps, and one that polls transfers and
-deadlines. Each is set from the time at which the last one was due, so nothing drifts. A transfer
-never delays the batch. Outputs go to `emit`; `engine.py` checks jobs.
+deadlines. Each is set from the time at which the last one was due, so times do not drift. A
+transfer never delays the batch. Outputs go to `emit`; `engine.py` checks jobs.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from workers.llm.sim.run import SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
 _POLL_MOVING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
-_STEP_WEIGHT = 0.1  # of the latest step in the measured step time
+_STEP_WEIGHT = 0.1  # weight of the latest step in the measured step time
 _LATE_S = 0.1  # steps later than this are not made up for
 
 
 class Schedule:
-    """All jobs that the engine has taken; everything happens in callbacks of the event loop."""
+    """All jobs of the engine; it works in callbacks of the event loop."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Schedule:
         self._loop = asyncio.get_running_loop()
         self._to_fetch: deque[SimRun] = deque()
         self._to_prefill: deque[SimRun] = deque()
-        self._transferring = 0  # fetching, awaiting or writing
-        self._prefilling = 0  # with those that read their beginning
+        self._transferring = 0  # runs that fetch, await or write KV
+        self._prefilling = 0  # runs that prefill, or read their prefix
         self._deadlines = Deadlines[SimRun](lambda run: run.stage is not Stage.ENDED)
         self._recomputed_total = 0
         self._prefill_tokens, self._prefill_mark_s = 0, self._loop.time()
@@ -65,16 +65,17 @@ class Schedule:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queues: for room to fetch, or to be computed."""
+        """Return the number of jobs that wait for a fetch or a prefill."""
         return len(self._to_fetch) + len(self._to_prefill)
 
     @property
     def active(self) -> int:
-        """Places of the batch that are taken: running, being computed or being transferred."""
+        """Return the number of places in the batch that are taken: by running, computed or
+        transferred jobs."""
         return len(self._answers) + self._prefilling + self._transferring
 
     def take(self, run: SimRun) -> None:
-        """Queue a checked job and start what there is room for."""
+        """Queue a checked job, and start jobs that fit."""
         self.runs[run.request_id] = run
         self._deadlines.add(run.job.deadline_ms, run)
         if run.is_paired_prefill:
@@ -84,7 +85,7 @@ class Schedule:
         self._admit(self._loop.time())
 
     def abort(self, run: SimRun) -> None:
-        """Take a job out, wherever it is."""
+        """Remove a job, in any stage."""
         self._drop(run)
         self._emit([Output(request_id=run.request_id, finish_reason="abort")])
         self._admit(self._loop.time())
@@ -105,7 +106,7 @@ class Schedule:
         return self._exchange.add_transfers(load)
 
     def close(self) -> None:
-        """Stop all timers; what the jobs hold goes with the engine."""
+        """Stop all timers; the jobs' blocks are freed with the engine."""
         self._poll_timer.cancel()
         if self._step_timer is not None:
             self._step_timer.cancel()
@@ -114,7 +115,7 @@ class Schedule:
                 run.timer.cancel()
 
     def _fatal(self, callback: Callable[..., None], *args: Any) -> None:
-        """Run a callback; a bug in it must end the engine, not just be logged by the event loop."""
+        """Run a callback; a bug in it ends the engine, where the event loop would only log it."""
         try:
             callback(*args)
         except Exception as error:
@@ -122,7 +123,7 @@ class Schedule:
             self._die(error)
 
     def _admit(self, now_s: float) -> None:
-        """Start what there is room for; transfers and prefills do not wait for each other."""
+        """Start jobs that fit; transfers and prefills do not wait for each other."""
         settings, pushes = self._settings, self._exchange.pushes
         while pushes.has_ready and self.active < settings.running_max:
             pushes.write_next(time.monotonic(), wall_ms()).stage = Stage.WRITING
@@ -144,7 +145,7 @@ class Schedule:
             self._to_prefill.popleft()
 
     def _fetch(self, run: SimRun) -> bool:
-        """Open the run's blocks and ask for its KV; False when there is no room."""
+        """Open the run's blocks and request its KV; return False if there is no room."""
         exchange = self._exchange
         if not run.job.is_paired:
             if not exchange.begin(run, time.monotonic(), wall_ms()):
@@ -152,7 +153,7 @@ class Schedule:
             run.stage = Stage.FETCHING
             return True
         if len(exchange.allocations) >= max(1, self._settings.running_max - 1):
-            return False  # a place is left for prefills: two engines may wait for each other
+            return False  # one place stays free for prefills, as two engines may await each other
         target = exchange.allocations.begin(run, wall_ms())
         if target is None:
             return False
@@ -196,7 +197,7 @@ class Schedule:
         self._admit(at_s)
 
     def _begin(self, run: SimRun, at_s: float) -> None:
-        """The prompt's KV is there: draw the first token; the batch goes on, or the peer does."""
+        """Sample the first token from the prompt's KV; then the batch continues, or the peer."""
         for block, value in zip(run.table.blocks, run.digest.chain, strict=False):
             self._blocks.remember(block, value, run.salt)
         was_idle = not len(self._answers)
@@ -262,7 +263,7 @@ class Schedule:
         self._poll_timer = self._loop.call_later(delay_s, self._fatal, self._poll)
 
     def _on_kv_end(self, run: SimRun, error: WireError | None, now_s: float) -> None:
-        """A run's KV has moved, or will not."""
+        """Continue a run whose KV has moved, or will not move."""
         if error is not None and run.job.is_paired:
             self._drop(run, error)
             self._emit([Output(request_id=run.request_id, finish_reason="error", error=error)])
@@ -283,13 +284,13 @@ class Schedule:
             self._to_prefill.appendleft(run)
 
     def _poll_soon(self) -> None:
-        """Poll often from now on, if it is not so already."""
+        """Poll soon, and often from then on."""
         if self._poll_timer.when() > self._loop.time() + _POLL_HOLDING_S:
             self._poll_timer.cancel()
             self._poll_timer = self._loop.call_later(_POLL_MOVING_S, self._fatal, self._poll)
 
     def _drop(self, run: SimRun, error: WireError | None = None) -> None:
-        """Take a run out, wherever it is; its peer, if it has one, hears the error."""
+        """Remove a run, in any stage; send the error to its peer, if it has one."""
         match run.stage:
             case Stage.WAITING:
                 (self._to_prefill if run in self._to_prefill else self._to_fetch).remove(run)
@@ -321,7 +322,7 @@ class Schedule:
 
 
 def _handover(run: SimRun) -> Output:
-    """The last output of a prefill whose KV was written to its peer."""
+    """Return the last output of a prefill whose KV was written to its peer."""
     return Output(
         request_id=run.request_id,
         finish_reason="handover",

@@ -1,6 +1,6 @@
 """Section [sim]: the simulated engine's size and latency profile.
 
-Nothing here is shared with the router's estimates: a simulation must not agree with itself.
+The router's estimates do not use this profile, so that a simulation can show their errors.
 """
 
 from typing import Annotated
@@ -19,35 +19,35 @@ class SimSettings:
     """Section [sim]; the default profile is 20 ms prefill and 5 ms per token."""
 
     prefill_base_ms: float = 20.0
-    prefill_ms_per_token: float = 0.0  # of tokens not cached
-    append_base_ms: float = -1.0  # for prompts whose beginning is cached; below 0: as prefill
+    prefill_ms_per_token: float = 0.0  # for each token that is not cached
+    append_base_ms: float = -1.0  # for prompts with a cached prefix; below 0: as prefill
     append_ms_per_token: float = -1.0
     decode_step_ms: PositiveFloat = 5.0
     decode_ms_per_request: float = 0.0  # added to a step for each running request
-    prefill_interference: float = 0.0  # share by which each prefill under way lengthens a step
+    prefill_interference: float = 0.0  # share by which each running prefill lengthens a step
     running_max: Positive = 64
-    prefill_running_max: Positive = 8  # prefills under way at once
+    prefill_running_max: Positive = 8  # prefills at once
     waiting_max: Positive = 1_024  # jobs beyond this are refused
-    backlog_steps_max: int = 64  # steps that nobody has collected before stepping pauses
+    backlog_steps_max: int = 64  # steps not collected by the worker, before stepping pauses
     block_size: Positive = 16
     kv_blocks: Positive = 8_192
     bytes_per_token: int = 256
     kv_heads: int = 4
     tensor_parallel: Positive = 1  # ranks that share the KV heads of every block
     handle_ttl_ms: int = 30_000  # how long KV waits for its peer
-    handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
+    handle_margin_ms: int = 1_000  # a handle's own expiry is this much earlier
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     transfer: Annotated[str, one_of(*TRANSFERS)] = "nixl"  # memory: inside one process
     transfer_timeout_ms: int = 2_000
-    transfer_tries_max: Positive = 4  # of one move or notice
+    transfer_tries_max: Positive = 4  # tries of one move or notice
     transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
-    # pause before a peer that was not reached is tried again; it doubles
+    # pause before an unreachable peer is tried again; it doubles up to reconnect_max_ms
     reconnect_ms: float = 50.0
     reconnect_max_ms: float = 5_000.0
-    warm_up: bool = True  # connect to a peer when the fleet shows it, not when it is first used
+    warm_up: bool = True  # connect to a peer when the fleet lists it, not at its first use
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
-    end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never drawn
-    vocabulary: int = 4_096  # tokens to draw from, at most
+    end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never sampled
+    vocabulary: int = 4_096  # tokens that may be sampled, at most
 
     def __post_init__(self) -> None:
         if self.kv_heads < 4 or self.kv_heads & (self.kv_heads - 1):
@@ -67,14 +67,14 @@ class SimSettings:
 
     @property
     def orchestrations(self) -> tuple[Orchestration, ...]:
-        """What an engine with these settings can do."""
+        """Return the orchestrations of an engine with these settings."""
         can = () if self.transfer == "none" else Orchestration
         return tuple(
             orchestration for orchestration in can if orchestration is not Orchestration.NONE
         )
 
     def prefill_s(self, tokens: int, cached_tokens: int) -> float:
-        """How long computing a prompt takes."""
+        """Return the duration of a prefill, in seconds."""
         base_ms, per_token_ms = self.prefill_base_ms, self.prefill_ms_per_token
         if cached_tokens:
             base_ms = self.append_base_ms if self.append_base_ms >= 0 else base_ms
@@ -84,6 +84,6 @@ class SimSettings:
         return (base_ms + per_token_ms * (tokens - cached_tokens)) / 1_000
 
     def step_s(self, running: int, prefilling: int) -> float:
-        """How long one decode step of the batch takes."""
+        """Return the duration of one decode step of the batch, in seconds."""
         step_ms = self.decode_step_ms + self.decode_ms_per_request * running
         return step_ms * (1 + self.prefill_interference * prefilling) / 1_000

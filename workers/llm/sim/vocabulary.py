@@ -1,8 +1,8 @@
-"""What the simulated engine says: which tokens it draws, and the text of each.
+"""The tokens that the simulated engine samples, and the text of each.
 
-It draws only tokens whose text is whole characters, so an answer's text never lags its tokens. A
+It samples only tokens whose text is whole characters, so an answer's text never lags its tokens. A
 `Writer` serves answers that need more: stop strings, stop tokens, made-up log-probabilities, and
-tokens that are set and not drawn (`Script`). Pure, but for reading the model's folder.
+given tokens instead of sampled ones (`Script`). Pure, except that it reads the model's folder.
 """
 
 import json
@@ -20,14 +20,14 @@ from workers.llm.sim.arena import MASK, mix
 from workers.llm.stop_strings import StopText
 from workers.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
 
-_WORDS_MIN = 64  # a folder with fewer of our words as tokens draws from all of its pieces
+_WORDS_MIN = 64  # with fewer of `WORDS` as tokens, all printable tokens are sampled
 _UNIT = float(1 << 64)
 Script = Sequence[tuple[int, str]]  # token ids with their texts; the end of sequence comes last
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Drawable tokens; the end of sequence is the last entry, one past `size`."""
+    """Tokens that may be sampled; the end of sequence is the last entry, at index `size`."""
 
     ids: tuple[tuple[int, ...], ...]  # one-element tuples, shared by all outputs
     texts: tuple[str, ...]
@@ -41,14 +41,14 @@ class Vocabulary:
         return self.ids[self.size]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of drawn tokens, or of a script's tokens."""
+        """Return the text of sampled tokens, or of a script's tokens."""
         token_texts = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
         if token_texts.keys() >= set(token_ids):
             return "".join(token_texts[token] for token in token_ids)
         return str(self.tokenizer.decode(list(token_ids)))
 
     def script(self, text: str) -> Script:
-        """The tokens that say it; a character of several tokens comes with the last of them."""
+        """Return the tokens of a text; a character of several tokens is with the last of them."""
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         starts = [start for start, _ in encoded.offsets[1:]]
         pieces = [text[a:b] for a, b in pairwise([0, *starts, len(text)])]
@@ -57,7 +57,10 @@ class Vocabulary:
 
 
 def load_vocabulary(path: str, size_max: int) -> Vocabulary:
-    """The drawable tokens of a model folder, or of the built-in tokenizer."""
+    """Return the vocabulary of a model folder, or of the built-in tokenizer.
+
+    It has at most `size_max` tokens besides the end of sequence. Raises ConfigError.
+    """
     if path == SIM_MODEL:
         tokenizer, end = make_tokenizer(), END
     else:
@@ -86,7 +89,7 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
 
 
 def _read_folder(folder: Path) -> tuple[Tokenizer, str]:
-    """The folder's tokenizer and its end-of-sequence token."""
+    """Return the folder's tokenizer and its end-of-sequence token."""
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -100,7 +103,7 @@ def _read_folder(folder: Path) -> tuple[Tokenizer, str]:
 
 
 def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, str]]:
-    """Each token's text as it reads in the middle of an answer, where it is printable by itself."""
+    """Return the tokens that are printable by themselves, with their text inside an answer."""
     if not ids:
         return []
     anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
@@ -123,12 +126,12 @@ class Writer:
 
     @staticmethod
     def is_needed(sampling: Sampling) -> bool:
-        """Whether an answer needs one: it has stop conditions, log-probabilities or a form."""
+        """Return whether an answer has stop conditions, log-probabilities or a constrained form."""
         asks = sampling.logprobs is not None or sampling.structured is not None
         return bool(sampling.stop or sampling.stop_token_ids or asks)
 
     def latest_token(self, pick: int, token_count: int) -> tuple[int, str, str]:
-        """Id and text of the latest token, and its text with special tokens spelled out."""
+        """Return id and text of the latest token, and its text with special tokens spelled out."""
         if self._script and token_count < len(self._script):
             token_id, text = self._script[token_count - 1]
             return token_id, text, text
@@ -138,7 +141,7 @@ class Writer:
         return vocabulary.ids[pick][0], vocabulary.texts[pick], vocabulary.special_texts[pick]
 
     def feed(self, pick: int, token_count: int) -> tuple[str, str | None]:
-        """The text that may be shown, and the reason to stop, if any."""
+        """Return the text that may be shown, and the reason to stop or None."""
         token_id, plain_text, special = self.latest_token(pick, token_count)
         may_stop = token_count > self._sampling.min_tokens
         if token_id in self._stop_ids and may_stop:
@@ -148,11 +151,11 @@ class Writer:
         return text, self._text.matched_stop or None
 
     def flush(self) -> str:
-        """Text held back; the answer has ended."""
+        """Return the text held back; for an answer that has ended."""
         return self._text.flush()
 
     def logprobs(self, pick: int, raw: int, token_count: int) -> Sequence[TokenLogprob]:
-        """The drawn token and rivals that share what probability it leaves."""
+        """Return made-up log-probabilities of the sampled token and its alternatives."""
         count = self._sampling.logprobs
         if count is None:
             return ()

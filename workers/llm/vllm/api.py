@@ -29,7 +29,7 @@ _STEP_SMOOTHING = 0.1
 def sampling_params(
     sampling: Sampling, *, max_tokens: int, kv_params: dict[str, Any] | None
 ) -> SamplingParams:
-    """vLLM's form of `Sampling`; raises ValueError where a value is out of range."""
+    """Convert `Sampling` to vLLM's class; raises ValueError if a value is out of range."""
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(sampling.min_tokens, max_tokens),
@@ -52,7 +52,7 @@ def sampling_params(
         structured_outputs=_structured(sampling.structured),
         extra_args={"kv_transfer_params": dict(kv_params)} if kv_params else None,
         output_kind=RequestOutputKind.DELTA,
-        skip_clone=True,  # made for one request
+        skip_clone=True,  # the object is used for one request only
     )
 
 
@@ -79,7 +79,7 @@ def _structured(constraint: Structured | None) -> StructuredOutputsParams | None
 def token_logprobs(
     token_ids: Sequence[int], positions: Sequence[Any] | None, top: int
 ) -> tuple[TokenLogprob, ...]:
-    """vLLM's log-probabilities of some tokens, with at most `top` rivals each, likeliest first."""
+    """Return the tokens' log-probabilities, each with up to `top` alternatives by rank."""
     logprobs = []
     for token_id, entries in zip(token_ids, positions or (), strict=False):
         ranked = sorted(entries.items(), key=lambda item: item[1].rank)
@@ -102,7 +102,7 @@ def token_logprobs(
 
 @dataclass(slots=True)
 class EngineFigures:
-    """Sums since the start, and the last state that the engine reported."""
+    """Sums since the engine's start, and the last state that it reported."""
 
     reported_s: float = 0.0  # monotonic; an idle engine reports nothing
     kv_usage: float = 0.0
@@ -119,7 +119,7 @@ class EngineFigures:
 
 @dataclass(slots=True)
 class Transfer:
-    """One read of KV, or one write."""
+    """One read or write of KV."""
 
     kv_bytes: int
     transfer_ms: float
@@ -127,18 +127,18 @@ class Transfer:
 
 @dataclass(slots=True)
 class PromptOrigin:
-    """Where a request's prompt came from, in tokens."""
+    """The origin of a request's prompt KV, in tokens."""
 
     cached_tokens: int  # from the engine's own cache
-    received_tokens: int  # from its peer, or meant to
+    received_tokens: int  # from its peer, also if that failed
 
 
 @dataclass(slots=True)
 class Meter:
-    """What the engine reports about its steps.
+    """The figures that the engine reports about its steps.
 
-    Reads and writes of KV are reported per step without their request. They are given to requests
-    in order, so where several end in one step they may be swapped; their sum is exact.
+    Reads and writes of KV are reported per step without their request. They are attributed to
+    requests in order, so several that end in one step may be swapped; their sum is exact.
     """
 
     on_transfers: Callable[[], None] | None = None  # called after a step that ended transfers
@@ -147,16 +147,16 @@ class Meter:
     allocated: Callable[[str, list[int], int], None] | None = None
     reads: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
     writes: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
-    missed: dict[str, tuple[int, str]] = field(default_factory=dict)  # by request: tries, and why
+    missed: dict[str, tuple[int, str]] = field(default_factory=dict)  # request to tries and reason
     prefills: dict[str, PromptOrigin] = field(default_factory=dict)
     is_busy: bool = False
 
     def logger(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
-        """The factory that vLLM takes."""
+        """Return a logger for vLLM, which takes this method as a factory."""
         return _Logger(self)
 
     def listen(self, output_processor: Any) -> None:
-        """Note each request's prefill figures, which vLLM itself only sums."""
+        """Record each request's prefill figures, which vLLM itself only sums."""
         process = output_processor.process_outputs
 
         def process_noting(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -171,11 +171,11 @@ class Meter:
         output_processor.process_outputs = process_noting
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """One message of the engine."""
+        """Record one message of the engine."""
         figures, now_s = self.figures, time.monotonic()
         gap_ms = (now_s - figures.reported_s) * 1_000
         figures.reported_s = now_s
-        if iteration is not None and self.is_busy:  # else the gap was idleness, not a step
+        if iteration is not None and self.is_busy:  # otherwise the engine was idle in the gap
             figures.step_ms += _STEP_SMOOTHING * (gap_ms - figures.step_ms)
             computed = iteration.prompt_token_stats.computed
             if computed:
@@ -210,7 +210,7 @@ class Meter:
         if moves and self.on_transfers is not None:
             self.on_transfers()
         for name, tries, why in stats.get("missed", ()):
-            if len(self.missed) >= _PENDING_MAX:  # of requests that had ended
+            if len(self.missed) >= _PENDING_MAX:  # left by requests that had ended
                 del self.missed[next(iter(self.missed))]
             self.missed[request_of(name)] = tries, why
         if self.allocated is not None:
@@ -219,7 +219,7 @@ class Meter:
 
 
 class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
-    """vLLM's side of the meter."""
+    """The logger that passes vLLM's figures to the meter."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -238,10 +238,10 @@ class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
 
 
 class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]  # vLLM has no types here
-    """Stands where vLLM would export metrics of its own, which no worker serves.
+    """Replaces vLLM's export of metrics, which no worker serves.
 
-    Its own would be registered once for the whole process: engines that start at once then remove
-    each other's, or fail with `DuplicateTimeseries`.
+    vLLM registers its metrics once per process. Engines that start at once would remove each
+    other's, or fail with `DuplicateTimeseries`.
     """
 
     def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:

@@ -1,8 +1,8 @@
-"""What must hold before vLLM sees a job or a KV handle. Pure; imports nothing of vLLM.
+"""Checks of jobs and KV handles before vLLM receives them. Pure; does not import vLLM.
 
-vLLM checks sampling by itself and well. It does not check KV handles: a missing field kills the
+vLLM checks sampling parameters itself. It does not check KV handles: a missing field kills the
 engine, a wrong one lets the request hang, a late or repeated one gives other tokens without an
-error. So nothing reaches it that is not exactly what a peer's engine returned.
+error. So vLLM receives a handle only if it is exactly as a peer's engine returned it.
 """
 
 import secrets
@@ -26,36 +26,36 @@ from schemas.rules.tokens import pack_tokens
 from workers.kv.retries import Retries
 from workers.llm.engine import Job
 
-_USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
-# Added to what vLLM returned: which tokens are behind the KV, and the key of that, drawn for each
-# handle, so that nobody can look for other tokens with the same mark.
+_USED_MAX = 16_384  # handles remembered as used; far more than can be valid at once
+# Added to vLLM's parameters: a keyed hash of the KV's tokens, and its key, which is random for each
+# handle, so that other tokens with the same mark cannot be searched for.
 PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
 
-# Beside vLLM's own parameters of a request, and settings of its connector (`connectors.py`): until
-# when KV may be read or written, on the clock of its host; whether to tell of allocated blocks.
+# Further parameters of a request, and settings of the connector (`connectors.py`): until when KV
+# may be read or written, by the clock of its host; whether to report allocated blocks.
 UNTIL_MS, TELLS_BLOCKS = "until_ms", "tells_blocks"
 TRIES_MAX, RETRY_MS = "transfer_tries_max", "transfer_retry_ms"
-READ_NOTICE = "read."  # before the request's id, in what is left with a peer whose blocks were read
+READ_NOTICE = "read."  # prefix of the request id in the notice to a peer whose blocks were read
 _SUFFIX_CHARS = 9  # "-" and eight digits
 
-Ascii = Annotated[str, Field(pattern=r"^[\x00-\x7f]*$")]  # other texts are compared with known ones
-Ranks = Annotated[int, Field(ge=1, le=4_096)]  # of a kind of parallelism: vLLM keeps some for each
+Ascii = Annotated[str, Field(pattern=r"^[\x00-\x7f]*$")]  # other texts are compared exactly
+Ranks = Annotated[int, Field(ge=1, le=4_096)]  # of a kind of parallelism; vLLM has state for each
 BlockId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 def retries_of(vllm_config: Any) -> Retries[str]:
-    """Tries of one kind of move, as a connector's settings have them."""
+    """Return the retries of one kind of move, by the connector's settings."""
     extra = vllm_config.kv_transfer_config.get_from_extra_config
     return Retries(extra(TRIES_MAX, 1), extra(RETRY_MS, 0) / 1_000)
 
 
 def request_of(name: str) -> str:
-    """The id of a job whose request has that name in vLLM, which appends a number to ids."""
+    """Return the job id of a request name in vLLM, which appends a number to ids."""
     return name[:-_SUFFIX_CHARS]
 
 
 class PeerParams(BaseModel):
-    """Where an engine is found. What else a peer sends is dropped."""
+    """The address of a peer's engine. Other fields of the peer are dropped."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -65,7 +65,7 @@ class PeerParams(BaseModel):
 
 
 class TargetParams(BaseModel):
-    """What a decode engine says of the blocks that it allocated."""
+    """Parameters of a decode engine's handle for allocated blocks."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -92,13 +92,13 @@ class KvParams(PeerParams):
 
 
 class KeptParams(KvParams):
-    """The same of KV that decode keeps for the conversation's next turn."""
+    """`kv_transfer_params` of KV that decode keeps for the conversation's next turn."""
 
     remote_blocks_expiry_time: float
 
 
 def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumError | None:
-    """Why the engine must not see this job, if so."""
+    """Return why the engine must not receive this job; None if it may."""
     name, tokens = job.request_id, job.prompt_tokens
     if not name:
         return InvalidRequest("expected a request id, found none")
@@ -121,10 +121,10 @@ def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumErro
 
 
 def rest_of(job: Job) -> Job:
-    """The job as vLLM takes it: what was said of its answer is prompt, and counts no more.
+    """Return the job for vLLM: the answer's prior tokens count as prompt, not as answer.
 
-    Nor can the draws that it took be taken again; what is drawn next follows from the seed and the
-    place, and is the same wherever an answer goes on there.
+    The random numbers of the prior tokens cannot be repeated. The seed of the rest is derived from
+    the job's seed and the number of prior tokens, so every continuation there samples the same.
     """
     if not job.prior_tokens:
         return job
@@ -139,7 +139,7 @@ def rest_of(job: Job) -> Job:
 
 
 class HandleGate:
-    """Lets each handle pass once, in time, unharmed, and of its producer's present life."""
+    """Accepts each handle once, if it is intact, not expired, and of its worker's latest epoch."""
 
     def __init__(self, *, engine_id: str, block_size: int, mode: str = "pull") -> None:
         self._engine_id, self._block_size, self._mode = engine_id, block_size, mode
@@ -147,11 +147,14 @@ class HandleGate:
         self._epochs: dict[str, int] = {}
 
     def observe_epoch(self, worker_id: str, epoch: int) -> None:
-        """A worker lives in this epoch; KV of its earlier ones is refused."""
+        """Note a worker's latest epoch; KV of earlier ones is refused."""
         self._epochs[worker_id] = max(epoch, self._epochs.get(worker_id, 0))
 
     def use(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
-        """Mark the handle as used and return vLLM's parameters; raises where it must not be."""
+        """Mark a prefilled prompt's handle as used, and return vLLM's parameters.
+
+        Raises KvUnavailable or StaleEpoch if it must not be used.
+        """
         params = check_params(kv, self._mode)
         self._check_size(kv, len(prompt), params)
         _check_mark(kv, prompt, params)
@@ -159,7 +162,7 @@ class HandleGate:
         return params
 
     def use_kept(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
-        """The same for a decode engine's KV of a conversation that the prompt goes on with."""
+        """Do as `use`, for a decode engine's KV of a conversation that the prompt continues."""
         params = check_params(kv, self._mode, is_kept=True)
         if kv.tokens >= len(prompt):
             raise KvUnavailable(
@@ -174,7 +177,7 @@ class HandleGate:
     def promise(
         self, kv: KvHandle, prompt_tokens: int, peer: bytes | None, now_ms: int
     ) -> dict[str, Any]:
-        """The same for KV that a prefill engine will write; `peer` is its `nixl_metadata`."""
+        """Do as `use`, for KV that a prefill engine will write; `peer` is its `nixl_metadata`."""
         name = kv.engine_request_id
         if (kv.tokens, kv.block_size) != (prompt_tokens, self._block_size):
             raise KvUnavailable(
@@ -195,8 +198,8 @@ class HandleGate:
         }
 
     def check_target(self, job: Job, now_ms: int) -> None:
-        """Whether a decode engine still waits for this one's KV, and where it says so has blocks
-        for it; raises where not.
+        """Check that the handle of a job's decode engine is valid and, for `decode_first`, has
+        blocks for the prompt. Raises KvUnavailable or StaleEpoch.
         """
         target = job.kv_target
         assert target is not None
@@ -218,8 +221,8 @@ class HandleGate:
     def use_target(
         self, kv: KvHandle, prompt: Sequence[int], peer: bytes | None, now_ms: int
     ) -> dict[str, Any]:
-        """Parameters to read what a decode engine has of a prompt, of which `check_target` was
-        told; raises where that must not be.
+        """Mark a handle that `check_target` has checked as used; return vLLM's parameters to read
+        the decode engine's prefix. Raises KvUnavailable or StaleEpoch.
         """
         name = kv.engine_request_id
         if peer is None:
@@ -277,27 +280,28 @@ class HandleGate:
 
 
 def prefix_mark(tokens: Sequence[int], key: str) -> str:
-    """Keyed BLAKE2b of all these tokens: nothing else compares them where KV is read."""
+    """Return the keyed BLAKE2b of the tokens; a reader of KV has no other check of them."""
     return blake2b(pack_tokens(tokens), key=key.encode()[:64], digest_size=32).hexdigest()
 
 
 def add_mark(params: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
-    """The parameters, and of which tokens the KV is."""
+    """Return the parameters with a mark of the KV's tokens and its key."""
     key = secrets.token_hex(16)
     return {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens, key)}
 
 
 def _check_mark(kv: KvHandle, tokens: Sequence[int], params: dict[str, Any]) -> None:
-    """Take the mark out of the parameters; raises where it is that of other tokens."""
+    """Remove the mark from the parameters; raises KvUnavailable if it is of other tokens."""
     key, mark = params.pop(PREFIX_KEY), params.pop(PREFIX_MARK)
     if mark != prefix_mark(tokens, key):
         raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
 
 
 def check_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:
-    """The handle's `kv_transfer_params`, every field of the right type and none left over.
+    """Return the handle's `kv_transfer_params` with checked types and no other fields.
 
-    KV is a prompt's that prefill computed, or kept by decode for the conversation's next turn.
+    The KV is a prompt's that prefill computed, or with `is_kept` a conversation's that decode
+    keeps. Raises KvUnavailable.
     """
     name = kv.engine_request_id
     params = _read(KeptParams if is_kept else KvParams, name, kv.params)
@@ -315,7 +319,7 @@ def check_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> 
 
 
 def _read(kind: type[BaseModel], name: str, data: bytes) -> dict[str, Any]:
-    """What JSON says, every field of the right type and in its range; raises KvUnavailable."""
+    """Return the fields of a JSON object with checked types and ranges; raises KvUnavailable."""
     try:
         return kind.model_validate_json(data).model_dump()
     except ValidationError as error:

@@ -1,17 +1,17 @@
-"""vLLM's NIXL connectors with what they lack, and calls into them. Runs in vLLM's own processes.
+"""Extended NIXL connectors of vLLM, and calls into them. Runs in vLLM's own processes.
 
 Theory of operation.
-- Retries. vLLM computes a prompt in place as soon as one read of its KV fails. Here the read waits
-  and is tried again, as are writes and what a decode engine tells a prefill engine.
-- Times. No read and no write begins after the time that its handle names, and no read counts that
-  ends later: the blocks may hold another prompt by then. vLLM has no such time where it pulls, and
-  where it pushes a decode engine that gave up would never get its blocks back; `release_unwritten`
-  frees them when no write can come any more. Nor does a write begin from blocks that were given up.
-- `decode_first`. Where it pushes, vLLM has blocks allocated and told to the prefill engine before
-  that has the prompt; it tells its own front end only here. And here a prefill engine reads what
-  the decode engine has of the prompt, before it computes the rest and writes it there.
-- What was read, missed or allocated travels to the front end with vLLM's figures of each step.
-`launch.py` names these classes, which bear vLLM's names, since vLLM looks for those.
+- Retries. vLLM computes a prompt itself as soon as one read of its KV fails. Here failed reads,
+  writes and registrations of a decode engine at a prefill engine are retried after a pause.
+- Times. No read or write begins after its handle's expiry, and a read that ends later does not
+  count: the blocks may have another prompt by then. vLLM has no such time when it pulls. When it
+  pushes, a decode engine that gave up would never get its blocks back; `release_unwritten` frees
+  them when no write can arrive any more. No write begins from blocks that were released.
+- `decode_first`. When it pushes, vLLM allocates blocks and sends them to the prefill engine before
+  that has the prompt. Here they are reported to the front end too. The prefill engine reads the
+  prefix that the decode engine has, computes the rest and writes it.
+- Reads, misses and allocations reach the front end with vLLM's figures of each step.
+`launch.py` names these classes. They have vLLM's names, because vLLM checks for those.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 
 from workers.llm.vllm.check import READ_NOTICE, TELLS_BLOCKS, UNTIL_MS, request_of, retries_of
 
-_REACH_S = 1.0  # a peer that does not take a connection for so long is not there
+_REACH_S = 1.0  # timeout of a connection to a peer
 _OURS = ("is_read", "missed", "retried", "allocated")
-_write_lock = threading.RLock()  # a write is begun by one thread, blocks are given up by another
+_write_lock = threading.RLock()  # one thread begins writes, another releases blocks
 log = logging.getLogger(__name__)
 
 
 class KvStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM has no types here
-    """vLLM's figures of moves, and: which were reads; [request, tries, why] of missed KV; tries
-    again; [request, blocks, valid tokens] of allocations.
+    """vLLM's figures of moves, plus: which were reads; [request, tries, why] of missed KV;
+    retries; [request, blocks, valid tokens] of allocations.
     """
 
     is_reading = False
@@ -65,19 +65,19 @@ class KvStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM has no types 
 
 
 class _ReadMixin:
-    """Mixed into the side of a connector that moves KV; called by vLLM's engine at each step."""
+    """A mixin for the side of a connector that moves KV; vLLM's engine calls it at each step."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)  # type: ignore[call-arg]
         self.read_retries = retries_of(vllm_config)
         self.xfer_stats = KvStats()
         self._until_ms: dict[str, int] = {}
-        self._read_from: dict[str, Any] = {}  # the peer's blocks, which vLLM replaces by others
+        self._read_from: dict[str, Any] = {}  # the peer's blocks, which vLLM replaces in `meta`
         self._why: dict[str, str] = {}
-        self._ended_names: set[str] = set()  # requests that ended before their KV came
+        self._ended_names: set[str] = set()  # requests that ended before their KV arrived
 
     def start_load_kv(self, metadata: Any) -> None:
-        """Begin the transfers that are due, retries among them."""
+        """Begin the transfers that are due, including retries."""
         self._until_ms |= metadata.until_ms
         super().start_load_kv(metadata)  # type: ignore[misc]
         for name in self.read_retries.due(time.monotonic()):
@@ -85,7 +85,7 @@ class _ReadMixin:
                 self._try_again(name)
 
     def leave(self, names: Collection[str]) -> None:
-        """Requests that ended: what they wait for is tried no more."""
+        """Stop retrying reads of requests that have ended."""
         self._ended_names |= self._recving_metadata.keys() & names  # type: ignore[attr-defined]
 
     def _is_late(self, name: str) -> bool:
@@ -96,7 +96,7 @@ class _ReadMixin:
         self._read_blocks_for_req(name, self._recving_metadata[name])  # type: ignore[attr-defined]
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
-        if req_id in self._recving_metadata:  # type: ignore[attr-defined]  # else only a notice
+        if req_id in self._recving_metadata:  # type: ignore[attr-defined]  # else a notice only
             meta.remote.block_ids = self._read_from.setdefault(req_id, meta.remote.block_ids)
             if self._is_late(req_id):
                 self._recv_failures.add(req_id)  # type: ignore[attr-defined]
@@ -104,7 +104,7 @@ class _ReadMixin:
         super()._read_blocks_for_req(req_id, meta)  # type: ignore[misc]
 
     def _nixl_handshake(self, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        """vLLM waits for five seconds where nobody listens."""
+        """Connect first, with a timeout of 1 s: vLLM's handshake waits 5 s for a lost peer."""
         with socket.create_connection((host, port), timeout=_REACH_S):
             pass
         return super()._nixl_handshake(host, port, *args, **kwargs)  # type: ignore[misc]
@@ -116,7 +116,7 @@ class _ReadMixin:
         super()._log_failure(failure_type, req_id, **details)  # type: ignore[misc]
 
     def _pop_done_transfers(self, transfers: Any) -> tuple[set[str], set[str]]:
-        """What moves no more and what has failed; what is tried again is neither."""
+        """Return the transfers that are done and those that failed, without those retried."""
         reads = self._recving_transfers  # type: ignore[attr-defined]
         self.xfer_stats.is_reading = transfers is reads
         done_names, failed = super()._pop_done_transfers(transfers)  # type: ignore[misc]
@@ -162,7 +162,7 @@ class PullWorker(_ReadMixin, NixlPullConnectorWorker):  # type: ignore[misc]  # 
 
 
 class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker):  # type: ignore[misc]
-    """Of one that pushes: prefill engines write, and read what decode engines have."""
+    """The worker side of a connector that pushes: prefill engines write, and read prefixes."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -170,7 +170,7 @@ class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker): 
         self._to_write: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._sent_registrations: dict[
             str, dict[str, Any]
-        ] = {}  # what prefill engines are told of allocations
+        ] = {}  # allocations that were sent to prefill engines
 
     def start_load_kv(self, metadata: Any) -> None:
         self._sent_registrations |= metadata.push_registrations
@@ -197,13 +197,13 @@ class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker): 
         self._sent_registrations.pop(name, None)
 
     def _ensure_handshake(self, *args: Any, notif_agents_only: bool = False, **sizes: Any) -> Any:
-        """Whole, also with an engine that is only told something: the roles may change, and vLLM
-        completes no connection later. No engine here has a pipeline, which could not.
+        """Complete every handshake, also for notices only: roles may change, and vLLM completes no
+        connection later. Pipeline parallelism would prevent that, but no engine here uses it.
         """
         return super()._ensure_handshake(*args, **sizes)
 
     def _get_new_notifs(self) -> Any:
-        """vLLM's, without notices of reads, for it would take them for those of writes."""
+        """Drop notices of reads first: vLLM would take them for notices of writes."""
         notices = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -215,7 +215,7 @@ class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker): 
         return super()._get_new_notifs()
 
     def _handle_push_reg_notif(self, notif: bytes) -> None:
-        """A decode engine has allocated; what waits no more of others is forgotten."""
+        """Register a decode engine's allocation; drop registrations that have expired."""
         waiting, now_ms = self._pending_d_registrations, time.time() * 1_000
         for name in [name for name in waiting if (waiting[name].get(UNTIL_MS) or now_ms) < now_ms]:
             del waiting[name]
@@ -256,7 +256,7 @@ class PushWorker(_ReadMixin, NixlPushConnectorWorker, NixlPullConnectorWorker): 
 
 
 class _TimesMixin:
-    """Mixed into the side of a connector that knows requests: tells the other one their times."""
+    """A mixin for the scheduler side of a connector; it sends expiry times to the worker side."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         waiting = self._reqs_need_recv.items()  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ class _TimesMixin:
         return meta
 
     def stats(self) -> KvStats | None:
-        """What the front end is to hear."""
+        """Return the figures for the front end."""
         return None
 
 
@@ -286,7 +286,7 @@ class PushScheduler(_TimesMixin, NixlPushConnectorScheduler):  # type: ignore[mi
         self._allocated = KvStats()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
-        """vLLM's; or how much a prefill can read from the decode engine that it will write to."""
+        """Return vLLM's matches, or what a prefill can read from the decode engine of its pair."""
         matches = super().get_num_new_matched_tokens(request, num_computed_tokens)
         params = request.kv_transfer_params or {}
         if params.get("do_remote_decode") and params.get("remote_block_ids"):
@@ -303,7 +303,7 @@ class PushScheduler(_TimesMixin, NixlPushConnectorScheduler):  # type: ignore[mi
         if params.get("do_remote_decode"):
             unread = blocks.get_unhashed_block_ids_all_groups()
             self._reqs_need_recv[name] = request, self.get_exchange_clipped_blocks(unread), (), True
-            # Once: what could not be read is computed.
+            # Read only once: blocks that could not be read are computed.
             request.kv_transfer_params = {**params, "remote_num_tokens": 0}
         elif (registration := self._push_pending_registrations.get(name)) is not None:
             registration[UNTIL_MS] = params.get(UNTIL_MS)
@@ -318,7 +318,7 @@ class PushScheduler(_TimesMixin, NixlPushConnectorScheduler):  # type: ignore[mi
 
 
 class _ConnectorMixin:
-    """Mixed into both; vLLM's own constructors make the parts that are replaced here."""
+    """A mixin for both connectors; it replaces the parts that vLLM's constructors create."""
 
     parts: tuple[type, type]
 
@@ -360,12 +360,12 @@ class NixlPushConnector(_ConnectorMixin, nixl.NixlPushConnector):  # type: ignor
 
 
 class KvRelease:
-    """Mixed into vLLM's workers: gives up KV, which vLLM cannot by itself."""
+    """A mixin for vLLM's workers that frees KV on request, which vLLM has no call for."""
 
     def release_kv(self, engine_request_id: str) -> bool:
-        """Free a finished request's blocks now, not when its lease ends; False if none are held.
+        """Free a finished request's blocks before its lease ends; return False if it has none.
 
-        Blocks that are being written to a peer are freed by the write's end.
+        Blocks that are being written to a peer are freed when the write ends.
         """
         connector = _worker()
         with _write_lock:
@@ -375,8 +375,8 @@ class KvRelease:
                 return True
             del connector._reqs_to_send[engine_request_id]  # noqa: SLF001  # see above
             connector._reqs_to_process.discard(engine_request_id)  # noqa: SLF001  # as after a read
-            # What is in this set is reported as sent at the next step.
-            connector._replicated_pcp_done_sending.add(engine_request_id)  # noqa: SLF001  # see above
+            # Requests in this set are reported as sent at the next step.
+            connector._replicated_pcp_done_sending.add(engine_request_id)  # noqa: SLF001  # no call
         return True
 
     def release_unwritten(self, request_id: str) -> bool:
@@ -391,7 +391,7 @@ class KvRelease:
         return True
 
     def unsent_kv(self, engine_request_ids: Sequence[str]) -> list[str]:
-        """Which of these have blocks that no peer has yet."""
+        """Return the requests among these whose blocks were not sent yet."""
         active_ids = _worker()._reqs_to_process  # noqa: SLF001  # there is no call for it
         return [name for name in engine_request_ids if name in active_ids]
 

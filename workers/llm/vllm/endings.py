@@ -1,6 +1,6 @@
-"""What becomes of a request's KV when vLLM has finished it: handed over, written, kept or freed.
+"""Ends requests that vLLM has finished: hands over, writes, keeps or frees their KV.
 
-Decides and starts it; called by `engine.py`.
+Called by `engine.py`.
 """
 
 from dataclasses import replace
@@ -32,9 +32,9 @@ class KvEndings:
         self._releases, self._writes = releases, writes
 
     def output(self, run: VllmRun, output: Output, kv_params: dict[str, Any] | None) -> Output:
-        """vLLM's last output for a run, as the protocol has it.
+        """Return the protocol's output for vLLM's last output of a run.
 
-        It is not the last one of a paired prefill job, which ends when its KV is written.
+        It is not the last output of a paired prefill job, which ends when its KV is written.
         """
         name, reason = run.job.request_id, output.finish_reason
         if reason not in ("stop", "length"):
@@ -46,7 +46,7 @@ class KvEndings:
         if kv_params and not run.hands_over and self._receiver.keeps_now:
             tokens = [*run.job.prompt_tokens, *run.tokens]
             kv = self._handover.answer_handle(name, kv_params, tokens, wall_ms())
-        if kv_params and kv is None:  # nobody will ask for it; vLLM holds it all the same
+        if kv_params and kv is None:  # no peer will read it, but vLLM would keep it
             self._releases.begin(str(kv_params.get("remote_request_id", "")))
         return replace(output, kv=kv)
 
@@ -70,7 +70,7 @@ class KvEndings:
         return replace(output, finish_reason="handover", text=text, kv=kv)
 
     def quarantine(self, run: VllmRun) -> None:
-        """A peer may still write into the blocks of a run that ended without a token."""
+        """Free the blocks of a run without a token only when no peer can write to them."""
         if run.awaited_ms and not run.has_begun:
             until_ms = run.awaited_ms + self._settings.handle_margin_ms
             self._releases.begin_later(run.job.request_id, (until_ms - wall_ms()) / 1_000)

@@ -1,20 +1,20 @@
 """The `Engine` protocol on vLLM: AsyncLLM in this process, KV by vLLM's NIXL connectors.
 
-Made by `start.py`. One task per request reads what vLLM generates; outputs gather in a mailbox.
-`check.py` decides what vLLM may see, `runs.py` what counts as a hang. Of a hand-over, `endings.py`
-is the giving side and `receive.py` the taking side. `api.py` has the calls into vLLM, `launch.py`
-and `plugin.py` its processes.
+`start.py` creates it. One task per request reads what vLLM generates; outputs collect in a mailbox.
+`check.py` decides which jobs vLLM may receive, `runs.py` what counts as a hang. In a hand-over,
+`endings.py` is the sending side and `receive.py` the receiving side. `api.py` has the calls into
+vLLM, `launch.py` and `plugin.py` its processes.
 
 Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
-`kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
-prefill of the next turn reads the history from there. Push: prefill writes; the two jobs may come
-in either order, and vLLM matches them by their equal request ids. With `decode_first` prefill
-hears first which blocks it will write to, and reads what decode has of the prompt. A decode engine
-that gives up leaves its blocks alone until no write can come. The prompt is computed in place when
-a handle must not be used, when a read has failed as often as it may be tried or ended too late to
-be trusted, and when a write does not come; the figures in `load().extra` count these.
-`cached_tokens` is what a decode engine had in its own cache: 0 for a prompt that was received in
-full, since the producer reports its own.
+`kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks too, and the
+prefill of the next turn reads the history from there. Push: prefill writes. The two jobs may arrive
+in either order, and vLLM matches them by their equal request ids. With `decode_first` the prefill
+job has the blocks that it will write to, and first reads the prefix that decode has. A decode
+engine that gives up does not reuse its blocks until no write can arrive. An engine computes the
+prompt itself if a handle must not be used, if all tries of a read have failed or it ended too late
+to be trusted, and if a write does not arrive; the figures in `load().extra` count these cases.
+`cached_tokens` of a decode engine counts its own cache: 0 for a prompt that was received in full,
+because the producer reports its own.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from workers.llm.vllm.settings import VllmSettings
 from workers.llm.vllm.writes import Writes
 
 _WATCH_S = 0.25
-_LATE_S = 1.0  # the event loop was held up: what the watch sees is then not the engine's silence
+_LATE_S = 1.0  # a watch that is later was delayed by the event loop, not by the engine
 _CANCEL_S = 1.0
 log = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """Runs jobs from `add` on, until `close`."""
+    """An engine on vLLM's AsyncLLM; `close` ends its processes."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class VllmEngine:
         self._watching = self._loop.create_task(self._watch())
 
     async def follow_events(self) -> None:
-        """Keep `block_log` from here on; the engine is closed where that fails."""
+        """Start to fill `block_log` from vLLM's KV events; close the engine if that fails."""
         if not self._launched.events_endpoint:
             return
         module = import_module("workers.llm.vllm.events")
@@ -110,7 +110,7 @@ class VllmEngine:
 
     def add(self, job: Job) -> None:
         name, end, job = job.request_id, job.early_end(self._launched.end_ids), rest_of(job)
-        if name in self._runs.active or name in self._writes:  # delivered twice; one will answer
+        if name in self._runs.active or name in self._writes:  # added twice; the first answers
             log.warning("request %s: already here", name)
             return
         if end is not None:
@@ -180,15 +180,15 @@ class VllmEngine:
         )
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
-        """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
+        """Set how to find a peer engine's `Capability.nixl_metadata`."""
         self._receiver.peer_metadata = peer_metadata
 
     def observe_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
-        """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
+        """Note a worker's latest epoch; KV of earlier ones is refused."""
         self._receiver.gate.observe_epoch(worker_id, epoch)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Its worker has lost its lease and joined again; what it held was aborted."""
+        """Note that the own worker lost its lease and joined again; its jobs were aborted."""
         self._handover.begin_epoch(epoch)
 
     def load(self) -> EngineLoad:
@@ -270,7 +270,7 @@ class VllmEngine:
             self._fail(run, error)
 
     async def _generate(self, run: VllmRun) -> str:
-        """Run the job once. "again": its KV did not come, and nothing was said yet."""
+        """Run the job once; return "again" if its KV did not arrive and no token was sampled."""
         job, api = run.job, self._api
         params = api.sampling_params(
             job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
@@ -327,14 +327,14 @@ class VllmEngine:
             self._end(run, last, stop=False)
 
     def _allocated(self, name: str, blocks: Sequence[int], tokens: int) -> None:
-        """A job has its blocks, into which a peer is to write."""
+        """Report the blocks of a job that a peer will write to."""
         run = self._runs.active.get(name)
         if run is not None and not run.has_begun and run.awaited_ms:
             target = self._handover.target(run.job, blocks, tokens, run.awaited_ms)
             self._put(Output(request_id=name, kv=target, cached_tokens=tokens))
 
     async def _watch(self) -> None:
-        """Notice a dead engine without requests, and stalled requests."""
+        """Detect a dead engine, also without requests, and stalled requests."""
         while self._dead is None:
             before_s = time.monotonic()
             await asyncio.sleep(_WATCH_S)
@@ -357,7 +357,7 @@ class VllmEngine:
         self._end(run, Output.failed(name, error))
 
     def _end(self, run: VllmRun, output: Output, *, stop: bool = True) -> None:
-        """The run's last output; `stop` also ends it in the engine."""
+        """Send the run's last output; with `stop`, also end it in the engine."""
         self._forget(run)
         if stop and run.task is not None and run.task is not asyncio.current_task():
             run.task.cancel()
@@ -369,12 +369,12 @@ class VllmEngine:
         self._meter.prefills.pop(run.job.request_id, None)
         self._meter.missed.pop(run.job.request_id, None)
         if not any(run.source for run in self._runs):
-            self._meter.reads.clear()  # of requests that were aborted before their first token
+            self._meter.reads.clear()  # left by requests aborted before their first token
         if run.deadline is not None:
             run.deadline.cancel()
 
     def _die(self, cause: BaseException | None) -> None:
-        """The engine is gone; the worker must restart."""
+        """Mark the engine as dead; the worker must restart."""
         if self._dead is None:
             self._dead = EngineDead(f"{self.capability.engine_id}: vLLM's processes are gone")
             self._dead.__cause__ = cause

@@ -1,10 +1,10 @@
-"""What vLLM's prefix cache holds, from its KV events, as hashes of `schemas/prefix.py`.
+"""Follows the contents of vLLM's prefix cache by its KV events, as hashes of `schemas/prefix.py`.
 
-vLLM's engine process publishes stored and removed blocks over ZeroMQ, by hashes of its own. The
-project's hash of a stored block follows from its tokens and its parent, so parents are remembered
-by vLLM's hashes, those of removed blocks for a while too. A lost message may have told of removals:
-then nothing is taken for held, and the log fills again from what comes. It never claims a block
-that is not there; it may miss some. Used by `engine.py`.
+vLLM's engine process publishes stored and removed blocks over ZeroMQ, with hashes of its own.
+Trivium's hash of a stored block is computed from its tokens and its parent, so parents are
+remembered by vLLM's hashes, those of removed blocks for a while too. A lost message may have
+reported removals, so the log is then cleared, and fills again from later events. It never contains
+a block that is not in the cache; it may miss some. Used by `engine.py`.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from schemas.prefix import extend, salt_of
 from workers.kv.block_log import BlockLog
 
 _CONNECT_S = 30.0
-_MESSAGES_MAX = 10_000  # that wait here; beyond that ZeroMQ drops some, which is a gap
+_MESSAGES_MAX = 10_000  # messages that wait here; ZeroMQ drops further ones, which is a gap
 Name = int | bytes  # vLLM's hash of a block
 log = logging.getLogger(__name__)
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Blocks that a request filled or found; the fields of vLLM's event that matter."""
+    """Blocks that a request filled or found; the fields of vLLM's event that are used."""
 
     block_hashes: Sequence[Name]
     parent_block_hash: Name | None
@@ -65,22 +65,22 @@ class EventMessage(msgspec.Struct, array_like=True):
 
 
 class Translation:
-    """From vLLM's events to a block log; holds at most twice `blocks_max` names."""
+    """Translates vLLM's events for a block log; it remembers at most 2 `blocks_max` names."""
 
     def __init__(self, block_log: BlockLog, blocks_max: int) -> None:
         self._log, self._blocks_max = block_log, blocks_max
         self._next = 0
         self._cached_blocks: dict[
             Name, tuple[int, int]
-        ] = {}  # our hash, and the position of its end
+        ] = {}  # Trivium's hash, and the position of its end
         self._evicted_blocks: dict[
             Name, tuple[int, int]
-        ] = {}  # a block may follow one that is gone
-        self._copies: Counter[Name] = Counter()  # of held blocks, beyond the first
+        ] = {}  # a stored block may follow an evicted one
+        self._copies: Counter[Name] = Counter()  # further copies of cached blocks
         self.gaps = 0
 
     def apply(self, number: int, events: Sequence[Event]) -> None:
-        """One message; numbers count from 0 without a gap, else something was lost."""
+        """Apply one message; numbers count from 0, and a gap means that messages were lost."""
         if number != self._next:
             self.gaps += 1
             log.warning("KV events: expected message %d, found %d", self._next, number)
@@ -113,7 +113,7 @@ class Translation:
             position += size
             self._evicted_blocks.pop(name, None)
             if name in self._cached_blocks:
-                self._copies[name] += 1  # requests that ran at once filled a block each
+                self._copies[name] += 1  # each of two requests at once filled such a block
             self._cached_blocks[name] = previous, position
             self._log.add((previous,))
         while len(self._cached_blocks) > self._blocks_max:
@@ -145,8 +145,9 @@ class Translation:
 
 
 def _salt_of(event: BlockStored) -> int | None:
-    """Of the scope that shares the blocks, which vLLM calls their cache salt: it stands beside the
-    first block of a prompt. None for what is no plain text.
+    """Return the salt of the scope that shares the blocks; None for blocks that are not text.
+
+    vLLM calls the scope their cache salt, and sends it with the first block of a prompt.
     """
     first, *rest = event.extra_keys or (None,)
     if any(rest):
@@ -158,12 +159,15 @@ def _salt_of(event: BlockStored) -> int | None:
 
 
 def _is_ours(event: BlockStored | BlockRemoved) -> bool:
-    """In the engine's own memory; models with several kinds of layers have more groups."""
+    """Return whether the blocks are in the engine's own memory, and in the first group of layers.
+
+    Models with several kinds of layers have more groups.
+    """
     return event.medium in (None, "GPU") and not event.group_idx
 
 
 class EventSubscription:
-    """A subscription to one engine; made by `subscribe`."""
+    """A subscription to one engine's events; `subscribe` creates it."""
 
     def __init__(self, folder: Path, translation: Translation) -> None:
         self._folder, self._translation = folder, translation
@@ -172,7 +176,7 @@ class EventSubscription:
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self, endpoint: str) -> None:
-        """Returns when messages arrive from here on; raises TimeoutError where nobody answers."""
+        """Connect; return when messages arrive. Raises TimeoutError after `_CONNECT_S`."""
         self._socket.setsockopt(SocketOption.RCVHWM, _MESSAGES_MAX)
         self._socket.subscribe(b"")
         monitor = self._socket.get_monitor_socket(SocketEvent.HANDSHAKE_SUCCEEDED)
@@ -200,14 +204,14 @@ class EventSubscription:
             _, number, payload = await self._socket.recv_multipart()
             try:
                 batch = decoder.decode(payload)
-            except msgspec.MsgspecError as error:  # its number is missing then: a gap
+            except msgspec.MsgspecError as error:  # its missing number then counts as a gap
                 log.warning("KV events: unreadable: %s", error)
                 continue
             self._translation.apply(int.from_bytes(number, "big"), batch.events)
 
 
 async def subscribe(endpoint: str, block_log: BlockLog, blocks_max: int) -> EventSubscription:
-    """Follow the engine that publishes at `endpoint`, ipc:// in a folder that is removed later."""
+    """Follow the engine that publishes at `endpoint`: ipc:// in a folder that `close` removes."""
     folder = Path(endpoint.removeprefix("ipc://")).parent
     events = EventSubscription(folder, Translation(block_log, blocks_max))
     try:

@@ -1,8 +1,8 @@
-"""KV that vLLM holds for a peer: the handles that were made, and how many may still be read.
+"""KV that vLLM keeps for a peer: its handles, and how many of them may still be read.
 
 A prefilled prompt waits for the decode engine that continues it, a decoded conversation for the
-prefill engine of its next turn. vLLM does not tell when a peer has read. Known is only that the
-lease ends, and that an engine whose KV memory is all free holds nothing. Time is an argument. Used
+prefill engine of its next turn. vLLM does not report when a peer has read. It is only certain that
+a lease ends, and that an engine whose KV memory is all free keeps no KV. Time is an argument. Used
 by `engine.py`.
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PinnedKv:
-    """KV of one prompt or conversation."""
+    """KV of one prompt or conversation that is kept for a peer."""
 
     engine_request_id: str
     lease_ends_ms: int
@@ -44,16 +44,16 @@ class Handover:
     def handle(
         self, request_id: str, params: dict[str, Any], prompt: Sequence[int], now_ms: int
     ) -> KvHandle:
-        """The handle for what vLLM returned with a finished prefill of this prompt."""
+        """Return the handle for vLLM's parameters of a finished prefill of this prompt."""
         lease_ms = self._settings.kv_lease_s * 1_000
         return self._make_handle(request_id, add_mark(params, prompt), now_ms, lease_ms)
 
     def answer_handle(
         self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
     ) -> KvHandle | None:
-        """The handle for a finished answer; `tokens` are the prompt's and its own.
+        """Return the handle for a finished answer; `tokens` are the prompt's and its own.
 
-        None where it could not be told later which tokens the KV belongs to.
+        Return None if the KV's token count does not match `tokens` and the blocks.
         """
         count, block_size = params["remote_num_tokens"], self._capability.block_size
         blocks = len(params["remote_block_ids"][0])
@@ -67,7 +67,7 @@ class Handover:
     def target(
         self, job: Job, block_ids: Sequence[int], tokens: int, expires_at_ms: int
     ) -> KvHandle:
-        """The handle for the blocks of a job that a prefill engine is to fill, of which so many
+        """Return the handle for a job's blocks that a prefill engine will fill; the first `tokens`
         tokens are valid.
         """
         return KvHandle(
@@ -103,16 +103,16 @@ class Handover:
         )
 
     def begin_epoch(self, epoch: int) -> None:
-        """Handles are of this epoch from now on."""
+        """Set the epoch of new handles."""
         self._worker_epoch = epoch
 
     def take_back(self, request_id: str) -> str:
-        """The engine's id of what is held for a request, which is no longer; "" if nothing is."""
+        """Stop counting a request's handle; return its id in the engine, "" if there is none."""
         pin = self._pins.pop(request_id, None)
         return pin.engine_request_id if pin else ""
 
     def count_handles(self, now_ms: int, kv_usage: float) -> int:
-        """How many handles may still be read, at most."""
+        """Return an upper bound of the number of handles that may still be read."""
         if not kv_usage:
             self._pins.clear()
         self._prune(now_ms)
@@ -125,7 +125,7 @@ class Handover:
 
 
 class Releases:
-    """Blocks that vLLM is told to free, because no peer will fetch or fill them."""
+    """Frees blocks in vLLM that no peer will fetch or fill."""
 
     def __init__(self, llm: Any) -> None:
         self._llm, self._loop = llm, asyncio.get_running_loop()
@@ -133,23 +133,23 @@ class Releases:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def begin(self, engine_request_id: str) -> None:
-        """Free KV that waits for its reader; an empty id is ignored."""
+        """Free KV that waits for its reader; ignore an empty id."""
         if engine_request_id:
             self._start("release_kv", engine_request_id)
 
     def begin_later(self, request_id: str, delay_s: float) -> None:
-        """Free blocks of an ended request that a peer may still write until then."""
+        """Free the blocks of an ended request after a delay, in which a peer may still write."""
         if request_id not in self._timers:
             timer = self._loop.call_later(max(0.0, delay_s), self._give_up, request_id)
             self._timers[request_id] = timer
 
     @property
     def quarantined(self) -> int:
-        """Requests whose blocks wait for the end of such a time."""
+        """Return the number of requests whose blocks wait for the end of such a delay."""
         return len(self._timers)
 
     def cancel(self) -> None:
-        """Release nothing any more; the engine ends."""
+        """Cancel all releases; the engine is ending."""
         for timer in self._timers.values():
             timer.cancel()
         for task in self._tasks:
@@ -165,7 +165,7 @@ class Releases:
         task.add_done_callback(self._tasks.discard)
 
     async def _release(self, method: str, name: str) -> None:
-        for _ in range(_TRIES):  # the compute process knows of it one step after the last output
+        for _ in range(_TRIES):  # the compute process has it one step after the last output
             try:
                 results = await self._llm.collective_rpc(method, args=(name,))
             except Exception as error:

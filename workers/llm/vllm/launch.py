@@ -1,7 +1,7 @@
 """Starts and stops vLLM's processes: environment, arguments, and an end without orphans.
 
-`engine.py` calls it in a thread, because vLLM's constructor blocks for the whole start. Several
-engines may start in one process; they read the environment one at a time.
+`start.py` and `engine.py` call it in threads, because vLLM's constructor blocks for the whole
+start. Several engines may start in one process; they read the environment one at a time.
 """
 
 import json
@@ -35,11 +35,11 @@ from workers.llm.vllm.preload import BIND_VARIABLE
 from workers.llm.vllm.settings import VllmSettings
 from workers.models.folder import model_folder
 
-_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}  # by their names in:
-_CONNECTORS_MODULE = "workers.llm.vllm.connectors"  # imported by those processes alone
+_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}  # class names in:
+_CONNECTORS_MODULE = "workers.llm.vllm.connectors"  # only vLLM's processes import it
 _UNLESS_SET = {
     **preload.UNLESS_SET,
-    # One engine's processes are on one machine; nobody else is to reach what they listen on.
+    # One engine's processes are on one machine; other machines must not reach their sockets.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": LOOPBACK,
     "NCCL_SOCKET_IFNAME": LOOPBACK,
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LaunchedEngine:
-    """A running engine and what the adapter needs to know of it."""
+    """A running engine, and its properties that the adapter needs."""
 
     llm: Any
     meter: Meter
@@ -60,20 +60,20 @@ class LaunchedEngine:
     vocab_size: int
     end_ids: frozenset[int]
     has_transfer: bool
-    events_endpoint: str  # "": it tells nothing of its prefix cache
-    sockets: TemporaryDirectory[str]  # where its processes meet
+    events_endpoint: str  # "": it publishes no KV events
+    sockets: TemporaryDirectory[str]  # folder of the sockets between its processes
 
 
 def launch(
     settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
 ) -> LaunchedEngine:
-    """Start the engine's processes; returns when they are ready."""
+    """Start the engine's processes, and return when they are ready."""
     meter = Meter()
-    # For this user alone, and gone with the engine: vLLM leaves its sockets where they are.
+    # A private folder that is removed with the engine, because vLLM does not remove its sockets.
     sockets = TemporaryDirectory(prefix="trivium-", ignore_cleanup_errors=True)
     args = engine_args(settings, model, sockets.name, engine_id, has_transfer=has_transfer)
     with _side_channel_port(settings) as port:
-        with _environment:  # else it may be another engine's
+        with _environment:  # otherwise it may be another engine's
             variables = environment(settings, side_channel_port=port if has_transfer else 0)
         variables["VLLM_RPC_BASE_PATH"] = sockets.name
         llm = _construct_llm(args, settings, meter, variables)
@@ -113,7 +113,7 @@ def engine_args(
     *,
     has_transfer: bool,
 ) -> AsyncEngineArgs:
-    """The settings as vLLM takes them; `extra` has the last word. `sockets` is a folder."""
+    """Return vLLM's arguments for the settings; `extra` overrides them. `sockets` is a folder."""
     is_cpu = current_platform.is_cpu()
     args: dict[str, Any] = {
         "model": model_folder(model),
@@ -146,7 +146,7 @@ def engine_args(
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=_connector_config(settings),
         )
-        # One group of blocks, whatever its layers: it is what KV handles tell and have checked.
+        # One group of blocks for all kinds of layers, because KV handles have only one.
         args["disable_hybrid_kv_cache_manager"] = True
     return AsyncEngineArgs(**{**args, **settings.extra_args()})
 
@@ -164,7 +164,7 @@ def _connector_config(settings: VllmSettings) -> dict[str, Any]:
 
 
 def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
-    """Variables where vLLM has no argument for it; port 0 where no KV moves."""
+    """Return variables for settings without an argument in vLLM; port 0 means no KV transfer."""
     variables = {
         **preload.SILENT,
         OWNER_VARIABLE: str(os.getpid()),
@@ -186,25 +186,25 @@ def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, 
 
 
 def end(launched: LaunchedEngine, timeout_s: float) -> None:
-    """Stop the engine's processes; those that do not go in time are killed."""
+    """Stop the engine's processes; those that do not end in time are killed."""
     launched.llm.shutdown(timeout=timeout_s)
 
 
 def forget(launched: LaunchedEngine) -> None:
-    """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
+    """Free what is left in this process after `end`; call it on the event loop of the sockets."""
     resources = launched.llm.engine_core.resources
-    if "output_queue_task" in vars(resources):  # else no request ever came, and it was done
-        resources()  # vLLM's monitor may not have come to it, and an open socket waits below
+    if "output_queue_task" in vars(resources):  # otherwise there was no request, and it is done
+        resources()  # vLLM's monitor may not have called it, and an open socket blocks `destroy`
     resources.ctx.destroy(linger=0)
     launched.sockets.cleanup()
-    launched.llm = None  # its finalizer must not run when the interpreter is half gone
+    launched.llm = None  # its finalizer must not run during the interpreter's shutdown
 
 
 def _engine_config(args: AsyncEngineArgs, settings: VllmSettings) -> VllmConfig:
-    """All that vLLM makes of the arguments."""
+    """Return vLLM's configuration for the arguments."""
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if settings.compact_json:
-        # Both backends that "auto" prefers heed it; as an argument it wants one of them by name.
+        # Both backends that "auto" prefers apply it; as an argument it needs one of them by name.
         config.structured_outputs_config.disable_any_whitespace = True
     return config
 
@@ -212,9 +212,9 @@ def _engine_config(args: AsyncEngineArgs, settings: VllmSettings) -> VllmConfig:
 def _construct_llm(
     args: AsyncEngineArgs, settings: VllmSettings, meter: Meter, variables: Mapping[str, str]
 ) -> Any:
-    """Run the constructor in a thread of its own, and hold the environment until it has spawned.
+    """Run the constructor in a thread, and keep the environment until it has spawned a process.
 
-    The thread's end does not end its children: they watch this process, not the thread.
+    The end of the thread does not end its children: they watch this process, not the thread.
     """
     result: list[Any] = []
     loggers = [meter.logger, NoPrometheus]
@@ -226,7 +226,7 @@ def _construct_llm(
             result.append(
                 AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=quiet)
             )
-        except BaseException as error:  # raised again where it was asked for
+        except BaseException as error:  # raised again in the caller's thread
             result.append(error)
 
     thread = threading.Thread(target=construct, name="vllm-start", daemon=True)
@@ -244,7 +244,10 @@ def _construct_llm(
 
 
 def _layout(config: Any, mode: str) -> str:
-    """Workers with equal layouts can exchange KV: the same model, types, block size and way."""
+    """Return the KV layout: model, types, block size, tensor parallelism and transfer mode.
+
+    Workers with equal layouts can exchange KV.
+    """
     model, cache = config.model_config, config.cache_config
     parallel = config.parallel_config.tensor_parallel_size
     types = f"{model.dtype}/{cache.cache_dtype}"
@@ -252,7 +255,7 @@ def _layout(config: Any, mode: str) -> str:
 
 
 def _bytes_per_token(config: Any) -> int:
-    """KV of one token on all ranks; for attention that keeps a key and a value per head."""
+    """Return the KV bytes of one token on all ranks, for attention with key and value per head."""
     model, parallel = config.model_config, config.parallel_config
     heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
     values = 2 * heads * model.get_head_size() * model.get_total_num_hidden_layers()
@@ -260,7 +263,7 @@ def _bytes_per_token(config: Any) -> int:
 
 
 def _end_ids(processor: Any) -> frozenset[int]:
-    """The tokens at which vLLM ends an answer by itself."""
+    """Return the tokens at which vLLM ends an answer by itself."""
     config_ids = processor.generation_config_fields.get("eos_token_id") or ()
     tokenizer_id = processor.renderer.get_eos_token_id()
     ids = {config_ids} if isinstance(config_ids, int) else {*config_ids}
@@ -278,9 +281,9 @@ def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:
 
 @contextmanager
 def _side_channel_port(settings: VllmSettings) -> Iterator[int]:
-    """The given port, or a free one, kept from everybody else until the engine listens there."""
+    """Yield the given port, or a free one that stays reserved until the engine listens on it."""
     with socket.socket() as keeper:
-        # Linux lets the engine listen beside it, as it only stands there and both allow reuse.
+        # Linux lets the engine listen too, because this socket is only bound and both allow reuse.
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if not settings.side_channel_port:
             keeper.bind((settings.side_channel_host, 0))

@@ -1,18 +1,18 @@
-"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`) and mends it.
+"""Patches vLLM in every process that vLLM starts (entry point `vllm.general_plugins`).
 
-Theory of operation, with what each costs unmended on one small machine:
-- NIXL's progress thread spins a core for ever: vLLM's agent asks for no delay (`calm_nixl`).
+Theory of operation. Each patch, with the problem without it on one small machine:
+- NIXL's progress thread spins on a core: vLLM's agent sets no delay (`calm_nixl`).
 - While blocks wait for a peer, the engine steps a thousand times a second (`calm_waiting`).
 - Workers spin for a second after every step before they sleep (`calm_queues`).
-- NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
+- NIXL's start pins every worker to the machine's last core, despite its settings (`keep_binding`).
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
-- Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
+- Engines take CPU time from the process that keeps the lease, and from the broker (`give_way`).
 - A prompt with a seed that takes several steps ends a CPU engine (`keep_draws`).
-- Blocks are given out in the order in which they became free, most often backwards, and so
-  neighbours are read one by one (`sort_blocks`).
-- Each process imports all of vLLM, 10 CPU seconds (`fork_children`, where this one was forked).
-The first two and the last three are always done, the others where `workers/llm/vllm/launch.py` asks
-for them by environment. What an unknown vLLM no longer has is left alone, and the log says so.
+- Blocks are allocated in the order in which they became free, mostly backwards, so neighbours are
+  read one by one (`sort_blocks`).
+- Each process imports all of vLLM, 10 CPU seconds (`fork_children`, if this one was forked).
+The first two and the last three are always applied, the others if `workers/llm/vllm/launch.py`
+sets their environment variables. A patch whose target this vLLM lacks is skipped and logged.
 """
 
 import atexit
@@ -37,15 +37,15 @@ from workers.llm.vllm.preload import BIND_VARIABLE
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
 NICE_VARIABLE = "TRIVIUM_PLUGIN_NICE"
 SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
-# The longest sleep of the progress thread. It wakes on events; this bounds the harm of a lost
+# The longest sleep of the progress thread. Events wake it; this bounds the delay after a lost
 # wake-up, which NIXL's own code expects of some UCX transports. 10 ms costs 0.5 % of a core.
 PROGRESS_SLEEP_US = 10_000
-# How often an engine with nothing but pinned blocks looks for their release.
+# Poll interval of an engine that has only pinned blocks.
 PINNED_POLL_S = 0.1
-# How often one that waits for a peer's KV looks for it: after this share of its wait so far.
+# Poll interval of an engine that waits for a peer's KV, as a share of its wait so far.
 AWAITED_POLL_SHARE, AWAITED_POLL_MAX_S = 0.05, 0.01
-# A reader of a queue naps for STEP_NAP_S at a time until STEP_S after its last read; then it waits
-# for a share of its wait so far, and NAP_MAX_MS at most, before it looks again.
+# A reader of a queue sleeps for STEP_NAP_S at a time until STEP_S after its last read. Then it
+# waits for a share of its wait so far, at most NAP_MAX_MS, before it polls again.
 STEP_S, STEP_NAP_S = 0.02, 0.000_05
 NAP_SHARE, NAP_MAX_MS = 0.25, 100
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Called by vLLM in each process, perhaps more than once."""
+    """Apply the patches; vLLM calls it in each process, perhaps more than once."""
     owner = os.environ.get(OWNER_VARIABLE, "")
     if owner.isdecimal() and int(owner) != os.getpid():
         watch(int(owner))
@@ -70,12 +70,12 @@ def register() -> None:
 
 
 def give_way(nice: int) -> None:
-    """Run below processes of the usual priority: threads that are there, and all that they start.
+    """Lower the priority of all current threads, and so of all that they start, to `nice`.
 
-    Linux keeps priorities by thread. One that is lower already stays.
+    Linux has priorities per thread. A priority that is already lower stays.
     """
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             present = os.getpriority(os.PRIO_PROCESS, int(thread))
             os.setpriority(os.PRIO_PROCESS, int(thread), max(nice, present))
 
@@ -83,7 +83,7 @@ def give_way(nice: int) -> None:
 def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:
     """Let the progress threads of agents from `nixl._api` sleep in poll(2) until UCX has an event.
 
-    Passive transfers go on working, which they would not without the thread. Agents that set a
+    Passive transfers keep working, which they would not without the thread. Agents that set a
     delay keep it.
     """
     bindings = api.nixlBind
@@ -101,7 +101,7 @@ def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:
 
 
 def _calm_nixl_when_loaded() -> None:
-    """Calm NIXL when vLLM loads it and not before: most processes never do, and it is slow."""
+    """Apply `calm_nixl` when vLLM loads NIXL: loading is slow, and most processes never do it."""
     from vllm.distributed import nixl_utils
 
     load = nixl_utils._load_nixl_attr  # noqa: SLF001  # the one place where it is loaded
@@ -120,16 +120,16 @@ def _calm_nixl_when_loaded() -> None:
 
 
 def calm_waiting() -> None:
-    """Wait for input, not a millisecond, while an engine has nothing to compute.
+    """Let an engine with nothing to compute wait for input, instead of stepping every millisecond.
 
-    All that is left then are blocks pinned for a peer, or requests that wait for a peer's KV.
+    It then has only blocks that are pinned for a peer, or requests that wait for a peer's KV.
     """
     from vllm.v1.engine.core import EngineCoreProc
 
     step = EngineCoreProc._process_engine_step  # noqa: SLF001  # there is no hook around it
     if getattr(step, "calm", False):
         return
-    since_s: list[float] = []  # since when it waits; a process has one engine
+    since_s: list[float] = []  # since when the engine waits; a process has one engine
 
     @functools.wraps(step)
     def step_calm(self: Any) -> bool:
@@ -146,7 +146,7 @@ def calm_waiting() -> None:
             since_s.clear()
             return executed
         poll_s = PINNED_POLL_S
-        if scheduler.has_unfinished_requests():  # they hold blocks that a peer fills
+        if scheduler.has_unfinished_requests():  # their blocks wait for a peer's KV
             now_s = time.monotonic()
             if not since_s:
                 since_s.append(now_s)
@@ -165,9 +165,9 @@ def calm_waiting() -> None:
 def calm_queues() -> None:
     """Let readers of shared-memory queues sleep instead of spinning for a second after each read.
 
-    During a step they take very short naps; later they wait to be woken, as vLLM does after its
-    second. As a wake-up is lost now and then when messages follow each other quickly, and vLLM
-    looks again only after 5 s, those waits are short at first and grow.
+    During a step they sleep very briefly; later they wait to be woken, as vLLM does after a second.
+    A wake-up is sometimes lost when messages follow each other quickly, and vLLM polls again only
+    after 5 s, so these waits are short at first and grow.
     """
     spin_ms = os.environ.get(SPIN_VARIABLE, "")
     if not spin_ms:
@@ -193,19 +193,19 @@ def calm_queues() -> None:
 
 
 def keep_binding() -> None:
-    """Keep NIXL from moving workers to the last core where cores were given."""
+    """Keep NIXL from moving workers to the last core if cores were configured."""
     if os.environ.get(BIND_VARIABLE, "auto") == "auto":
         return
     from vllm.platforms.cpu import CpuPlatform
 
-    assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
+    assert callable(CpuPlatform.discover_numa_topology)  # only that move uses it
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
 
 
 def sort_blocks() -> None:
-    """Give blocks out in the order of their places, so that KV moves with fewer descriptors.
+    """Allocate blocks in the order of their ids, so that KV moves with fewer descriptors.
 
-    Which blocks are given out stays vLLM's choice: those that were used least lately.
+    vLLM still chooses the blocks: the least recently used ones.
     """
     from vllm.v1.core.block_pool import BlockPool
 
@@ -222,9 +222,9 @@ def sort_blocks() -> None:
 
 
 def keep_draws() -> None:
-    """Let requests draw nothing from their own generators in steps whose token is dropped.
+    """Keep requests from using their random generators in steps whose token is dropped.
 
-    vLLM takes such a draw back, by an offset that generators on CPUs do not have.
+    vLLM would reset the generator by an offset, which generators on CPUs do not have.
     """
     from vllm.platforms import current_platform
 
@@ -236,7 +236,7 @@ def keep_draws() -> None:
 
 
 def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """A runner's `sample_tokens` without the generators of requests whose prompt goes on."""
+    """Wrap a runner's `sample_tokens`; it hides generators of requests with unfinished prompts."""
     if getattr(sample, "keeps", False):
         return sample
 
@@ -257,7 +257,7 @@ def keeping_draws(sample: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fork_children() -> None:
-    """Have vLLM's processes forked where this one was."""
+    """Let the fork server of this process also fork vLLM's processes."""
     if not forks.address:
         return
     from vllm.v1.engine import utils
@@ -269,7 +269,7 @@ def fork_children() -> None:
 
 
 def watch(owner_pid: int) -> None:
-    """End this process as soon as its owner is gone, however it went."""
+    """End this process as soon as its owner has ended, for any reason."""
     if any(thread.name == "owner-watch" for thread in threading.enumerate()):
         return
     try:
@@ -287,14 +287,14 @@ def _wait_and_end(owner: int) -> None:
 
 
 def _end() -> NoReturn:
-    # Nothing gentler ends a process that waits inside a kernel or a transfer. Shared memory is
-    # removed by the resource tracker, which lives a little longer.
+    # Only SIGKILL ends a process that waits inside a kernel or a transfer. The resource tracker
+    # ends a little later and removes shared memory.
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("survived SIGKILL")
 
 
 def exit_quickly() -> None:
-    """Skip the interpreter's own teardown, two seconds per process, once vLLM's is done."""
+    """Skip the interpreter's own teardown, 2 s per process, after vLLM's."""
 
     def leave() -> None:
         logging.shutdown()
@@ -302,6 +302,6 @@ def exit_quickly() -> None:
         sys.stderr.flush()
         os._exit(0)
 
-    # Last of all: exit handlers run in the reverse order, and this one came early.
+    # It runs last: exit handlers run in reverse order, and this one is registered early.
     atexit.unregister(leave)
     atexit.register(leave)

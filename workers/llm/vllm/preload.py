@@ -1,8 +1,9 @@
-"""What a fork server for vLLM's processes imports, and with which environment. Imports none of it.
+"""The modules and environment of a fork server for vLLM's processes. Imports none of the modules.
 
-Only for vLLM on CPUs: a device that one process has opened is no other's. vLLM sets some variables
-before it starts a process, which must be there before the libraries that read them; where these
-differ, nothing is forked (`workers/forks.py`), and the worker's log says which.
+Only for vLLM on CPUs, because a forked process cannot use a device that its parent has opened. vLLM
+sets some variables before it starts a process. They must be set before the libraries that read them
+are imported. If they differ, no process is forked (`workers/forks.py`), and the worker's log names
+them.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from workers.llm.vllm.settings import VllmSettings
 
 BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 MODULES = (
-    "vllm.v1.worker.cpu_worker",  # it wants to be the first
+    "vllm.v1.worker.cpu_worker",  # must be imported first
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.model_executor.models.llama",
@@ -33,12 +34,15 @@ _OF_VLLM = {
 
 
 def eager(settings: VllmSettings) -> dict[str, str]:
-    """vLLM compiles a few small functions in any case, the first log-probabilities for 20 s."""
+    """Return a variable that turns compilation off, if `enforce_eager` is set.
+
+    Otherwise vLLM compiles a few small functions nevertheless: 20 s at the first log-probabilities.
+    """
     return {"TORCHDYNAMO_DISABLE": "1"} if settings.enforce_eager else {}
 
 
 def is_on_cpu() -> bool:
-    """Whether vLLM is there, and made for CPUs; the names of packages tell vLLM itself."""
+    """Return whether vLLM is installed in its build for CPUs, by its package's name and version."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return "cpu" in name + importlib.metadata.version(name)
@@ -46,7 +50,7 @@ def is_on_cpu() -> bool:
 
 
 def environment(environ: Mapping[str, str], settings: VllmSettings) -> dict[str, str]:
-    """The environment of processes with this one, as vLLM will have made it."""
+    """Return the environment that vLLM will give its processes, for this one of the worker."""
     variables = {**UNLESS_SET, **environ, **SILENT, **_OF_VLLM, **eager(settings)}
     variables["NUMEXPR_MAX_THREADS"] = str(len(os.sched_getaffinity(0)))
     preloaded = [variables.get("LD_PRELOAD", ""), _library("torch", "lib/libgomp*.so*")]

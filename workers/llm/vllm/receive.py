@@ -1,9 +1,9 @@
-"""KV that a vLLM engine takes from a peer: which handles are used, and what came of it.
+"""KV that a vLLM engine receives from a peer: which handles it uses, and the results.
 
-A decode engine takes a prompt's KV, a prefill engine that of the conversation so far, or of what
-the decode engine that it will write to has of the prompt. Where a handle must not be used, or what
-it names was not had, tokens are computed in place, and the run says why. Pure: time is an argument.
-Used by `engine.py`.
+A decode engine receives a prompt's KV. A prefill engine receives that of the conversation so far,
+or of the prefix that its pair's decode engine has. If a handle must not be used, or its KV did not
+arrive, the engine computes the tokens, and the run has the reason. Pure: time is an argument. Used
+by `engine.py`.
 """
 
 import logging
@@ -17,33 +17,33 @@ from workers.llm.vllm.check import TELLS_BLOCKS, UNTIL_MS, HandleGate
 from workers.llm.vllm.runs import VllmRun
 
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-_KEEP_USAGE_MAX = 0.5  # of the KV memory; above, no conversation is kept for its next turn
+_KEEP_USAGE_MAX = 0.5  # share of used KV memory up to which conversations are kept
 log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Of one engine; `meter` is the Meter of `api.py`.
+    """The receiving side of one engine; `meter` is the `Meter` of `api.py`.
 
-    `mode` is how KV moves, "off" for not at all; `keeps` whether decoded KV waits for a next turn
-    (vLLM can keep that of prompts which it read from a peer); `block_bytes` the size of a block.
+    `mode` is "pull", "push" or "off". With `keeps`, decoded KV waits for the next turn (vLLM can
+    keep the KV of prompts that it read from a peer). `block_bytes` is the size of a block.
     """
 
     def __init__(
         self, gate: HandleGate, meter: Any, *, mode: str, keeps: bool, block_bytes: int
     ) -> None:
         self.gate = gate
-        self.counts: Counter[str] = Counter()  # refused, late and recomputed; written_bytes
+        self.counts: Counter[str] = Counter()  # by: refused, late, recomputed, written_bytes
         self.peer_metadata: PeerMetadata = lambda _engine_id: None
         self._meter, self._mode, self._block_bytes = meter, mode, block_bytes
         self._keeps = keeps
 
     @property
     def keeps_now(self) -> bool:
-        """Whether an answer that ends now may keep its KV."""
+        """Return whether the KV of an answer that ends now may be kept."""
         return self._keeps and bool(self._meter.figures.kv_usage <= _KEEP_USAGE_MAX)
 
     def prepare(self, run: VllmRun, now_ms: int) -> None:
-        """Set what vLLM is to do about the job's KV."""
+        """Set vLLM's KV parameters of a run: receive its KV, or compute the prompt."""
         self.compute(run)
         job, source = run.job, self._source(run.job)
         if source is None:
@@ -64,12 +64,12 @@ class Receiver:
             params[TELLS_BLOCKS] = job.orchestration is Orchestration.DECODE_FIRST
 
     def compute(self, run: VllmRun) -> None:
-        """Let vLLM take nothing from a peer, and compute the prompt."""
+        """Set vLLM's KV parameters of a run so that vLLM computes the prompt."""
         run.source, run.awaited_ms = None, 0
         run.kv_params = _PREFILL if run.hands_over else None
 
     def _source(self, job: Job) -> KvHandle | None:
-        """What a peer has of the prompt, or will have."""
+        """Return the handle of the peer's KV for the prompt; None if there is none."""
         if job.phase is WorkPhase.DECODE:
             return job.kv
         if job.orchestration is not Orchestration.DECODE_FIRST:
@@ -87,16 +87,16 @@ class Receiver:
         return gate.promise(source, len(prompt), peer, now_ms)
 
     def note_late(self, run: VllmRun) -> None:
-        """A run's KV came too late."""
+        """Note that a run's KV did not arrive in time."""
         self.counts["late"] += 1
         run.missed = KvUnavailable(f"{run.job.request_id}: no KV came in time")
         log.warning("%s; computed in place", run.missed.message)
 
     def arrival(self, run: VllmRun, cached_tokens: int) -> tuple[int, float]:
-        """Bytes and milliseconds of the read behind a first token; sets the run's own cache hits.
+        """Return bytes and milliseconds of the read before a first token; set the run's cache hits.
 
-        `cached_tokens` is vLLM's figure, which counts received tokens as cached, as this does where
-        prefill has read. Of a peer's write only the bytes are known here.
+        `cached_tokens` is vLLM's figure, which counts received tokens as cached; here they count
+        only if prefill has read them. The duration of a peer's write is unknown here, so it is 0.
         """
         name, kv = run.job.request_id, run.source
         prefill = self._meter.prefills.pop(name, None)
@@ -105,8 +105,8 @@ class Receiver:
         if prefill is None or kv is None:
             return 0, 0.0
         if why or prefill.cached_tokens + prefill.received_tokens < kv.tokens:
-            self.counts["recomputed"] += 1  # it failed, or was not worth it; vLLM computed the rest
-            if kv.tokens > 1:  # else vLLM computes the one token in any case
+            self.counts["recomputed"] += 1  # the read failed, or vLLM chose to compute the rest
+            if kv.tokens > 1:  # vLLM computes a single token in any case
                 run.missed = KvUnavailable(
                     f"{name}: KV of engine {kv.engine_id} not had after {tries} tries: {why}"
                 )

@@ -1,15 +1,15 @@
-"""Requests that a vLLM engine works on, and which of them have stalled. Pure: time is an argument.
+"""The active requests of a vLLM engine, and which of them have stalled. Pure: time is an argument.
 
-vLLM says nothing when it hangs, so the adapter must tell a hang from a queue. Three rules:
-- Silence: the engine reports every step, also of other requests. Nothing at all for the progress
-  timeout while there are requests: it is frozen, and all of them have failed.
-- No token: it reports steps, and nobody gets a token for the progress timeout though some had
-  begun: those have failed.
-- No first token: a request waits for the first-token timeout although nothing was in its way.
-  A full batch and full KV memory are in the way, and so is every older request that begins or ends
-  meanwhile: the queue moves, and the clock starts again. So is a peer that has not written the KV
-  yet; that wait has a limit of its own. So a long queue is no failure, and a read that hangs is
-  one, even on a busy engine.
+vLLM does not report a hang, so the adapter must distinguish one from a queue. Three rules:
+- Silence: the engine reports every step, for any request. If it reports nothing for the progress
+  timeout while there are requests, it is frozen, and all of them fail.
+- No token: it reports steps, but no request gets a token for the progress timeout. Those that have
+  begun fail.
+- No first token: a request waits for the first-token timeout although nothing blocks it. A full
+  batch or full KV memory blocks it. Every older request that begins or ends meanwhile restarts its
+  clock, because the queue moves. So does a peer that has not written the KV yet; that wait has a
+  limit of its own. So a long queue is no failure, and a read that hangs is one, even on a busy
+  engine.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ class VllmRun:
     job: Job
     max_tokens: int
     hands_over: bool
-    clock_s: float  # since when nothing is in the way of its first token
+    clock_s: float  # since when nothing blocks its first token
     kv_params: dict[str, Any] | None = None
-    source: KvHandle | None = None  # of a peer's KV, which it reads or awaits
-    missed: TriviumError | None = None  # why it does not have that
-    awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: none does
-    tokens: list[int] = field(default_factory=list)  # generated, where its KV is to be kept
+    source: KvHandle | None = None  # a peer's KV that it reads or awaits
+    missed: TriviumError | None = None  # why it did not get that KV
+    awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: no peer writes
+    tokens: list[int] = field(default_factory=list)  # generated ones, if its KV is to be kept
     has_begun: bool = False
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
     deadline: asyncio.TimerHandle | None = None
-    repeated_chars: int = 0  # of the prompt, with which the first text begins
+    repeated_chars: int = 0  # characters of the prompt at the start of the first text
 
     def new_text(self, text: str) -> str:
-        """What of a text is the answer's."""
+        """Return the part of a text that is not repeated from the prompt."""
         if self.repeated_chars and text:
             text, self.repeated_chars = text[self.repeated_chars :], 0
         return text
@@ -58,20 +58,20 @@ class ActiveRuns:
     first_token_timeout_s: float
     progress_timeout_s: float
     active: dict[str, VllmRun] = field(default_factory=dict)
-    since_s: float = 0.0  # since when there is any
-    token_s: float = 0.0  # the last token of any
+    since_s: float = 0.0  # since when there are runs
+    token_s: float = 0.0  # time of the last token of any run
 
     def __iter__(self) -> Iterator[VllmRun]:
         return iter(tuple(self.active.values()))
 
     def add(self, run: VllmRun, now_s: float) -> None:
-        """A run that is given to the engine now."""
+        """Add a run that the engine gets now."""
         if not self.active:
             self.since_s = now_s
         self.active[run.job.request_id] = run
 
     def holds(self, run: VllmRun) -> bool:
-        """Whether it is still active; a request id may live twice, one life after the other."""
+        """Return whether this run is still active; a later run may have the same request id."""
         return self.active.get(run.job.request_id) is run
 
     def begin(self, run: VllmRun, now_s: float) -> None:
@@ -80,12 +80,12 @@ class ActiveRuns:
         self._move(run, now_s)
 
     def remove(self, run: VllmRun, now_s: float) -> None:
-        """A run that has ended; the queue moves for those behind it."""
+        """Remove a run that has ended; the queue moves for those behind it."""
         self._move(run, now_s)
         del self.active[run.job.request_id]
 
     def _move(self, run: VllmRun, now_s: float) -> None:
-        """The queue moved for all that came after this run."""
+        """Restart the clocks of the later runs that have not begun."""
         for later_run in reversed(self.active.values()):
             if later_run is run:
                 return
@@ -95,7 +95,7 @@ class ActiveRuns:
     def stalled(
         self, now_s: float, reported_s: float, kv_usage: float
     ) -> list[tuple[VllmRun, str]]:
-        """Runs that have failed by the rules above, and why."""
+        """Return the runs that have failed by the module's rules, with the reason."""
         if not self.active:
             return []
         silence_s = now_s - max(reported_s, self.since_s)
@@ -119,7 +119,7 @@ class ActiveRuns:
 
 
 class Mailbox:
-    """Outputs that wait for the worker, merged so that a slow one gets one per request."""
+    """Outputs that wait for the worker; a slow worker gets one merged output per request."""
 
     def __init__(self) -> None:
         self._outputs: list[Output] = []
@@ -128,11 +128,11 @@ class Mailbox:
         return len(self._outputs)
 
     def put(self, output: Output) -> None:
-        """Add what the engine said."""
+        """Add an output of the engine."""
         self._outputs.append(output)
 
     def take(self) -> list[Output]:
-        """One output per request; of a request that came again, only its earlier life."""
+        """Return one output per request; outputs of a later run with the same id stay here."""
         outputs, self._outputs = self._outputs, []
         merged: dict[str, Output] = {}
         for output in outputs:

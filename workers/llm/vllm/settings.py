@@ -1,4 +1,4 @@
-"""Section [vllm]: what the vLLM engine is told. Imports nothing of vLLM."""
+"""Section [vllm]: settings of the vLLM engine. Does not import vLLM."""
 
 import json
 from dataclasses import replace
@@ -14,39 +14,39 @@ _ORCHESTRATIONS = {
     "pull": (Orchestration.PREFILL_FIRST,),
     "push": (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT),
 }
-_KEEP_MIN_MS = 5_000  # vLLM reads nothing that expires sooner
-CPU_STEP_TOKENS = 256  # under a second; vLLM's 2 048 take seconds, and no prompt sooner is ready
+_KEEP_MIN_MS = 5_000  # vLLM does not read KV that expires sooner
+CPU_STEP_TOKENS = 256  # under a second; vLLM's 2 048 take seconds, and no prompt is ready sooner
 
 
 @section("vllm")
 class VllmSettings:
     """Section [vllm]; the defaults suit the tiny model on a small machine without a GPU."""
 
-    dtype: str = "auto"  # float32 on CPU, where bfloat16 is slow or worse; else the model's own
+    dtype: str = "auto"  # float32 on CPU, where bfloat16 is slow or fails; else the model's own
     block_size: Positive = 32  # tokens per KV block; equal on workers that exchange KV
     kv_cache_bytes: Natural = 256 << 20  # 0: vLLM takes its share of the memory
-    running_max: Positive = 64  # most requests in the batch
-    # most tokens of one step, which nothing can interrupt; 0: 256 on the CPU, else vLLM's own
+    running_max: Positive = 64  # requests in the batch, at most
+    # tokens of one step, at most; a step cannot be interrupted. 0: 256 on the CPU, else vLLM's own
     step_tokens: Natural = 0
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
-    compact_json: bool = True  # none of the spaces and lines between parts that models run on with
-    cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
+    compact_json: bool = True  # no whitespace in JSON answers, which models may repeat endlessly
+    cpu_bind: str = ""  # compute threads' cores, for VLLM_CPU_OMP_THREADS_BIND; "": environment's
     spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
-    # of the engine's processes, up to 19: whoever keeps leases goes first
+    # of the engine's processes, up to 19; the worker, which keeps the lease, has priority
     nice: Natural = 10
-    # pull: decode reads; push: prefill writes. Replicas have none
+    # pull: decode reads; push: prefill writes. Replica workers have no transfer
     kv_transfer: Annotated[str, one_of("pull", "push", "off")] = "pull"
     kv_lease_s: Annotated[int, Field(ge=2)] = 30  # how long a prefilled prompt waits for its peer
-    handle_margin_ms: Natural = 5_000  # a handle says that it expires this much earlier
-    transfer_tries_max: Positive = 4  # of one read or write
+    handle_margin_ms: Natural = 5_000  # a handle's own expiry is this much earlier
+    transfer_tries_max: Positive = 4  # tries of one read or write
     transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
     # how long KV waits for the next turn after a hand-over; pull only
     keep_decoded_kv_ms: Natural = 0
-    kv_events: bool = True  # tell what the prefix cache holds
+    kv_events: bool = True  # publish the changes of the prefix cache
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
-    side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
+    side_channel_host: str = "localhost"  # where peers request NIXL metadata
     side_channel_port: Natural = 0  # 0: a free one
-    first_token_timeout_ms: Positive = 30_000  # with no other request in the way
+    first_token_timeout_ms: Positive = 30_000  # of a request that no other one blocks
     progress_timeout_ms: Positive = 15_000  # silence of the engine while it has requests
     shutdown_timeout_s: Positive = 5  # then processes are killed
     extra: str = "{}"  # more arguments of vLLM's AsyncEngineArgs, as a JSON object
@@ -63,11 +63,11 @@ class VllmSettings:
 
     @property
     def orchestrations(self) -> tuple[Orchestration, ...]:
-        """What an engine with these settings can do, in a role that hands KV over."""
+        """Return the orchestrations of an engine with these settings, if its role hands KV over."""
         return _ORCHESTRATIONS.get(self.kv_transfer, ())
 
     def step_tokens_max(self, *, is_cpu: bool) -> int:
-        """Return the token limit of a step, at least one a request; 0 for vLLM's own."""
+        """Return the token limit of a step, at least one per request; 0 for vLLM's own."""
         step_tokens = self.step_tokens or (CPU_STEP_TOKENS if is_cpu else 0)
         return max(step_tokens, self.running_max) if step_tokens else 0
 
@@ -85,7 +85,7 @@ class VllmSettings:
             )
 
     def without_transfer(self) -> "VllmSettings":
-        """The same for a worker that never hands over."""
+        """Return the settings of a worker that never hands KV over."""
         return replace(self, kv_transfer="off", keep_decoded_kv_ms=0)
 
     def extra_args(self) -> dict[str, Any]:

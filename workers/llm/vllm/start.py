@@ -1,6 +1,6 @@
-"""Starts the vLLM engine, off the event loop; stopped meanwhile, it ends what has come up.
+"""Starts the vLLM engine outside of the event loop; if cancelled, it ends the started processes.
 
-vLLM is imported by `start` and not before. `workers/config.py` names it.
+Only `start` imports vLLM. `workers/config.py` names it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def start(
     worker_id: str,
     worker_epoch: int,
 ) -> VllmEngine:
-    """An engine that is ready to serve. A start takes 20 s and more, off the event loop."""
+    """Start an engine that is ready to serve. It takes 20 s or more, in a thread."""
     has_transfer = settings.kv_transfer != "off" and bool({Role.PREFILL, Role.DECODE} & {*role_set})
     settings = settings if has_transfer else settings.without_transfer()
 

@@ -1,7 +1,7 @@
-"""KV that a prefill engine writes to its peers (push): which prompts are written, which are not.
+"""Tracks the KV that a prefill engine writes to its peers (push): which prompts are written.
 
-vLLM writes when the prompt is computed and the decode engine has blocks, and reports only that some
-write ended. Its compute process says whose it was, when asked. Used by `engine.py`.
+vLLM writes when the prompt is computed and the decode engine has blocks. It reports only that some
+write has ended; a call to its compute process returns which one. Used by `engine.py`.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ class PendingWrite:
     """A computed prompt whose KV is not written yet."""
 
     engine_request_id: str
-    is_paired: bool  # and so the job ends with the write
+    is_paired: bool  # the job then ends with the write
     limit: asyncio.TimerHandle
 
 
 class Writes:
-    """Of one engine; `meter` is the Meter of `api.py`, `put` takes last outputs."""
+    """The pending writes of one engine; `meter` is the `Meter` of `api.py`, `put` gets outputs."""
 
     def __init__(
         self,
@@ -46,33 +46,33 @@ class Writes:
         meter.on_transfers = self._on_transfers
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether a paired job waits for its write."""
+        """Return whether a paired job waits for its write."""
         write = self._waiting.get(request_id)
         return write is not None and write.is_paired
 
     @property
     def paired_count(self) -> int:
-        """How many paired jobs wait for their write."""
+        """Return the number of paired jobs that wait for their write."""
         return sum(write.is_paired for write in self._waiting.values())
 
     def begin(
         self, request_id: str, engine_request_id: str, *, is_paired: bool, limit_s: float
     ) -> None:
-        """The prompt is computed; its KV is to be written within the limit."""
+        """Wait for the write of a computed prompt's KV, for at most `limit_s`."""
         self._forget(request_id)
         limit = self._loop.call_later(max(0.0, limit_s), self._give_up, request_id)
         self._waiting[request_id] = PendingWrite(engine_request_id, is_paired, limit)
-        self._on_transfers()  # the write may have ended already
+        self._on_transfers()  # the write may already have ended
 
     def abort(self, request_id: str) -> None:
-        """Give up the job and free its KV."""
+        """Abort a paired job that waits, and free its KV."""
         write = self._forget(request_id)
         if write is not None and write.is_paired:
             self._releases.begin(write.engine_request_id)
             self._put(Output(request_id=request_id, finish_reason="abort"))
 
     def cancel(self) -> None:
-        """Wait for no write any more; the engine ends."""
+        """Stop waiting for writes; the engine is ending."""
         for request_id in tuple(self._waiting):
             self._forget(request_id)
         if self._asking is not None:
@@ -85,7 +85,7 @@ class Writes:
         return write
 
     def _on_transfers(self) -> None:
-        """Some write ended: find out whose."""
+        """Find out which write has ended."""
         self._has_news = True
         if self._waiting and (self._asking is None or self._asking.done()):
             self._asking = self._loop.create_task(self._ask())
@@ -106,13 +106,13 @@ class Writes:
 
     def _finish(self, request_id: str) -> None:
         write = self._forget(request_id)
-        if write is None:  # given up meanwhile
+        if write is None:  # aborted meanwhile
             return
         self._handover.take_back(request_id)
         transfers = self._meter.writes
         transfer = transfers.popleft() if transfers else None
         if not self._waiting:
-            transfers.clear()  # of prompts that were given up
+            transfers.clear()  # left by aborted prompts
         if write.is_paired:
             output = Output(
                 request_id=request_id,

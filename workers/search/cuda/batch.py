@@ -1,11 +1,11 @@
-"""Searches on a CUDA device: slots, their captured turns, and what has ended.
+"""Searches on a CUDA device: slots, their captured turns, and the slots that have ended.
 
-Theory of operation. A turn is one captured graph: it admits what the host wrote to the ring, makes
-some extends of the active slots, and says which ended (`walk.cu`). Graphs differ in how many slots
-they can step and in how many extends they make; the smallest that fits is launched. `DEPTH` turns
-are under way at most: while one runs, the host reads what ended in the one before and writes the
-next. The device writes hits to host memory, so reading them is reading an array. Whatever is
-active, a search's result is that of `steps.py`, to the last bit.
+Theory of operation. A turn is one captured graph: it admits the searches that the host wrote to the
+ring, makes some extends of the active slots, and reports the ended ones (`walk.cu`). Graphs differ
+in the number of slots that they can step and in the number of extends; the smallest that fits is
+launched. At most `DEPTH` turns are in flight: while one runs, the host reads the ended slots of the
+one before and writes the next. The device writes hits to host memory, so the host reads an array.
+For any active slots, a search's result is that of `steps.py`, to the last bit.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,12 +33,12 @@ from workers.search.limits import (
 from workers.search.walk import fields
 from workers.search.walk.slots import hash_places
 
-_THREADS_MAX = 1_024  # of a block
-_SMALL_SIZES = (64, 256)  # slots of turns that are cheaper where few searches run
+_THREADS_MAX = 1_024  # threads of a block
+_SMALL_SIZES = (64, 256)  # slots of turns that are cheaper if few searches run
 
 
 def sizes_up_to(places: int) -> tuple[int, ...]:
-    """Slots that turns can step, ascending, where so many searches are advanced together."""
+    """Return the sizes of turns, in slots, ascending, for a batch of `places` searches."""
     return (*(size for size in _SMALL_SIZES if size < places), places)
 
 
@@ -53,9 +53,9 @@ class BatchSettings:
     k_max: int = K_MAX
     dim_max: int = CUDA_DIM_MAX
     tasks_max: int = TASKS_MAX  # of one slot in an extend
-    seed_rows: int = 256  # of a list, that a seeding slot takes in an extend
+    seed_rows: int = 256  # rows of a list that a seeding slot measures in an extend
     merge_max: int = 512  # distances of a slot that are merged together
-    threads: int = 128  # of a slot, where all places are taken
+    threads: int = 128  # threads of a slot if all places are taken
 
     def __post_init__(self) -> None:
         if not _is_power_of_two(self.merge_max) or self.merge_max > 32 * self.threads:
@@ -78,7 +78,7 @@ def _is_power_of_two(value: int) -> bool:
 
 
 class DeviceBatch:
-    """Slots of one device; `top`, `hit_keys` and `counts` are what ended slots left."""
+    """The slots of one device; `top`, `hit_keys` and `counts` have the results of ended slots."""
 
     def __init__(self, device: Device, settings: BatchSettings) -> None:
         self.settings, self.places = settings, settings.sizes[-1]
@@ -90,7 +90,7 @@ class DeviceBatch:
         self.turns = self.extends = self.tasks = 0
         self.device, self.copies = device, DeviceCopies(device)
         self._rings = Rings(device, slots, settings.dim_max, settings.top_m_max)
-        self._memory: list[Any] = []  # what the graphs point to
+        self._memory: list[Any] = []  # memory that the graphs point to
         self._machine = self._layout()
         self._graphs = {
             (size, steps): device.graph(self._turn(size, steps))
@@ -107,17 +107,17 @@ class DeviceBatch:
         self._assignments[slot] = Assignment(slot, self._serials[slot], row, query, warm)
 
     def give_up(self, slot: int) -> None:
-        """What the slot holds is not waited for any more; turns under way may still step it."""
+        """Ignore the end of a slot's search; turns in flight may still step the slot."""
         self._serials[slot] += 1
         self._assignments.pop(slot, None)
 
     @property
     def turns_in_flight(self) -> int:
-        """Turns that were launched and not collected."""
+        """Return the number of turns that were launched and not collected."""
         return len(self._launched_turns)
 
     def launch(self, active: list[int], extends: int) -> None:
-        """Begin a turn of at most `places` slots and about `extends` extends."""
+        """Launch a turn of at most `places` slots and about `extends` extends."""
         assert self.turns_in_flight < DEPTH, "the ring is full: collect first"
         offered = self.settings.steps
         steps = offered[max(0, bisect_right(offered, extends) - 1)]
@@ -130,7 +130,7 @@ class DeviceBatch:
         self.extends += steps
 
     def collect(self) -> list[int]:
-        """Wait for the oldest turn: slots that ended in it and were not given up, ascending."""
+        """Wait for the oldest turn; return its ended slots that were not given up, ascending."""
         turn, event = self._launched_turns.popleft()
         event.wait()
         endings, tasks = self._rings.read(turn)
@@ -138,10 +138,10 @@ class DeviceBatch:
         return [slot for slot, serial in endings if serial == self._serials[slot]]
 
     def _layout(self) -> int:
-        """Allocate everything; the address of the structure that kernels are given."""
+        """Allocate all memory; return the address of the structure that kernels get."""
         sizes, rings, slots = self.settings, self._rings, self.settings.slots
         visited = hash_places(sizes.top_m_max)
-        arrays = {  # bytes of each slot
+        arrays = {  # bytes per slot
             "fields": 8 * fields.COUNT, "top": 8 * sizes.top_m_max, "found": 8 * sizes.k_max,
             "visited": 4 * visited, "queries": 4 * sizes.dim_max, "warm": 8 * sizes.top_m_max,
             "rows": 4 * sizes.tasks_max, "distances": 4 * sizes.tasks_max, "pending": 4,
@@ -180,7 +180,7 @@ class DeviceBatch:
         return max(self.settings.top_m_max, self.settings.k_max) + 1
 
     def _turn(self, size: int, steps: int) -> list[Launch]:
-        """Where fewer slots are stepped, each has more threads."""
+        """Return the launches of a turn; in a turn of fewer slots, each slot has more threads."""
         sizes = self.settings
         threads = min(_THREADS_MAX, sizes.threads * (self.places // size))
         shared_bytes = 8 * (fields.COUNT + 1 + 3 * self._list_places + sizes.merge_max + 1)

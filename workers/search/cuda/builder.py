@@ -1,8 +1,8 @@
-"""Nearest-neighbour lists of an index that is built, computed on a CUDA device.
+"""Computes the nearest-neighbour lists of a new index on a CUDA device.
 
-The same lists as `knn.py` makes: exact ones by introducing all rows to each other, or NN-descent.
-Trees are split and lists turned round on the host, distances and merges are the device's. Edges are
-chosen from the lists as ever (`graph/build.py`).
+The lists are those of `graph/knn.py`: exact ones, which compare all rows with each other, or those
+of NN-descent. The host splits trees and makes reverse lists; the device computes distances and
+merges. `graph/build.py` chooses edges from the lists, as for lists of cores.
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ from workers.search.kernels.keys import EMPTY
 from workers.search.kernels.metrics import INNER_PRODUCT
 from workers.search.limits import CANDIDATES
 
-EXACT_ROWS_MAX = 100_000  # all pairs of so many rows are some seconds' work
-THREADS = 128  # of a row
+EXACT_ROWS_MAX = 100_000  # all pairs of that many rows take some seconds
+THREADS = 128  # threads of a row
 
 
 def graph_on(device: Device) -> build.GraphOf:
-    """What makes graphs with a device."""
+    """Return a function that builds graphs with a device."""
 
     def graph_of(
         vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
@@ -36,7 +36,9 @@ def neighbours(
     device: Device, vectors: Array, count: int, metric: int, stored: int, *, seed: int = 0,
     exact_rows_max: int = EXACT_ROWS_MAX,
 ) -> Array:  # fmt: skip
-    """Keys of the nearest other rows of each row, as `knn.neighbours`: (rows, count), uint64."""
+    """Return keys of each row's nearest other rows, like `knn.neighbours`: (rows, count), uint64.
+
+    Raises EngineFailed."""
     lists = Lists(device, vectors, count, metric, stored)
     if len(vectors) <= exact_rows_max:
         lists.join(np.arange(len(vectors)), np.array([0, len(vectors)]))
@@ -55,7 +57,7 @@ def neighbours(
 
 
 class Lists:
-    """Lists of `count` keys for each row of `vectors`, on the device."""
+    """Neighbour lists of `count` keys for each row of `vectors`, on the device."""
 
     def __init__(
         self, device: Device, vectors: Array, count: int, metric: int, stored: int
@@ -77,23 +79,23 @@ class Lists:
         }  # fmt: skip
 
     def keys(self) -> Array:
-        """The lists as they are."""
+        """Copy the present lists to the host."""
         keys = np.empty((self._rows, self._count), np.uint64)
         self._device.copy(keys.ctypes.data, self._memory["keys"].address, keys.nbytes)
         return keys
 
     def put(self, keys: Array) -> None:
-        """Go on with these lists."""
+        """Replace the lists on the device."""
         self._write("keys", keys)
 
     def join(self, order: Array, bounds: Array) -> None:
-        """Introduce rows to each other, group by group of `order`."""
+        """Insert the rows of each group of `order` into each other's lists."""
         self._write("order", order.astype(np.uint32))
         self._write("spans", knn.spans_of(bounds).astype(np.uint32))
         self._launch("join", after="keys", words=2)
 
     def descend(self) -> int:
-        """A round of NN-descent; how many entries are new."""
+        """Run a round of NN-descent; return the number of new entries."""
         reverse = np.empty((self._rows, knn.SAMPLE), np.uint64)
         knn.reverse_lists(self.keys(), reverse)
         self._write("reverse", reverse)
@@ -108,7 +110,7 @@ class Lists:
         self._device.copy(self._memory[name].address, array.ctypes.data, array.nbytes)
 
     def _launch(self, kernel: str, *, after: str, words: int) -> None:
-        """One block for each row; `words` of 4 bytes beside what all kernels need."""
+        """Run a kernel with a block per row; `words` of 4 bytes are its extra shared memory."""
         members = self._numbers | {name: memory.address for name, memory in self._memory.items()}
         members["after"] = self._memory[after].address
         structure = upload(

@@ -1,8 +1,8 @@
-"""What searches point to, on the device: vectors, graphs, entry points, bit sets and lists of rows.
+"""Device copies of searches' arrays: vectors, graphs, entry points, bit sets and lists of rows.
 
-An array is copied when a search first needs it, and its copy goes with it. Vectors grow in place,
-row after row (`rows.py`), so of an array that is known only the rows that are new are copied. Of a
-version of a graph only the rows that differ from an earlier one are (`deltas.py`).
+An array is copied when a search first needs it; its copy is freed with the array. Vectors grow in
+place, row after row (`index/rows.py`), so only the new rows of a known array are copied. Of a
+version of a graph, only the rows that differ from an earlier version are copied (`deltas.py`).
 """
 
 import weakref
@@ -15,13 +15,13 @@ from workers.search.index.view import IndexView
 from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 
-_WAYS_MAX = 64  # whose rows are kept
+_WAYS_MAX = 64  # plans whose rows are cached
 
 
 @dataclass(slots=True)
 class _DeviceCopy:
     memory: DeviceMemory
-    rows: int  # that are there
+    rows: int  # rows copied so far
 
 
 class DeviceCopies:
@@ -30,15 +30,15 @@ class DeviceCopies:
     def __init__(self, device: Device) -> None:
         self._device, self._copies = device, dict[int, _DeviceCopy]()
         self._versions = DeviceVersions(device)
-        self._rows: dict[int, tuple[SearchPlan, Array]] = {}  # by the way's place
+        self._rows: dict[int, tuple[SearchPlan, Array]] = {}  # by the plan's `row_address`
 
     def __len__(self) -> int:
         return len(self._copies) + len(self._versions)
 
     def shared_row(self, search: PreparedSearch) -> Array:
-        """What the rows of all searches that go one way have in common, with device addresses.
+        """Return the row that all searches of a plan share, with device addresses.
 
-        A way belongs to one view, which lives as long as a search of it, and with it the copies.
+        A plan belongs to one view. A search keeps its view alive, and with it the copies.
         """
         plan = search.plan
         if plan.where is not None:
@@ -51,7 +51,7 @@ class DeviceCopies:
         return cached_pair[1]
 
     def row(self, row: Array, search: PreparedSearch) -> Array:
-        """A slot's row of a search, with device addresses in place of those of host arrays."""
+        """Return a slot's row of a search, with the host addresses replaced by the device's."""
         row, view, where = row.copy(), search.view, search.plan.where
         row[fields.VECTORS] = self.address(view.vectors, view.count)
         if view.linked:
@@ -70,12 +70,12 @@ class DeviceCopies:
         return row
 
     def version(self, array: Array, view: IndexView) -> int:
-        """Where a view's graph or chain is on the device."""
+        """Return the device address of a view's graph or chain."""
         version = next((candidate for candidate in view.versions if candidate.array is array), None)
         return self.address(array) if version is None else self._versions.address(version)
 
     def address(self, array: Array, rows: int = -1) -> int:
-        """Where the first `rows` rows of an array are on the device; -1: all."""
+        """Return the device address of the first `rows` rows of an array; -1: all rows."""
         row_count = len(array) if rows < 0 else rows
         key = id(array)
         if (copy := self._copies.get(key)) is None:

@@ -1,5 +1,6 @@
-"""A search graph that cuVS CAGRA builds, and CAGRA's own search, the baseline: the one file that
-imports it. Optional; `builder.py` is our own.
+"""Builds search graphs with cuVS CAGRA, and runs CAGRA's own search as a baseline.
+
+This is the only file that imports cuVS, which is optional; `builder.py` is our own builder.
 """
 
 from contextlib import AbstractContextManager
@@ -27,14 +28,14 @@ def _cagra() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Cagra:
-    """An index of cuVS; vectors have shape (rows, dim), float32, and lie on the host."""
+    """An index of cuVS; vectors are float32 (rows, dim) in host memory."""
 
     module: Any
     index: Any
 
     @classmethod
     def build(cls, vectors: Array, degree: int, metric: str = "sqeuclidean") -> "Cagra":
-        """Build one with cuVS's own choice of intermediate degree, 1.5 times the degree."""
+        """Build an index with an intermediate degree of 1.5 times the degree, cuVS's default."""
         cagra = _cagra()
         params = cagra.IndexParams(
             metric=metric, graph_degree=degree, intermediate_graph_degree=degree * 3 // 2
@@ -43,44 +44,44 @@ class Cagra:
 
     @classmethod
     def of_graph(cls, vectors: Array, graph: Array, metric: str = "sqeuclidean") -> "Cagra":
-        """An index of a graph that somebody else built: shape (rows, degree), uint32."""
+        """Make an index of a graph from another builder: uint32 (rows, degree)."""
         cagra = _cagra()
         return cls(cagra, cagra.from_graph(graph, vectors, metric=metric))
 
     def graph(self) -> Array:
-        """Its edges: shape (rows, degree), uint32."""
+        """Return the index's edges: uint32 (rows, degree)."""
         edges: Array = np.asarray(self.index.graph.copy_to_host(), np.uint32)
         return edges
 
     def uploaded(self, queries: Array) -> Any:
-        """Queries on the device, as `search` takes them."""
+        """Copy queries to the device, as `search` takes them."""
         from pylibraft.common import device_ndarray  # comes with cuVS
 
         return device_ndarray(queries)
 
     def search(self, queries: Any, k: int, itopk: int, *, samplings: int = 1) -> Any:
-        """Rows of the nearest, on the device, where `copy_to_host` brings them from."""
+        """Return the nearest rows as a device array, which has `copy_to_host`."""
         params = self.module.SearchParams(itopk_size=itopk, num_random_samplings=samplings)
         return self.module.search(params, self.index, queries, k)[1]
 
 
 class CurrentDevice(Protocol):
-    """The device of `launch.py`, as far as cuVS needs it: cuVS uses the one that is current."""
+    """The part of a device that cuVS needs: cuVS uses the thread's current device."""
 
     def current(self) -> AbstractContextManager[Any]:
-        """Makes it the thread's current device."""
+        """Return a context that makes this the thread's current device."""
 
 
 def graph_on(device: CurrentDevice) -> GraphOf:
-    """What has cuVS make graphs on a device; raises ConfigError where cuVS is missing."""
+    """Return a function that builds graphs with cuVS; raises ConfigError if cuVS is missing."""
     _cagra()
     from cuvs.common.exceptions import CuvsException
 
     def graph_of(
         vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
     ) -> Array:
-        """See `GraphOf`. cuVS takes no seed, and more rows than its lists are long; cores build the
-        graph of fewer. Raises EngineFailed where cuVS fails.
+        """Build a graph, see `GraphOf`. cuVS takes no seed, and needs more rows than its lists are
+        long; cores build the graph of fewer rows. Raises EngineFailed if cuVS fails.
         """
         if len(vectors) <= degree * 3 // 2:
             return own_graph(vectors, degree, metric, stored, seed=seed, threads=threads)

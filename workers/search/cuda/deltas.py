@@ -1,11 +1,11 @@
-"""Versions of graphs and chains on a device: of a new one, only the rows that differ go there.
+"""Versions of graphs and chains on a device: only the rows that differ are sent there.
 
-Theory of operation. As on the host (`graph/versions.py`), two buffers take turns. A version that
-somebody may still search keeps its buffer, as long as its array lives. The next goes into one that
-nobody reads: the rows in which it differs from the version that lies there are sent, and a kernel
-puts them in place. Where all buffers are read, or lack room, a new one begins as a copy of another.
-All rows are sent where no version is there that the new one knows of, or half of the rows differ.
-There are as many buffers as versions are read, two at least and soon again at most.
+Theory of operation. As on the host (`graph/versions.py`), two buffers alternate. A version that may
+still be searched keeps its buffer while its array lives. The next version goes into a free buffer:
+the rows that differ from the buffer's version are sent, and a kernel puts them in place. If all
+buffers are in use, or lack room, a new one begins as a copy of another. All rows are sent if no
+version on the device is recorded in the new one's changes, or if more than half of the rows differ.
+There are as many buffers as versions in use, at least two; the next version frees spare ones.
 """
 
 import weakref
@@ -19,9 +19,9 @@ from workers.search.cuda.device import Device, DeviceMemory, Launch, pinned_arra
 from workers.search.graph.versions import GraphVersion, Lineage
 from workers.search.kernels.arrays import Array
 
-_ROOM = 8  # a buffer has room for this part more rows than it is made for
-_PIECE_WORDS = 1 << 18  # of rows and their numbers, that are sent together
-_THREADS, _BLOCKS = 256, 4  # of a block; of a multiprocessor
+_ROOM = 8  # a buffer has room for one part in this many more rows than its first version
+_PIECE_WORDS = 1 << 18  # of rows and their numbers that are sent together
+_THREADS, _BLOCKS = 256, 4  # threads of a block; blocks of a multiprocessor
 _HEAD_WORDS = 2 * len(layout.CHANGES)
 
 
@@ -30,17 +30,17 @@ class _GpuBuffer:
     memory: DeviceMemory
     capacity: int  # rows
     number: int = -1  # of the version in it
-    size_bytes: int = 0  # of that
+    size_bytes: int = 0  # of the version in it
     reader: weakref.ref[Array] | None = None
 
     @property
     def is_free(self) -> bool:
-        """Nobody can read it any more."""
+        """Return whether no search can read the buffer any more."""
         return self.reader is None or self.reader() is None
 
 
 class DeviceVersions:
-    """Keep versions of graphs and chains on a device; for one thread."""
+    """The versions of graphs and chains on a device; for one thread."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -52,7 +52,7 @@ class DeviceVersions:
         return sum(map(len, self._buffers.values()))
 
     def address(self, version: GraphVersion) -> int:
-        """Where it is on the device; it stays there, as it is, while its array lives."""
+        """Return a version's device address, which stays valid while the version's array lives."""
         buffers = self._buffers.setdefault(version.lineage, [])
         for buffer in buffers:
             if buffer.number == version.number:
@@ -60,7 +60,7 @@ class DeviceVersions:
         return self._place(version, buffers).memory.address
 
     def _place(self, version: GraphVersion, buffers: list[_GpuBuffer]) -> _GpuBuffer:
-        """The version, in a buffer that nobody reads."""
+        """Put a version into a free buffer, or a new one, and return it."""
         array = version.array
         differing: dict[_GpuBuffer, Array] = {}
         for candidate in buffers:

@@ -1,8 +1,8 @@
-"""What the CUDA backend needs of a device; `launch.py` is the real one, tests emulate another.
+"""The protocol of a device for the CUDA backend; `launch.py` is the real one, tests emulate one.
 
-Graphs run one after the other, in the order in which they were launched. Copies, and what else is
-done on return, do not wait for them. Addresses are the same numbers for host and device where
-memory is pinned, so kernels read and write host arrays too.
+Graphs run one after the other, in the order in which they were launched. Copies and `run_now` do
+not wait for them. Addresses of pinned memory are the same for host and device, so kernels read and
+write host arrays, too.
 """
 
 from collections.abc import Sequence
@@ -31,21 +31,21 @@ class DeviceMemory(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it begins, a multiple of 256."""
+        """Return the address of the memory, a multiple of 256."""
 
 
 class Event(Protocol):
     """Handle of one launched run of a graph."""
 
     def wait(self) -> None:
-        """Until it is over; raises EngineFailed where the device failed."""
+        """Wait until the run is over; raises EngineFailed if the device failed."""
 
 
 class Graph(Protocol):
     """Kernels that are launched together, one after the other."""
 
     def launch(self) -> Event:
-        """Do not wait for it."""
+        """Launch the graph without waiting for it."""
 
 
 class Device(Protocol):
@@ -54,30 +54,30 @@ class Device(Protocol):
     multiprocessors: int
 
     def memory(self, size_bytes: int) -> DeviceMemory:
-        """Zeroed memory; raises EngineFailed where there is too little."""
+        """Allocate zeroed memory; raises EngineFailed if there is too little."""
 
     def pinned(self, size_bytes: int) -> Array:
-        """Zeroed host memory that kernels can use, uint8."""
+        """Allocate zeroed host memory that kernels can use, uint8."""
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
-        """Between host and device or within it; done on return, beside the graphs under way."""
+        """Copy between or within host and device, concurrently with running graphs; blocks."""
 
     def run_now(self, launch: Launch) -> None:
-        """One kernel that is done on return, beside the graphs under way."""
+        """Run one kernel concurrently with running graphs, and wait for it."""
 
     def graph(self, launches: Sequence[Launch]) -> Graph:
         """Capture launches as one graph that can be run again."""
 
 
 def pinned_array(device: Device, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A zeroed host array that kernels can use."""
+    """Allocate a zeroed host array that kernels can use."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     array: Array = device.pinned(max(1, size))[:size].view(dtype).reshape(shape)
     return array
 
 
 def upload(device: Device, array: Array) -> DeviceMemory:
-    """A copy of a contiguous array."""
+    """Copy a contiguous array to new device memory."""
     assert array.flags.c_contiguous, "an array with gaps has no single copy"
     memory = device.memory(max(1, array.nbytes))
     if array.nbytes:

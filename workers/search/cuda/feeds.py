@@ -1,7 +1,7 @@
-"""Arrays of queries that slots on a device take one after the other, and where their hits go.
+"""Feeds on a device: arrays of queries that slots take one after the other, and their hits.
 
-Hits lie in pinned host memory, to which slots write them. Queries, and what slots share of a feed,
-its next query above all, lie on the device.
+Slots write hits to pinned host memory. The queries, and the state of a feed that slots share, such
+as its next query, are in device memory.
 """
 
 from collections import deque
@@ -21,21 +21,21 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
-_CHUNK_QUERIES = 32_768  # of a bulk search in a feed, at most; the next one is made meanwhile
-_CHUNK_HITS = 1 << 21  # of a feed, in pinned memory
+_CHUNK_QUERIES = 32_768  # most queries of a feed; the next feed is made while one runs
+_CHUNK_HITS = 1 << 21  # most hits of a feed, in pinned memory
 _NO_QUERY, _NOT_WARM = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 class Feed:
-    """Queries for any number of slots of one batch; `row`, with device addresses, is of each.
+    """Queries for any number of slots of one batch; `row`, with device addresses, is for each.
 
-    `first` is the place of its first query among all that its maker has.
+    `first` is the number of its first query among all queries of the caller.
     """
 
     def __init__(self, device: Device, queries: Array, k: int, row: Array, first: int = 0) -> None:
         self.first, self.is_empty = first, False
-        self.slots: set[int] = set()  # that take from it
-        self.counts = np.zeros(2, np.int64)  # extends and distances of all its queries, at the end
+        self.slots: set[int] = set()  # slots that take queries
+        self.counts = np.zeros(2, np.int64)  # extends and distances of all queries, at the end
         self.rows = pinned_array(device, (len(queries), k), np.int64)
         self.distances = pinned_array(device, (len(queries), k), np.float32)
         self._queries = upload(device, queries)
@@ -48,16 +48,16 @@ class Feed:
         self._columns = upload(device, columns)
         self._row = row.copy()
         self._row[fields.FEED], self._row[fields.FEED_PLACE] = self._columns.address, -1
-        self._row[fields.STATUS] = fields.DONE  # with the query before the first
+        self._row[fields.STATUS] = fields.DONE  # so that a slot takes its first query
 
     def begin(self, batch: DeviceBatch, slots: Iterable[int]) -> None:
-        """Let slots take from it."""
+        """Let slots take queries of the feed."""
         for slot in slots:
             self.slots.add(slot)
             batch.assign(slot, self._row, _NO_QUERY, _NOT_WARM)
 
     def end(self, batch: DeviceBatch, slot: int) -> None:
-        """A slot has found no query left."""
+        """Remove a slot that found no query left, and update the counts."""
         self.slots.remove(slot)
         self.is_empty = True
         self.counts = np.maximum(self.counts, batch.counts[slot])
@@ -67,7 +67,7 @@ def search_all(
     batch: DeviceBatch, effort: Effort, queries: Array, view: IndexView, *,
     scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> BulkHits:  # fmt: skip
-    """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
+    """Search for the nearest rows of prepared queries, like `bulk.search_all`, on an idle batch."""
 
     def run(search: plans.PreparedSearch, rows: Array, distances: Array) -> Array:
         sums, row, k = np.zeros(2, np.int64), batch.copies.row(search.row, search), search.plan.k
@@ -86,11 +86,11 @@ def search_all(
 
 
 def _finished_feeds(batch: DeviceBatch, feeds: Iterator[Feed]) -> Iterator[Feed]:
-    """Search for feeds, one after the other; each comes when its queries have their hits.
+    """Search for feeds, one after the other; yield each when all of its queries have hits.
 
-    A slot that finds its feed empty takes from the next one, which was made meanwhile: no slot
-    waits for another's last query. The device goes on while the caller has a feed. Turns are the
-    longest: a turn's last slot is waited for by all others.
+    A slot that finds its feed empty takes queries of the next one, which was made meanwhile: no
+    slot waits for the last query of another. The device works while the caller has a feed. Turns
+    are the longest, because all slots wait for the last slot of a turn.
     """
     next_feeds, free = deque(islice(feeds, 1)), list(range(batch.places))
     by_slot: dict[int, Feed] = {}

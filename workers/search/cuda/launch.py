@@ -1,8 +1,8 @@
-"""A CUDA device through CuPy: the one file that imports it. `device.py` says what is asked of it.
+"""A CUDA device through CuPy: the only file that imports it. `device.py` has the protocol.
 
-Kernels are compiled by NVRTC when a device is opened, for the card that is there, and each is
-launched once before anything is captured. CuPy keeps compiled code and freed memory for the next
-use. A graph holds raw addresses: who captures one keeps alive what they point to.
+NVRTC compiles the kernels when a device is opened, for the card that is present; each is loaded
+before a graph with it is captured. CuPy keeps compiled code and freed memory for reuse. A graph has
+raw addresses: the caller that captures it keeps the memory alive.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from workers.search.cuda import layout
 from workers.search.cuda.device import Launch
 from workers.search.kernels.arrays import Array
 
-OPTIONS = ("--std=c++17", "--fmad=false")  # sums are fused where distances.py fuses them
-_DEFAULT_SHARED_BYTES = 48 << 10  # a kernel must ask for more than that
-_AHEAD_BYTES, _AHEAD_COPIES = 256 << 20, 16  # some milliseconds of copies, before what is timed
+OPTIONS = ("--std=c++17", "--fmad=false")  # only the sums that distances.py fuses are fused
+_DEFAULT_SHARED_BYTES = 48 << 10  # a kernel must request more than that
+_AHEAD_BYTES, _AHEAD_COPIES = 256 << 20, 16  # some milliseconds of copies before timed launches
 
 
 def reason_against() -> str | None:
-    """Why no device can be used here, as a sentence that says what to do; None where one can."""
+    """Return why no device can be used here, with a remedy; None if one can be used."""
     try:
         import cupy
     except ImportError as error:
@@ -41,7 +41,7 @@ def reason_against() -> str | None:
 
 
 class CudaDevice:
-    """One card; raises ConfigError where it cannot be used."""
+    """One CUDA card; raises ConfigError if it cannot be used."""
 
     def __init__(self, number: int = 0) -> None:
         if (why := reason_against()) is not None:
@@ -58,12 +58,12 @@ class CudaDevice:
         self.name = str(cupy.cuda.runtime.getDeviceProperties(number)["name"].decode())
         with self._card:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._copies = cupy.cuda.Stream(non_blocking=True)  # beside graphs under way
+            self._copies = cupy.cuda.Stream(non_blocking=True)  # concurrent with running graphs
             self._module = cupy.RawModule(code=layout.source(), options=OPTIONS)
             self._kernels = {name: self._module.get_function(name) for name in layout.KERNELS}
 
     def current(self) -> Any:
-        """A context that makes it the thread's current device."""
+        """Return a context that makes this the thread's current device."""
         return self._card
 
     def memory(self, size_bytes: int) -> "CudaMemory":
@@ -99,7 +99,7 @@ class CudaDevice:
             self._copies.synchronize()
 
     def graph(self, launches: Sequence[Launch]) -> "CudaGraph":
-        """Capture, which must not load code: every kernel is prepared before."""
+        """Capture launches as a graph; kernels are loaded before, which a capture must not do."""
         self._prepare(launches)
         with self._card, self._stream:
             self._stream.begin_capture()
@@ -116,9 +116,9 @@ class CudaDevice:
         return CudaEvent(self, event)
 
     def times_ms(self, launches: Sequence[Launch]) -> list[float]:
-        """How long each launch takes, one after the other, by the device's clock.
+        """Run launches one after the other, and return the time of each by the device's clock.
 
-        Copies run first, while the launches are put into the queue: the device never waits for one.
+        Copies run first, while the launches are enqueued, so the device never waits for a launch.
         """
         self._prepare(launches)
         pair, events = self._pair(_AHEAD_BYTES), [self._event()]
@@ -132,7 +132,7 @@ class CudaDevice:
         return [self._elapsed_ms(*both) for both in pairwise(events)]
 
     def copy_ms(self, size_bytes: int, times: int) -> float:
-        """How long so many copies take within the device, by its clock."""
+        """Return the time of `times` copies within the device, by its clock."""
         pair, first, last = self._pair(size_bytes), self._event(), self._event()
         with self._card, self._stream:
             self._copy_often(pair, size_bytes, 1)
@@ -142,7 +142,7 @@ class CudaDevice:
         return self._elapsed_ms(first, last)
 
     def failure(self, error: Exception) -> EngineFailed | None:
-        """What a device's error means; None for any other error."""
+        """Convert a CUDA error to EngineFailed; return None for any other error."""
         if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
             return EngineFailed(f"{self.name}: {error}; restart the worker")
         return None

@@ -1,7 +1,8 @@
-"""What host and device code of the CUDA backend agree on: constants, structures, the source text.
+"""Constants and structures that host and device code of the CUDA backend share, and the source.
 
-The kernels' text begins with what this writes, so that a column or a structure has one definition.
-All members of a structure are int64, addresses too: an array of int64 is one.
+The kernels' source begins with definitions that this file writes, so that a column or a structure
+has one definition. All members of a structure are int64, addresses too, so that the host writes a
+structure as an array of int64.
 """
 
 from importlib.resources import files
@@ -10,7 +11,7 @@ from workers.search.graph.knn import SAMPLE
 from workers.search.kernels.keys import EMPTY, FLAG, LIMIT, NOWHERE
 from workers.search.walk import fields
 
-MACHINE = (  # all state of one batch: addresses of arrays in device memory, unless said otherwise
+MACHINE = (  # all state of one batch; the first members are addresses in device memory
     "fields",  # int64 [slots, fields.COUNT]
     "top",  # uint64 [slots, top_m_max]
     "found",  # uint64 [slots, k_max]
@@ -19,9 +20,9 @@ MACHINE = (  # all state of one batch: addresses of arrays in device memory, unl
     "warm",  # int64 [slots, top_m_max]
     "rows",  # uint32 [slots, tasks_max]: a slot's tasks
     "distances",  # float32 [slots, tasks_max]: of its tasks
-    "pending",  # int32 [slots]: how many they are; -1: none were written yet
+    "pending",  # int32 [slots]: number of its tasks; -1: not written yet
     "serials",  # int64 [slots]
-    "tasks",  # uint64: of all slots, in this turn
+    "tasks",  # uint64: number of tasks of all slots in this turn
     "active",  # uint32 [slots]
     "active_count",  # uint32
     "ended_count",  # uint32
@@ -54,17 +55,17 @@ LISTS = (  # neighbour lists while an index is built
     "metric",
     "stored",
     "keys",  # uint64 [rows, list_size]
-    "after",  # the same, of the next round; `keys` itself where each row reads its own list only
+    "after",  # lists of the next round; equals `keys` if each row reads its own list only
     "reverse",  # uint64 [rows, SAMPLE]
     "order",  # uint32 [rows]
     "spans",  # uint32 [rows, 2]: places of `order`
     "changed",  # uint64
     "list_size",
 )
-CHANGES = (  # rows of a graph that a new version has otherwise
+CHANGES = (  # rows of a graph that differ in a new version
     "graph",  # uint32 [any, width]
     "rows",  # uint32 [count]: their numbers
-    "words",  # uint32 [count, width]: what they are now
+    "words",  # uint32 [count, width]: their new values
     "count",
     "width",
 )
@@ -84,7 +85,7 @@ _COLUMNS = [name for name, value in vars(fields).items() if name.isupper() and t
 
 
 def source() -> str:
-    """The text of all kernels, CUDA C++."""
+    """Return the source of all kernels, CUDA C++."""
     parts = [
         "typedef long long i64;",
         *(f"enum {{ {name} = {getattr(fields, name)} }};" for name in _COLUMNS),

@@ -1,7 +1,7 @@
-"""The rings between host and device: what a turn begins with, and which slots ended in it.
+"""The rings between host and device: the input of a turn, and the slots that ended in it.
 
-Pinned memory, one entry for each turn under way. An entry is written before its turn is launched
-and read after its turn's event, so neither side waits for a flag.
+They are in pinned memory, with one entry for each turn in flight. An entry is written before its
+turn is launched and read after its turn's event, so neither side waits for a flag.
 """
 
 from collections.abc import Iterable
@@ -15,21 +15,21 @@ from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.walk import fields
 
-DEPTH = 2  # turns under way: one runs while the host deals with the one before
+DEPTH = 2  # turns in flight: one runs while the host handles the one before
 
 
 class Assignment(NamedTuple):
-    """A search on its way into a slot; `row` has addresses of device memory."""
+    """The assignment of a search to a slot; `row` has addresses of device memory."""
 
     slot: int
-    serial: int  # so that a late end of the search before is not taken for this one's
+    serial: int  # distinguishes this search's end from a late end of the one before
     row: Array
-    query: Array  # float32, padded; empty where a feed has the queries
+    query: Array  # float32, padded; empty if a feed has the queries
     warm: Array
 
 
 class Rings:
-    """For `slots` slots, queries of `dim_max` values and warm starts of `top_m_max` rows."""
+    """Rings for `slots` slots, queries of `dim_max` values and warm starts of `top_m_max` rows."""
 
     def __init__(self, device: Device, slots: int, dim_max: int, top_m_max: int) -> None:
         self.slots, self._warm_at = slots, 2 + fields.COUNT + dim_max // 2
@@ -38,10 +38,10 @@ class Rings:
         self.out = pinned_array(device, (DEPTH, 2 + slots), np.int64)
         self._records = [address_of(entry[2 + slots :]) for entry in self.into]
         row, nothing = np.zeros(fields.COUNT, np.int64), np.empty(0, np.int64)
-        self.write(0, [], [Assignment(0, 0, row, np.empty(0, np.float32), nothing)])  # compiled
+        self.write(0, [], [Assignment(0, 0, row, np.empty(0, np.float32), nothing)])  # compile it
 
     def write(self, turn: int, active: list[int], assignments: Iterable[Assignment]) -> None:
-        """What the turn begins with; the turn `DEPTH` before must be over."""
+        """Write the input of a turn; the turn `DEPTH` before must be over."""
         entry, record, count = self.into[turn % DEPTH], self._records[turn % DEPTH], 0
         for assignment in assignments:
             _write(record + 8 * self.record_words * count, 8 * self._warm_at, *assignment)
@@ -50,7 +50,7 @@ class Rings:
         entry[2 : 2 + len(active)] = active
 
     def read(self, turn: int) -> tuple[list[tuple[int, int]], int]:
-        """Slots that ended in a turn with their serials, ascending, and its number of tasks."""
+        """Return the slots that ended in a turn with their serials, ascending, and its tasks."""
         entry = self.out[turn % DEPTH]
         endings = [(word & 0xFFFFFFFF, word >> 32) for word in entry[2 : 2 + entry[0]].tolist()]
         return sorted(endings), int(entry[1])

@@ -1,7 +1,7 @@
-"""Where searches run and indexes are built: on cores, or on a CUDA device.
+"""Chooses where searches run and indexes are built: on cores, or on a CUDA device.
 
-`auto` takes a CUDA device where one can be used. All backends find the same rows; what differs is
-the time.
+`auto` takes a CUDA device if one can be used. All backends find the same rows; only the times
+differ.
 """
 
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger("trivium.retrieval")
 
 
 def cuda_device(device: str, number: int = 0) -> "CudaDevice | None":
-    """The CUDA device that `device` asks for, opened, or None for cores; raises ConfigError.
+    """Open the CUDA device that `device` asks for; None means cores. Raises ConfigError.
 
-    `number` says which of those that are visible.
+    `number` is the device's number among the visible ones.
     """
     if device not in DEVICES:
         raise ConfigError(f"device: expected one of {', '.join(DEVICES)}, found {device!r}")
@@ -35,9 +35,9 @@ def cuda_device(device: str, number: int = 0) -> "CudaDevice | None":
 
 
 def graph_builder(device: str, builder: str = "own", number: int = 0) -> GraphOf:
-    """What makes the graph of an index that is built, for one thread; raises ConfigError.
+    """Return the function that builds an index's graph, for one thread; raises ConfigError.
 
-    A device is opened anew, so searches may use it at the same time.
+    It opens the device once more, so searches may use it at the same time.
     """
     if builder not in BUILDERS:
         raise ConfigError(f"builder: expected one of {', '.join(BUILDERS)}, found {builder!r}")
@@ -53,7 +53,7 @@ def graph_builder(device: str, builder: str = "own", number: int = 0) -> GraphOf
 
 
 def or_on_cores(graph_of: GraphOf) -> GraphOf:
-    """The same builder, and cores where its device fails: a build must not end a worker."""
+    """Wrap a builder so that cores build if its device fails: a build must not end a worker."""
     if graph_of is own_graph:
         return graph_of
 

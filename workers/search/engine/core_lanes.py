@@ -1,8 +1,8 @@
-"""Threads of the engine that run slots: `lane_loop.py` is what they do, this is who starts them.
+"""Starts the engine's threads that run slots; `lane_loop.py` has their loop.
 
-A lane owns some slots of the engine's. Its thread is in one kernel call from start to end and never
-takes the interpreter's lock, so neither an event loop that computes nor other threads hold it up,
-nor it them. Whoever owns the lanes tells them what to run and hears what ended, from one thread.
+A lane owns some of the engine's slots. Its thread is in one kernel call from start to end and never
+takes the interpreter's lock, so it neither blocks other threads nor waits for a busy event loop.
+The owner sends commands and collects ended slots from one thread.
 """
 
 import os
@@ -21,13 +21,13 @@ from workers.search.walk.slots import CpuSlots
 
 
 class CoreLanes:
-    """`Lanes` of `count` threads, among which `slots` are dealt out; raises ConfigError.
+    """`Lanes` of `count` threads, which share `slots` evenly; raises ConfigError.
 
-    Each advances up to `places` slots together.
+    Each thread advances up to `places` slots together.
     """
 
     backend, dim_max, tasks_max, top_m_max = "cpu", CORES_DIM_MAX, TASKS_MAX, TOP_M_MAX
-    feed_queries = 8  # then it is somebody else's turn
+    feed_queries = 8  # few, so that other searches get the place soon
 
     def __init__(
         self, slots: CpuSlots, count: int, *, places: int, extends_max: int, name: str
@@ -69,7 +69,7 @@ class CoreLanes:
             thread.start()
 
     def _compile(self) -> None:
-        """All that an event loop calls, here and not in that loop."""
+        """Compile all kernels that an event loop calls, so that the loop does not wait for it."""
         spare, attention = self._blocks[0].copy(), np.zeros(8, np.int64)
         row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
         place = np.array(

@@ -1,8 +1,7 @@
-"""The lane of a CUDA device: what `core_lanes.py` is for cores, with all slots in one batch.
+"""The lane of a CUDA device: the counterpart of `core_lanes.py`, with all slots in one batch.
 
-Its thread hears what it is told, launches the next turn while one runs, and says which slots ended.
-A slot that is given up ends when no turn is under way that may still step it, so what it points to
-may go then.
+Its thread executes commands, launches the next turn while one runs, and reports ended slots. A slot
+that is given up ends when no turn in flight may step it any more; then its memory may be freed.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ _NO_WARM = np.empty(0, np.int64)
 
 
 class CudaLanes:
-    """`Lanes` of one device, all of whose slots are one lane's."""
+    """`Lanes` of one device; a single lane has all slots."""
 
     backend, count = "cuda", 1
     feeds, feed_queries = _FEEDS, _FEED_QUERIES
@@ -46,15 +45,15 @@ class CudaLanes:
         self.failure: BaseException | None = None
         self._commands: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
         self._ended_slots: deque[int] = deque()
-        self._active: dict[int, bool] = {}  # slots in a place, and whether they have a feed
+        self._active: dict[int, bool] = {}  # running slots, and whether they have a feed
         self._parked: dict[int, bool] = {}
-        self._feeds: dict[int, tuple[Feed, int]] = {}  # by slot, with the address of the host's
-        self._leaving: deque[tuple[int, int]] = deque()  # turns before it may end, slot
+        self._feeds: dict[int, tuple[Feed, int]] = {}  # by slot, with the host feed's address
+        self._leaving: deque[tuple[int, int]] = deque()  # turns that must be over, slot given up
         self._places_used = self._busy_ns = self._since_ns = 0
         self._last = (0, 0)
-        # who asks waits for a turn: longer ones than the second are for bulk searches
+        # a single query waits for a turn, so turns longer than the second are for bulk searches
         self._steps = sizes.steps[0], sizes.steps[:2][-1]
-        _fill_counts(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compiled
+        _fill_counts(self.slots.fields, self.batch.counts, np.zeros(1, np.int64))  # compile it
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -104,7 +103,7 @@ class CudaLanes:
             raise
 
     def _run_commands(self) -> bool:
-        """Do what was told, and wait for it with nothing else to do; False: it was to close."""
+        """Execute commands, and wait for one if the device is idle; return False after CLOSE."""
         idle = not self._active and not self.batch.turns_in_flight
         while idle or not self._commands.empty():
             kind, slot, what = self._commands.get()
@@ -128,13 +127,13 @@ class CudaLanes:
         return True
 
     def _turn(self) -> None:
-        """Launch while there is room, and hear what has ended."""
+        """Launch a turn if there is room, and collect the slots that ended."""
         batch = self.batch
         if self._active and batch.turns_in_flight < DEPTH:
             if not batch.turns_in_flight:
                 self._since_ns = perf_counter_ns()
             active = list(self._active)[: batch.places]
-            # slots that refill themselves need no host soon, and a few have little that may end
+            # slots with feeds refill themselves, and few slots seldom end, so the host can wait
             is_long = len(active) <= batch.settings.sizes[0] or all(self._active.values())
             before = batch.extends
             batch.launch(active, self._steps[is_long])
@@ -148,7 +147,7 @@ class CudaLanes:
             self._end_given_up()
 
     def _assign(self, slot: int, row: Array | None, search: PreparedSearch) -> None:
-        """`row` is the slot's, None where it is like all of the search's way."""
+        """Give a slot its search; `row` is the slot's, None if it is the plan's shared row."""
         batch, warm = self.batch, _NO_WARM if search.warm is None else search.warm
         self._active[slot] = False
         if row is None:
@@ -164,13 +163,13 @@ class CudaLanes:
             batch.assign(slot, on_device, search.query[0], warm[: row[fields.WARM_COUNT]])
 
     def _feed(self, row: Array, search: PreparedSearch, source: int, on_device: Array) -> Feed:
-        """The part of a host's feed that is left, of which the slot took one query already."""
+        """Make a device feed of the rest of a host's feed, from the query that the slot took."""
         first, last = int(row[fields.FEED_PLACE]), _feed_columns(source)[fields.FEED_LAST]
         queries, k = search.query[first:last], search.plan.k
         return Feed(self.batch.device, queries, k, on_device)
 
     def _report_ended(self, slots: list[int]) -> None:
-        """Slots have ended; hits of feeds go where the host wants them."""
+        """Report ended slots to the owner; hits of feeds are copied to the host's arrays."""
         for slot in slots:
             self._active.pop(slot, None)
             self._parked.pop(slot, None)
@@ -182,7 +181,7 @@ class CudaLanes:
             os.eventfd_write(self.bell, 1)
 
     def _end_given_up(self) -> None:
-        """End slots that were given up, and that no turn under way may step."""
+        """End the slots that were given up and that no turn in flight may step."""
         over = self.batch.turns - self.batch.turns_in_flight
         slots = []
         while self._leaving and self._leaving[0][0] <= over:
@@ -193,20 +192,20 @@ class CudaLanes:
 
 @kernel
 def _fill_counts(rows: Array, counts: Array, slots: Array) -> None:
-    """Put into slots' rows what their searches took: int64 (all slots, 2), extends, distances."""
+    """Copy counts to slots' rows: int64 (all slots, 2), extends and distances."""
     for slot in slots:
         rows[slot, fields.EXTENDS], rows[slot, fields.DISTANCES] = counts[slot, 0], counts[slot, 1]
 
 
 def _feed_columns(address: int) -> Array:
-    """The host's feed at an address."""
+    """Return the columns of the host's feed at an address, without a copy."""
     columns: Any = (ctypes.c_int64 * fields.FEED_COUNT).from_address(address)
     row: Array = np.frombuffer(columns, np.int64)
     return row
 
 
 def _copy_hits(feed: Feed, source: Array, sums: Array) -> None:
-    """Copy hits to the host's arrays, whose end is the feed's end."""
+    """Copy a feed's hits to the end of the host feed's arrays, and add its counts."""
     first = int(source[fields.FEED_LAST]) - len(feed.rows)
     for column, hits in ((fields.FEED_ROWS, feed.rows), (fields.FEED_DISTANCES, feed.distances)):
         target = int(source[column]) + first * hits.strides[0]

@@ -1,15 +1,14 @@
-"""Between callers and lanes: which search waits and which runs, and when to look again.
+"""Moves searches between callers and lanes: decides when to plan, and carries the plans out.
 
-Theory of operation. All of it runs in the event loop of the callers, and nothing here waits. What
-has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
-one *tick*: plan (`scheduler.py`), tell lanes what to run, park and resume, answer what ended, and
-end what is late. The plan comes first, so that lanes go on while answers are made, unless it needs
-the slots of what ended. A tick follows arrivals, the lanes' bell, and the moment that the last plan
-named; arrivals that find all places taken are queued and cause none, unless it would park somebody
-for them. A search that finds a free place and nobody waiting does not wait for one: it goes to a
-lane at once, as a plan would decide. Only so many do between two ticks: where arrivals come faster
-than the event loop takes them, they are to wait in the scheduler, which knows who is urgent. Slots
-are `occupancy.py`'s.
+Theory of operation. All code here runs in the callers' event loop, and nothing here waits. The
+arrivals of one iteration of the loop, and the searches that lanes have ended, are handled in one
+*tick*: plan (`scheduler.py`), tell the lanes to run, park and resume searches, answer ended ones,
+and end late ones. The plan comes first, so that lanes work while answers are made, unless it needs
+the slots of ended searches. A tick follows arrivals, the lanes' bell, and the time that the last
+plan named. Arrivals that find all places taken are only queued, unless a tick would park a search
+for them. A search that arrives while a place is free and no search waits goes to a lane at once, as
+a plan would decide. At most `_DIRECT_MAX` do so between two ticks: if searches arrive faster than
+the event loop takes them, the scheduler should choose the urgent ones. Slots: see `occupancy.py`.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ from workers.search.index.kinds import SearchKind
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
 
-_WAITS_MAX = 1_024  # of which percentiles are told; more would not stay in the cache
+_WAITS_MAX = 1_024  # waits that percentiles are taken from; more would not stay in the cache
 _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
 
 
 class SearchDispatcher:
-    """`submit` and `cancel` from one event loop."""
+    """The searches of one engine; one event loop calls `submit` and `cancel`."""
 
     def __init__(
         self, slots: SlotRows, lanes: Lanes, places: int,
@@ -41,21 +40,23 @@ class SearchDispatcher:
     ) -> None:  # fmt: skip
         self.scheduler, self.places, self.searches = SearchScheduler(scheduler), places, 0
         self.waits: deque[tuple[SearchKind, float, float]] = deque(maxlen=_WAITS_MAX)
-        self.closed = ""  # why, once it is
-        self.is_due = False  # a tick follows in this iteration of the loop, or the next
-        self.due_ms = 0.0  # the time when that was found: what arrives until then came about then
+        self.closed = ""  # the reason, once it is closed
+        self.is_due = False  # whether a tick follows in this or the next iteration of the loop
+        self.due_ms = 0.0  # when `is_due` was set: the arrival time of searches until the tick
         self.lanes = lanes
         self.occupancy = Occupancy(slots, lanes)
         self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
         self._inbox_max = inbox_max
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next_deadline_ms = NEVER_MS  # no deadline of a search in a slot is before
-        self._direct_count = 0  # since the last tick
+        self._next_deadline_ms = NEVER_MS  # a lower bound of the deadlines of searches in slots
+        self._direct_count = 0  # searches that went to a lane at once since the last tick
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
 
     def submit(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
-        """Take a search; its outcome comes to its `reply`. Raises why not."""
+        """Take a search, whose `reply` gets its outcome.
+
+        Raises EngineDead, QueueFull or DeadlineExceeded."""
         if self._loop is not loop:
             self._begin(loop)
         if self.closed:
@@ -84,14 +85,14 @@ class SearchDispatcher:
             loop.call_soon(self._on_arrival)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The outcome is not wanted any more."""
+        """Cancel a search whose caller no longer waits."""
         if ticket.waits:
             self.scheduler.queues.cancel(ticket)
         elif ticket.slot >= 0 and not ticket.is_over:
             self.occupancy.give_up(ticket)
 
     def stop_accepting(self, why: str) -> None:
-        """Take no more and hear nothing any more; before lanes are closed."""
+        """Refuse new searches and ignore the bell; call it before the lanes are closed."""
         self.closed = self.closed or why
         if self._alarm is not None:
             self._alarm.cancel()
@@ -99,7 +100,7 @@ class SearchDispatcher:
             self._loop.remove_reader(self.lanes.bell)
 
     def end_all(self) -> None:
-        """No caller may wait for an outcome that does not come; lanes are closed."""
+        """End all searches with EngineDead; call it after the lanes are closed."""
         self.occupancy.leave(list(self.occupancy.tickets))
         for ticket in list(self.occupancy.tickets.values()):
             self.occupancy.release(ticket, False)
@@ -114,7 +115,7 @@ class SearchDispatcher:
             loop.add_reader(self.lanes.bell, self._tick)
 
     def _on_arrival(self) -> None:
-        """Nobody waits for a tick that would do nothing: lanes have what they hold, and call."""
+        """Tick after arrivals, or only set the alarm if all places are taken and none is urgent."""
         if not self.is_due:
             return
         if self.occupancy.in_places >= self.places and not self.closed:
@@ -127,7 +128,7 @@ class SearchDispatcher:
         self._tick()
 
     def _tick(self) -> None:
-        """Plan, tell the lanes, answer what ended and end what is late."""
+        """Plan, command the lanes, answer ended searches, and end late ones."""
         self.is_due, self._direct_count = False, 0
         if self.closed:
             return
@@ -141,7 +142,7 @@ class SearchDispatcher:
         now_ms = self._clock_ms()
         fits = occupancy.free_slots >= len(ended_slots)
         occupancy.leave(ended_slots)
-        wake_ms = self._plan(now_ms, ended_slots) if fits else math.inf  # lanes work on meanwhile
+        wake_ms = self._plan(now_ms, ended_slots) if fits else math.inf  # lanes work meanwhile
         if ended_slots:
             self._answer(ended_slots)
         if not fits:
@@ -166,7 +167,7 @@ class SearchDispatcher:
             self.occupancy.give_up(ticket)
 
     def _set_alarm(self, wake_ms: float, now_ms: float) -> None:
-        """One that rings earlier than is needed finds the next moment by itself."""
+        """Schedule a tick; one that comes too early schedules the next by itself."""
         assert self._loop is not None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -178,9 +179,10 @@ class SearchDispatcher:
         self._tick()
 
     def _plan(self, now_ms: float, ended_slots: Sequence[int]) -> float:
-        """Do what the scheduler says; when to ask it again.
+        """Carry out a plan of the scheduler; return when to plan again.
 
-        What ended has left its place, and leaves its slot when it is answered, later in this tick.
+        Ended searches have left their places already; they leave their slots when they are
+        answered, later in this tick.
         """
         occupancy = self.occupancy
         if not self.scheduler.queues.total and not occupancy.parked:
@@ -208,7 +210,7 @@ class SearchDispatcher:
             self._next_deadline_ms = ticket.deadline_ms
 
     def _answer(self, ended_slots: Sequence[int]) -> None:
-        """Answer the searches whose slots ended."""
+        """Answer the searches in ended slots; one with too few hits restarts as a scan."""
         occupancy = self.occupancy
         for slot, hits in zip(ended_slots, self._reader.read(ended_slots), strict=True):
             ticket = occupancy.tickets[slot]
@@ -238,7 +240,7 @@ class SearchDispatcher:
     def waits_ms(
         self, kind: SearchKind, shares: Sequence[float], now_ms: float, window_ms: float
     ) -> list[float] | None:
-        """Waits for a slot below which these shares of a class lie; None where there were none."""
+        """Return quantiles, at `shares`, of a class's waits for a slot; None without waits."""
         waits = sorted(
             wait_ms
             for search_kind, wait_ms, at_ms in self.waits

@@ -1,9 +1,9 @@
-"""The vector engine: searches of any indexes, one by one, batched extend by extend on all cores.
+"""The vector engine: searches of any indexes, batched extend by extend on all cores.
 
-`search` is for callers that come one at a time: whatever runs is advanced together, an arrival
-joins at the next extend, and its result is what it would be alone. `neighbours` links new rows.
-Each core has a lane (`core_lanes.py`); a search goes to the lane with the least to do and stays
-there (`dispatcher.py`). Bounds: places and slots of a lane, `inbox_max` searches that wait
+`search` takes one query per call. All running searches are advanced together, a new one joins at
+the next extend, and its result does not depend on the others. `neighbours` is for the linking of
+new rows. Each core has a lane (`core_lanes.py`); a search goes to the lane with the fewest searches
+and stays there (`dispatcher.py`). Bounds: places and slots of a lane, `inbox_max` waiting searches
 (QueueFull beyond), k and top_m.
 """
 
@@ -50,19 +50,19 @@ from workers.search.walk.slots import CpuSlots, SlotRows
 class EngineSettings:
     """Sizes of an engine: lanes, slots, queues and limits of one search."""
 
-    lanes: int = 0  # threads; 0: as many as there are cores
+    lanes: int = 0  # threads; 0: one per core
     places: Positive = PLACES  # searches that a lane advances together
-    slots: int = SLOTS  # of a lane: places, and room for searches that have none
-    # searches that wait in a lane, to take over from what ends; at most half of the room
+    slots: int = SLOTS  # searches that a lane holds: in places, waiting, parked
+    # searches that wait in a lane for a place; at most half of the slots beyond the places
     ahead: Natural = AHEAD
-    extends_max: Positive = 64  # of a lane, before it looks what it has been told
-    inbox_max: Positive = 8_192  # searches that wait, over all lanes
+    extends_max: Positive = 64  # extends of a lane between two checks for commands
+    inbox_max: Positive = 8_192  # waiting searches, over all lanes
     top_m_max: Positive = TOP_M_MAX
     k_max: Positive = K_MAX
     scanned_rows_max: int = SCANNED_ROWS_MAX
     device: str = "cpu"  # or cuda, or auto
-    cuda_device: Natural = 0  # which of those that are visible
-    cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
+    cuda_device: Natural = 0  # number among the visible devices
+    cuda: BatchSettings = field(default_factory=BatchSettings)  # replaces lanes, places and slots
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:
@@ -87,14 +87,14 @@ class SearchEngineLoad:
 
 
 class SearchEngine:
-    """Used from one event loop."""
+    """The engine of one event loop, which makes all calls."""
 
     def __init__(
         self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = wall_ms
     ) -> None:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places, ahead = _lanes(settings)
-        inputs.prepare(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
+        inputs.prepare(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compile it before the first search
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._limits = plans.SearchLimits(
             min(settings.top_m_max, lanes.top_m_max), settings.k_max, lanes.tasks_max,
@@ -106,7 +106,7 @@ class SearchEngine:
         )
 
     async def search(self, index: Index, query: Query) -> SearchAnswer:
-        """The nearest rows as the index is now.
+        """Search an index in its present state and return the nearest rows.
 
         Raises WrongDimension, InvalidVector, InvalidRequest, UnknownFilterField, EmptyIndex,
         QueueFull, DeadlineExceeded or EngineDead. Cancelling the caller ends the search.
@@ -131,10 +131,10 @@ class SearchEngine:
         return answer
 
     async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
-        """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
+        """Return the rows nearest to prepared queries, (queries, k), for `Index.link`; -1: no hit.
 
-        Places beyond the last hit hold -1. Few places (`Lanes.feeds`), none while other searches
-        lack one. Raises what `search` does; then the rest of the queries is given up.
+        The queries are the lowest class: they take at most `Lanes.feeds` places, none while other
+        searches lack one. Raises what `search` raises, and cancels the other queries.
         """
         limit = self._limits.top_m_max
         plan = plans.plan_search(
@@ -164,17 +164,17 @@ class SearchEngine:
         )
 
     def stats(self) -> LaneStats:
-        """What its lanes have done."""
+        """Return the work of all lanes since their start."""
         return self._dispatcher.lanes.stats()
 
     def waits_ms(
         self, kind: SearchKind, shares: Sequence[float], now_ms: float, window_ms: float = 5_000
     ) -> list[float] | None:
-        """Waits for a slot below which these shares of a class lie; None where there were none."""
+        """Return quantiles, at `shares`, of a class's waits for a slot; None without waits."""
         return self._dispatcher.waits_ms(kind, shares, now_ms, window_ms)
 
     async def close(self) -> None:
-        """End what runs with EngineDead, and the threads."""
+        """End all searches with EngineDead, and stop the threads."""
         if not self._dispatcher.closed:
             self._dispatcher.stop_accepting("the engine is closed")
             await asyncio.to_thread(self._dispatcher.lanes.close)
@@ -182,7 +182,7 @@ class SearchEngine:
 
     @property
     def backend(self) -> str:
-        """Name the backend that runs searches, `cpu` or `cuda`."""
+        """Return the name of the backend, `cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
     async def _rows(self, plan: plans.SearchPlan, view: IndexView, queries: Array) -> Array:
@@ -216,7 +216,7 @@ class SearchEngine:
         self, search: plans.PreparedSearch, kind: SearchKind, deadline_ms: int | None,
         searches: int = 1, source: Array | None = None, keeps: Any = None,
     ) -> Ticket:  # fmt: skip
-        """A search on its way; raises QueueFull and others."""
+        """Submit a search and return its ticket; raises QueueFull, DeadlineExceeded, EngineDead."""
         dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
         ticket = Ticket(
             kind, search.plan.extends * searches,
@@ -229,7 +229,7 @@ class SearchEngine:
 
 
 def _lanes(settings: EngineSettings) -> tuple[SlotRows, Lanes, int, int]:
-    """Slots, who runs them, how many each lane advances together, and how many wait there."""
+    """Make the slots and lanes; return them, a lane's places, and the searches that it queues."""
     device = backend.cuda_device(settings.device, settings.cuda_device)
     if device is not None:
         top_m_max = min(settings.top_m_max, CUDA_TOP_M_MAX)

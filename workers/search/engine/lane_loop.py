@@ -1,14 +1,14 @@
-"""The loop of a lane, and what its owner says to it and hears from it: kernels.
+"""The loop of a lane, its owner's commands, and the report of ended slots: kernels.
 
-Theory of operation. A lane's thread stays in `serve`, without the interpreter's lock, until it is
-told to close. Before each extend it looks whether its owner has `told` it something: to run a slot,
-to park or resume one, to end one. At most `places` slots are advanced together, those that were
-told first; what was told beyond that takes over from what ends, without the owner. Slots that end
-are said in the order of their ending. The owner is woken for some of them together, a little late
-while others run, unless it has been and has not `heard` yet. A lane with nothing to run sleeps. All
-that passes between the threads is in the lane's block, an array of int64. Every slot that was run
-ends exactly once, whatever it is told meanwhile; its row and what that points to are the lane's
-until then.
+Theory of operation. A lane's thread stays in `serve`, without the interpreter's lock, until a
+command closes it. Between calls of `steps.advance` it reads its owner's commands (`tell`): to run,
+park, resume or end a slot. It advances at most `places` slots together, the first ones that it was
+told to run; the next one takes the place of one that ends, without the owner. Ended slots are
+reported in the order of their ends. The lane wakes its owner for several of them at once, a little
+late while others run, unless the owner was woken and has not called `collect` yet. A lane with
+nothing to run sleeps. The threads communicate through the lane's block, an array of int64. Every
+slot that was run ends exactly once, whatever commands follow; until then the lane owns its row and
+the memory that the row points to.
 """
 
 from workers.search.kernels.arrays import Array
@@ -19,35 +19,35 @@ from workers.search.walk import fields, steps
 from workers.search.walk.slots import fill
 
 # Columns of a block. Each side writes to cache lines of its own, 8 columns each.
-COMMANDS_SENT = 0  # how much its owner has told the lane, since the start
-ASLEEP = 8  # 1 while the lane sleeps; who wakes it sets it to 0
-BELL, OWNER_BELL = 16, 17  # event counters of the kernel, as file descriptors
+COMMANDS_SENT = 0  # commands from the owner since the start
+ASLEEP = 8  # 1 while the lane sleeps; the waking thread sets it to 0
+BELL, OWNER_BELL = 16, 17  # file descriptors of eventfd counters
 OWNER_CALLED = 18  # address of CALLED in the owner's array
 ENDS_SENT, EXTENDS, PLACES_USED, BUSY_NS = 24, 25, 26, 27  # sums since the start; read by the owner
-_COMMANDS_READ, _RUNNING = 28, 29  # how much of what was told is done; slots in `active`
-_CLOCK, _ONE, _DRAIN = 30, 32, 33  # seconds and nanoseconds; the number 1; what a counter held
-_PENDING, _PENDING_NS = 34, 35  # endings since the owner was last called; when the first was
-ENDS_READ = 40  # how many ended slots the owner has heard of
-HEAD = 48  # then a ring of what was told, then a ring of slots that ended
-_COMMANDS_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
+_COMMANDS_READ, _RUNNING = 28, 29  # commands executed; slots in `active`
+_CLOCK, _ONE, _DRAIN = 30, 32, 33  # seconds and nanoseconds; the number 1; value of a read counter
+_PENDING, _PENDING_NS = 34, 35  # ended slots since the owner was last woken; time of the first
+ENDS_READ = 40  # ended slots that the owner has collected
+HEAD = 48  # end of the columns; a ring of commands follows, then a ring of ended slots
+_COMMANDS_PER_SLOT = 8  # a slot is run again only after its end, so more are never in flight
 
 # Columns of the owner's array.
-CALLED = 0  # 1 where the owner was called and has not heard yet
-OWN_BELL = 1  # its event counter
-NEW_EXTENDS, NEW_BUSY_NS = 2, 3  # of all lanes, between the last two times that it heard
+CALLED = 0  # 1 while the owner was woken and has not collected yet
+OWN_BELL = 1  # file descriptor of its eventfd counter
+NEW_EXTENDS, NEW_BUSY_NS = 2, 3  # of all lanes, between the last two calls of `collect`
 _SEEN_EXTENDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
 OWNER_SIZE = 8
 
-# What is told of a slot.
+# Commands for a slot.
 RUN, PARK, RESUME, END, CLOSE = range(5)
 _KINDS = 8
-_TOGETHER, _TOGETHER_NS = 4, 50_000  # endings of one call, unless they are so far apart
-_EXTENDS_PENDING = 4  # made at a time while an ending waits for that
+_TOGETHER, _TOGETHER_NS = 4, 50_000  # ended slots, or nanoseconds, after which the owner is woken
+_EXTENDS_PENDING = 4  # most extends at a time while an ended slot waits to be reported
 _AWAY, _ACTIVE, _PARKED = range(3)
 
 
 def block_size(slots: int) -> int:
-    """Columns of a lane's block; `slots` is a power of two."""
+    """Return the number of columns of a lane's block; `slots` is a power of two."""
     return HEAD + (_COMMANDS_PER_SLOT + 1) * slots
 
 
@@ -56,13 +56,13 @@ def serve(
     block: Array, slots: int, places: int, rows: Array, top: Array, hit_keys: Array, visited: Array,
     tasks: Array, active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
 ) -> None:  # fmt: skip
-    """Run what is told until told to close: the whole life of a lane's thread.
+    """Execute commands and advance slots until CLOSE: the whole run of a lane's thread.
 
-    `block` is the lane's, int64, shape (block_size(slots),), and `slots` how many it has. `rows` to
-    `tasks` are those of `Slots`, of all lanes. `active`, `finished` and `where` are int64, shape
-    (all slots,), and the lane's own: which slots it advances, the first `places` of them now, which
-    ended just now, and of each slot whether it is away, active or parked. In the kernels below `b`
-    is the block's address.
+    `block` is the lane's, int64, shape (block_size(slots),); `slots` is its number of slots. `rows`
+    to `tasks` are the arrays of `CpuSlots`, of all lanes. `active`, `finished` and `where` are
+    int64, shape (all slots,), and the lane's own: the slots that it runs, of which it advances the
+    first `places`; the slots that just ended; and for each slot _AWAY, _ACTIVE or _PARKED. In the
+    kernels below `b` is the block's address.
     """
     b = address(block)
     put_i64(b, _ONE, 1)
@@ -72,7 +72,7 @@ def serve(
             return
         count, limit = min(places, get_i64(b, _RUNNING)), extends_max
         if count == 0:
-            _wake_owner_for(b, 0, 0)  # what else ran was parked
+            _wake_owner_for(b, 0, 0)  # report pending ends: all other slots were parked
             exchange(b, ASLEEP, 1)
             if load(b, COMMANDS_SENT) == get_i64(b, _COMMANDS_READ):
                 sleep(get_i64(b, BELL), b + 8 * _DRAIN)
@@ -96,7 +96,7 @@ def serve(
 
 @kernel
 def _run_commands(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
-    """Do what was told since the last time; whether it was to close."""
+    """Execute the commands that were not read yet; return whether one was CLOSE."""
     read_count, sent_count = get_i64(b, _COMMANDS_READ), load(b, COMMANDS_SENT)
     while read_count < sent_count:
         command = get_i64(b, HEAD + (read_count & (_COMMANDS_PER_SLOT * slots - 1)))
@@ -123,7 +123,7 @@ def _run_commands(b: int, slots: int, rows: Array, active: Array, where: Array) 
 
 @kernel
 def _leave(b: int, active: Array, where: Array, slot: int, to: int) -> None:
-    """An active slot is not stepped any more."""
+    """Remove a slot from `active`; it is parked or away from now on."""
     where[slot] = to
     count, new_count = get_i64(b, _RUNNING), 0
     for i in range(count):
@@ -150,9 +150,9 @@ def _wake_owner(b: int) -> None:
 
 @kernel
 def _wake_owner_for(b: int, ended_count: int, now_ns: int) -> None:
-    """Wake the owner for slots that ended: some together, or what is left before the lane rests.
+    """Wake the owner for ended slots: several together, or all of them before the lane sleeps.
 
-    What it has heard because another lane called it needs no call: each costs it 20 us.
+    Slots that it collected after another lane woke it need no call: each costs the owner 20 us.
     """
     pending = min(get_i64(b, _PENDING) + ended_count, get_i64(b, ENDS_SENT) - load(b, ENDS_READ))
     if pending <= ended_count:
@@ -167,7 +167,7 @@ def _wake_owner_for(b: int, ended_count: int, now_ns: int) -> None:
 
 @kernel
 def _now_ns(b: int) -> int:
-    """Time by a clock that is never set back."""
+    """Return the time of the monotonic clock in nanoseconds."""
     read_clock(b + 8 * _CLOCK)
     now_ns: int = get_i64(b, _CLOCK) * 1_000_000_000 + get_i64(b, _CLOCK + 1)
     return now_ns
@@ -175,15 +175,15 @@ def _now_ns(b: int) -> int:
 
 @kernel
 def tell(place: int, kind: int) -> None:
-    """Tell the lane of a slot to RUN, PARK, RESUME or END it, or to CLOSE. For its owner.
+    """Send a slot's lane the command to RUN, PARK, RESUME or END it, or to CLOSE. For its owner.
 
-    `place` is the address of five int64: address of the lane's block, its slots, address of the
-    int64 that has the lane look up, the slot, and the address of its row.
+    `place` is the address of five int64: the address of the lane's block, its number of slots, the
+    address of its `attention`, the slot, and the address of the slot's row.
     """
     b, slots, attention = get_i64(place, 0), get_i64(place, 1), get_i64(place, 2)
     slot, sent_count = get_i64(place, 3), get_i64(b, COMMANDS_SENT)
     put_i64(b, HEAD + (sent_count & (_COMMANDS_PER_SLOT * slots - 1)), slot * _KINDS + kind)
-    exchange(b, COMMANDS_SENT, sent_count + 1)  # before the look whether the lane sleeps
+    exchange(b, COMMANDS_SENT, sent_count + 1)  # before the check whether the lane sleeps
     put_i64(attention, 0, 1)
     if load(b, ASLEEP) and exchange(b, ASLEEP, 0):
         wake(get_i64(b, BELL), b + 8 * _ONE)
@@ -191,21 +191,22 @@ def tell(place: int, kind: int) -> None:
 
 @kernel
 def start(place: int, template: int, query: Array, warm: int, warm_count: int) -> None:
-    """Fill in a slot's row (`slots.fill`), and tell its lane to run it (`tell`)."""
+    """Fill in a slot's row (`slots.fill`), and send its lane the command RUN (`tell`)."""
     fill(get_i64(place, 4), template, query, warm, warm_count)
     tell(place, RUN)
 
 
 @kernel
 def collect(owner: Array, blocks: Array, slots: int, ended_slots: Array) -> int:
-    """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
+    """Write the slots that ended since the last call to `ended_slots`; return their number.
 
-    `owner` is int64, shape (OWNER_SIZE,); NEW_EXTENDS and NEW_BUSY_NS say what all lanes did since.
-    `blocks` has shape (lanes, block_size(slots)), `ended` shape (all slots,); both are int64.
+    Called by the owner. `owner` is int64, shape (OWNER_SIZE,); its NEW_EXTENDS and NEW_BUSY_NS get
+    the work of all lanes since the last call. `blocks` has shape (lanes, block_size(slots)),
+    `ended_slots` shape (all slots,); both are int64.
     """
     o = address(owner)
-    sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus
-    exchange(o, CALLED, 0)  # after that and before the look: what ends now calls again
+    sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # does not block: it only resets the bell
+    exchange(o, CALLED, 0)  # before the slots are read, so that a slot that ends now calls again
     count, extends, busy_ns = 0, 0, 0
     for lane in range(len(blocks)):
         b = address(blocks) + lane * blocks.strides[0]

@@ -1,8 +1,8 @@
-"""What an engine asks of lanes: they advance the searches that are in its slots.
+"""The protocol of lanes, which advance the searches in an engine's slots.
 
-Two backends: threads on cores (`core_lanes.py`) and one CUDA device (`cuda_lanes.py`). Slot numbers
-run through all lanes: lane i has slots i * slots_each to (i + 1) * slots_each. All methods are for
-one thread, the owner's, and none of them waits but `close`.
+There are two backends: threads on cores (`core_lanes.py`) and one CUDA device (`cuda_lanes.py`).
+Slots are numbered over all lanes: lane i has slots i * slots_each to (i + 1) * slots_each. One
+thread, the owner's, calls all methods; only `close` waits.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ from workers.search.index.plans import PreparedSearch
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """What lanes have done since their start, summed over them."""
+    """The work of lanes since their start, summed over all lanes."""
 
-    extends: int  # of all slots of a lane together
-    places_used: int  # slots that took part, summed over extends
+    extends: int  # steps of a lane, each of which advances all of its running slots
+    places_used: int  # slots that were advanced, summed over extends
     busy_ms: float
 
 
 def run_as_batch_job() -> None:
-    """For a lane's thread: to the operating system it is a batch job. When it wakes it does not
-    push aside the event loop, which it would wait for next."""
+    """Make the calling lane's thread a batch job for the operating system: when it wakes, it does
+    not preempt the event loop, for which it would wait next."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Lanes(Protocol):
-    """More than five methods: one for each thing that is told to a lane, or heard of it."""
+    """The lanes of one backend. One method for each command and each report, so more than five."""
 
     backend: str  # cpu or cuda
     count: int
@@ -38,30 +38,32 @@ class Lanes(Protocol):
     dim_max: int  # values of a vector that it can search
     top_m_max: int  # entries of a routing list
     tasks_max: int  # rows that a slot can measure in one extend
-    feeds: int  # of links, that run at a time where nobody else lacks a place
-    feed_queries: int  # that such a feed has, one after the other in one slot
-    bell: int  # a file descriptor, readable while slots ended that `ended` has not returned
-    failure: BaseException | None  # what ended a lane; the bell rings then
+    feeds: int  # feeds of links that run at once while no other search lacks a place
+    feed_queries: int  # queries of such a feed, one after the other in one slot
+    bell: int  # a file descriptor, readable while `collect_ended` has slots to return
+    failure: BaseException | None  # the error that ended a lane; the bell rings then
 
     def start(self, slot: int, search: PreparedSearch) -> None:
-        """Fill in a slot's row with a search's, and advance it until it ends."""
+        """Copy a search's row to a slot, and advance the slot until it ends."""
 
     def run(self, slot: int, search: PreparedSearch) -> None:
         """Advance a slot whose row is filled in, until it ends."""
 
     def tell(self, slot: int, kind: int) -> None:
-        """Of `lane_loop.py`: PARK leaves a slot out, if it has not ended yet; RESUME advances it
-        again; END gives it up, and it ends soon, done or free, and is its lane's until then.
+        """Send a command of `lane_loop.py`: PARK pauses a slot that has not ended yet; RESUME
+        continues it; END cancels it: it ends soon, DONE or FREE, and is its lane's until then.
         """
 
     def collect_ended(self) -> list[int]:
-        """Slots that ended since the last call, in order of each lane; the bell is silent then."""
+        """Return the slots that ended since the last call, in order per lane; resets the bell."""
 
     def ms_per_extend(self) -> float | None:
-        """Of what was done between the last two calls of `ended`; None if nothing was."""
+        """Return the mean time of an extend between the last two calls; None without an extend.
+
+        Cores: of `collect_ended`; a CUDA device: of this method."""
 
     def stats(self) -> LaneStats:
         """Return the work of all lanes since their start."""
 
     def close(self) -> None:
-        """End the lanes, within an extend or two; slots stay as they are. Once."""
+        """End the lanes, within an extend or two; slots stay as they are. Call it once."""

@@ -1,7 +1,7 @@
-"""Which search has which slot of which lane, and which of them gave their place away.
+"""Records which search has which slot of which lane, and which searches are parked.
 
-Lanes are told of each change as it is made. A search that is given up keeps its slot, and the
-memory that it points to, until its lane has let go of it. `dispatcher.py` decides what changes.
+Each change is sent to the lanes as it is made. A search that is given up keeps its slot, and the
+memory that the slot points to, until its lane has ended it. `dispatcher.py` decides the changes.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from workers.search.walk.slots import SlotRows
 
 
 class Ticket(QueuedSearch):
-    """A search on its way; `reply` is its caller's.
+    """A submitted search; its caller awaits `reply`.
 
-    Every search makes one, and a dataclass's keywords would cost it 0.3 us.
+    It is no dataclass because every search makes one, and keyword arguments would cost 0.3 us.
     """
 
     __slots__ = ("is_over", "keeps", "reply", "slot", "source", "waited_ms", "was_parked")
@@ -33,13 +33,13 @@ class Ticket(QueuedSearch):
         search: plans.PreparedSearch, reply: "asyncio.Future[Any]",
         source: Array | None = None, keeps: Any = None,
     ) -> None:  # fmt: skip
-        """`source` is a feed: several queries, one after the other; it points to `keeps`."""
+        """Make a ticket; `source` is a feed of several queries, and `keeps` its arrays."""
         self.kind, self.extends = kind, extends
         self.arrived_ms, self.deadline_ms = arrived_ms, deadline_ms
         self.search, self.reply, self.source, self.keeps = search, reply, source, keeps
         self.waits = self.was_parked = False
-        self.is_over = False  # then nobody wants its outcome any more
-        self.slot, self.waited_ms = -1, 0.0  # it waited so long for that slot
+        self.is_over = False  # whether it was given up: no caller waits for its outcome
+        self.slot, self.waited_ms = -1, 0.0  # the wait for the slot
 
 
 class Occupancy:
@@ -47,9 +47,9 @@ class Occupancy:
 
     def __init__(self, slots: SlotRows, lanes: Lanes) -> None:
         self.tickets: dict[int, Ticket] = {}  # by slot, parked ones too
-        self.parked: list[int] = []  # in order of parking
+        self.parked: list[int] = []  # slots, in order of parking
         self.in_places = 0  # searches in a place
-        self.active = [0] * lanes.count  # likewise, by lane
+        self.active = [0] * lanes.count  # searches in a place, by lane
         size = lanes.slots_each
         self.free = [list(range(i * size, (i + 1) * size))[::-1] for i in range(lanes.count)]
         self._lane = [slot // size for slot in range(lanes.count * size)]  # by slot
@@ -57,11 +57,11 @@ class Occupancy:
 
     @property
     def free_slots(self) -> int:
-        """Slots that hold no search at all."""
+        """Return the number of slots without a search."""
         return self._slots.count - len(self.tickets)
 
     def running(self, slot: int) -> Running:
-        """The search in a slot, as a plan sees it."""
+        """Return the search in a slot as the scheduler's input."""
         ticket = self.tickets[slot]
         extends_done = int(self._slots.fields[slot, fields.EXTENDS])
         return Running(
@@ -72,19 +72,19 @@ class Occupancy:
         )
 
     def leave(self, ended_slots: Sequence[int]) -> None:
-        """What ended holds no place any more; it keeps its slot until it is released."""
+        """Take ended searches out of their places; they keep their slots until `release`."""
         for slot in ended_slots:
             if slot not in self.parked:
                 self.active[self._lane[slot]] -= 1
                 self.in_places -= 1
 
     def all_running(self, ended_slots: Sequence[int]) -> Iterator[Running]:
-        """Searches in places, of which `ended` have left."""
+        """Yield the searches in places, without those in `ended_slots`."""
         for slot in self.tickets.keys() - set(ended_slots).union(self.parked):
             yield self.running(slot)
 
     def all_parked(self, ended_slots: Sequence[int]) -> list[Running]:
-        """Searches that gave their place away, in order of parking, without those that ended."""
+        """Return the parked searches, in order of parking, without those that ended."""
         return [self.running(slot) for slot in self.parked if slot not in ended_slots]
 
     def max_extends(self) -> int:
@@ -92,7 +92,7 @@ class Occupancy:
         return max((ticket.extends for ticket in self.tickets.values()), default=0)
 
     def admit(self, ticket: Ticket) -> None:
-        """To the lane with the fewest searches of those that have a slot left."""
+        """Start a search on the lane with the fewest searches that has a free slot."""
         active, free = self.active, self.free
         lane = active.index(min(active))
         if not free[lane]:
@@ -108,7 +108,7 @@ class Occupancy:
             self._lanes.run(slot, ticket.search)
 
     def park(self, slot: int) -> None:
-        """A search gives its place away."""
+        """Park a search: it loses its place and keeps its slot."""
         self.tickets[slot].was_parked = True
         self.parked.append(slot)
         self.in_places -= 1
@@ -116,32 +116,32 @@ class Occupancy:
         self._lanes.tell(slot, PARK)
 
     def resume(self, slot: int) -> None:
-        """A parked search has a place again."""
+        """Give a parked search a place again."""
         self.parked.remove(slot)
         self.in_places += 1
         self.active[self._lane[slot]] += 1
         self._lanes.tell(slot, RESUME)
 
     def run_again(self, ticket: Ticket) -> None:
-        """A search that ended goes on, as a scan."""
+        """Restart an ended search as a scan."""
         self._lanes.run(ticket.slot, ticket.search)
-        if ticket.slot in self.parked:  # it ended before its lane heard that it is parked
+        if ticket.slot in self.parked:  # it ended before its lane read the command PARK
             self._lanes.tell(ticket.slot, PARK)
         else:
             self.in_places += 1
             self.active[self._lane[ticket.slot]] += 1
 
     def give_up(self, ticket: Ticket) -> None:
-        """Nobody wants the outcome any more; the slot is released when its lane says so."""
+        """End a search whose outcome is no longer wanted; `release` follows its lane's report."""
         ticket.is_over = True
         self._lanes.tell(ticket.slot, END)
 
     def release(self, ticket: Ticket, was_read: bool) -> None:
-        """A search that has left gives its slot back; `was_read`: its row is clear already."""
+        """Free the slot of an ended search; `was_read`: its row is cleared already."""
         slot, ticket.slot = ticket.slot, -1
         del self.tickets[slot]
         if self.parked and slot in self.parked:
             self.parked.remove(slot)
         if not was_read:
-            self._slots.fields[slot] = fields.FREE  # it points to nothing any more
+            self._slots.fields[slot] = fields.FREE  # clears all addresses, too
         self.free[self._lane[slot]].append(slot)

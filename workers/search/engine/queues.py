@@ -1,11 +1,11 @@
-"""Where searches wait: by slack, and first in first out. The scheduler's containers.
+"""The scheduler's queues of waiting searches: by slack, and first in, first out.
 
-What has left one of them by another way (cancelled, admitted, dropped) is skipped when it comes to
-the front, and swept out before it is more than what waits.
+A search that was cancelled, admitted or dropped stays in its queue. It is skipped at the front, and
+a sweep removes such searches before they outnumber the waiting ones.
 
 Slack is compared exactly although the time of an extend changes: searches with the same number of
-extends keep their order by deadline whatever that time is, so there is one heap for each number,
-and only the heaps' heads are compared.
+extends keep their order by deadline for any such time. So there is one heap for each number of
+extends, and only the heads of the heaps are compared.
 """
 
 from collections import deque
@@ -25,25 +25,25 @@ _Entry = tuple[float, int, "QueuedSearch"]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class QueuedSearch:
-    """A search that waits; `search` is the caller's."""
+    """A search that waits; `search` is the caller's object."""
 
     kind: SearchKind
-    extends: int  # expected in all
+    extends: int  # expected total number
     arrived_ms: float
     deadline_ms: float = NEVER_MS
     search: Any = None
-    waits: bool = False  # in a scheduler
+    waits: bool = False  # whether it is in a scheduler's queue
 
     def slack_ms(self, now_ms: float, ms_per_extend: float) -> float:
-        """Time that may pass before the search has to start."""
+        """Return the time that may pass before the search has to start."""
         return self.deadline_ms - now_ms - self.extends * ms_per_extend
 
 
 class SlackQueue:
-    """The search that has to start first comes first."""
+    """A queue whose head is the search with the least slack."""
 
     def __init__(self) -> None:
-        self._heaps: dict[int, list[_Entry]] = {}  # by extends
+        self._heaps: dict[int, list[_Entry]] = {}  # by number of extends
         self._serial = 0
 
     def add(self, item: QueuedSearch) -> None:
@@ -52,7 +52,7 @@ class SlackQueue:
         heappush(self._heaps.setdefault(item.extends, []), (item.deadline_ms, self._serial, item))
 
     def head(self, ms_per_extend: float) -> QueuedSearch | None:
-        """The search with the least slack."""
+        """Return the search with the least slack, None if no search waits."""
         best, least_ms, emptied = None, NEVER_MS, False
         for extends, heap in self._heaps.items():
             while heap and not heap[0][2].waits:
@@ -68,14 +68,14 @@ class SlackQueue:
         return best
 
     def pop(self, head: QueuedSearch) -> None:
-        """Take out what `head` has just returned."""
+        """Remove the search that `head` has just returned."""
         heap = self._heaps[head.extends]
         heappop(heap)
         if not heap:
             del self._heaps[head.extends]
 
     def sweep(self) -> None:
-        """Forget what does not wait any more."""
+        """Remove the searches that no longer wait."""
         swept = {n: [e for e in heap if e[2].waits] for n, heap in self._heaps.items()}
         self._heaps = {extends: heap for extends, heap in swept.items() if heap}
         for heap in self._heaps.values():
@@ -90,20 +90,20 @@ class Fifo(deque[QueuedSearch]):
     """A queue in order of arrival; searches that no longer wait are skipped."""
 
     def first(self) -> QueuedSearch | None:
-        """The search at the front, which stays there."""
+        """Return the search at the front without removing it."""
         while self and not self[0].waits:
             self.popleft()
         return self[0] if self else None
 
     def sweep(self) -> None:
-        """Forget what does not wait any more."""
+        """Remove the searches that no longer wait."""
         waiting = [item for item in self if item.waits]
         self.clear()
         self.extend(waiting)
 
 
 class SearchQueues:
-    """All searches that wait in one engine, each in the queue of its class until it is taken out.
+    """All waiting searches of one engine, each in the queue of its class.
 
     Prefill searches that can no longer meet their deadline wait in `late`.
     """
@@ -132,14 +132,14 @@ class SearchQueues:
             self.deadlines.add(item.deadline_ms, item)
 
     def mark_left(self, item: QueuedSearch) -> None:
-        """Count a search out; callers have taken it out, or it is skipped later."""
+        """Mark a search as no longer waiting; callers remove it, or it is skipped later."""
         assert item.waits
         item.waits = False
         self.counts[item.kind] -= 1
         self.total -= 1
 
     def take_prefill(self, ms_per_extend: float) -> QueuedSearch | None:
-        """The one with the least slack of those that can meet their deadline."""
+        """Remove and return the prefill search with the least slack, without those in `late`."""
         item = self.prefill.head(ms_per_extend)
         if item is not None:
             self.prefill.pop(item)
@@ -147,7 +147,7 @@ class SearchQueues:
         return item
 
     def take(self, queue: Fifo, limit: int, target: list[QueuedSearch]) -> int:
-        """Append the first of a queue to a list, up to `most`; how many there were."""
+        """Move the first `limit` searches of a queue to `target`; return the number moved."""
         before = len(target)
         last = before + limit
         while queue and len(target) < last:
@@ -161,14 +161,14 @@ class SearchQueues:
         return taken_count
 
     def oldest_ms(self) -> tuple[float, float]:
-        """When the oldest prefill search arrived, and the oldest of all; NEVER_MS for none."""
+        """Return when the oldest prefill search and the oldest of all arrived; NEVER_MS: none."""
         late = (item for item in self.late if item.waits)
         prefill_ms = min((item.arrived_ms for item in (*self.prefill, *late)), default=NEVER_MS)
         heads = (queue.first() for queue in (self.decode, self.link))
         return prefill_ms, min((prefill_ms, *(head.arrived_ms for head in heads if head)))
 
     def cancel(self, item: QueuedSearch) -> None:
-        """The search is not wanted any more; it must wait here still."""
+        """Cancel a search that waits in a queue."""
         self.mark_left(item)
         self._cancelled += 1
         if self._cancelled > len(self) + _SWEPT_MIN:
@@ -177,7 +177,7 @@ class SearchQueues:
                 queue.sweep()
 
     def drain(self) -> list[QueuedSearch]:
-        """Take out all searches and return them."""
+        """Remove all waiting searches and return them."""
         queues = (self.prefill, self.late, self.decode, self.link)
         waiting = [item for queue in queues for item in queue if item.waits]
         for item in waiting:

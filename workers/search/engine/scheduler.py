@@ -1,22 +1,22 @@
-"""Which searches get the free places of the batch: two queues, a reserved share, preemption.
+"""Decides which searches get free places of the batch: two queues, a reserved share, preemption.
 
-Trinity, section 3.3, and what it leaves open. Pure: time is an argument. `dispatcher.py` calls
-`plan` once per turn and does what it says. The paper's loop that moves share and timeout is left
-out: it missed more deadlines than one fixed setting in all loads (DECISIONS.md, 47).
+It follows Trinity, section 3.3, and fills its gaps. Pure: time is an argument. `dispatcher.py`
+calls `plan` once per tick and carries it out. The paper's loop that adjusts share and timeout is
+left out: it missed more deadlines than one fixed setting in all loads (DECISIONS.md, 47).
 
-Theory of operation. Prefill searches wait by slack, that is deadline minus now minus the expected
-time of their extends: least first. Decode searches wait first in, first out. Of B free places
-ceil(share * B) are prefill's while it waits; what either class cannot use goes to the other at
-once. Places mostly fall free one at a time, and of such places prefill gets its share as a running
-count, with decode first in between. Prefill searches that can no longer meet their deadline wait
-behind all others: saving one of them would only lose another. The third class, links
-of new rows, gets what is left, and a link gives its place at once to whoever finds none: it is
-parked and resumes when nobody waits. A prefill search that has waited for `park_after_ms`, or
-would lose its deadline by waiting for the next place to fall free, takes the place of a decode
-search, which is parked and resumes before any new search of its class, with no work lost. Each
-search is parked once at most. Where places are free, up to `gather_min` arrivals are gathered for
-one admission, but none waits longer than its flush timeout, of which prefill's is the shorter. A
-search whose deadline passes while it waits is dropped then, wherever it stands.
+Theory of operation. Prefill searches wait by slack, least first; slack is the deadline minus now
+minus the expected time of their extends. Decode searches wait first in, first out. Of B free places
+ceil(share * B) are reserved for prefill while it waits; places that one class cannot use go to the
+other at once. Places mostly become free one at a time; of those, prefill gets its share by a
+running count, and decode goes first in between. Prefill searches that can no longer meet their
+deadline wait behind all others: to save one of them would only lose another. The third class, links
+of new rows, gets the remaining places. A link gives its place at once to a search that finds none:
+it is parked, and resumes when no search waits. A prefill search takes the place of a decode search
+after a wait of `park_after_ms`, or if it would miss its deadline by waiting for the next free
+place. The decode search is parked, and resumes before any new search of its class, with no work
+lost. Each search is parked at most once. If places are free, up to `gather_min` arrivals are
+gathered for one admission, but none waits longer than its flush timeout; prefill's is the shorter.
+A waiting search is dropped when its deadline passes.
 """
 
 import math
@@ -32,7 +32,7 @@ from workers.search.index.kinds import SearchKind
 
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
 _ROUNDING = 1e-9
-_ANY = 1 << 60  # extends that no search has
+_ANY = 1 << 60  # extends, more than any search has
 _PREFILL, _DECODE, _LINK = SearchKind.PREFILL, SearchKind.DECODE, SearchKind.LINK  # looked up often
 
 
@@ -43,17 +43,17 @@ class SchedulerSettings:
     # Half of the places for prefill missed two to four times as many deadlines: a prefill search
     # takes a place in time by its slack (LOG.md, "What the reserved share costs").
     share: Share = 0.0  # of free places, reserved for prefill
-    # how long a prefill search waits until it takes a decode search's place; 5 missed many times as
-    # many deadlines in the same loads
+    # wait after which a prefill search takes a decode search's place; 5 missed many times as many
+    # deadlines in the same loads
     park_after_ms: NonNegative = 50.0
-    gather_min: Positive = 1  # searches that are admitted together where places are free
-    # the longest that a prefill search waits for others to gather
+    gather_min: Positive = 1  # searches that are admitted together if places are free
+    # longest wait of a prefill search for others to gather
     flush_ms: NonNegative = 5.0
-    global_flush_ms: NonNegative = 20.0  # the same of any search
+    global_flush_ms: NonNegative = 20.0  # longest such wait of any search
     queue_max: Positive = 4_096  # waiting searches of a class; more are refused
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
     parked_max: Natural = 64
-    ms_per_extend: NonNegative = 0.05  # until it is measured
+    ms_per_extend: NonNegative = 0.05  # initial value of the measured average
 
     def __post_init__(self) -> None:
         if self.flush_ms > self.global_flush_ms:
@@ -83,18 +83,18 @@ class Running:
 
 @dataclass(slots=True)
 class Plan:
-    """What to do this turn, in this order: park, resume, admit; `dropped` end with the reason."""
+    """The steps of one tick, in this order: park, resume, admit; `dropped` are refused."""
 
     admit: list[QueuedSearch] = field(default_factory=list)
     park: list[int] = field(default_factory=list)
     resume: list[int] = field(default_factory=list)
     dropped: list[tuple[QueuedSearch, Drop]] = field(default_factory=list)
-    wake_ms: float = NEVER_MS  # when to plan again though nothing happens
+    wake_ms: float = NEVER_MS  # when to plan again if nothing happens before
 
 
 @dataclass(slots=True)
 class _FreeSpace:
-    """What is free while a plan is made."""
+    """The free places and slots while a plan is made."""
 
     places: int
     slots: int
@@ -108,14 +108,14 @@ class SearchScheduler:
         self.ms_per_extend = settings.ms_per_extend
         self.queues = SearchQueues()
         self._admits_at_once = settings.gather_min == 1 and not settings.drops_late
-        self._links_run = False  # perhaps; else nobody looks for some
-        self._credit = 1 - settings.share  # of prefill, in places that fall free one at a time
+        self._links_run = False  # whether links may be running
+        self._credit = 1 - settings.share  # prefill's, in places that become free one at a time
 
     def __len__(self) -> int:
         return len(self.queues)
 
     def waiting(self, kind: SearchKind) -> int:
-        """Searches of a class that wait."""
+        """Return the number of waiting searches of a class."""
         return self.queues.counts[kind]
 
     def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
@@ -128,8 +128,8 @@ class SearchScheduler:
         return None
 
     def admits_at_once(self, item: QueuedSearch) -> bool:
-        """Whether a plan would just admit a search that arrives now, if a place is free and no
-        search is parked."""
+        """Return whether a plan would just admit a search that arrives now, provided that a place
+        is free and no search is parked."""
         return (
             not self.queues.total
             and self._admits_at_once
@@ -138,7 +138,7 @@ class SearchScheduler:
         )
 
     def idle_until_ms(self, now_ms: float, max_extends: Callable[[], int]) -> float:
-        """When a plan would do something though no place falls free; see `plan`."""
+        """Return when a plan would do something even if no place becomes free; see `plan`."""
         if self._links_run and self.queues.total:
             return now_ms
         wake_ms = self.queues.deadlines.next_ms()
@@ -159,11 +159,11 @@ class SearchScheduler:
         parked: Sequence[Running] = (),
         max_extends: Callable[[], int] = lambda: _ANY,
     ) -> Plan:
-        """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
+        """Plan the use of `free_places` of the batch; a parked search keeps its slot.
 
-        `parked` is in the order of parking. `free_slots` is how many slots hold no search at all.
-        `running` is looked at only where somebody may take a place: none has more extends left than
-        `extends_most()`, so that a search with more slack than those take is not urgent.
+        `parked` is in the order of parking. `free_slots` is the number of slots without a search.
+        `running` is read only if a search may be preempted: no search has more than `max_extends()`
+        extends left, so a search with more slack than these take is not urgent.
         """
         plan = Plan()
         self._drop_expired(plan, now_ms)
@@ -184,7 +184,7 @@ class SearchScheduler:
         return plan
 
     def _must_gather(self, now_ms: float, plan: Plan, has_parked: bool) -> bool:
-        """Whether to wait for more arrivals; then `plan.wake_ms` says until when."""
+        """Return whether to wait for more arrivals; then `plan.wake_ms` is the end of the wait."""
         waiting = len(self)
         if has_parked or not waiting or waiting >= self.settings.gather_min:
             return False
@@ -199,7 +199,7 @@ class SearchScheduler:
     def _displace(
         self, plan: Plan, free: _FreeSpace, running: Sequence[Running], parked: Sequence[Running]
     ) -> None:
-        """Links make room for searches that would find none."""
+        """Park links for searches that would find no place."""
         links = [search for search in running if search.kind is SearchKind.LINK]
         self._links_run = bool(links)
         shortage = (
@@ -214,7 +214,7 @@ class SearchScheduler:
             free.places += 1
 
     def _fill(self, plan: Plan, free: _FreeSpace, parked: Sequence[Running]) -> None:
-        """Prefill's own places, then those parked before, then everybody in order of class."""
+        """Fill prefill's reserved places, then resume parked searches, then admit by class."""
         links, searches = parked, parked
         if parked:
             links = [search for search in parked if search.kind is _LINK]
@@ -242,14 +242,14 @@ class SearchScheduler:
             self._links_run = self._links_run or search.kind is SearchKind.LINK
 
     def _admit(self, plan: Plan, free: _FreeSpace, queue: Fifo) -> int:
-        """The first of a queue, while there is room; how many."""
+        """Admit the first searches of a queue while there is room; return their number."""
         admitted_count = self.queues.take(queue, min(free.places, free.slots), plan.admit)
         free.places -= admitted_count
         free.slots -= admitted_count
         return admitted_count
 
     def _admit_prefill(self, plan: Plan, free: _FreeSpace, limit: int) -> None:
-        """Those with the least slack of those that can meet their deadline."""
+        """Admit up to `limit` prefill searches, those with the least slack first."""
         for _ in range(min(limit, free.places, free.slots)):
             item = self.queues.take_prefill(self.ms_per_extend)
             if item is None:
@@ -259,7 +259,7 @@ class SearchScheduler:
             free.slots -= 1
 
     def _reserved(self, places: int, decode_waits: bool) -> int:
-        """Count the free places that are reserved for prefill."""
+        """Return the number of free places that are reserved for prefill."""
         share = self.settings.share
         if not decode_waits or share >= 1:
             return places
@@ -274,7 +274,7 @@ class SearchScheduler:
         return 1
 
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
-        """End what waited past its deadline; put what cannot meet it any more behind the others."""
+        """Drop searches past their deadline; move those that can no longer meet it to `late`."""
         if self.queues.deadlines.next_ms() <= now_ms:
             for late in self.queues.deadlines.pop_expired(now_ms):
                 self.queues.mark_left(late)
@@ -291,7 +291,7 @@ class SearchScheduler:
                 self.queues.late.append(item)
 
     def _urgent_at_ms(self, max_extends: Callable[[], int], now_ms: float) -> float:
-        """When a prefill search may be urgent, if its slack does not tell that it is now."""
+        """Return when a prefill search may become urgent, `now_ms` if its slack is too small."""
         head = self.queues.prefill.head(self.ms_per_extend)
         if head is None:
             return NEVER_MS
@@ -302,7 +302,7 @@ class SearchScheduler:
     def _preempt(
         self, plan: Plan, free: _FreeSpace, running: Iterable[Running], parked: int, now_ms: float
     ) -> None:
-        """Urgent prefill searches take the places of links, then of the longest decode searches."""
+        """Park links, then the longest decode searches, and admit urgent prefill searches."""
         running = list(running)
         victims = sorted(
             (

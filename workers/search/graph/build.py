@@ -1,10 +1,10 @@
 """Turns lists of nearest neighbours into a search graph of fixed degree, as CAGRA does.
 
 Source: Ootomo, Naruse, Nolet, Wang, Feher and Wang, "CAGRA" (ICDE 2024), section on graph
-optimisation. Edges that many two-hop detours replace are dropped, by rank alone; half of the places
-stay with the remaining forward edges and half can be taken by reverse edges. No distance is
-computed here. `components` tells which rows cannot reach each other whatever the direction: entry
-points must cover each (`entry_points.py`).
+optimisation. Edges that many two-hop detours replace are dropped, by rank alone. Half of the places
+are for the remaining forward edges, and reverse edges can take the other half. No distance is
+computed here. `components` finds the weak components of a graph: entry points must cover each of
+them (`entry_points.py`).
 """
 
 from typing import Protocol
@@ -21,11 +21,10 @@ from workers.search.limits import CANDIDATES
 
 
 class GraphOf(Protocol):
-    """Makes the search graph of `vectors`, stored, shape (rows, padded dim): a backend's way to.
+    """A backend's function that makes the search graph of stored vectors, (rows, padded dim).
 
-    `metric` and `stored` are numbers of `metrics.py`. Returns shape (rows, degree), uint32: the
-    rows that each row has edges to, and itself in places that are left over. Raises what its
-    device raises.
+    `metric` and `stored` are numbers of `metrics.py`. Returns uint32 (rows, degree): the rows that
+    each row has edges to; unused places hold the row itself. Raises its device's errors.
     """
 
     def __call__(
@@ -36,17 +35,17 @@ class GraphOf(Protocol):
 def own_graph(
     vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
 ) -> Array:
-    """The graph that is made on cores; see `GraphOf`."""
+    """Make a graph on cores; see `GraphOf`."""
     count = int(degree * CANDIDATES)
     keys = knn.neighbours(vectors, count, metric, stored, seed=seed, threads=threads)
     return optimise_graph(keys, degree, threads=threads)
 
 
 def optimise_graph(keys: Array, degree: int, *, threads: int = 0) -> Array:
-    """The search graph of neighbour lists: shape (rows, degree), uint32.
+    """Return the search graph of neighbour lists: uint32 (rows, degree).
 
-    `keys` has shape (rows, list length), ascending, EMPTY at the end of short lists. Rows that have
-    fewer edges than places are filled up with themselves.
+    `keys` has shape (rows, list length), ascending, EMPTY at the end of short lists. Unused places
+    of a row hold the row itself.
     """
     rows = len(keys)
     lists = np.empty(keys.shape, np.uint32)
@@ -62,9 +61,9 @@ def optimise_graph(keys: Array, degree: int, *, threads: int = 0) -> Array:
 
 @kernel
 def _rows_of_keys(first: int, last: int, keys: Array, lists: Array) -> None:
-    """Rows of `keys`, uint64, to `lists`, uint32 of the same shape, NOWHERE for empty ones.
+    """Write the rows of `keys`, uint64, to `lists`, uint32 of the same shape; empty: NOWHERE.
 
-    Of rows `first` to `last`, as all kernels here.
+    All kernels here process rows `first` to `last`.
     """
     for row in range(first, last):
         for rank in range(keys.shape[1]):
@@ -74,12 +73,12 @@ def _rows_of_keys(first: int, last: int, keys: Array, lists: Array) -> None:
 
 @kernel
 def _prune(first: int, last: int, lists: Array, forward: Array) -> None:
-    """The edges with the fewest detours, in that order; ties stay in order of distance.
+    """Choose the edges with the fewest detours, in that order; ties in order of distance.
 
     From `lists`, uint32 (rows, list length), to `forward`, uint32 (rows, degree).
     """
     size, degree = lists.shape[1], forward.shape[1]
-    place_of = np.zeros(len(lists), np.uint16)  # of a row in the list at hand, from 1 on
+    place_of = np.zeros(len(lists), np.uint16)  # place of a row in the current list, from 1 on
     detours, after = np.empty(size + 1, np.int32), np.empty(size + 2, np.int32)
     for row in range(first, last):
         count = 0
@@ -92,7 +91,7 @@ def _prune(first: int, last: int, lists: Array, forward: Array) -> None:
                 if neighbour == NOWHERE:
                     break
                 rank = np.intp(place_of[neighbour])
-                detours[rank] += rank > place  # no branch: which are met cannot be predicted
+                detours[rank] += rank > place  # without a branch, which could not be predicted
         after[:] = 0
         for place in range(1, count + 1):
             place_of[lists[row, place - 1]] = 0
@@ -109,9 +108,9 @@ def _prune(first: int, last: int, lists: Array, forward: Array) -> None:
 
 @kernel
 def _reverse(forward: Array, backward: Array, counts: Array) -> None:
-    """Who has a row in its list: best places first, until the reverse list is full.
+    """Collect the rows that have a row in their lists, best places first, up to `degree`.
 
-    Fills `backward`, uint32 (rows, degree), and `counts`, int64 (rows,): how many they are.
+    Fills `backward`, uint32 (rows, degree), and `counts`, int64 (rows,), the list lengths.
     """
     degree = forward.shape[1]
     for place in range(degree):
@@ -126,10 +125,10 @@ def _reverse(forward: Array, backward: Array, counts: Array) -> None:
 def _merge(
     first: int, last: int, forward: Array, backward: Array, counts: Array, graph: Array
 ) -> None:
-    """Half of the forward edges, then reverse edges, then what is left of the forward ones.
+    """Take half of the forward edges, then reverse edges, then the other forward edges.
 
     From `forward` and `backward`, uint32 (rows, degree), the latter with `counts` edges, int64
-    (rows,), to `graph` of the same shape. Places that are left hold the row.
+    (rows,), to `graph` of the same shape. Unused places hold the row.
     """
     degree = graph.shape[1]
     owner = np.full(len(graph), -1, np.int32)
@@ -151,7 +150,7 @@ def _merge(
 
 @kernel
 def components(graph: Array) -> Array:
-    """The smallest row of each row's weak component: shape (rows,), int64 (union-find).
+    """Return the smallest row of each row's weak component: int64 (rows,) (union-find).
 
     `graph` is uint32 (rows, degree).
     """
@@ -160,5 +159,5 @@ def components(graph: Array) -> Array:
         for neighbour in graph[row]:
             join(parent, row, np.int64(neighbour))
     for row in range(len(graph)):
-        parent[row] = parent[parent[row]]  # smaller rows come first, and are settled
+        parent[row] = parent[parent[row]]  # parents are smaller rows, which are final already
     return parent

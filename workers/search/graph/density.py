@@ -1,10 +1,10 @@
-"""Fewer edges where data spread in few directions.
+"""Removes edges from graphs of data that spread in few directions.
 
-There most edges of a row lead the same way, and a search looks at all of them to learn that it has
-been there. An edge is left out where a shorter one leads nearly as near to its end: the rule of
-HNSW's heuristic (Malkov and Yashunin, arXiv:1603.09320, algorithm 4), made weaker by a factor, as
-DiskANN does (Subramanya et al., NeurIPS 2019). Where data spread in many directions that rule takes
-edges that searches need, so there a graph keeps all that it has.
+In such data most edges of a row lead to rows that a search has met already. An edge is removed if
+a shorter one leads nearly as near to its end: the rule of HNSW's heuristic (Malkov and Yashunin,
+arXiv:1603.09320, algorithm 4), weakened by a factor, as in DiskANN (Subramanya et al., NeurIPS
+2019). In data that spread in many directions the rule would remove edges that searches need, so
+such a graph keeps all edges.
 """
 
 import numpy as np
@@ -16,16 +16,16 @@ from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 
-_NEARER = np.float32(1.3)  # times so near the end, by squared distance
+_NEARER = np.float32(1.3)  # a removed edge's squared length, over that of its detour's last part
 _SAMPLED_ROWS = 1_024
-_FEW_SHARE = 0.5  # of the degree: where rows keep more on average, all edges stay
+_FEW_SHARE = 0.5  # of the degree; if rows would keep more on average, all edges stay
 
 
 def thin_edges(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -> Array:
-    """The graph with the edges that are needed, nearest first, or as it is where most are.
+    """Return the graph with the needed edges, nearest first, or unchanged if most are needed.
 
-    `graph` is uint32 (rows, degree); places that are left hold the row. `vectors` have shape (rows,
-    padded dim), and `stored` says of what; distances are squared, whatever the metric.
+    `graph` is uint32 (rows, degree); unused places hold the row. `vectors` have shape (rows, padded
+    dim), and `stored` is their storage; distances are squared ones for any metric.
     """
     if not len(graph):
         return graph
@@ -40,10 +40,10 @@ def thin_edges(graph: Array, vectors: Array, stored: int, *, threads: int = 0) -
 def prune(
     candidates: Array, rows: Array, vectors: Array, stored: int, degree: int, *, threads: int = 0
 ) -> Array:
-    """Of each row's candidates those that no shorter edge makes needless, nearest first.
+    """Choose each row's candidates that no shorter edge makes needless, nearest first.
 
-    `candidates` are uint32 (rows, candidates), the row itself where there is none, and `rows` int64
-    (rows,). Returns uint32 (rows, degree); places that are left hold the row.
+    `candidates` are uint32 (rows, candidates), the row itself for none, and `rows` int64 (rows,).
+    Returns uint32 (rows, degree); unused places hold the row.
     """
     out = np.empty((len(rows), degree), np.uint32)
     over_rows(
@@ -56,7 +56,7 @@ def prune(
 def _prune(
     first: int, last: int, candidates: Array, vectors: Array, stored: int, rows: Array, out: Array
 ) -> None:
-    """Edges of rows[first] to rows[last], int64, to the same places of `out`, uint32."""
+    """Write the edges of rows[first] to rows[last], int64, to the same places of `out`, uint32."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     count, degree = candidates.shape[1], out.shape[1]
     here, there = np.empty(length, np.float32), np.empty(length, np.float32)

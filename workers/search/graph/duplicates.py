@@ -1,11 +1,11 @@
-"""Rows with equal vectors: the first is a node of the graph, the others are its copies.
+"""Finds rows with equal vectors: the first is a node of the graph, the others are its copies.
 
-As nodes, copies would fill each other's lists of neighbours and lead nowhere new. So nobody has an
-edge to a copy, and all of its edges lead to its node. Some rows that rounding has moved apart
-count as equal, too (`near_duplicates.py`); a copy is as far as its node. A *chain* leads from a
+As nodes, copies would fill each other's lists of neighbours and lead nowhere new. So no row has an
+edge to a copy, and all edges of a copy lead to its node. Some rows that differ only by rounding
+count as equal, too (`near_duplicates.py`); a copy gets its node's distance. A *chain* leads from a
 node to its copies, in ascending order: for each row the next one, NOWHERE at the end. It has the
-shape of a graph with one edge, uint32 (rows, 1), so that it grows as one does (`versions.py`).
-Where no two rows are known to be equal there is no chain, None.
+shape of a graph of degree one, uint32 (rows, 1), so that it grows like one (`versions.py`). If no
+two rows are known to be equal, the chain is None.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _SCATTER, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 def over_nodes(
     vectors: Array, metric: int, graph_of: Callable[[Array], Array]
 ) -> tuple[Array, Array | None]:
-    """The graph of all vectors, made by `graph_of` for distinct ones, and the chain."""
+    """Return the graph of all vectors, and the chain; `graph_of` makes that of distinct ones."""
     node_of = first_equal(vectors, metric)
     chain = chain_of(node_of)
     if chain is None:
@@ -38,7 +38,7 @@ def over_nodes(
 
 
 def first_equal(vectors: Array, metric: int) -> Array:
-    """Of each row the first one that is equal: shape (rows,), int64."""
+    """Return for each row the first one that is equal: int64 (rows,)."""
     words = _words(vectors)
     hashes = _hash_rows(words)
     node_of = _first_of_runs(words, hashes, np.argsort(hashes, kind="stable"))
@@ -50,7 +50,7 @@ def first_equal(vectors: Array, metric: int) -> Array:
 
 
 def chain_of(node_of: Array) -> Array | None:
-    """The chain of rows whose nodes are `node_of`, int64 (rows,)."""
+    """Make the chain of rows whose nodes are `node_of`, int64 (rows,); None without copies."""
     if (node_of == np.arange(len(node_of))).all():
         return None
     chain = empty_chain(len(node_of))
@@ -59,14 +59,14 @@ def chain_of(node_of: Array) -> Array | None:
 
 
 def empty_chain(rows: int) -> Array:
-    """The chain of rows that have no copies."""
+    """Make the chain of rows that have no copies."""
     return np.full((rows, 1), NOWHERE, np.uint32)
 
 
 def append(chain: Array, rows: Array, node_of: Array) -> Array:
-    """Add ascending `rows` to the chains of their nodes; who they come after, ascending.
+    """Add ascending `rows` to the chains of their nodes, in place; return the rows before them.
 
-    In place. `node_of` is int64: of rows, by their number counted from the end of the chain.
+    These are ascending. `node_of`, int64, has the nodes of the last rows of the chain.
     """
     first = len(chain) - len(node_of)
     order = rows[np.argsort(node_of[rows - first], kind="stable")]
@@ -75,27 +75,27 @@ def append(chain: Array, rows: Array, node_of: Array) -> Array:
 
 
 def node_count(chain: Array | None, rows: int) -> int:
-    """How many of so many rows are nodes: all but those that a chain leads to."""
+    """Return how many of `rows` rows are nodes: all except those that a chain leads to."""
     return rows if chain is None else rows - int(np.count_nonzero(chain != NOWHERE))
 
 
 def nodes(chain: Array | None, rows: int) -> Array:
-    """Rows that are nodes, of so many: ascending, int64."""
+    """Return the nodes among the first `rows` rows: ascending, int64."""
     all_rows = np.arange(rows)
     node_rows: Array = all_rows if chain is None else all_rows[heads(chain) == all_rows]
     return node_rows
 
 
 def are_lone(chain: Array) -> Array:
-    """Whether a row has no equal one: bool (rows,)."""
+    """Return for each row whether it has no equal one: bool (rows,)."""
     lone: Array = (chain[:, 0] == NOWHERE) & (heads(chain) == np.arange(len(chain)))
     return lone
 
 
 def match_equal_rows(vectors: Array, rows: Array, candidates: Array, metric: int) -> Array:
-    """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
+    """Return for each of `rows` its first candidate that is equal: int64, -1 for none.
 
-    `found` is int64 (rows, list length), -1 at the end of short lists.
+    `candidates` is int64 (rows, list length), -1 at the end of short lists.
     """
     if near_duplicates.are_merged(vectors, metric):
         return near_duplicates.match_equal_rows(vectors, rows, candidates)
@@ -108,7 +108,7 @@ def _words(vectors: Array) -> Array:
 
 @kernel
 def heads(chain: Array) -> Array:
-    """The node of each row, int64 (rows,)."""
+    """Return the node of each row, int64 (rows,)."""
     out = np.arange(len(chain))
     for row in range(len(chain)):
         if chain[row, 0] != NOWHERE:
@@ -118,7 +118,7 @@ def heads(chain: Array) -> Array:
 
 @kernel
 def _append(chain: Array, rows: Array, node_of: Array, first: int) -> Array:
-    """`append` of rows in the order of their nodes."""
+    """Append rows, which are in the order of their nodes, to the chains."""
     after = np.empty(len(rows), np.int64)
     node = last = np.int64(-1)
     for i in range(len(rows)):
@@ -134,7 +134,7 @@ def _append(chain: Array, rows: Array, node_of: Array, first: int) -> Array:
 
 @kernel
 def _hash_rows(words: Array) -> Array:
-    """Of each row of uint64 words one word, uint64 (rows,)."""
+    """Return a hash of each row of uint64 words, uint64 (rows,)."""
     out = np.empty(len(words), np.uint64)
     for row in range(len(words)):
         mixed = np.uint64(0)
@@ -147,7 +147,9 @@ def _hash_rows(words: Array) -> Array:
 
 @kernel
 def _first_of_runs(words: Array, hashes: Array, order: Array) -> Array:
-    """The first of each run of equal rows in `order`, int64, by hash and then by number."""
+    """Return for each row the first of its run of equal rows in `order`, int64.
+
+    `order` is by hash and then by number."""
     out = np.empty(len(words), np.int64)
     lead = np.int64(-1)
     for row in order:
@@ -159,7 +161,7 @@ def _first_of_runs(words: Array, hashes: Array, order: Array) -> Array:
 
 @kernel
 def _match_words(words: Array, rows: Array, candidates: Array) -> Array:
-    """`matched` of vectors as words."""
+    """Do the work of `match_equal_rows` for vectors as words."""
     out = np.full(len(rows), -1, np.int64)
     for i in range(len(rows)):
         for candidate in candidates[i]:
@@ -171,8 +173,8 @@ def _match_words(words: Array, rows: Array, candidates: Array) -> Array:
 
 @kernel
 def _equal(words: Array, first: Any, second: Any) -> bool:
-    """Whether two rows have the same words."""
-    for i in range(words.shape[1]):  # most differ in the first
+    """Return whether two rows have the same words."""
+    for i in range(words.shape[1]):  # most rows differ in the first word
         if words[first, i] != words[second, i]:
             return False
     return True

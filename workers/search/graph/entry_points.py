@@ -1,10 +1,10 @@
-"""Entry points of a graph: rows spread over all of the data, and one at least in every component.
+"""Chooses a graph's entry points: rows spread over the data, at least one in every component.
 
-Farthest-point representatives (the k-center heuristic of Gonzalez, 1985): each one is the row that
+Representatives are farthest points (the k-center heuristic of Gonzalez, 1985): each is the row that
 is farthest from all chosen so far. A search begins at those nearest to its query. Random entry
-points alone find a quarter of the neighbours where the data has separate clusters, representatives
-alone where outliers or wide clusters take them all; so there are as many of each. What neither
-reaches, an audit finds (`audit.py`).
+points alone find a quarter of the neighbours in data with separate clusters; so do representatives
+alone if outliers or wide clusters take all of them. So there are equally many of both. An audit
+finds the rows that neither reach (`audit.py`).
 """
 
 import numpy as np
@@ -24,12 +24,11 @@ _SAMPLED_PER_REPRESENTATIVE = 32
 def representatives(
     vectors: Array, graph: Array, nodes: Array, metric: int, stored: int, *, seed: int = 0
 ) -> Array:
-    """Entry rows, ascending: shape (count,), int64.
+    """Choose entry rows from `nodes`, int64; return them, ascending, int64 (count,).
 
-    `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32; `nodes`, int64,
-    are the rows to choose from.
-    About sqrt(rows) of them, half as many of long vectors, from a sample where there are many rows,
-    as many random ones, and the smallest row of each weak component that has none.
+    `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32. They are about
+    sqrt(rows) representatives, half as many of long vectors, from a sample if there are many rows;
+    as many random rows; and the smallest row of each weak component that has none.
     """
     count = usual_count(len(nodes), vectors.shape[1])
     if count >= len(nodes):
@@ -43,9 +42,9 @@ def representatives(
 
 
 def usual_count(rows: int, length: int) -> int:
-    """How many representatives an index begins with, and how many random entry points.
+    """Return the number of representatives, and of random entry points, of a new index.
 
-    `length` is the padded dim. Long vectors are not in panels, so that each costs a search more.
+    `length` is the padded dim. Long vectors are not in panels, so each costs a search more time.
     """
     return int(np.clip(_root(rows, length), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
 
@@ -57,11 +56,11 @@ def _root(rows: int, length: int) -> float:
 def extend(
     entries: Array, first: int, among: Array, vectors: Array, graph: Array, metric: int, stored: int
 ) -> Array:
-    """`entries`, int64, with some for the rows from `first` on, and for islands of these alone.
+    """Add entry points to `entries`, int64, for the rows from `first` on and islands of these.
 
-    `among`, int64, are the rows to choose from. There are as many as keep all entry points in
-    proportion to the root of the rows: each search measures them. Islands of older rows, whose
-    edges to others gave way, wait for `covering`.
+    `among`, int64, are the rows to choose from. The total stays in proportion to the root of the
+    rows, because each search measures all entry points. Islands of older rows, which lost their
+    edges to others, wait for `cover_components`.
     """
     length = vectors.shape[1]
     count = min(len(among), int(2 * _root(len(graph), length)) - int(2 * _root(first, length)))
@@ -69,20 +68,20 @@ def extend(
     roots = _islands(graph, first)
     lone = np.setdiff1d(roots, roots[chosen - first])
     added = np.union1d(chosen, lone[lone >= first])
-    return np.union1d(entries, added) if len(added) else entries  # what is made of them is kept
+    return np.union1d(entries, added) if len(added) else entries  # the same array keeps caches
 
 
 def cover_components(chosen: Array, graph: Array) -> Array:
-    """Entry rows and one for each weak component that has none, ascending."""
+    """Add an entry row for each weak component that has none; return all, ascending."""
     roots = components(graph)
     return np.union1d(chosen, np.setdiff1d(roots, roots[chosen]))
 
 
 @kernel
 def _islands(graph: Array, first: int) -> Array:
-    """The smallest row of each island among the rows from `first` on, and -1 for all others.
+    """Return for each row from `first` on the smallest row of its island, -1 if it is in none.
 
-    An island has no edge to an older row: shape (rows from `first` on,), int64 (union-find).
+    An island has no edge to an older row. Returns int64 (rows from `first` on,) (union-find).
     `graph` is uint32 (rows, degree).
     """
     parent = np.arange(len(graph) - first + 1)  # place 0 stands for all older rows
@@ -101,9 +100,9 @@ def _islands(graph: Array, first: int) -> Array:
 
 @kernel
 def _farthest(vectors: Array, sampled: Array, count: int, metric: int, stored: int) -> Array:
-    """Of the rows `sampled`, int64, those `wanted` that are farthest apart: int64 (wanted,).
+    """Choose `count` rows of `sampled`, int64, that are far apart: int64 (count,).
 
-    `vectors` are stored bits, shape (rows, padded dim). At least `wanted` rows are sampled.
+    `vectors` are stored bits, shape (rows, padded dim). At least `count` rows are sampled.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     nearest = np.full(len(sampled), np.inf, np.float32)

@@ -1,9 +1,9 @@
-"""Exact lists of nearest neighbours of rows: blocks of products choose, distances decide.
+"""Computes exact lists of nearest neighbours: products choose candidates, distances rank them.
 
-Products choose candidates, with some to spare, and the kernel that searches use computes their
-distances, so both see the same numbers. Rows of a cluster that is a thousand times narrower than
-far from the middle of all are chosen among by chance: products are rounded by more than what lies
-between them. Called by `knn.py` where rows are few enough, and by audits where they are many.
+Products choose some more candidates than are wanted, and the searches' own kernel computes their
+distances, so lists and searches have the same numbers. If a cluster's width is a thousandth of its
+distance from the middle of all rows, the choice among its rows is random: the rounding of products
+exceeds their differences. `knn.py` calls this if there are few rows, audits if there are many.
 """
 
 import numpy as np
@@ -26,20 +26,20 @@ from workers.search.kernels.metrics import SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 from workers.search.kernels.products import GROUP, PANEL_ROWS, lowest, nearer
 
-_SPARE = 8  # candidates beyond the wanted ones: products round differently
-_BLOCK = 64  # rows that are compared with a panel while it is near
-_PART_ROWS = 1 << 16  # that stand in panels at a time, where not all of them are to
-_BITS = 4 * GROUP * PANEL_ROWS  # bytes of `nearer`'s figures, after which its bit sets stand
+_SPARE = 8  # candidates beyond the wanted ones, because products round differently
+_BLOCK = 64  # rows that are compared with a panel while it is in the cache
+_PART_ROWS = 1 << 16  # rows of `nearest_others` that are in panels at a time
+_BITS = 4 * GROUP * PANEL_ROWS  # offset of the bit sets in `nearer`'s output, in bytes
 
 
 def dims_used(vectors: Array) -> int:
-    """How many dimensions are not zeros behind all values: padding, or what a caller left out."""
+    """Return the number of dimensions without those at the end that are zero in all rows."""
     used = np.flatnonzero(vectors.any(0))
     return int(used[-1]) + 1 if len(used) else 1
 
 
 def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads: int = 0) -> Array:
-    """As `knn.neighbours`, whatever the number of rows."""
+    """Do what `knn.neighbours` does, exactly and for any number of rows."""
     rows = len(vectors)
     single = vectors[:, : dims_used(vectors)].astype(np.float32)
     panels, lengths = _in_panels(single, metric)
@@ -55,10 +55,10 @@ def neighbours(vectors: Array, count: int, metric: int, stored: int, *, threads:
 def nearest_others(
     vectors: Array, rows: Array, count: int, metric: int, stored: int, *, threads: int = 0
 ) -> Array:
-    """The rows nearest to each of `rows`, int64, without all of these: int64 (len(rows), count).
+    """Return the rows nearest to each of `rows`, int64, without these: int64 (len(rows), count).
 
-    As a scan, which reads all vectors for each of them and takes ten times as long. There are at
-    least `count` others.
+    A scan finds the same, but reads all vectors for each of `rows` and takes ten times as long.
+    There must be at least `count` other rows.
     """
     single, bits = vectors[rows].astype(np.float32), stored_bits(vectors)
     lists = np.full((len(rows), count + _SPARE), EMPTY, np.uint64)
@@ -80,7 +80,7 @@ def nearest_others(
 
 
 def _in_panels(single: Array, metric: int) -> tuple[Array, Array]:
-    """Rows, float32, in panels, and their squares or 0; infinite where a panel has no row."""
+    """Return rows, float32, in panels, and their squares or 0; infinite for places without row."""
     panels = products.panels(single)
     lengths = np.full(len(panels) * PANEL_ROWS, np.inf, np.float32)  # no row: never near
     lengths[: len(single)] = np.einsum("ij,ij->i", single, single) if metric == SQUARED_L2 else 0
@@ -92,9 +92,9 @@ def _nearest_of_part(
     first: int, last: int, single: Array, panels: Array, lengths: Array, base: int, lists: Array,
     worst: Array,
 ) -> None:  # fmt: skip
-    """Put what is near among rows from `base` on, in panels, into the lists of some queries.
+    """Insert near rows of a part, from `base` on, into the lists of queries `first` to `last`.
 
-    `single` are the queries, float32 (queries, dim); `held` and `worst` are `_chosen`'s.
+    `single` are the queries, float32 (queries, dim); `lists` and `worst` are those of `_choose`.
     """
     dim = single.shape[1]
     groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
@@ -116,7 +116,7 @@ def _nearest(
     """Fill in the lists of rows `first` to `last`.
 
     `vectors` are stored bits, `single` float32 (rows, dim), `lengths` float32, a row's square or 0,
-    infinite where a panel has no row. `wanted` is how many candidates a row has.
+    infinite for places without a row. `list_size` is the number of candidates of a row.
     """
     dim, all_rows = single.shape[1], np.arange(len(single))
     groups = np.zeros((_BLOCK // GROUP, dim, GROUP), np.float32)
@@ -144,10 +144,10 @@ def _group(single: Array, begin: int, size: int, groups: Array) -> None:
 def _choose(
     groups: Array, panels: Array, lengths: Array, base: int, lists: Array, worst: Array
 ) -> None:
-    """Put the rows that are nearest to each query into `held`, uint64 (queries, wanted), as keys.
+    """Insert the rows nearest to each query into `lists`, uint64 (queries, size), as keys.
 
-    `groups` are the queries, float32 (queries / GROUP, dim, GROUP), and `worst`, float32, is how
-    far the last of each list is. Rows count up from `base`.
+    `groups` are the queries, float32 (queries / GROUP, dim, GROUP); `worst`, float32, is the value
+    of the last entry of each list. Rows are numbered from `base` on.
     """
     dim, size = groups.shape[1], lists.shape[1]
     scratch = np.empty(GROUP * PANEL_ROWS + GROUP, np.float32)
@@ -179,7 +179,7 @@ def _measure(
 ) -> None:  # fmt: skip
     """Measure the candidates of rows[first] to rows[last], and keep the nearest in `keys`.
 
-    Those of rows[i] stand in held[i - base].
+    The candidates of rows[i] are lists[i - base].
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(length, np.float32)

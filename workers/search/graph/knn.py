@@ -1,13 +1,13 @@
-"""Lists of nearest neighbours of every row: exact for few rows, NN-descent for many.
+"""Computes lists of nearest neighbours of every row: exact for few rows, NN-descent for many.
 
-Exact: each row is compared with all (`exact.py`). NN-descent (Dong, Moses and Li, WWW 2011):
-whoever is near a neighbour is likely near. It starts from the leaves of random projection trees
-(`trees.py`) and here each row gathers for itself from lists that do not change meanwhile: twice the
-distances of the published form, but no locks, and the same result for a seed on any number of
-threads. Most of what it gathers is too far for its list; codes tell which
-(`codes.py`), and the lists are those that all distances would give.
+Exact: each row is compared with all others (`exact.py`). NN-descent (Dong, Moses and Li, WWW 2011):
+a neighbour of a neighbour is likely near. It starts from the leaves of random projection trees
+(`trees.py`). Here each row gathers candidates from lists that do not change during a round: that
+takes twice the distances of the published form, but no locks, and the result for a seed is the same
+on any number of threads. Most candidates are too far for the list; their codes show it
+(`codes.py`), and the lists are the same as without codes.
 
-A list is an ascending row of keys (`keys.py`); its flag says that an entry is not new any more.
+A list is an ascending row of keys (`keys.py`); a key's flag marks an entry that is no longer new.
 """
 
 from typing import Any
@@ -40,11 +40,11 @@ TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
-_LONG = 2  # times as long as half of the rows are those that may be near by their length alone
-_MOST = 0.5  # of the entries of a list
-_SOME = 32  # rows whose lists tell
-_PREFILTER_ROWS = 64  # between two looks at how far the end of a list is
-_AHEAD = 6  # rows that are on their way from memory
+_LONG = 2  # times the median length, from which rows may be near all others by length alone
+_MOST = 0.5  # share of a list's entries
+_SOME = 32  # rows that are sampled
+_PREFILTER_ROWS = 64  # rows after which the distance of a list's end is read again
+_AHEAD = 6  # rows that are prefetched
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
 _NO_OUTLIERS = np.empty(0, np.uint32)
 
@@ -52,7 +52,7 @@ _NO_OUTLIERS = np.empty(0, np.uint32)
 def neighbours(
     vectors: Array, count: int, metric: int, stored: int, *, seed: int = 0, threads: int = 0
 ) -> Array:
-    """Keys of the nearest other rows of each row: shape (rows, count), uint64, ascending.
+    """Return the keys of each row's nearest other rows: (rows, count), uint64, ascending.
 
     `vectors` has shape (rows, padded dim), contiguous; `metric` and `stored` are numbers of
     `metrics.py`. Lists of fewer than `count` other rows end with EMPTY. `threads` 0: all cores.
@@ -66,11 +66,10 @@ def insert_peers(
     vectors: Array, rows: Array, peers: Array, spans: Array, keys: Array, metric: int,
     stored: int, *, base: int = 0, threads: int = 0,
 ) -> None:  # fmt: skip
-    """Insert others[spans[i, 0] : spans[i, 1]] into the list of rows[i], keys[rows[i] - base].
+    """Insert peers[spans[i, 0] : spans[i, 1]] into the list of rows[i], keys[rows[i] - base].
 
-    `vectors` are stored bits; `rows`, `others` and `spans`, of shape (len(rows), 2), are int64,
-    `keys` is uint64. No row stands twice in `rows`. What is -1 in `others`, or the row itself, is
-    left out.
+    `vectors` are stored bits; `rows`, `peers` and `spans`, of shape (len(rows), 2), are int64,
+    `keys` is uint64. No row occurs twice in `rows`. Peers of -1, and the row itself, are skipped.
     """
     over_rows(
         _insert_peers, len(rows), vectors, rows, peers, spans, keys, base, metric, stored,
@@ -79,13 +78,13 @@ def insert_peers(
 
 
 def even_spans(count: int, size: int) -> Array:
-    """Places of `count` groups of one size that follow each other: shape (count, 2), int64."""
+    """Return the spans of `count` adjacent groups of one size: shape (count, 2), int64."""
     spans: Array = np.arange(count)[:, None] * size + [0, size]
     return spans
 
 
 def spans_of(bounds: Array) -> Array:
-    """Of each member of groups, where its group begins and ends: shape (members, 2), int64.
+    """Return for each member of groups the span of its group: shape (members, 2), int64.
 
     Group i has places bounds[i] to bounds[i + 1].
     """
@@ -97,7 +96,7 @@ def _insert_peers(
     first: int, last: int, vectors: Array, rows: Array, peers: Array, spans: Array, keys: Array,
     base: int, metric: int, stored: int,
 ) -> None:  # fmt: skip
-    """`introduce` of rows[first] to rows[last]."""
+    """Do the work of `insert_peers` for rows[first] to rows[last]."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(length, np.float32)
     for i in range(first, last):
@@ -147,11 +146,11 @@ def _descend(
 def insert_longest(
     vectors: Array, keys: Array, stored: int, random: np.random.Generator, *, threads: int = 0
 ) -> None:
-    """Insert the longest rows into all lists where, by inner product, they are most of them.
+    """Insert the longest rows into all lists if, by inner product, most neighbours are such rows.
 
-    Few trees and rounds lead there from row to row: what is near a neighbour is no nearer than
-    anything else that is as long. Some rows' lists, which are exact then, tell. `vectors` are
-    stored bits, `keys` uint64 (rows, list length).
+    Trees and rounds seldom lead to these rows: a neighbour's neighbour is no nearer than any other
+    row of the same length. The test uses the exact lists of a few rows. `vectors` are stored bits,
+    `keys` uint64 (rows, list length).
     """
     rows, count = keys.shape
     squares = np.empty(rows, np.float32)
@@ -179,10 +178,10 @@ def _squares(first: int, last: int, vectors: Array, stored: int, squares: Array)
 
 @kernel
 def reverse_lists(keys: Array, reverse: Array) -> None:
-    """For each row the first rows that have it in their lists, nearest ranks first.
+    """Collect for each row the first rows that have it in their lists, best ranks first.
 
     From `keys`, uint64 (rows, list length), to `reverse`, uint64 (rows, SAMPLE), as keys at
-    distance 0 with the flag of the list that they are from; EMPTY at the end of short lists.
+    distance 0 with the flag of the entry; EMPTY at the end of short lists.
     """
     rows = len(keys)
     counts = np.zeros(rows, np.int64)
@@ -200,9 +199,10 @@ def reverse_lists(keys: Array, reverse: Array) -> None:
 
 @kernel
 def _sample(first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array) -> None:
-    """Rows of what takes part in a round, new ones first; how many are new, and how many in all.
+    """Select each row's entries for a round, new ones first.
 
-    They go to `near`, uint32 (rows, 2 * SAMPLE), and `counts`, int64 (rows, 2).
+    The rows go to `near`, uint32 (rows, 2 * SAMPLE); the number of new ones and the total go to
+    `counts`, int64 (rows, 2).
     """
     for row in range(first, last):
         total = 0
@@ -221,11 +221,11 @@ def _round(
     first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
     metric: int, stored: int, codes: Array, quantizer: Array, outliers: Array,
 ) -> int:  # fmt: skip
-    """Rows first to last gather from their neighbours' lists; how many entries are new.
+    """Extend the lists of rows `first` to `last` by candidates; return the number of new entries.
 
-    `near` and `counts` are those of `_sampled`. Lists of `keys` are read, and those of `after`, of
-    the same shape, are written. `known` are codes and `ruler` what they stand for; no rows: none.
-    `wild` is the bit set of rows whose codes say nothing; no words: none.
+    `near` and `counts` are those of `_sample`. Lists of `keys` are read, and those of `after`, of
+    the same shape, are written. `codes` and `quantizer` are those of `Codes`; no rows: no codes.
+    `outliers` is the bit set of rows that always pass; no words: none.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     visited_by = np.full(len(keys), NOWHERE, np.uint32)
@@ -262,7 +262,7 @@ def _round(
 def _prefilter(
     rows: int, total: int, worst: Any, codes: Array, outliers: Array, query: int, metric: int
 ) -> int:
-    """`codes.sifted` of `total` rows, int64 at an address, whose codes are on their way by then."""
+    """Prefetch the codes of `total` rows, int64 at an address, and call `codes.prefilter`."""
     for i in range(total):
         prefetch_row(address(codes) + get_i64(rows, i) * codes.strides[0], codes.strides[0])
     passing = address(outliers) if len(outliers) else 0
@@ -271,10 +271,10 @@ def _prefilter(
 
 @inlined
 def _gather(row: int, near: Array, counts: Array, visited_by: int, pending: int) -> int:
-    """Rows two steps away that were not met before: over an edge that is new, at least one.
+    """Collect the rows two steps away that were not met before, with at least one new step.
 
-    How many; they go to `pending`, the address of 4 * SAMPLE * SAMPLE int64. `seen` is the address
-    of a uint32 for each row of the index: the row that met it last.
+    Writes them to `pending`, the address of 4 * SAMPLE * SAMPLE int64, and returns their number.
+    `visited_by` is the address of a uint32 for each row of the index: the row that met it last.
     """
     count, lists, list_bytes = 0, address(near), near.strides[0]
     for i in range(counts[row, 1]):

@@ -1,9 +1,9 @@
-"""Edges among samples of the rows, where a graph has places left for them.
+"""Adds edges among samples of the rows, if a graph has unused places for them.
 
-A row's nearest rows are those of its own cluster and of one or two others, so walks that begin
-elsewhere never arrive. A level is a quarter of all rows, the next is half of it, and so on; each
-row of a level may have edges to the nearest ones in it. That is what HNSW's levels are for (Malkov
-and Yashunin, arXiv:1603.09320); here all of them lie in one graph, which is walked once.
+A row's nearest rows are in its own cluster and in one or two others, so walks that begin elsewhere
+never arrive. The first level is a quarter of all rows, the next is half of it, and so on; each row
+of a level may get edges to the nearest rows in it. HNSW's levels have the same purpose (Malkov and
+Yashunin, arXiv:1603.09320); here all levels are in one graph, which is walked once.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ from workers.search.kernels.arrays import Array, gather_rows
 from workers.search.kernels.keys import LIMIT, rows_and_distances
 from workers.search.kernels.metrics import SQUARED_L2
 
-_FIRST, _FEWER = 4, 2  # times as few rows in the first level, and in each next one
+_FIRST, _FEWER = 4, 2  # divisors of the rows for the first level, and for each next one
 _NEAREST = 48
 
 
 def add_levels(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int = 0) -> Array:
-    """The graph with edges of all levels, nearest first.
+    """Return the graph with edges of all levels, nearest first.
 
-    `graph` is uint32 (rows, degree); places that are left hold the row. `vectors` have shape (rows,
-    padded dim), and `stored` says of what; distances are squared, whatever the metric.
+    `graph` is uint32 (rows, degree); unused places hold the row. `vectors` have shape (rows, padded
+    dim), and `stored` is their storage; distances are squared ones for any metric.
     """
     graph = graph.copy()
     level = np.random.default_rng(seed).permutation(len(graph))[: len(graph) // _FIRST]
@@ -36,7 +36,7 @@ def add_levels(graph: Array, vectors: Array, stored: int, *, seed: int, threads:
 
 
 def _nearest(vectors: Array, rows: Array, stored: int, seed: int, threads: int) -> Array:
-    """Of each of `rows`, int64, the nearest others of them, and itself where a list ends."""
+    """Return for each of `rows`, int64, the nearest others of them; short lists end with itself."""
     keys = knn.neighbours(
         gather_rows(vectors, rows), _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads
     )

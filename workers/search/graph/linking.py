@@ -1,26 +1,26 @@
-"""Gives edges to rows that were appended, and mends the graph where rows were deleted.
+"""Gives edges to appended rows, and repairs the graph where rows were deleted.
 
 Theory of operation. New rows: their neighbours come from a search of the graph, and from a scan of
 the rows that are linked with them. They keep the edges with the fewest detours, as in a build
-(`build.py`), and push themselves into their neighbours' lists. The first half of a list is
-protected: there a new row takes the place of the farthest, if it is nearer (else rows that came
-early would keep the long edges of a small index). What it displaced, or else the new row, then
-stands in the other half.
+(`build.py`), and are pushed into their neighbours' lists. The first half of a list is protected:
+there a new row replaces the farthest one, if it is nearer (otherwise early rows would keep the long
+edges of a small index). The displaced row, or else the new row, goes into the other half.
 
-Which edge leaves that half decides who can be reached. A row that is among the nearest of no other
-(an "antihub": Radovanovic, Nanopoulos and Ivanovic, JMLR 2010) is found only by edges that lead
-back to it, and those stand in lists where many want a place. So each has a rank: the place that the
-list's row has among the edges of the edge's end. Of the older half of them the worst rank goes, of
-equal ones the oldest; a build gives places to reverse edges by rank, too. When the oldest went,
-3.6 % of Gaussian rows were lost; by rank alone 0.4 %, but short lists found less of data that
-spread in few directions.
+The eviction from that half decides which rows can be reached. A row that is among the nearest of no
+other row (an "antihub": Radovanovic, Nanopoulos and Ivanovic, JMLR 2010) is found only by edges
+that lead back to it, and these are in lists with much competition. So each edge has a rank: the
+place of the list's row among the edges of the edge's end. Among the older half, the edge with the
+worst rank is evicted, of equal ones the oldest; a build also gives places to reverse edges by rank.
+When the oldest edge was evicted, 3.6 % of Gaussian rows were lost; by rank alone 0.4 %, but short
+lists found less in data that spread in few directions.
 
-Lengths and ranks stand beside the graph: to measure lengths for each push took a sixth of linking.
+Lengths and ranks are stored beside the graph: to measure lengths for each push took a sixth of
+linking.
 
-Deleted rows: who had an edge to one takes the nearest of that one's neighbours instead (Singh et
-al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
+Deleted rows: a row with an edge to a deleted row gets the nearest of that row's neighbours instead
+(Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack factor).
 
-A graph that searches may be walking is never changed: `versions.py` has room for the next one.
+A graph that searches may be walking is never changed: `versions.py` makes room for the next one.
 """
 
 from typing import Any, NamedTuple
@@ -37,21 +37,21 @@ from workers.search.kernels.parallel import over_rows
 
 UNKNOWN = np.float32(np.nan)  # length of an edge
 _SCATTER = np.uint64(0x9E3779B97F4A7C15)
-_DISPLACED = np.uint8(2)  # rank of what a nearer row displaced; 1 loses more rows, 8 finds less
-_AHEAD = 4  # lists that are on their way from memory
+_DISPLACED = np.uint8(2)  # rank of a displaced row; 1 loses more rows, 8 finds less
+_AHEAD = 4  # lists that are prefetched
 
 
 class EdgeNotes(NamedTuple):
-    """What linking knows of the edges in a graph."""
+    """Lengths and ranks of the edges in a graph."""
 
     lengths: Array  # of the first half of each list, float32 (at least rows, degree / 2)
-    # Of the other half, uint8 (at least rows, places there): at which place of its own list's first
-    # half the edge's end has this row, and that half's size where it does not.
+    # Of the other half, uint8 (at least rows, places there): the place of this row in the first
+    # half of the list of the edge's end, or that half's size if it is not there.
     ranks: Array
 
 
 def unknown_notes(rows: int, degree: int) -> EdgeNotes:
-    """Room for what is known of so many rows' edges."""
+    """Allocate notes for the edges of this many rows, all of them UNKNOWN."""
     middle = degree // 2
     lengths = aligned(rows, middle, np.float32)
     lengths[:, :1] = UNKNOWN
@@ -62,13 +62,13 @@ def link_rows(
     graph: Array, notes: EdgeNotes, linked: int, new: Array, vectors: Array, nearest: Array,
     metric: int, stored: int, *, threads: int = 0,
 ) -> Array:  # fmt: skip
-    """Fill in a graph from row `linked` on, in place; which older rows have other edges now, some
-    more than once.
+    """Fill in a graph from row `linked` on, in place; return the older rows whose edges changed,
+    some more than once.
 
-    `notes` are filled in likewise; the first length of a list is UNKNOWN where nobody has looked.
+    `notes` are filled in, too; the first length of a list is UNKNOWN if it was never measured.
 
-    `new`, int64, are those of the rows that get edges; all places of the others hold themselves.
-    `found` has shape (new rows, list length), int64: the linked rows that are nearest to each new
+    `new`, int64, are the rows that get edges; all places of the others hold the row itself.
+    `nearest` has shape (new rows, list length), int64: the linked rows that are nearest to each new
     one, -1 at the end of short lists.
     """
     added = len(graph) - linked
@@ -81,7 +81,7 @@ def link_rows(
     lengths, ranks = notes
     ranks[linked : len(graph)] = lengths.shape[1]
     over_rows(_forward, added, keys, graph, lengths, linked, threads=threads)
-    targets = graph[linked:, : lengths.shape[1]].copy()  # what is pushed changes lists, new too
+    targets = graph[linked:, : lengths.shape[1]].copy()  # pushes also change the new rows' lists
     distances, rows = lengths[linked : len(graph)].copy(), np.arange(linked, len(graph))
     _backward(stored_bits(vectors), graph, lengths, ranks, rows, targets, distances, metric, stored)
     return targets[targets < linked]
@@ -91,10 +91,10 @@ def add_edges_to(
     graph: Array, notes: EdgeNotes, rows: Array, nearest: Array, vectors: Array, metric: int,
     stored: int,
 ) -> Array:  # fmt: skip
-    """Push `rows`, int64, into the lists of the rows that are nearest to each, in place; which rows
-    have other edges now, some more than once.
+    """Push `rows`, int64, into the lists of the rows that are nearest to each, in place; return
+    the rows whose edges changed, some more than once.
 
-    `found` has shape (rows, list length), int64, -1 at the end of short lists.
+    `nearest` has shape (rows, list length), int64, -1 at the end of short lists.
     """
     near = nearest[:, : notes.lengths.shape[1]]
     targets = np.where(near < 0, rows[:, None], near).astype(np.uint32)
@@ -108,13 +108,14 @@ def add_edges_to(
 
 @kernel
 def _forward(first: int, last: int, keys: Array, graph: Array, lengths: Array, linked: int) -> None:
-    """The candidates with the fewest detours, as edges; ties stay in order of distance.
+    """Choose the candidates with the fewest detours as edges; ties in order of distance.
 
-    By the first half of an older row's edges: the others take as long and change no recall.
+    Detours use the first half of an older row's edges: the others take as long and change no
+    recall.
 
-    Of new rows `first` to `last`: from `keys`, uint64 (new rows, list length), to rows of `graph`,
-    uint32 (linked + new rows, degree), from row `linked` on. Places that are left hold the row.
-    Likewise to `lengths`, float32 (at least as many rows, degree / 2).
+    For new rows `first` to `last`: from `keys`, uint64 (new rows, list length), to rows of `graph`,
+    uint32 (linked + new rows, degree), from row `linked` on; unused places hold the row. Lengths go
+    to `lengths`, float32 (at least as many rows, degree / 2).
     """
     size, degree = keys.shape[1], graph.shape[1]
     detours, after = np.empty(size, np.int64), np.empty(size + 2, np.int64)
@@ -170,13 +171,13 @@ def _backward(
     vectors: Array, graph: Array, lengths: Array, ranks: Array, rows: Array, targets: Array,
     distances: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
-    """Push each of `rows`, int64, into its neighbours' lists, worst edges first: the best stay
-    longest.
+    """Push each of `rows`, int64, into its neighbours' lists, worst edges first, so that the best
+    stay longest.
 
-    In place, in `graph`, uint32 (all rows, degree), `lengths`, float32 (at least as many rows,
-    degree / 2), and `ranks`, uint8 (at least as many rows, other places). `targets`, uint32
-    (rows, degree / 2), are whose lists, the nearest first or the row itself, and `far`, float32,
-    their distances; `vectors` are stored bits. Empty places stay at the end.
+    Changes `graph`, uint32 (all rows, degree), `lengths`, float32 (at least as many rows,
+    degree / 2), and `ranks`, uint8 (at least as many rows, other places), in place. `targets`,
+    uint32 (rows, degree / 2), are the rows to push into, nearest first, or the row itself for none;
+    `distances`, float32, are theirs. `vectors` are stored bits. Unused places stay at the end.
     """
     degree, middle, edges = graph.shape[1], lengths.shape[1], address(graph)
     for place in range(middle - 1, -1, -1):
@@ -222,7 +223,7 @@ def _backward(
 
 @kernel
 def _measure(vectors: Array, row: Any, rows: Array, metric: int, stored: int, out: Array) -> None:
-    """To `out`, float32, how far a row is from others, integers, no more than places there."""
+    """Write the distances of a row from others, integers, to `out`, float32, at least as long."""
     start, row_bytes, size = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(size, np.float32)
     for i in range(len(rows)):
@@ -235,7 +236,7 @@ def _measure(vectors: Array, row: Any, rows: Array, metric: int, stored: int, ou
 
 @kernel
 def _rank(graph: Array, row: Any, ranks: Array) -> None:
-    """Fill in the ranks of the other half of a row's list."""
+    """Fill in the ranks of the second half of a row's list."""
     degree = graph.shape[1]
     middle = degree - len(ranks)
     for i in range(middle, degree):
@@ -251,11 +252,10 @@ def drop_deleted(
     graph: Array, vectors: Array, live: Array, metric: int, stored: int, *,
     heads: Array | None = None, threads: int = 0,
 ) -> Array:  # fmt: skip
-    """The graph of the live rows alone, renumbered in their order: row i is what live[i] was.
+    """Return the graph of the live rows only, uint32 (len(live), degree): row i was live[i].
 
-    `graph` is uint32 (rows, degree), `live` int64, ascending; shape (len(live), degree), uint32.
-    `heads` are the nodes of live rows, where there are copies: who heads the live copies of a
-    deleted node takes its place.
+    `graph` is uint32 (rows, degree), `live` int64, ascending. `heads` are the nodes of live rows,
+    if there are copies: the first live copy of a deleted node takes its place.
     """
     renumbered = np.full(len(graph), -1, np.int64)
     if heads is not None:
@@ -285,7 +285,7 @@ def _drop_deleted(
     first: int, last: int, graph: Array, vectors: Array, live: Array, renumbered: Array,
     out: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
-    """Edges of live rows `first` to `last`, to `out`, uint32 (live rows, degree).
+    """Write the edges of live rows `first` to `last` to `out`, uint32 (live rows, degree).
 
     From `graph`, uint32 (rows, degree), and `vectors`, stored bits. `live` is int64, ascending, and
     `renumbered`, int64 (rows,), is -1 for deleted rows.

@@ -1,6 +1,6 @@
-"""All that a walk needs of the linked rows: edges, entry points, and which rows are copies.
+"""The links of an index: edges, entry points, and chains of equal rows.
 
-Made from nothing, for rows that came, and for rows that are left.
+Functions here build them, extend them by new rows, and reduce them to live rows.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class GraphLinks(NamedTuple):
 
 
 class LinkHistory:
-    """The versions of an index's links; who writes the next holds the index's locks."""
+    """The versions of an index's links; the writer of the next holds the index's locks."""
 
     def __init__(self, links: GraphLinks) -> None:
         of_graph, *of_chain = links.versions
@@ -58,10 +58,10 @@ class LinkHistory:
         return self.graphs.bytes_held + chains + notes
 
     def notes(self, rows: int) -> linking.EdgeNotes:
-        """Of the edges of at least so many rows, to be changed (`linking.extended`).
+        """Return the notes of the edges of at least `rows` rows, for `linking` to change.
 
-        They are given back with `publish`; what is never published would be wrong, and they are
-        made anew then.
+        `publish` takes them back. If the links are never published, the notes are wrong, and the
+        next call makes new ones.
         """
         edge_notes, self._notes = self._notes, None
         linked, degree = self.graphs.newest.array.shape
@@ -75,7 +75,7 @@ class LinkHistory:
         return edge_notes
 
     def publish(self, links: GraphLinks) -> None:
-        """What `extended` made is the newest."""
+        """Make links of `extend_links` or `with_edges_to` the newest."""
         self._notes = self._open_notes
         of_graph, *of_chain = links.versions
         self.graphs.publish(of_graph)
@@ -103,7 +103,7 @@ def build_links(
     vectors: Array, degree: int, metric: int, stored: int, graph_of: Callable[[Array], Array], *,
     seed: int,
 ) -> GraphLinks:  # fmt: skip
-    """Of all `vectors`; `graph_of` makes the graph of distinct ones."""
+    """Build the links of all `vectors`; `graph_of` makes the graph of distinct ones."""
     if not len(vectors):
         return no_links(degree)
     graph, chain = duplicates.over_nodes(vectors, metric, graph_of)
@@ -116,10 +116,10 @@ def extend_links(
     history: LinkHistory, vectors: Array, nearest_nodes: Callable[[Array], Array], metric: int,
     stored: int, *, threads: int,
 ) -> GraphLinks:  # fmt: skip
-    """With the rows of `vectors` that were not linked yet.
+    """Make the next links, with the rows of `vectors` that were not linked yet.
 
-    `found_for` takes some of these, int64, and returns the nodes that are nearest to each, int64
-    (rows, list length), -1 at the end of short lists.
+    `nearest_nodes` takes some of these, int64, and returns the nodes that are nearest to each,
+    int64 (rows, list length), -1 at the end of short lists.
     """
     first, last = len(history.graphs.newest.array), len(vectors)
     node_of = first + duplicates.first_equal(vectors[first:], metric)
@@ -153,9 +153,9 @@ def extend_links(
 def with_edges_to(
     history: LinkHistory, vectors: Array, rows: Array, nearest: Array, metric: int, stored: int
 ) -> GraphLinks:
-    """With edges to `rows`, int64, from the nodes that are nearest to each.
+    """Make the next links, with edges to `rows`, int64, from the nodes nearest to each.
 
-    These are `found`, int64 (rows, list length), -1 at the end of short lists.
+    These are `nearest`, int64 (rows, list length), -1 at the end of short lists.
     """
     before = history.newest
     linked = len(before.graph)
@@ -174,8 +174,8 @@ def with_edges_to(
 def compact_links(
     links: GraphLinks, vectors: Array, live: Array, metric: int, stored: int, *, threads: int
 ) -> tuple[Array, Array | None]:
-    """Graph and chain of the live rows alone, renumbered in their order; `live` is int64,
-    ascending."""
+    """Return the graph and chain of the live rows only, renumbered in their order; `live` is
+    int64, ascending."""
     heads = None if links.chain is None else duplicates.heads(links.chain)[live]
     graph = linking.drop_deleted(
         links.graph, vectors, live, metric, stored, heads=heads, threads=threads

@@ -1,8 +1,8 @@
-"""Rows that are equal but for rounding: one text that was embedded twice, a direction in two sizes.
+"""Finds rows that are equal up to rounding, for example one text that was embedded twice.
 
-Only where distances are products: those of such rows differ by less than float32 rounds them by.
-Rows are sorted by their product with one random vector. Equal rows have nearly equal ones, so that
-each is compared with the few before it.
+This holds only if distances are products: those of such rows differ by less than float32 rounding.
+Rows are sorted by their product with one random vector. Equal rows have nearly equal products, so
+each row is compared only with the few before it.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
 
-_ROUNDED = 2.0**-21  # of a row's norm: eight times what a value is rounded by
-_LOOKED_AT = 32  # rows before a row
+_ROUNDED = 2.0**-21  # of a row's norm: eight times the rounding of a value
+_LOOKED_AT = 32  # rows before a row that it is compared with
 
 
 def are_merged(vectors: Array, metric: int) -> bool:
-    """Whether such rows count as equal: single ones, by inner product or cosine."""
+    """Return whether such rows count as equal: float32 rows, by inner product or cosine."""
     return metric == INNER_PRODUCT and vectors.dtype == np.float32
 
 
 def first_equal(vectors: Array, rows: Array) -> Array:
-    """Of each of `rows`, int64 and ascending, the first that is equal: int64 (rows,).
+    """Return for each of `rows`, int64 and ascending, the first that is equal: int64 (rows,).
 
     `vectors` have shape (rows, padded dim).
     """
@@ -38,9 +38,9 @@ def first_equal(vectors: Array, rows: Array) -> Array:
 
 @kernel
 def match_equal_rows(vectors: Array, rows: Array, candidates: Array) -> Array:
-    """Of each of `rows` the first row found for it that is equal: int64, -1 for none.
+    """Return for each of `rows` its first candidate that is equal: int64, -1 for none.
 
-    `found` is int64 (rows, list length), -1 at the end of short lists.
+    `candidates` is int64 (rows, list length), -1 at the end of short lists.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     out = np.full(len(rows), -1, np.int64)
@@ -62,19 +62,19 @@ def _square(row: int, length: int) -> Any:
 
 @inlined
 def _limit(square: Any) -> Any:
-    """Squared distance from a row, up to which others equal it."""
+    """Return the squared distance from a row up to which others equal it."""
     return np.float32(_ROUNDED * _ROUNDED) * square
 
 
 @inlined
 def _is_equal(first: int, second: int, length: int, limit: Any) -> Any:
-    """Whether two rows at addresses are equal but for rounding; the limit is that of the first."""
+    """Return whether rows at two addresses are equal up to rounding; the limit is the first's."""
     return distance(second, first, length, SQUARED_L2, SINGLE) <= limit
 
 
 @kernel
 def _products(vectors: Array, rows: Array, line: Array) -> Array:
-    """Of each of `rows`, int64, the product with a vector, float32 (padded dim,)."""
+    """Return the products of `rows`, int64, with a vector, float32 (padded dim,)."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     out = np.empty(len(rows), np.float32)
     for i in range(len(rows)):
@@ -85,10 +85,10 @@ def _products(vectors: Array, rows: Array, line: Array) -> Array:
 
 @kernel
 def _first_equal(vectors: Array, rows: Array, products: Array, order: Array, reach: float) -> Array:
-    """`firsts` of `rows` in the order of their products, float32 (rows,).
+    """Do the work of `first_equal` for `rows` in the order of their products, float32 (rows,).
 
-    Those are equal that equal the first of them in that order; `reach` is how far products of
-    equal rows of norm 1 lie apart.
+    Rows are equal if they equal the same lead, the first of them in that order. `reach` is the
+    largest difference between products of equal rows of norm 1.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     lead, first = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)

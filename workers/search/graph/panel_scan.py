@@ -1,6 +1,6 @@
-"""The nearest of all other rows, as a scan finds them, by distances of sixteen rows at a time.
+"""Scans for the nearest rows, with distances of sixteen rows at a time.
 
-For rows that are short enough to stand in panels (`kernels/panels.py`).
+It is for rows that are short enough for panels (`kernels/panels.py`).
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from workers.search.kernels.panels import PANEL_ROWS, measure, panels, within
 from workers.search.kernels.parallel import over_rows
 from workers.search.kernels.products import lowest
 
-_BLOCK = 64  # panels that all queries are compared with while they are near
+_BLOCK = 64  # panels that all queries are compared with while they are in the cache
 
 
 class PanelScan:
@@ -34,9 +34,9 @@ class PanelScan:
         self._panels = panels(vectors, dims_used(vectors))
 
     def nearest(self, rows: Array, count: int) -> Array:
-        """The rows nearest to each of `rows`, int64, without all of these: int64 (rows, count).
+        """Return the rows nearest to each of `rows`, int64, without these: int64 (rows, count).
 
-        There are at least `count` others.
+        There must be at least `count` other rows.
         """
         panels, vectors = self._panels, self._vectors
         hidden = np.zeros(len(panels) * PANEL_ROWS, bool)
@@ -56,7 +56,7 @@ def _scan(
 ) -> None:
     """Insert rows that are not `hidden`, bool, into the lists of queries `first` to `last`.
 
-    `queries` are float32 (queries, padded dim), `made` float32 (panels, dims, PANEL_ROWS), and
+    `queries` are float32 (queries, padded dim), `panels` float32 (panels, dims, PANEL_ROWS), and
     `keys` uint64 (queries, count).
     """
     distances = np.empty(_BLOCK * PANEL_ROWS, np.float32)
@@ -79,5 +79,5 @@ def _scan(
 
 @inlined
 def _limit(last: Any) -> Any:
-    """How far a row may be that a list takes, whose last key this is."""
+    """Return the largest distance of a row that fits into a list with this last key."""
     return np.float32(np.inf) if last >= LIMIT else distance_of(last)

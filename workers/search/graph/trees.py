@@ -1,6 +1,6 @@
 """Random projection trees (Dasgupta and Freund, STOC 2008): groups of rows that are likely near.
 
-Where the search for nearest neighbours begins (`knn.py`).
+The computation of nearest neighbours starts with these groups (`knn.py`).
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT
 
 _LEAF_ROWS = 96
-_FIRST_CUT = (0.35, 0.65)  # halves would be the same in all trees, where there is one direction
+_FIRST_CUT = (0.35, 0.65)  # range of the first cut; halves could be the same in all trees
 
 
 def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
-    """Rows in an order in which near ones stand together, and where each group begins and ends.
+    """Return rows in an order with near ones together, and the bounds of groups in it.
 
-    int64, shapes (rows,) and (groups + 1,): group i has places bounds[i] to bounds[i + 1].
-    `vectors` are stored bits, shape (rows, padded dim), and `stored` says of what.
+    Both are int64, shapes (rows,) and (groups + 1,): group i has places bounds[i] to bounds[i + 1].
+    `vectors` are stored bits, shape (rows, padded dim), and `stored` is their storage.
     """
     rows = len(vectors)
     order = np.arange(rows)
@@ -39,10 +39,10 @@ def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Ar
 
 @kernel
 def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Array) -> None:
-    """Cut each group in two halves along the line between two of its rows.
+    """Sort each group of rows along the line between two of its rows.
 
     `vectors` are stored bits; `order`, int64 (rows,), is sorted within each group of `bounds`,
-    int64 (groups + 1,). `pairs`, float64 (groups, 2) from 0 to 1, says which two rows.
+    int64 (groups + 1,). `pairs`, float64 (groups, 2) from 0 to 1, are the places of the two rows.
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     line, end = np.empty(length, np.float32), np.empty(length, np.float32)

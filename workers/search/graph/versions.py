@@ -1,12 +1,13 @@
-"""Versions of a graph that grows: each stays as it is, and the next takes no copy of it.
+"""Versions of a growing graph: each is immutable, and the next one needs no full copy of it.
 
-Theory of operation. Two buffers with room for more rows take turns ("left-right": Ramalhete and
-Correia, 2015). Readers hold the newest version, the first rows of one. The next is written in the
-other, which lags behind by what the last change wrote: those rows are copied, and no others. Who
-still reads the version before the newest keeps its buffer, and all rows are copied to a new one.
-The same holds after a version that was begun and not published. One writer at a time.
+Theory of operation. Two buffers with spare capacity alternate ("left-right": Ramalhete and Correia,
+2015). Readers use the newest version, which is the first rows of one buffer. The next version is
+written to the other buffer, which lacks only the rows of the last change: these are copied, and no
+others. If a reader still uses the version before the newest, it keeps that buffer, and all rows are
+copied to a new one. The same happens after a version that was begun but never published. There is
+one writer at a time.
 
-A version knows the rows that the last changes wrote, for whoever has a copy of an earlier one.
+A version records the rows of the last changes, for the owners of copies of earlier versions.
 """
 
 import weakref
@@ -19,14 +20,14 @@ from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address, prefetch_row
 
-CHANGES_MAX = 8  # that a version remembers
+CHANGES_MAX = 8  # changes that a version records
 _NO_ROWS: Array = np.empty(0, np.int64)
-_AHEAD = 8  # rows that are on their way from memory
+_AHEAD = 8  # rows that are prefetched
 _numbers = count()
 
 
 class Lineage:
-    """What versions of one graph have in common; it lives as long as one of them."""
+    """The identity of a graph, which its versions share; it lives as long as one of them."""
 
     __slots__ = ("__weakref__",)
 
@@ -35,14 +36,14 @@ class Lineage:
 class GraphVersion:
     """One version of a graph; by default the first."""
 
-    array: Array  # uint32 (rows, degree); nobody writes to it
+    array: Array  # uint32 (rows, degree); never written to
     lineage: Lineage = field(default_factory=Lineage)
-    number: int = field(default_factory=lambda: next(_numbers))  # no other version has it
-    # the last changes: the number of the version before, and rows that were other in it, or missing
+    number: int = field(default_factory=lambda: next(_numbers))  # unique among all versions
+    # the last changes: number of the version before, and rows that differ or are missing in it
     changes: tuple[tuple[int, Array], ...] = ()
 
     def since(self, number: int) -> Array | None:
-        """Rows in which it may differ from an earlier version, some twice; None: it forgot that."""
+        """Return rows that may differ from an earlier version, some twice; None: not recorded."""
         before = [old_number for old_number, _ in self.changes]
         if number not in before:
             return None
@@ -54,11 +55,11 @@ class GraphVersions:
 
     def __init__(self, first: GraphVersion) -> None:
         self.newest = first
-        self._buffer = first.array  # where it begins
+        self._buffer = first.array  # the buffer of the newest version
         self._spare: Array | None = None
-        self._reader: weakref.ref[Array] | None = None  # the version that lies in the other
-        self._stale_rows = _NO_ROWS  # rows in which the other differs
-        self._draft: tuple[Array, Array] | None = None  # a buffer, and the version in it
+        self._reader: weakref.ref[Array] | None = None  # the version in the spare buffer
+        self._stale_rows = _NO_ROWS  # rows in which the spare buffer differs
+        self._draft: tuple[Array, Array] | None = None  # a buffer, and the next version in it
 
     @property
     def bytes_held(self) -> int:
@@ -67,7 +68,7 @@ class GraphVersions:
         return self._buffer.nbytes + (0 if spare is None else spare.nbytes)
 
     def begin(self, rows: int) -> Array:
-        """The next version, to be written: as the newest one, with rows that are not set yet."""
+        """Return the array of the next version to write: the newest one's rows, then unset ones."""
         newest, spare = self.newest.array, self._spare
         is_read = self._reader is not None and self._reader() is not None
         self._spare = None
@@ -80,7 +81,7 @@ class GraphVersions:
         return self._draft[1]
 
     def seal(self, changed: Array) -> GraphVersion:
-        """The version that was begun; `changed` are rows of it that the newest one has, too."""
+        """Return the version that was begun; `changed` are its rows that differ from the newest."""
         assert self._draft is not None, "begun first"
         newest, array = self.newest, self._draft[1]
         rows = np.concatenate([changed, np.arange(len(newest.array), len(array))])
@@ -98,7 +99,7 @@ class GraphVersions:
 
 @kernel
 def _copy(source: Array, target: Array, rows: Array) -> None:
-    """Some rows, int64, of one graph to another; both are uint32 (rows, degree)."""
+    """Copy some rows, int64, of one graph to another; both are uint32 (rows, degree)."""
     row_bytes = source.strides[0]
     for i in range(len(rows)):
         if i + _AHEAD < len(rows):

@@ -1,15 +1,15 @@
-"""Searches an index for rows of its own, and makes those that are not found entry points.
+"""Searches an index for its own rows, and makes rows that are not found entry points.
 
-A graph of near neighbours has islands, and no rule of distance alone knows where walks must begin
-to reach all. So it is tried: a row is missed where a search for it finds nothing as near as itself.
-Rounds follow until few are missed, each with other rows; what is missed in the last is the index's
-`missed_share`. Lists are short while that makes rounds miss less and less.
+A graph of near neighbours has islands, and no rule of distance alone shows where walks must begin
+to reach all of them. So it is tested: a row is missed if a search for it finds nothing as near as
+the row. Rounds with other rows follow until few are missed; the missed share of the last round is
+the index's `missed_share`. Routing lists are short while each round misses clearly less than the
+one before.
 
-How long a routing list must be for a wanted recall is measured with rows that are held out, as if
-they had never been added: no edge leads to them. What a scan of all others finds is the truth.
-Where the usual list finds too few of the nearest rows, those that it misses become entry points,
-as long as that does more than to add rows at random; of an index that grew, where it finds much
-less than before.
+The length of a routing list for a recall is measured with held-out rows, to which no edges lead, as
+if they had never been added. A scan of all other rows is the truth. If the usual list finds too few
+of the nearest rows, those that it misses become entry points, as long as they help more than random
+ones would; in an index that grew, if it finds much less than before.
 """
 
 from collections.abc import Callable
@@ -30,44 +30,43 @@ from workers.search.kernels.panels import PANEL_DIM_MAX
 from workers.search.limits import SCANNED_ROWS_MAX, TOP_M_MAX
 
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
-NearestOf = Callable[[Array, int], Array]  # the k nearest of some rows without these: (rows, k)
+NearestOf = Callable[[Array, int], Array]  # k nearest rows of some, without these: (rows, k)
 
 ROUNDS_MAX = 8
-_GROWN_ROUNDS_MAX = 2  # of an index that grew by an eighth: the next audit goes on
-HELD_OUT = 200  # rows that lists of several lengths are tried on
-_HELD_OUT_OFTEN = 400  # in each round for those that such rows miss
-_OFTEN_SHARE = 0.2  # of all rows, in all of these rounds: of few rows they would be most of a build
+_GROWN_ROUNDS_MAX = 2  # for an index that grew by an eighth: the next audit continues
+HELD_OUT = 200  # rows that lists of several lengths are measured with
+_HELD_OUT_OFTEN = 400  # rows of each round of `extend_entries`
+_OFTEN_SHARE = 0.2  # of all rows in these rounds together, or they were most of a small build
 LENGTHS = (16, 32, 64, 128, 256, 512, 1_024, TOP_M_MAX)
-RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is tried
+RECALL_ENOUGH = 0.995  # of the nearest 10, beyond which no longer list is measured
 ENOUGH = 0.002  # share of missed rows that ends the rounds
-MANY = 0.01  # share of missed rows, from which all rows are searched for (`Index.relink_lost`)
-_SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
-_GROWN_FEWER = 4  # times as few of an index that grew: these rounds were a fifth of linking
+MANY = 0.01  # share of missed rows above which `Index.relink_lost` searches for all rows
+_SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round: at least, and times sqrt(rows)
+_GROWN_FEWER = 4  # divides them for an index that grew: its rounds were a fifth of linking
 _EFFORT = Effort(k=1, top_m=64)
 _SHORT = Effort(k=1, top_m=16)
-_LESS = 0.75  # of what the round before missed, or short lists are no measure of islands
+_LESS = 0.75  # of the share before; if a round misses more, short lists do not measure islands
 REACHED = 0.975  # share of the nearest of held-out rows that ends the rounds
-_FELL = 0.05  # less of them than before: more than by growth alone, which no entry point mends
-_WORTH = 4  # times what random entry points would find
-_FEW, _MOST = 10, 100  # nearest rows of which the share is told
+_FELL = 0.05  # drop of that share that growth alone does not explain
+_WORTH = 4  # times the gain of random entry points
+_FEW, _MOST = 10, 100  # nearest rows whose recall is measured
 _OF_MOST_ENOUGH = 0.97
-# Rows, among which the nearest of long held-out ones are scanned for; of an index that grew, too.
-# Products take a quarter of the time, and are rounded by more than lies between rows of some data.
+# Rows up to which the nearest of long held-out rows are found by a scan, in a new index and in one
+# that grew. Products take a quarter of the time, but their rounding exceeds the differences between
+# rows of some data.
 _SCANNED_MOST, _SCANNED_GROWN = 1 << 17, 1 << 15
-_CLOSE = (
-    2e-6  # relative: by which copies may be farther than their nodes (`graph/near_duplicates.py`)
-)
-_LONG, _GAIN = 256, 0.002  # entries of a list, from which another is tried only if it gains so much
+_CLOSE = 2e-6  # relative distance between a copy and its node (`graph/near_duplicates.py`)
+_LONG, _GAIN = 256, 0.002  # from this length on, a longer list is measured only after such a gain
 
 
 def audit_index(
     view: IndexView, neighbours: Neighbours, *, seed: int, before: IndexAudit | None = None,
     threads: int = 0,
 ) -> tuple[Array, IndexAudit]:  # fmt: skip
-    """Entry points with those that searches of `view` needed; all its rows are linked and live.
+    """Return entry points, with those that searches of `view` needed, and the audit's results.
 
-    What was measured `before` of lists is kept, unless there are many more rows now. `threads` are
-    for what is not a search (0: all cores).
+    All rows of `view` are linked and live. The recalls that were measured `before` are kept unless
+    there are many more rows now. `threads` are for work that is not a search (0: all cores).
     """
     view = replace(view, is_walked=True, plans={})
     random = np.random.default_rng(seed)
@@ -76,10 +75,10 @@ def audit_index(
     calibrated, efforts = view.linked, tuple[tuple[int, float, float], ...]()
     if before is not None and not before.is_uncalibrated(view.linked):
         calibrated, efforts = before.calibrated, before.efforts
-    elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # of few rows, which are scanned, none
+    elif view.linked > max(SCANNED_ROWS_MAX, 8 * HELD_OUT):  # smaller indexes are scanned
         scanned = _SCANNED_MOST if before is None else _SCANNED_GROWN
         nearest_of = build_nearest_of(view, neighbours, scanned, threads=threads)
-        rng = np.random.default_rng([seed, view.linked])  # the same rows, whatever the rounds
+        rng = np.random.default_rng([seed, view.linked])  # the same rows after any rounds
         held_out = HeldOutRows.draw(view, nearest_of, rng, HELD_OUT, _MOST)
         target = (
             REACHED if before is None else min(REACHED, before.recall_at(_EFFORT.top_m) - _FELL)
@@ -97,9 +96,9 @@ def audit_index(
 def _add_missed_entries(
     view: IndexView, neighbours: Neighbours, random: np.random.Generator, limit: int, part: int = 1
 ) -> tuple[IndexView, int, float]:
-    """With what is missed as entry points, after how many rounds, and what the last one missed.
+    """Add missed rows as entry points; return the view, the rounds, and the last missed share.
 
-    `most` are at most so many; where the last of them had short lists, one more has the usual ones.
+    There are at most `limit` rounds; if the last one had short lists, one more has the usual ones.
     """
     rounds, share, effort, is_usual = 0, 1.0, _SHORT, False
     while share > ENOUGH and (rounds < limit or not is_usual):
@@ -116,10 +115,10 @@ def extend_entries(
     view: IndexView, neighbours: Neighbours, nearest_of: NearestOf, random: np.random.Generator,
     limit: int = ROUNDS_MAX,
 ) -> Array:  # fmt: skip
-    """Entry points with those of the nearest rows of held-out ones that searches missed.
+    """Return entry points with the nearest rows of held-out rows that searches missed.
 
-    Each round tries on other rows whether the last ones find more than as many random ones would;
-    those that do not are left out again.
+    Each round tests with other rows whether the last additions find more than as many random ones
+    would; if not, they are removed again.
     """
     best = entries = view.entries
     for _ in range(min(limit, int(_OFTEN_SHARE * view.linked / _HELD_OUT_OFTEN))):
@@ -140,10 +139,10 @@ def extend_entries(
 def build_nearest_of(
     view: IndexView, neighbours: Neighbours, scanned: int = _SCANNED_MOST, *, threads: int = 0
 ) -> NearestOf:
-    """What finds the nearest rows of some, without all of these.
+    """Return a function that finds the nearest rows of some rows, without all of these.
 
-    Short ones are measured in panels. Long ones are scanned for among up to so many, else products
-    choose them.
+    Short vectors are measured in panels. Long ones are found by a scan of up to `scanned` rows,
+    beyond that by products.
     """
     vectors, kernel = view.vectors[: view.linked], (view.metric.number, view.storage.number)
 
@@ -163,13 +162,13 @@ def build_nearest_of(
 
 
 class HeldOutRows(NamedTuple):
-    """Some rows that are searched for as if they had never been added."""
+    """Rows that are searched for as if they had never been added."""
 
-    view: IndexView  # no edge leads to them
+    view: IndexView  # without edges to these rows
     hidden: Array  # bool (rows,): which rows are hidden in it
     rows: Array
     queries: Array
-    nearest: Array  # of the others by a scan, int64 (held out, k)
+    nearest: Array  # the nearest other rows by a scan, int64 (held out, k)
     distances: Array  # their distances, float32
 
     @classmethod
@@ -188,7 +187,7 @@ class HeldOutRows(NamedTuple):
         return cls(walked, hidden, rows, queries, nearest, _distances(view, rows, nearest))
 
     def search(self, neighbours: Neighbours, entries: Array, k: int, top_m: int) -> Array:
-        """Rows that searches from these entry points find, (held out, k)."""
+        """Return the rows that searches from these entry points find, (held out, k)."""
         view = replace(self.view, entries=entries[~self.hidden[entries]], plans={})
         return neighbours(view, self.queries, Effort(k=k, top_m=top_m))
 
@@ -205,7 +204,7 @@ class HeldOutRows(NamedTuple):
         return float(self.are_near(hits).mean()), missed
 
     def are_near(self, hits: Array) -> Array:
-        """Whether found rows, (held out, k), are as near as the k-th nearest: bool, same shape."""
+        """Return whether hits, (held out, k), are as near as the k-th nearest: same shape."""
         return _are_near(
             _distances(self.view, self.rows, hits), self.distances[:, [hits.shape[1] - 1]]
         )
@@ -221,8 +220,8 @@ class HeldOutRows(NamedTuple):
 def measure_recalls(
     held_out: HeldOutRows, neighbours: Neighbours, entries: Array
 ) -> tuple[tuple[int, float, float], ...]:
-    """Lengths of routing lists, ascending, and the share of the 10 and 100 nearest rows that each
-    finds for rows that are held out. What a list found whole, a longer one is not asked for."""
+    """Measure lengths of routing lists, ascending, and their recall of the 10 and 100 nearest of
+    held-out rows. Rows with full recall are not searched for with longer lists."""
     results: list[tuple[int, float, float]] = []
     shares = np.zeros((len(held_out.rows), 2))  # of each row's 10 and 100 nearest
     rest = np.ones(len(held_out.rows), bool)
@@ -243,13 +242,13 @@ def measure_recalls(
 
 
 def _are_near(distances: Array, limits: Array) -> Array:
-    """Whether distances are no more than the limits, but for what rounding adds: bool."""
+    """Return whether distances are within the limits, up to rounding: bool."""
     near: Array = distances <= limits + _CLOSE * np.abs(limits)
     return near
 
 
 def _distances(view: IndexView, rows: Array, hits: Array) -> Array:
-    """Distances of found rows from those held out, float32 (held out, k); infinite for row -1."""
+    """Return the distances of hits from `rows`, float32 (held out, k); infinite for row -1."""
     out = np.full(hits.shape, np.inf, np.float32)
     _measure(stored_bits(view.vectors), rows, hits, view.metric.number, view.storage.number, out)
     return out
@@ -259,8 +258,8 @@ def _distances(view: IndexView, rows: Array, hits: Array) -> Array:
 def _measure(
     vectors: Array, rows: Array, hits: Array, metric: int, stored: int, out: Array
 ) -> None:
-    """To `out`, float32, the distances of the rows `found`, int64 of the same shape (held, k), from
-    the rows `held`, int64; what is -1 is passed over. `vectors` are stored bits."""
+    """Write to `out`, float32 (rows, k), the distances of `hits`, int64 of the same shape, from
+    `rows`, int64; hits of -1 are skipped. `vectors` are stored bits."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query = np.empty(length, np.float32)
     for i in range(len(rows)):
@@ -273,7 +272,7 @@ def _measure(
 
 @kernel
 def _hide(graph: Array, hidden: Array) -> None:
-    """Take away edges to `hidden` rows, bool (rows,), in place."""
+    """Remove the edges to `hidden` rows, bool (rows,), in place."""
     for row in range(len(graph)):
         count = 0
         for place in range(graph.shape[1]):
@@ -288,9 +287,9 @@ def find_missed(
     view: IndexView, neighbours: Neighbours, random: np.random.Generator, part: int = 1,
     effort: Effort = _EFFORT,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Nodes of rows that were searched for and not found, and these rows' share of the searched.
+    """Search for a sample of rows; return the nodes of those not found, and their share.
 
-    `part` times as few are searched for as where nothing is known yet.
+    `part` divides the size of the sample.
     """
     live = view.live_rows()
     if not len(live):
@@ -300,7 +299,7 @@ def find_missed(
     nearest = neighbours(view, view.vectors[rows].astype(np.float32), effort)[:, 0]
     bits = stored_bits(view.vectors)
     missed = _are_missed(bits, rows, nearest, view.metric.number, view.storage.number)
-    if view.chain is not None:  # a copy that rounding has moved is found where its node is
+    if view.chain is not None:  # a copy that differs by rounding is found with its node
         heads = duplicates.heads(view.chain)
         rows = heads[rows]
         missed &= (nearest < 0) | (heads[nearest] != rows)
@@ -308,7 +307,7 @@ def find_missed(
 
 
 def find_lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> tuple[Array, Array]:
-    """Which of `rows` searches for them do not find, and the k rows that each found instead.
+    """Search for `rows`; return those not found, and the k rows that were found instead of each.
 
     All are nodes, int64; shapes (lost,) and (lost, k), -1 at the end of short lists.
     """
@@ -322,9 +321,9 @@ def find_lost(view: IndexView, rows: Array, neighbours: Neighbours, k: int) -> t
 
 @kernel
 def _are_missed(vectors: Array, rows: Array, nearest: Array, metric: int, stored: int) -> Array:
-    """Of each of `rows` whether it is nearer to itself than what was found for it, or nothing was.
+    """Return for each of `rows` whether nothing was found, or nothing as near as the row itself.
 
-    `vectors` are stored bits; `rows` and `found` are int64 (searched,), -1 where nothing was found.
+    `vectors` are stored bits; `rows` and `nearest` are int64 (searched,), -1 if nothing was found.
     Returns bool (searched,).
     """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]

@@ -1,7 +1,7 @@
-"""Searches an array of queries on all cores, without returning to the interpreter in between.
+"""Searches an array of queries on all cores, without a return to the interpreter in between.
 
-Each thread has some slots and feeds, its share of the queries. Results are those of the same
-queries searched one by one, whatever the number of slots and threads.
+Each thread has some slots, and feeds with its share of the queries. The results equal those of
+single searches, for any number of slots and threads.
 """
 
 from collections.abc import Callable
@@ -18,27 +18,27 @@ from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import CpuSlots, SlotRows
 
-SLOTS_PER_THREAD = 2  # more would take turns in the first cache
-_FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle
+SLOTS_PER_THREAD = 2  # more would evict each other from the L1 cache
+_FEEDS_PER_THREAD = 2  # few, because slots are idle at the start and the end of a feed
 _WHOLE = 1 << 60
 
-# Runs a search of several queries, whose rows and distances it fills in, both of shape (queries,
-# k); returns the extends and distances that it took, int64 (2,).
+# Runs a search of several queries and fills in its rows and distances, both of shape (queries, k);
+# returns the extends made and distances computed, int64 (2,).
 Run = Callable[[plans.PreparedSearch, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BulkHits:
-    """Results of many queries; places beyond the last hit hold row -1 at infinity."""
+    """Results of many queries; places beyond the last hit have row -1 at infinity."""
 
     rows: Array  # (queries, k), int64
-    distances: Array  # (queries, k), float32, as kernels give them
+    distances: Array  # (queries, k), float32, as kernels compute them
     extends: int
     computed: int
 
 
 def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -> Array:
-    """A feed of queries `first` to `last`; all three arrays must outlive it."""
+    """Make a feed of queries `first` to `last`; all three arrays must outlive it."""
     row = np.zeros(fields.FEED_COUNT, np.int64)
     row[fields.FEED_NEXT], row[fields.FEED_LAST] = first, last
     row[fields.FEED_QUERIES], row[fields.FEED_QUERY_BYTES] = address_of(queries), queries.strides[0]
@@ -47,7 +47,7 @@ def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -
 
 
 def take(slots: SlotRows, slot: int, search: plans.PreparedSearch, source: Array) -> bool:
-    """Put a search of a feed's next query into a slot; False where the feed is at its end."""
+    """Put a search of a feed's next query into a slot; return False if the feed is empty."""
     place = int(source[fields.FEED_NEXT])
     if place >= source[fields.FEED_LAST]:
         return False
@@ -63,7 +63,7 @@ def search_all(
     effort: Effort, queries: Array, view: IndexView, *, threads: int = 0,
     slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> BulkHits:  # fmt: skip
-    """The nearest rows of prepared queries; the effort is checked already."""
+    """Search for the nearest rows of prepared queries; raises what `plans.plan_search` raises."""
 
     def run(search: plans.PreparedSearch, rows: Array, distances: Array) -> Array:
         def part(first: int, last: int) -> Array:
@@ -82,7 +82,7 @@ def search_all(
 def hits_of(
     run: Run, effort: Effort, queries: Array, view: IndexView, scanned_rows_max: int
 ) -> BulkHits:
-    """What `run` finds for all queries, and a scan of all rows for those that it finds too few."""
+    """Search with `run`, and scan all rows for the queries that it found too few hits for."""
     search = plans.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
@@ -95,7 +95,7 @@ def hits_of(
 
 
 def run_feed(search: plans.PreparedSearch, source: Array, slot_count: int) -> None:
-    """All queries of a feed, on some slots of this thread."""
+    """Search for all queries of a feed, on `slot_count` slots in this thread."""
     top_m = int(search.row[fields.TOP_M])
     slots = CpuSlots(slot_count, top_m_max=top_m, k_max=search.plan.k)
     active = np.array([i for i in range(slot_count) if take(slots, i, search, source)], np.int64)

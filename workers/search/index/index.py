@@ -1,8 +1,9 @@
-"""An index: rows, the graph over those that are linked, and the views that searches read.
+"""An index: rows, the graph over the linked rows, and the views that searches read.
 
 Upserts and deletes are visible in the next `view` at once: rows without edges are scanned, deleted
-ones are walked through and not returned. `link` gives edges to some of the new rows and `compact`
-drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
+rows are walked through but not returned. `link` gives edges to some of the new rows and `compact`
+drops the deleted ones. Both may run on another thread, one at a time, while searches and changes
+continue.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +29,13 @@ from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 from workers.search.metadata import parts
 from workers.search.metadata.columns import ColumnStore
 
-LINK_BATCH = 512  # rows that are linked together are compared each with each
-_LINK_TOP_M = 48  # 64 finds 0.006 more at 64 entries, nothing at 128, and takes 8 us a row more
-_ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
+LINK_BATCH = 512  # rows that are linked together; each is compared with all others of them
+_LINK_TOP_M = 48  # 64 adds 0.006 recall at 64 entries, none at 128, and takes 8 us a row more
+_ENTRIES_GROWN = 2  # times the entry points of the last audit, at which all are chosen again
 
 LinkResult = tuple[
     links.GraphLinks, codes.Codes | None, IndexAudit
-]  # and what was measured of them
+]  # new links, codes of their rows, and the audit of both
 
 
 class Index:
@@ -51,25 +52,27 @@ class Index:
             )
         self.dim, self.metric, self.storage = dim, metric, storage
         self.degree, self.seed, self.threads = degree, seed, threads
-        self.graph_of = graph_of  # of a build; rows that come later are linked on cores
+        self.graph_of = graph_of  # used by builds; later rows are linked on cores
         self.epoch = 0
         empty = inputs.prepare(np.empty((0, dim), np.float32), dim, metric, storage)
         self.rows = Rows(empty, [], ColumnStore())
         self.links = links.LinkHistory(links.no_links(degree))
         self.codes: codes.Codes | None = None  # of the rows that have edges
         self.audit: IndexAudit | None = None
-        self._relinked_rows = 0  # rows, by `relink_lost`
-        self._relink_audit: IndexAudit | None = None  # behind which that has been through all rows
+        self._relinked_rows = 0  # rows that `relink_lost` has searched for
+        self._relink_audit: IndexAudit | None = None  # of the last complete pass of `relink_lost`
         self._view: IndexView | None = None
-        self._lock = Lock()  # rows, and what points to them
-        self._upkeep = Lock()  # link and compact, one at a time
+        self._lock = Lock()  # guards rows, links, codes, audit and view
+        self._upkeep = Lock()  # held by link, relink_lost and compact
 
     @classmethod
     def build(
         cls, vectors: Any, ids: Sequence[ExternalId] | None = None,
         metadata: Sequence[Metadata] | None = None, **settings: Any,
     ) -> "Index":  # fmt: skip
-        """An index of `vectors`, shape (count, dim), all linked; by default row numbers are ids."""
+        """Build an index of `vectors`, (count, dim), all linked; by default ids are row numbers.
+
+        Raises WrongDimension, InvalidVector and InvalidRequest."""
         matrix = inputs.to_float32(vectors)
         if matrix.ndim != 2:
             raise WrongDimension(f"expected vectors in rows, found shape {matrix.shape}")
@@ -83,27 +86,27 @@ class Index:
 
     @property
     def graph(self) -> Array:
-        """Edges of the rows that have some: shape (linked rows, degree), uint32."""
+        """Return the edges of the linked rows, uint32 (linked rows, degree)."""
         return self.links.graphs.newest.array
 
     @property
     def entries(self) -> Array:
-        """Rows where searches begin, int64."""
+        """Return the rows where searches begin, int64."""
         return self.links.entries
 
     @property
     def loose(self) -> int:
-        """Rows that are scanned because they have no edges yet."""
+        """Return the number of rows without edges, which searches scan."""
         return self.rows.count - len(self.graph)
 
     @property
     def dead_share(self) -> float:
-        """Share of rows that are deleted and not compacted yet."""
+        """Return the share of rows that are deleted and not compacted yet."""
         return self.rows.dead_count / max(1, self.rows.count)
 
     @property
     def bytes_held(self) -> int:
-        """Memory of arrays and payloads, with room for more rows; ids are not counted."""
+        """Return the bytes of arrays, spare capacity included, and payloads, without ids."""
         coded = self.codes.bytes_held if self.codes else 0
         return self.rows.bytes_held + self.links.bytes_held + coded
 
@@ -112,10 +115,11 @@ class Index:
         metadata: Sequence[Metadata] | None = None,
         payloads: Sequence[bytes] | None = None, deleted_ids: Sequence[ExternalId] = (),
     ) -> None:  # fmt: skip
-        """Add rows, in place of those that have these ids; all or, on an error, none.
+        """Add rows and replace those with the same ids; on an error nothing changes.
 
-        A payload is whatever the caller keeps beside a row. Rows that are `gone` go in the same
-        step: no view has these and the new ones, or neither.
+        A payload is the caller's data of a row. The rows of `deleted_ids` are deleted in the same
+        step: a view has either these or the new rows. Raises WrongDimension, InvalidVector and
+        InvalidRequest.
         """
         stored = inputs.prepare(vectors, self.dim, self.metric, self.storage)
         check_ids(ids, len(stored))
@@ -135,23 +139,24 @@ class Index:
             self._publish_view()
 
     def delete(self, ids: Sequence[ExternalId]) -> int:
-        """Delete rows; how many there were."""
+        """Delete rows; return how many existed."""
         with self._lock:
             deleted = sum([self.rows.delete(external) for external in ids])
             self._publish_view()
         return deleted
 
     def view(self) -> IndexView:
-        """The index as it is now; never waits for those who change it."""
+        """Return the index's present state; never waits for a change in progress."""
         if self._view is None:
             self._view = self._make_view()
         return self._view
 
     def search(self, queries: Any, effort: Effort | None = None) -> tuple[Array, Array]:
-        """Rows and distances of the nearest to each query: shapes (queries, k).
+        """Return rows and distances of the nearest to each query, shapes (queries, k).
 
-        Blocks, on all cores; `SearchEngine` is for callers that come one by one. Places beyond the
-        last hit hold row -1 at infinity. `ids_of` names rows.
+        Blocks, on all cores; `SearchEngine` is for single queries. Places beyond the last hit have
+        row -1 at infinity. `ids_of` returns the ids of rows. Raises what `plans.plan_search` and
+        `inputs.prepare` raise.
         """
         view, effort = self.view(), effort or Effort()
         plans.plan_search(effort, view)  # raises
@@ -160,21 +165,21 @@ class Index:
         return hits.rows, self.metric.to_user_distances(hits.distances)
 
     def missed_share(self) -> float:
-        """Of some rows, which are searched for now: who finds nothing as near as itself."""
+        """Search for a sample of rows, and return the share that nothing as near was found for."""
         view = self.view()
         return find_missed(view, self.neighbours, np.random.default_rng(self.seed))[1]
 
     def ids_of(self, rows: Array) -> list[ExternalId]:
-        """External ids of rows of the present view."""
+        """Return the external ids of rows of the present view."""
         ids = self.view().ids
         return [ids[row] for row in rows.tolist()]
 
     def link(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> int:
-        """Give edges to the first `batch` rows without; how many are left.
+        """Give edges to the first `batch` rows that lack them; return how many still lack them.
 
-        Where many rows have none, compared with those that have some, all get a new graph. Else
-        `neighbours` searches for the new ones', an engine's lowest class for one; by default it is
-        done here, on all threads. What it raises is raised, and nothing is changed.
+        If more than half as many rows lack edges as have them, all rows get a new graph. Otherwise
+        `neighbours` finds the new rows' neighbours, for example `SearchEngine.neighbours`; the
+        default searches here, on all threads. Its errors are raised, and nothing changes.
         """
         with self._upkeep:
             view = self.view()
@@ -199,11 +204,11 @@ class Index:
                 return self.loose
 
     def relink_lost(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> bool:
-        """Search for the next `batch` linked rows, and lead edges back to those that are not found;
-        whether more are to be searched for.
+        """Search for the next `batch` linked rows, and add edges to those that are not found;
+        return whether more rows remain.
 
-        That is done once behind each audit that missed many; then it says what is missed now.
-        `neighbours` searches as for `link`.
+        One pass over all rows follows each audit that missed more than `audit.MANY`; the audit then
+        gets the share that is still missed. `neighbours` is that of `link`.
         """
         with self._upkeep:
             view, audit = self.view(), self.audit
@@ -226,7 +231,7 @@ class Index:
             return not is_over
 
     def compact(self) -> None:
-        """Drop deleted rows: the rest is renumbered, and the graph mended."""
+        """Drop the deleted rows: renumber the others, and repair the graph."""
         with self._upkeep:
             view = self.view()
             live = view.live_rows()
@@ -255,7 +260,7 @@ class Index:
             parts.release_gradually(old)
 
     def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
-        """Put compacted rows in place, then what came and went since `view`."""
+        """Install the compacted rows, then apply the upserts and deletes since `view`."""
         old = self.rows
         row_of = old.row_of
         late_rows = np.arange(view.count, old.count)
@@ -278,10 +283,10 @@ class Index:
         self.rows = rows
 
     def _build_links(self, view: IndexView, count: int, neighbours: Neighbours) -> LinkResult:
-        """The first `count` rows of a view, linked from nothing.
+        """Build links of the first `count` rows of a view.
 
-        Edges are left out where few are needed. By inner product their lengths do not tell whether
-        they are, so rows that are held out do.
+        Edges are left out if few are needed. By inner product the edges' lengths cannot show that,
+        so both graphs are tested with rows that are held out.
         """
         vectors, kernel = view.vectors[:count], (self.metric.number, self.storage.number)
         options = {"seed": self.seed, "threads": self.threads}
@@ -309,7 +314,7 @@ class Index:
         return new_links, coded, audit
 
     def _grow_links(self, view: IndexView, last: int, neighbours: Neighbours) -> LinkResult:
-        """The first `last` rows of a view, some of which are linked."""
+        """Extend the links of a view to its first `last` rows."""
         before = self.audit
         new_links = self._link_rows(view, last, neighbours)
         if before is None or len(new_links.entries) > _ENTRIES_GROWN * before.entries:
@@ -329,7 +334,7 @@ class Index:
         self, view: IndexView, new_links: links.GraphLinks, coded: codes.Codes | None,
         neighbours: Neighbours, before: IndexAudit | None = None,
     ) -> tuple[links.GraphLinks, IndexAudit]:  # fmt: skip
-        """With the entry points that searches of a view's first rows need."""
+        """Audit links of a view's first rows, and add the entry points that searches need."""
         now = view.linked_part(new_links, coded)
         entries, audit = audit_index(
             now, neighbours, seed=self.seed, before=before, threads=self.threads
@@ -341,7 +346,7 @@ class Index:
         return links.entries_of(vectors, graph, chain, *kernel, seed=self.seed)
 
     def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
-        """Rows nearest to prepared queries, shape (queries, k). Blocks, on all threads."""
+        """Return the rows nearest to prepared queries, (queries, k). Blocks, on all threads."""
         return bulk.search_all(effort, queries, view, threads=self.threads).rows
 
     def _link_rows(self, view: IndexView, last: int, neighbours: Neighbours) -> links.GraphLinks:
@@ -359,7 +364,7 @@ class Index:
     def _link_lost_rows(
         self, view: IndexView, first: int, last: int, neighbours: Neighbours
     ) -> links.GraphLinks | None:
-        """With edges to those of the rows `first` to `last` that searches lose; None: to none."""
+        """Add edges to those of the rows `first` to `last` that searches lose; None: no row."""
         nodes = view.nodes_to_find(first, last)
         linked = view.linked_part(view.links._replace(chain=None), view.codes)
         linked = replace(linked, is_walked=True).ready(view)

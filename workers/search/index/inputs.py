@@ -1,6 +1,6 @@
-"""Vectors on the way in: they are checked, normalised where the metric is cosine, and padded.
+"""Checks and pads vectors from callers, and normalises them if the metric is cosine.
 
-A zero vector stays zero, and by cosine it is at distance 1 of everything.
+A zero vector stays zero; by cosine its distance from every vector is 1.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from workers.search.limits import SQUARES_MAX
 
 
 def to_float32(vectors: Any) -> Array:
-    """What was given, as float32; raises InvalidVector."""
+    """Convert vectors to float32; raises InvalidVector."""
     try:
         return np.asarray(vectors, np.float32)
     except (TypeError, ValueError) as error:
@@ -25,15 +25,16 @@ def to_float32(vectors: Any) -> Array:
 
 
 def prepare(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.FLOAT32) -> Array:
-    """Vectors as they are stored: shape (count, padded dim), aligned, zeros at the end of rows.
+    """Return vectors as they are stored: (count, padded dim), rows end with zeros.
 
-    `vectors` has shape (count, dim) or (dim,). Raises WrongDimension and InvalidVector.
+    `vectors` has shape (count, dim) or (dim,). Several vectors are aligned to a cache line. Raises
+    WrongDimension and InvalidVector.
     """
     matrix = to_float32(vectors)
     if matrix.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
         out = np.zeros((1, padded_dim(dim)), np.float32)
         out[0, :dim] = matrix
-        if _squares(out) <= SQUARES_MAX:  # then all values are finite; the usual query
+        if _squares(out) <= SQUARES_MAX:  # then all values are finite; fast path of most queries
             return out
     if matrix.ndim == 1:
         matrix = matrix[None]
@@ -59,7 +60,7 @@ def prepare(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.F
 
 
 def _check(matrix: Array, squares: Array, metric: Metric) -> None:
-    """Raise InvalidVector; `squares` are sums over rows."""
+    """Raise InvalidVector for bad values; `squares` are the sums of squares of rows."""
     if not np.isfinite(matrix).all():
         row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
         raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
@@ -73,6 +74,6 @@ def _check(matrix: Array, squares: Array, metric: Metric) -> None:
 
 @kernel
 def _squares(row: Array) -> Any:
-    """Their sum over a matrix of one padded row, float32 (1, padded dim); float32."""
+    """Return the sum of squares of a matrix of one padded row, float32 (1, padded dim)."""
     at = address(row)
     return -distance(at, at, row.shape[1], INNER_PRODUCT, SINGLE)

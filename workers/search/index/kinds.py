@@ -1,11 +1,11 @@
-"""Who waits for a search. Apart from `query.py`, so that settings need not import NumPy."""
+"""The classes of searches, apart from `query.py` so that settings need not import NumPy."""
 
 from enum import StrEnum
 
 
 class SearchKind(StrEnum):
-    """The class of a search: what the scheduler tells apart."""
+    """The class of a search, by which the scheduler treats it."""
 
     PREFILL = "prefill"
     DECODE = "decode"
-    LINK = "link"  # the index itself: lowest
+    LINK = "link"  # for the linking of new rows; the lowest class

@@ -1,8 +1,8 @@
-"""Ids, payloads and labels of an index file, from and to what Python keeps of them.
+"""Converts ids, payloads and labels between Python objects and the arrays of an index file.
 
-Of an index of a million rows these are a million objects each. One call that takes them all holds
-the interpreter's lock for tens of milliseconds, and with it the event loop; so they are taken in
-parts.
+An index of a million rows has a million objects of each. A single call that processes all of them
+would hold the interpreter's lock, and block the event loop, for tens of milliseconds; so they are
+processed in parts.
 """
 
 import json
@@ -16,7 +16,10 @@ from workers.search.metadata.parts import in_parts
 
 
 def packed_ids(ids: list[ExternalId], count: int) -> tuple[Array, Array]:
-    """(kind and end of each id in a row of bytes): numbers are 8 bytes."""
+    """Pack the first `count` ids: kinds and ends, int64 (2, count), and their bytes, uint8.
+
+    Kinds are 0 for numbers, which have 8 bytes, 1 for str and 2 for bytes.
+    """
     kinds = {int: 0, str: 1, bytes: 2}
     table = np.empty((2, count), np.int64)
     pieces = [np.empty(0, np.uint8)]
@@ -38,7 +41,7 @@ def packed_ids(ids: list[ExternalId], count: int) -> tuple[Array, Array]:
 
 
 def joined(items: list[bytes], count: int) -> tuple[Array, Array]:
-    """Where each of the first items ends, int64, and all of their bytes, uint8."""
+    """Join the first `count` items: return their ends, int64, and their bytes, uint8."""
     lengths, pieces = np.zeros(count, np.int64), [np.empty(0, np.uint8)]
     for first, last in in_parts(count):
         part = items[first:last]
@@ -48,7 +51,7 @@ def joined(items: list[bytes], count: int) -> tuple[Array, Array]:
 
 
 def labels_json(names: Mapping[str, list[str | bool]]) -> bytes:
-    """Members of an object of lists, in ASCII."""
+    """Encode labels by field as the members of a JSON object of lists, in ASCII."""
     lists = []
     for field, labels in names.items():
         texts = [

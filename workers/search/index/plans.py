@@ -1,14 +1,13 @@
-"""Fills in a slot for a search: which way it goes, what it may return, where it begins.
+"""Plans a search: the kind of search, the rows that it may return, and where it begins.
 
-Four ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A *scan
-of all rows* where the index is small. *All nodes as entry points* where they are so few and so
-short that a walk would take as long: copies are not measured then. Otherwise a *walk*, with a
-routing list that is longer the more rows a filter excludes, so that twice as many hits as are
-wanted are to be expected in it.
-A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
-routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
-search silently returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan
-that it was to save. Which way depends on the request and the view alone.
+There are four kinds. A *scan of a list*, if a filter allows so few rows that a walk would cost
+more. A *scan of all rows*, if the index is small. *All nodes as entry points*, if they are so few
+and so short that a walk would take as long: copies are not measured then. Otherwise a *walk*, whose
+routing list is longer the more rows a filter excludes, so that twice the wanted hits are expected
+in it. A walk may end with too few hits, or with chance hits far beyond its routing list, because
+the rows near the query are excluded: then `restart_as_scan` makes it a scan. So no search silently
+returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan that it should
+have saved. The plan depends on the request and the view alone.
 """
 
 import math
@@ -28,21 +27,21 @@ from workers.search.walk import fields
 from workers.search.walk.results import SlotHits
 from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
 
-ENTRIES = 16  # representatives that a walk begins at
-_MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
-_SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
-_NODES_PER_ENTRY = 64  # nodes in the time in which a walk takes an entry of its list
-_NODES_VALUES = 32_000  # and those, by their values, in the time that it takes beside
+ENTRIES = 16  # entry points that a walk begins at
+_MARGIN = 2  # times the length of a routing list that has the wanted hits on average
+_SCANNED_PER_MEASURED = 2  # rows of a list scanned in the time in which a walk measures one
+_NODES_PER_ENTRY = 64  # nodes measured in the time in which a walk expands an entry
+_NODES_VALUES = 32_000  # values of nodes measured in the fixed time of a walk
 
 
 class SearchLimits(NamedTuple):
-    """What searches may ask for, and how small an index is scanned whole."""
+    """Bounds of a search's parameters, and the size up to which an index is scanned."""
 
     top_m_max: int = TOP_M_MAX
     k_max: int = K_MAX
     tasks_max: int = TASKS_MAX  # width times degree
     dim_max: int = CORES_DIM_MAX
-    scanned_rows_max: int = SCANNED_ROWS_MAX  # 0: what has edges is walked
+    scanned_rows_max: int = SCANNED_ROWS_MAX  # 0: all rows with edges are walked
 
 
 _LIMITS = SearchLimits()
@@ -50,35 +49,35 @@ _NO_ROWS: Array = np.empty(0, np.int64)
 
 
 class SearchPlan(NamedTuple):
-    """How searches of one effort go in one view; nothing of a request."""
+    """A plan for all searches of one effort in one view."""
 
-    row: Array  # int64, `fields.COUNT`, without what is a request's own
+    row: Array  # int64 (fields.COUNT,), a slot's row without the columns of a request
     row_address: int  # address_of of `row`
     k: int
     top_m: int
-    min_hits: int  # hits; where a walk finds fewer, all rows are scanned
-    extends: int  # about how many it takes
-    exact: bool  # it scans all rows that it may return
+    min_hits: int  # hits; if a walk finds fewer, all rows are scanned
+    extends: int  # estimated number
+    exact: bool  # whether it measures all rows that it may return
     allowed: int  # live rows that it may return
     where: AllowedRows | None
 
     def too_short(self, rows: Array) -> Array:
-        """Which of some searches found fewer hits than there are: places in `rows`, int64.
+        """Return the searches with fewer than `min_hits` hits: their places in `rows`, int64.
 
-        `rows` has shape (searches, k), with -1 beyond the last hit. A scan finds all of them.
+        `rows` has shape (searches, k), with -1 beyond the last hit. A scan finds all hits.
         """
         return np.flatnonzero(rows[:, self.min_hits - 1] < 0) if self.min_hits else _NO_ROWS
 
 
 @dataclass(slots=True, eq=False)
 class PreparedSearch:
-    """A search that is ready for a slot, with all that the slot will point to."""
+    """A search that is ready for a slot, with all arrays that the slot will point to."""
 
     view: IndexView
     plan: SearchPlan
     query: Array  # (1 or more, padded dim), float32
     warm: Array | None = None
-    warm_place: tuple[int, int] = (0, 0)  # its address_of and length
+    warm_place: tuple[int, int] = (0, 0)  # address and length of `warm`
 
     def enter(self, slots: SlotRows, slot: int) -> None:
         """Fill in a slot's row."""
@@ -86,7 +85,7 @@ class PreparedSearch:
 
     @property
     def row(self) -> Array:
-        """Of a slot, int64, `fields.COUNT`."""
+        """Return the row for a slot, int64 (fields.COUNT,)."""
         row = self.plan.row.copy()
         row[fields.QUERY] = address_of(self.query)
         row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
@@ -97,13 +96,13 @@ def search_of(
     effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
     scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
 ) -> PreparedSearch:  # fmt: skip
-    """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
+    """Plan a search of prepared queries (`inputs.prepare`); raises what `plan_search` raises."""
     limits = SearchLimits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
     return new_search(view, plan_search(effort, view, limits), query, seeds)
 
 
 def plan_search(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS) -> SearchPlan:
-    """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
+    """Plan searches of an effort; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
     if effort.where is not None:
         return _new_plan(effort, view, limits)
     plans = view.plans
@@ -117,7 +116,7 @@ def plan_search(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS)
 
 
 def new_search(view: IndexView, plan: SearchPlan, query: Array, seeds: Any = ()) -> PreparedSearch:
-    """A search that goes that way, from rows that may be near if there are `seeds`."""
+    """Make a search by a plan; `seeds` are rows that may be near, to begin at besides."""
     search = PreparedSearch(view, plan, query)
     if len(seeds) and plan.row[fields.REPS_COUNT]:
         warm = np.asarray(seeds, np.int64)[: plan.top_m]
@@ -185,7 +184,7 @@ def _new_plan(effort: Effort, view: IndexView, limits: SearchLimits) -> SearchPl
 
 
 def _are_few(nodes: Array, top_m: int, row: Array) -> bool:
-    """Whether it takes less to measure all nodes than to walk with such a routing list."""
+    """Return whether to measure all nodes takes less time than to walk with `top_m` entries."""
     return len(nodes) <= _NODES_PER_ENTRY * top_m + _NODES_VALUES // int(row[fields.LENGTH])
 
 
@@ -195,7 +194,7 @@ def _enter_all(row: Array, view: IndexView, nodes: Array) -> None:
 
 
 def _top_m(effort: Effort, view: IndexView, limits: SearchLimits) -> int:
-    """Entries of the routing list for the recall that is aimed at, or those asked for."""
+    """Return the entries of the routing list for the target recall, or the requested ones."""
     if not effort.recall:
         return effort.top_m
     if view.audit is None:
@@ -204,7 +203,7 @@ def _top_m(effort: Effort, view: IndexView, limits: SearchLimits) -> int:
 
 
 def _longer_list(top_m: int, k: int, share: float) -> int:
-    """A routing list for a walk in which only this share of rows may be returned."""
+    """Return the length of a routing list if only this share of rows may be returned."""
     return math.ceil(max(top_m * share**-0.5, _MARGIN * k / share)) if share else top_m
 
 
@@ -221,7 +220,7 @@ def _scan_all(row: Array, view: IndexView, where: AllowedRows | None) -> None:
 
 
 def restart_as_scan(search: PreparedSearch, slots: SlotRows, slot: int) -> bool:
-    """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
+    """Make an ended search a scan of all rows if it has too few hits; return whether it has."""
     row = slots.fields[slot]
     min_hits = search.plan.min_hits
     if not min_hits or keys_of(slots, slot)[min_hits - 1] < LIMIT:
@@ -232,7 +231,7 @@ def restart_as_scan(search: PreparedSearch, slots: SlotRows, slot: int) -> bool:
 
 
 def keys_of(slots: SlotRows, slot: int) -> Array:
-    """Keys of a slot's hits, ascending."""
+    """Return the keys of a slot's hits, ascending."""
     row = slots.fields[slot]
     lists = slots.hit_keys if row[fields.SCREENED] or row[fields.CHAIN] else slots.top
     keys: Array = lists[slot, : row[fields.K]]
@@ -240,7 +239,7 @@ def keys_of(slots: SlotRows, slot: int) -> Array:
 
 
 def answer(search: PreparedSearch, hits: SlotHits) -> SearchAnswer:
-    """The answer of a search that is done."""
+    """Make the answer of an ended search from its hits."""
     view = search.view
     rows, distances, top_keys, extends, computed, is_scan = hits
     return SearchAnswer(

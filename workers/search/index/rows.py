@@ -1,8 +1,8 @@
-"""Rows of an index: vectors, external ids, metadata, payloads, and which rows are deleted.
+"""The rows of an index: vectors, external ids, metadata, payloads, and which rows are deleted.
 
-Rows are numbers that count up; a row never changes once it is appended, only whether it is alive,
-so views share this memory. They read copies of the bits of live rows, made when one is wanted after
-a deletion. Not safe for several threads: `Index` holds its lock.
+Rows have ascending numbers. An appended row never changes, except that it may be deleted, so views
+share this memory. They read a copy of the bit set of live rows, which is made when a view needs it
+after a deletion. Not thread-safe: `Index` holds its lock.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ ID_BYTES_MAX = 1_024
 
 
 class Rows:
-    """Arrays that grow; they double when they are full."""
+    """The rows of one index, in arrays that double when they are full."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Rows:
         dead: Sequence[int] = (),
         payloads: list[bytes] | None = None,
     ) -> None:
-        """All is kept as it is. `vectors` may be read-only; the first append then copies it."""
+        """Take over the arguments without copies; the first append copies read-only `vectors`."""
         self.vectors, self.columns = vectors, columns
         self.ids, self.payloads = ids, [b""] * len(ids) if payloads is None else payloads
         assert len(self.payloads) == len(self.ids), "a payload for each row"
@@ -50,7 +50,7 @@ class Rows:
         mask = np.zeros(len(vectors), bool)
         mask[list(dead_rows)] = True
         self._dead = pack_bits(mask)
-        self._alive: Array | None = None  # what it comes to, until it changes
+        self._alive: Array | None = None  # cached bit set of live rows, until a deletion
 
     @property
     def count(self) -> int:
@@ -59,11 +59,11 @@ class Rows:
 
     @property
     def bytes_held(self) -> int:
-        """Memory of vectors, metadata and payloads, with room for more rows."""
+        """Return the bytes of vectors, metadata and payloads, spare capacity included."""
         return self.vectors.nbytes + self.columns.bytes_held + self._payload_bytes
 
     def large_objects(self) -> list[list[Any] | ShardedDict[Any]]:
-        """All that holds an object for each row, or each label, for `parts.let_go`."""
+        """Return the containers of objects per row or label, for `parts.release_gradually`."""
         names, labels = self.columns.names.values(), self.columns.labels.values()
         return [self.ids, self.payloads, self.row_of, *names, *labels]
 
@@ -74,7 +74,7 @@ class Rows:
         metadata: Sequence[Metadata],
         payloads: Sequence[bytes] | None = None,
     ) -> None:
-        """Add rows; those that had these ids before are deleted."""
+        """Append rows, and delete those that had these ids; raises InvalidRequest if too many."""
         first, count = self.count, self.count + len(ids)
         if count > ROWS_MAX:
             raise InvalidRequest(f"expected at most {ROWS_MAX} rows; compact or shard the index")
@@ -96,8 +96,10 @@ class Rows:
             self.ids.append(external)
 
     def columns_for(self, rows: Sequence[Metadata], leaving: Iterable[ExternalId]) -> ColumnStore:
-        """The present columns, less those of which these rows have another kind, where no row that
-        lives on when those `leaving` are gone has a value. Views keep the former ones.
+        """Return the columns without those whose kind new rows change, or the present ones.
+
+        A column is left out only if no live row, other than those `leaving`, has a value in it.
+        Views keep the former columns.
         """
         if not (changed := self.columns.kinds_changed(rows)):
             return self.columns
@@ -113,7 +115,7 @@ class Rows:
             self.columns, self.filters = columns, CompiledFilters(columns)
 
     def delete(self, external: ExternalId) -> bool:
-        """Mark the row of an id as deleted; whether there was one."""
+        """Mark the row of an id as deleted; return whether there was one."""
         row = self.row_of.pop(external, None)
         if row is None:
             return False
@@ -123,14 +125,14 @@ class Rows:
         return True
 
     def alive(self) -> Array | None:
-        """The bit set of live rows, maybe with more bits; None where no row was deleted."""
+        """Return the bit set of live rows, perhaps with more bits; None if no row is deleted."""
         if self.dead_count and self._alive is None:
             self._alive = ~self._dead
         return self._alive
 
 
 def check_ids(ids: Sequence[Any], count: int) -> None:
-    """Raise InvalidRequest for ids that an index cannot keep."""
+    """Raise InvalidRequest for ids that an index cannot store."""
     if len(ids) != count:
         raise InvalidRequest(f"expected {count} ids, one for each vector, found {len(ids)}", "ids")
     for external in ids:

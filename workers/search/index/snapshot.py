@@ -1,10 +1,10 @@
 """An index as one file: written atomically, checked on load, mapped into memory, no pickle.
 
 Layout: 8 bytes of magic, format version and header length (uint32 each), SHA-256 of the header, the
-header in JSON, then sections that begin at pages. The header names each section's kind, place and
-BLAKE2b sum. All numbers are little-endian. Whoever wrote a file, nothing of it is used before
-`snapshot_checks.py` has looked at it. A loaded index reads vectors and graph from the mapped
-file; the first upsert copies the vectors.
+header in JSON, then sections that begin at pages. The header has each section's type, place and
+BLAKE2b sum. All numbers are little-endian. `snapshot_checks.py` checks a file, whoever wrote it,
+before any part is used. A loaded index reads vectors and graph from the mapped file; the first
+upsert copies the vectors.
 """
 
 import hashlib
@@ -40,11 +40,13 @@ _CRAFTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, Inv
 
 
 class Unfit(SnapshotError):
-    """A snapshot that may be whole, and is not for this reader."""
+    """A snapshot that may be intact, but is not for this reader."""
 
 
 def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> None:
-    """Write the index as it is now; `notes` (JSON) come back from `info`, for the caller's use."""
+    """Write the index's present state; `notes` (JSON) are the caller's, see `info`.
+
+    Raises OSError."""
     view = index.view()
     arrays = _arrays(view)
     sections, offset = [], 0
@@ -78,7 +80,7 @@ def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> No
 
 
 def info(path: Path) -> dict[str, Any]:
-    """The header of a snapshot; raises SnapshotError. Sections are not looked at."""
+    """Read the header of a snapshot, without its sections; raises SnapshotError and OSError."""
     return _header(path)[0]
 
 
@@ -86,10 +88,10 @@ def load(
     path: Path, *, verify: bool = True, threads: int = 0, mapped: bool = True,
     graph_of: GraphOf = own_graph,
 ) -> Index:  # fmt: skip
-    """The index of a file; raises SnapshotError. `verify` reads all of it once, for the sums.
+    """Load the index of a file; raises SnapshotError and OSError.
 
-    Not `mapped`, it is read into memory, and the file may go away on whatever disk it is.
-    `graph_of` makes its graph when it is built anew.
+    `verify` reads the whole file once and checks its sums. If `mapped` is false, the file is read
+    into memory, and may be deleted on any file system. `graph_of` makes the graph of a rebuild.
     """
     header, begin = _header(path)
     try:
@@ -135,7 +137,7 @@ def _dead(view: IndexView) -> Array:
 
 
 def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
-    """All of it beside its place, then in its place in one step."""
+    """Write a file under a temporary name, then rename it to `path` in one step."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -154,7 +156,7 @@ def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the disk know the names in a folder."""
+    """Flush the names in a folder to disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -163,7 +165,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header, and where the sections begin."""
+    """Read and check the header; return it, and the offset of the sections."""
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or head[:8] != MAGIC:
@@ -236,7 +238,7 @@ def _index(
     if audit := header.get("audit"):
         efforts = tuple(tuple(point) for point in audit.get("efforts", ()))
         stats = {attr.name: audit[attr.name] for attr in fields(IndexAudit) if attr.name in audit}
-        index.audit = IndexAudit(**{**stats, "efforts": efforts})  # older ones said more
+        index.audit = IndexAudit(**{**stats, "efforts": efforts})  # older files have more fields
     index.epoch = header["epoch"]
     return index
 

@@ -1,8 +1,8 @@
-"""What must hold of an index file before any of it is used.
+"""Checks an index file before any part of it is used.
 
-A file may come from anywhere, and kernels follow its numbers without a look: rows, edges and places
-are addresses to them. So every type, shape and range is checked here first. Sums say only that a
-file is what somebody wrote. All functions raise ValueError with what was expected and found.
+A file may come from anywhere, and kernels use its numbers unchecked: they turn rows, edges and
+places into addresses. So every type, shape and range is checked here first. Checksums only show
+that a file is unchanged. All functions raise ValueError with the expected and the found value.
 """
 
 import math
@@ -19,7 +19,7 @@ from workers.search.limits import DEGREE_MAX, DIM_MAX, ROWS_MAX, SQUARES_MAX
 
 PAGE = 4_096
 _BLOCK_ROWS = 4_096
-_DTYPES = {  # of sections, and how many axes they have
+_DTYPES = {  # types of sections, and their numbers of axes
     "graph": ("<u4", 2), "chain": ("<u4", 2), "entries": ("<i8", 1), "dead": ("<i8", 1),
     "ids": ("<i8", 2), "id_bytes": ("|u1", 1), "payload_ends": ("<i8", 1),
     "payload_bytes": ("|u1", 1), "number": ("<f8", 1), "code": ("<i4", 1),
@@ -30,7 +30,7 @@ _VECTORS = {"float32": "<f4", "float16": "<f2"}
 
 
 def header(header: Any) -> None:
-    """The numbers of a header, and the places of its sections."""
+    """Check the numbers of a header, and the places of its sections."""
     expect(isinstance(header, dict), "a header that is an object", header)
     for name, low, high in (
         ("dim", 1, DIM_MAX), ("degree", 2, DEGREE_MAX), ("rows", 0, ROWS_MAX),
@@ -55,7 +55,7 @@ def header(header: Any) -> None:
 
 
 def section(fields: Mapping[str, Any], storage: str) -> int:
-    """Type, shape and place of a section; its size in bytes."""
+    """Check a section's type, shape and place; return its size in bytes."""
     name, shape = fields["name"], fields["shape"]
     dtype, axes = (
         (_VECTORS[storage], 2) if name == "vectors" else _DTYPES[name.partition(":")[0]]
@@ -71,7 +71,7 @@ def section(fields: Mapping[str, Any], storage: str) -> int:
 
 
 def arrays(header: Mapping[str, Any], sections: Mapping[str, Array]) -> None:
-    """Whether sections fit each other, and point to what is there."""
+    """Check that sections fit each other, and that their numbers are within bounds."""
     rows, dim, graph = header["rows"], header["dim"], sections["graph"]
     linked = len(graph)
     _check_shape(sections, "vectors", (rows, padded_dim(dim)))
@@ -114,14 +114,14 @@ def arrays(header: Mapping[str, Any], sections: Mapping[str, Array]) -> None:
 
 
 def ids(row_ids: list[ExternalId], dead: list[int]) -> None:
-    """Whether no two live rows have the same id."""
+    """Check that no two live rows have the same id."""
     dead_rows = set(dead)
     live = {row_id for row, row_id in enumerate(row_ids) if row not in dead_rows}
     expect(len(live) == len(row_ids) - len(dead_rows), "a live id once", len(live))
 
 
 def expect(holds: bool, expected: str, actual: Any) -> None:
-    """Raise ValueError unless it holds."""
+    """Raise ValueError unless the condition holds."""
     if not holds:
         raise ValueError(f"expected {expected}, found {actual!r:.80}")
 

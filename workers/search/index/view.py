@@ -1,7 +1,7 @@
-"""An index at one moment: what a search reads, from its first extend to its last.
+"""An immutable view of an index, which a search reads from its first extend to its last.
 
-Nothing in a view changes once it is made. Upserts, deletes, linking and compaction make new views;
-searches that run keep theirs, and with it the memory that their slots point to.
+Upserts, deletes, linking and compaction make new views. A running search keeps its view alive, and
+with it the memory that its slot points to.
 """
 
 import math
@@ -24,52 +24,53 @@ from workers.search.metadata.columns import ColumnStore
 from workers.search.metadata.filters import COMPILED_MAX, AllowedRows, CompiledFilters, Filter
 from workers.search.walk import fields
 
-PLANS_MAX = 64  # to search a view, that it remembers
+PLANS_MAX = 64  # plans that a view caches
 LONG = 1_000_000  # comparisons of a filter, about 1 ms
-UNCALIBRATED = 128  # entries of the routing list for any recall, where none was measured
+UNCALIBRATED = 128  # entries of the routing list for any target recall, without measurements
 _OF_ENTRIES: tuple[str, ...] = ("seeds", "entry_panels", "entry_vectors")
 _OF_CODES, _OF_NODES = ("entry_codes", "entry_outliers"), ("nodes", "node_panels")
-NODES_MAX = 4_096  # distinct vectors, of which a search may measure all
-_GROWN = 8  # an index that has grown by this part is audited again
+NODES_MAX = 4_096  # most distinct vectors that a search may measure without a walk
+_GROWN = 8  # an index that has grown by one part in this many is audited again
 _LEAST_MISSED = 1e-4
-_GROWN_EFFORTS = 1.5  # times as many rows: recall of routing lists is measured again
-_COMPARED, _WITHIN = (16, 32, 64), 0.002  # lists of two graphs, and what is no more than chance
+_GROWN_EFFORTS = 1.5  # growth of rows after which recall of routing lists is measured again
+_COMPARED, _WITHIN = (16, 32, 64), 0.002  # list lengths to compare graphs at, and their tolerance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexAudit:
-    """What the last rounds of `audit.py` found."""
+    """The results of the last audit by `audit.py`."""
 
-    rows: int  # linked rows then
-    entries: int  # entry points after it
+    rows: int  # linked rows at that time
+    entries: int  # entry points after the audit
     rounds: int
     missed_share: float  # of the rows that the last round searched for
     calibrated: int = 0  # linked rows when `efforts` were measured
-    # lengths of routing lists, and their recall of the 10 and 100 nearest, of rows held out
+    # length of a routing list, and its recall of the 10 and the 100 nearest of held-out rows
     efforts: tuple[tuple[int, float, float], ...] = ()
 
     def is_old(self, rows: int) -> bool:
-        """Whether so many linked rows are to be audited again."""
+        """Return whether an index of this many linked rows is to be audited again."""
         return rows - self.rows > self.rows // _GROWN
 
     def is_uncalibrated(self, rows: int) -> bool:
-        """Whether so many linked rows want efforts to be measured again."""
+        """Return whether this many linked rows require a new measurement of `efforts`."""
         return rows > _GROWN_EFFORTS * self.calibrated
 
     def recall_at(self, length: int) -> float:
-        """Share of the 10 nearest that lists of this length found; 1 where that was not tried."""
+        """Return the recall of the 10 nearest at this list length; 1 if it was not measured."""
         return next((point[1] for point in self.efforts if point[0] == length), 1.0)
 
     def serves_as_well_as(self, full: "IndexAudit") -> bool:
-        """Whether this graph, of few edges, finds as much as the full one of the same rows."""
+        """Return whether this graph, with few edges, finds as much as the full one."""
         return bool(self.efforts) and all(
             self.recall_at(length) >= full.recall_at(length) - _WITHIN for length in _COMPARED
         )
 
     def top_m(self, recall: float, k: int, limit: int) -> int:
-        """The shortest routing list that has this recall of the k nearest, as far as is measured.
+        """Return the length of the shortest routing list with this recall of the k nearest.
 
-        The logarithm of what is missed against that of the length is close to a line.
+        It interpolates the measurements: the logarithm of the missed share against that of the
+        length is close to a line.
         """
         column, measured_k = (1, 10) if k <= 10 else (2, 100)
         points = [point for point in self.efforts if point[column] > 0]
@@ -84,7 +85,7 @@ class IndexAudit:
 
 @dataclass(frozen=True, eq=False)
 class IndexView:
-    """Rows 0 to `count`; those from `linked` on have no edges and are scanned."""
+    """Rows 0 to `count` of an index; those from `linked` on have no edges and are scanned."""
 
     dim: int
     metric: Metric
@@ -96,22 +97,22 @@ class IndexView:
     graph: Array  # (linked, degree), uint32
     alive: Array | None  # bit set of live rows; None: all
     entries: Array  # rows where searches begin, int64
-    chain: Array | None  # (linked, 1), uint32: what leads to equal rows; None: there are none
-    versions: tuple[GraphVersion, ...]  # that graph and chain are, where they are
+    chain: Array | None  # (linked, 1), uint32: chains of equal rows; None: there are none
+    versions: tuple[GraphVersion, ...]  # of the graph, then of the chain
     ids: list[ExternalId]
     columns: ColumnStore
     filters: CompiledFilters  # over `columns`
     epoch: int
     codes: Codes | None = None  # of the linked rows
-    audit: IndexAudit | None = None  # of the entry points; None: not made yet
+    audit: IndexAudit | None = None  # of the entry points; None: not audited yet
     payloads: list[bytes] = field(default_factory=list)  # of all rows
-    is_walked: bool = False  # by all searches, however few nodes there are
-    plans: dict[Any, Any] = field(default_factory=dict)  # of `plans.py`
+    is_walked: bool = False  # whether all searches walk, even if there are few nodes
+    plans: dict[Any, Any] = field(default_factory=dict)  # the cache of `plans.py`
     _allowed: dict[str, AllowedRows] = field(default_factory=dict)
 
     @cached_property
     def nodes(self) -> Array | None:
-        """All rows that others have edges to, int64; None where no search measures all of them."""
+        """Return all nodes, int64; None if they are too many or too long to measure all."""
         if self.is_walked or not self.linked or self.vectors.shape[1] > PANEL_DIM_MAX:
             return None
         if duplicates.node_count(self.chain, self.linked) > NODES_MAX:
@@ -125,12 +126,12 @@ class IndexView:
 
     @cached_property
     def seeds(self) -> Array:
-        """Return the entry points, with memory behind them to read the last panel whole."""
+        """Return the entry points, in memory that is padded to whole panels."""
         return pad_to_panel(self.entries)
 
     @cached_property
     def entry_vectors(self) -> Array:
-        """Vectors of `seeds`, side by side."""
+        """Return the vectors of `seeds` as a contiguous array."""
         return np.ascontiguousarray(self.vectors[self.seeds])
 
     @cached_property
@@ -140,20 +141,20 @@ class IndexView:
 
     @cached_property
     def entry_codes(self) -> Array:
-        """Codes of `seeds`, side by side."""
+        """Return the codes of `seeds` as a contiguous array."""
         assert self.codes is not None
         return np.ascontiguousarray(self.codes.codes[self.seeds])
 
     @cached_property
     def entry_outliers(self) -> Array | None:
-        """Bit set of places in `seeds` whose rows pass whatever their codes say."""
+        """Return the bit set of places in `seeds` whose rows are outliers of the codes."""
         if self.codes is None or self.codes.outliers is None:
             return None
         return pack_bits(are_in(self.codes.outliers, self.seeds))
 
     @cached_property
     def template(self) -> Array:
-        """A slot's row with all that concerns the index."""
+        """Return a slot's row with all columns of the index, int64 (fields.COUNT,)."""
         row = np.zeros(fields.COUNT, np.int64)
         row[fields.STATUS] = fields.FRESH
         row[fields.VECTORS], row[fields.ROW_BYTES] = (
@@ -194,7 +195,7 @@ class IndexView:
         return GraphLinks(self.graph, self.entries, self.chain, self.versions)
 
     def linked_part(self, links: GraphLinks, coded: Codes | None) -> "IndexView":
-        """Nothing but the first rows, deleted or not, with these links."""
+        """Return a view of the linked rows only, deleted ones too, with these links."""
         rows = len(links.graph)
         return replace(
             self, **links._asdict(), count=rows, linked=rows, live=rows, alive=None, ids=[],
@@ -203,9 +204,9 @@ class IndexView:
         )  # fmt: skip
 
     def ready(self, before: "IndexView | None") -> "IndexView":
-        """The same, when all that the first search would make is there.
+        """Compute the cached properties that the first search needs, and return this view.
 
-        What `before` has made of the same entry points is taken over.
+        Those of `before` are reused if the entry points are the same.
         """
         if before is not None and before.entries is self.entries:
             are_alike = before.linked == self.linked and before.chain is self.chain
@@ -218,11 +219,11 @@ class IndexView:
         return self
 
     def takes_long(self, where: Filter) -> bool:
-        """Whether `allowed` would hold up whoever else waits for this thread."""
+        """Return whether `allowed` would block an event loop for too long."""
         return self.filters.comparisons(where, self.count) > LONG
 
     def allowed(self, where: Filter) -> AllowedRows:
-        """A filter compiled for these rows; raises UnknownFilterField."""
+        """Compile a filter for these rows, or return it cached; raises UnknownFilterField."""
         key = repr(where)
         if (allowed := self._allowed.get(key)) is None:
             allowed = self.filters.allowed(where, self.alive, self.count)
@@ -232,7 +233,7 @@ class IndexView:
         return allowed
 
     def nodes_to_find(self, first: int, last: int) -> Array:
-        """Nodes among linked rows that live, or have copies: ascending, int64."""
+        """Return nodes from `first` to `last` that are live or have copies: ascending, int64."""
         rows = duplicates.nodes(self.chain, self.linked)
         rows = rows[(rows >= first) & (rows < last)]
         if self.alive is None:
@@ -243,7 +244,7 @@ class IndexView:
         return rows[are_live]
 
     def live_rows(self) -> Array:
-        """Rows that are not deleted, ascending, int64."""
+        """Return the rows that are not deleted, ascending, int64."""
         if self.alive is None:
             return np.arange(self.count)
         return np.flatnonzero(unpack_bits(self.alive, self.count))

@@ -1,4 +1,4 @@
-"""Arrays as kernels want them, made and read with NumPy: aligned matrices, addresses, bit sets.
+"""Arrays for kernels, made and read with NumPy: aligned matrices, addresses, bit sets.
 
 A bit set of rows is uint32, shape (ceil(rows / 32),): row r is bit r % 32 of word r // 32.
 """
@@ -9,12 +9,12 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-LINE_BYTES = 64  # of the processor's cache
-WORD_BITS = 32  # of a bit set
+LINE_BYTES = 64  # a cache line of the processor
+WORD_BITS = 32  # bits in a word of a bit set
 
 
 def aligned(rows: int, columns: int, dtype: Any) -> Array:
-    """An uninitialised matrix, shape (rows, columns), that begins at a cache line."""
+    """Allocate an uninitialised matrix, (rows, columns), that begins at a cache line."""
     size = rows * columns * np.dtype(dtype).itemsize
     memory = np.empty(size + LINE_BYTES, np.uint8)
     first = -memory.ctypes.data % LINE_BYTES
@@ -23,17 +23,17 @@ def aligned(rows: int, columns: int, dtype: Any) -> Array:
 
 
 def gather_rows(matrix: Array, rows: Array) -> Array:
-    """Some rows of a matrix, int64, in one that is made by `aligned`."""
+    """Copy some rows, int64, of a matrix to a new one made by `aligned`."""
     out = aligned(len(rows), matrix.shape[1], matrix.dtype)
     out[:] = matrix[rows]
     return out
 
 
 def grow(matrix: Array, rows: int) -> Array:
-    """A matrix of more rows, of which the first are those of `matrix`, made by `aligned`.
+    """Return a matrix of more rows, made by `aligned`, which begins with the rows of `matrix`.
 
-    It shares their memory where there is room behind them. So of several matrices in one memory,
-    only the longest may grow.
+    It shares their memory if there is room behind them. So of several matrices in one memory, only
+    the longest may grow.
     """
     memory = matrix.base
     if memory is not None and memory.dtype == np.uint8 and memory.flags.writeable:
@@ -48,40 +48,40 @@ def grow(matrix: Array, rows: int) -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Where an array begins; whoever keeps the number keeps the array alive."""
+    """Return the address of an array; the caller keeps the array alive."""
     return int(array.ctypes.data)
 
 
 def row_addresses(matrix: Array) -> list[int]:
-    """Where each row of a matrix begins."""
+    """Return the address of each row of a matrix."""
     return [int(row.ctypes.data) for row in matrix]
 
 
 def stored_bits(vectors: Array) -> Array:
-    """Vectors as kernels take them, which know no float16: the same memory, uint16 for float16."""
+    """View vectors as kernels take them: float16, which they do not support, as uint16."""
     return vectors.view(np.uint16) if vectors.dtype == np.float16 else vectors
 
 
 def pack_bits(mask: Array) -> Array:
-    """The bit set of a mask, shape (rows,), bool."""
+    """Return the bit set of a mask, bool (rows,)."""
     whole = np.zeros(-(-len(mask) // 32) * 32, bool)
     whole[: len(mask)] = mask
     return np.packbits(whole, bitorder="little").view("<u4")
 
 
 def unpack_bits(bits: Array, count: int) -> Array:
-    """The first `count` bits of a bit set: shape (count,), bool."""
+    """Return the first `count` bits of a bit set: bool (count,)."""
     return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)
 
 
 def are_in(bits: Array, rows: Array) -> Array:
-    """Whether rows, int64, are in a bit set: bool, same shape."""
+    """Return for each of `rows`, int64, whether it is in a bit set: bool, same shape."""
     inside: Array = bits[rows // WORD_BITS] >> (rows % WORD_BITS).astype(np.uint32) & 1 != 0
     return inside
 
 
 def members(bits: Array) -> Array:
-    """Rows in a bit set, ascending, int64."""
+    """Return the rows in a bit set, ascending, int64."""
     words = np.flatnonzero(bits)
     word_bits = np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, WORD_BITS)
     word, bit = np.nonzero(word_bits)
@@ -90,7 +90,7 @@ def members(bits: Array) -> Array:
 
 
 def first_bits(bits: Array, count: int) -> Array:
-    """The first `count` bits of a bit set, as one of its own."""
+    """Copy the first `count` bits of a bit set to a new one."""
     first = bits[: -(-count // WORD_BITS)].copy()
     if count % WORD_BITS:
         first[-1] &= np.uint32((1 << count % WORD_BITS) - 1)
@@ -98,7 +98,7 @@ def first_bits(bits: Array, count: int) -> Array:
 
 
 def all_but(dead: Array, count: int) -> Array:
-    """The bit set of the first `count` rows without the dead ones, int64."""
+    """Return the bit set of the first `count` rows without the `dead` ones, int64."""
     mask = np.ones(count, bool)
     mask[dead] = False
     return pack_bits(mask)

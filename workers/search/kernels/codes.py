@@ -1,24 +1,24 @@
-"""Short codes of vectors, which say that a row is too far without a look at its vector.
+"""Short codes of vectors, which show that a row is too far without a read of its vector.
 
-Theory of operation. A search spends its time on reading vectors, most of them of rows that turn out
-to be too far for its list. A code is one byte per value: the nearest of 256 levels, one step for
-all dimensions, from the least value of each (the approximation of a VA-file: Weber, Schek and
-Blott, VLDB 1998). How far a row can be from what its code stands for is known, and the query is
-coded too. By the triangle inequality (for inner products, Cauchy and Schwarz's) a row whose code is
-farther than the worst of a list by more than both is itself farther. It is left out, and no result
-changes: codes say which vectors need not be read, never how far a row is. Distances of codes are
-sums of integers, and a fifth of the work.
+Theory of operation. A search spends its time on reading vectors, mostly of rows that are too far
+for its list. A code is one byte per value: the nearest of 256 levels, with one step for all
+dimensions, from the least value of each dimension (the approximation of a VA-file: Weber, Schek and
+Blott, VLDB 1998). The largest error of a row's code is known, and the query is coded too. By the
+triangle inequality (for inner products, that of Cauchy and Schwarz) a row is farther than the worst
+entry of a list if its code is farther by more than both errors. It is dropped, and no result
+changes: codes only decide which vectors need not be read, never a distance. Distances of codes are
+sums of integers, and take a fifth of the time.
 
 One row of huge values must not make the steps coarse for all others. So the range is that of nearly
-all rows. What lies outside is cut to it. By squared distance a cut row, and then a cut query, are
-nearer to each other than before (projections onto a box never move two points apart), so the bound
-holds for all rows. By inner product it holds for rows whose error is usual; a bit for each other
-row, the *wild* ones, says that it always passes.
+all rows, and values outside are clipped to it. By squared distance, to clip a row and a query only
+moves them nearer to each other (projections onto a box never move two points apart), so the bound
+holds for all rows. By inner product it holds for rows whose error is usual; the others, the
+*outliers*, have a bit with which they always pass.
 
-A ruler says what codes stand for: float32, the least value of each dimension, then SIMD_FLOATS
-constants (step, error, radius, least, cut). A coded query is float32 constants (scale, shift,
-beyond) in 64 bytes, then an int16 per value. All bounds are widened by more than float32 is
-rounded.
+A quantizer defines the codes: float32, the least value of each dimension, then SIMD_FLOATS
+constants (step, error, radius, least, cut, cut share, limit). A coded query is float32 constants
+(scale, shift, beyond) in 64 bytes, then an int16 per value. All bounds are widened by more than the
+rounding of float32.
 """
 
 from dataclasses import dataclass
@@ -42,14 +42,14 @@ from workers.search.kernels.memory import (
 from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 
-CODED_DIM_MAX = 4_096  # beyond it sums would not fit 32 bits
-_CODED_BYTES_MIN = 256  # of a vector: shorter ones are read as fast as codes
-_LEVELS, _QUERY_LEVELS = 255, 2_047  # the latter of inner products
-_STEP, _ERROR, _RADIUS, _LEAST = 0, 1, 2, 3  # of a ruler, after the least values
-_CUT, _CUT_SHARE, _LIMIT = 4, 5, 6  # likewise: 1 where rows were cut, how many, error of wild ones
-_OF_ROW, _OF_CUT, _RADIUS_OF, _SIZE = range(4)  # told of a row: error, cut, length of code, length
+CODED_DIM_MAX = 4_096  # for more dimensions, sums would not fit into 32 bits
+_CODED_BYTES_MIN = 256  # of a vector; shorter ones are read as fast as codes
+_LEVELS, _QUERY_LEVELS = 255, 2_047  # of rows; of queries by inner product
+_STEP, _ERROR, _RADIUS, _LEAST = 0, 1, 2, 3  # constants of a quantizer, after the least values
+_CUT, _CUT_SHARE, _LIMIT = 4, 5, 6  # more: 1 if rows were clipped, their share, outliers' error
+_OF_ROW, _OF_CUT, _RADIUS_OF, _SIZE = range(4)  # a row's error, clipped error, code norm, norm
 _STATS = 4
-_SCALE, _SHIFT, _BEYOND = 0, 1, 2  # of a coded query
+_SCALE, _SHIFT, _BEYOND = 0, 1, 2  # constants of a coded query
 _HEADER_BYTES = 64
 CODED_QUERY_BYTES = _HEADER_BYTES + 2 * CODED_DIM_MAX
 _WIDER = np.float32(1.001)
@@ -57,15 +57,15 @@ _ROUNDED = np.float32(1e-4)
 _INFINITY = np.float32(np.inf)
 _SUM_MAX = 2.0**31 - 256
 _VALUE_MAX, _STEP_MIN = 1e15, 1e-15  # float32 holds their squares
-_LENGTH_MAX = 1e30  # of vectors of larger values, which get no codes
-_SAMPLED_ROWS, _BEYOND_SHARE, _MARGIN = 4_096, 0.001, 0.25  # what the range is taken from
-_WILD_SHARE, _USUAL = 0.02, 1.5  # at most so many rows are wild: those of so many usual errors
-_RECODED = 0.1  # share of rows that came later and do not fit, at which a new ruler is made
+_LENGTH_MAX = 1e30  # bound of norms; vectors with larger values get no codes
+_SAMPLED_ROWS, _BEYOND_SHARE, _MARGIN = 4_096, 0.001, 0.25  # for the choice of the range
+_WILD_SHARE, _USUAL = 0.02, 1.5  # outliers' largest share; their error, times the usual one
+_RECODED = 0.1  # share of later rows that are clipped, above which a new quantizer is made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """Codes of rows, and what they stand for."""
+    """The codes of rows, and their quantizer."""
 
     codes: Array  # (rows, code bytes), uint8
     quantizer: Array  # (padded dim + SIMD_FLOATS,), float32
@@ -78,12 +78,12 @@ class Codes:
 
     @property
     def error(self) -> float:
-        """The farthest that a row is from what its code stands for, if it is not wild or cut."""
+        """Return the largest error of a row's code, without outliers and clipping."""
         return float(self.quantizer[len(self.quantizer) - SIMD_FLOATS + _ERROR])
 
 
 def encode_rows(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
-    """Codes of `vectors`, float32 or float16 (rows, padded dim); None where they would not help.
+    """Encode `vectors`, float32 or float16 (rows, padded dim); None if codes would not help.
 
     `metric` is a number of `metrics.py`; `threads` 0: all cores.
     """
@@ -99,7 +99,7 @@ def encode_rows(vectors: Array, metric: int, *, threads: int = 0) -> Codes | Non
 
 
 def _range(vectors: Array) -> tuple[Array, float]:
-    """Where codes begin, float32 (padded dim,), and their step: of nearly all rows."""
+    """Return the least values of codes, float32 (padded dim,), and their step, for most rows."""
     minimum, maximum = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
     sample = vectors[:: max(1, len(vectors) // _SAMPLED_ROWS)].astype(np.float32)
     edge = int(len(sample) * _BEYOND_SHARE)
@@ -115,9 +115,9 @@ def _range(vectors: Array) -> tuple[Array, float]:
 
 
 def extend(base: Codes | None, vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
-    """Codes of `vectors`, of whose first rows the codes are known.
+    """Encode `vectors`, whose first rows have the codes `base`.
 
-    The ruler stays, unless many of the other rows fit it badly.
+    The quantizer stays, unless many of the other rows are clipped.
     """
     if base is None:
         return encode_rows(vectors, metric, threads=threads)
@@ -129,7 +129,7 @@ def extend(base: Codes | None, vectors: Array, metric: int, *, threads: int = 0)
 def _encode_rows(
     vectors: Array, quantizer: Array, base: Codes | None, metric: int, threads: int
 ) -> Codes | None:
-    """Codes by a ruler that has the least values and the step; None where new rows do not fit."""
+    """Encode with the least values and step of a quantizer; None if too many rows are clipped."""
     rows, length = vectors.shape
     first, code_bytes = 0, -(-length // SIMD_CODES) * SIMD_CODES
     if base is None:
@@ -160,12 +160,12 @@ def _encode_rows(
 
 
 def _limit(errors: Array) -> float:
-    """Of what rows miss by their codes, the most that is not wild."""
+    """Return the largest error of a row that is no outlier."""
     return float(min(errors.max(initial=0), _USUAL * np.quantile(errors, 1 - _WILD_SHARE)))
 
 
 def _widen(constants: Array, row_stats: Array, metric: int) -> None:
-    """Make a ruler's constants hold for these rows, too."""
+    """Make a quantizer's constants hold for these rows, too."""
     error, radius, size = row_stats[:, [_OF_ROW, _RADIUS_OF, _SIZE]].max(0, initial=0)
     if metric == SQUARED_L2:
         error = row_stats[:, _OF_CUT].max(initial=0)
@@ -176,9 +176,9 @@ def _widen(constants: Array, row_stats: Array, metric: int) -> None:
 
 
 def _outlier_bits(base: Codes | None, first: int, outliers: Array) -> Array | None:
-    """The bit set of wild rows: those known, and of the rows from `first` on.
+    """Return the bit set of outliers: those of `base`, and `outliers` from row `first` on.
 
-    It shares the memory of the known one, of which nobody reads the bits from `first` on.
+    It shares the memory of `base.outliers`, whose readers never read bits from `first` on.
     """
     before = None if base is None else base.outliers
     if before is None and not outliers.any():
@@ -202,10 +202,10 @@ def _encode(
     begin: int, end: int, vectors: Array, codes: Array, quantizer: Array, first: int, stored: int,
     row_stats: Array,
 ) -> None:  # fmt: skip
-    """Write codes of some rows, uint8, counted from `first`, and to `told` what is told of each.
+    """Write the codes of some rows, uint8, counted from `first`, and their statistics.
 
-    `vectors` are stored bits, `ruler` has the least values and the step, and `told` is float32
-    (rows from `first` on, _TOLD).
+    `vectors` are stored bits, `quantizer` has the least values and the step, and `row_stats` is
+    float32 (rows from `first` on, _STATS).
     """
     length = vectors.shape[1]
     exact = np.empty(length, np.float32)
@@ -238,7 +238,7 @@ def encode_query(
 ) -> None:
     """Write the code of a query to `out`, the address of CODED_QUERY_BYTES.
 
-    Addresses of the query, float32 (length,), of the ruler, and of room for `length` float32.
+    `query`, float32 (length,), `quantizer`, and `scratch`, `length` float32, are addresses, too.
     """
     step, error = get_f32(quantizer, length + _STEP), get_f32(quantizer, length + _ERROR)
     low, high, unit = np.float32(-_LEVELS), np.float32(2 * _LEVELS), step
@@ -273,13 +273,13 @@ def encode_query(
 
 @inlined
 def _square(vector: int, length: int) -> Any:
-    """Sum of squares of the float32 vector at an address."""
+    """Return the sum of squares of the float32 vector at an address."""
     return -distance(vector, vector, length, INNER_PRODUCT, SINGLE)
 
 
 @inlined
 def code_limit(worst: Any, query: int, metric: int) -> Any:
-    """The largest distance of codes that a row may have which is as near as `worst`; int64.
+    """Return the largest distance of codes that a row as near as `worst` may have; int64.
 
     `query` is the address of a coded query.
     """
@@ -290,7 +290,7 @@ def code_limit(worst: Any, query: int, metric: int) -> Any:
         reach *= reach
     else:
         reach = (np.float64(worst) + get_f32(query, _SHIFT) + beyond) / scale
-    if not np.isfinite(reach):  # float32 cannot tell how far rows are
+    if not np.isfinite(reach):  # the distances overflow float32, so every row passes
         return np.int64(_SUM_MAX)
     return np.int64(min(_SUM_MAX, max(-_SUM_MAX, reach + 1)))
 
@@ -300,14 +300,15 @@ def prefilter(rows: int, count: int, worst: Any, codes: int, code_bytes: int, ou
            query: int, metric: int) -> int:  # fmt: skip
     """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
 
-    The first ones are left, in order; how many. `codes` is the address of uint8, `code_bytes` for
-    each row, `wild` of the bit set of rows that always pass (0: none), `query` of a coded query.
+    The others move to the front, in order; returns their number. `codes` is the address of uint8,
+    `code_bytes` for each row, `outliers` of the bit set of rows that always pass (0: none), `query`
+    of a coded query.
     """
     total, limit = 0, code_limit(worst, query, metric)
     if outliers == 0:
         for i in range(count):
             row = get_i64(rows, i)
-            put_i64(rows, total, row)  # no branch: which are near enough cannot be predicted
+            put_i64(rows, total, row)  # without a branch, which could not be predicted
             total += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
         return total
     for i in range(count):
@@ -320,7 +321,7 @@ def prefilter(rows: int, count: int, worst: Any, codes: int, code_bytes: int, ou
 
 @inlined
 def code_distance(codes: int, query: int, code_bytes: int, metric: int) -> Any:
-    """Of a row's code, uint8 at an address, from the coded query at another; int64."""
+    """Return the distance of a row's code, uint8 at an address, from a coded query; int64."""
     if metric == SQUARED_L2:
         return np.int64(square_sum(codes, query + _HEADER_BYTES, code_bytes))
     return -np.int64(product_sum(codes, query + _HEADER_BYTES, code_bytes))

@@ -1,12 +1,12 @@
-"""Distances between a query and rows of a matrix: the one place that computes them on the CPU.
+"""Distances between a query and rows of a matrix on the CPU; `panels.py` equals them to the bit.
 
-Each call runs the same vector instructions in the same order, whatever runs beside it, so a
-distance depends on its two vectors only and results never depend on batch mates. The functions
-below write LLVM vector code directly: loops that a compiler vectorises by itself reach half the
-speed, and their order of additions changes with the place that they are inlined into.
+Each call runs the same vector instructions in the same order, so a distance depends on its two
+vectors only, never on the rest of a batch. The functions below emit LLVM vector code directly:
+loops that a compiler vectorises by itself reach half the speed, and their order of additions
+depends on where they are inlined.
 
-Rows are padded with zeros to a multiple of `SIMD_FLOATS` values (`padded`). Smaller is nearer in
-every metric: inner product is negated; cosine is inner product of vectors that were normalised.
+Rows are padded with zeros to a multiple of `SIMD_FLOATS` values (`padded_dim`). Smaller is nearer
+in every metric: inner product is negated; cosine is the inner product of normalised vectors.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_
 from workers.search.kernels.vectors import sum_lanes
 
 SIMD_FLOATS = 16
-UNROLLED = 4  # independent sums, or each addition waits for the one before
+UNROLLED = 4  # independent sums, so that additions do not wait for each other
 
 _I64, _F32 = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_F32, SIMD_FLOATS)
@@ -33,12 +33,12 @@ _ZERO, _ZEROS = ir.Constant(_I64, 0), ir.Constant(_VECTOR, [0.0] * SIMD_FLOATS)
 
 
 def padded_dim(dim: int) -> int:
-    """`dim` rounded up to whole vectors."""
+    """Return `dim` rounded up to whole SIMD vectors."""
     return -(-dim // SIMD_FLOATS) * SIMD_FLOATS
 
 
 def _loader(builder: Any, base: Any, stored: int) -> Any:
-    """Code that loads the vector that begins at element i of an array."""
+    """Return a function that emits the load of the vector at element i of an array."""
     element = ir.HalfType() if stored == HALF else _F32
     size = 2 if stored == HALF else 4
     pointer = ir.VectorType(element, SIMD_FLOATS).as_pointer()
@@ -53,7 +53,7 @@ def _loader(builder: Any, base: Any, stored: int) -> Any:
 
 
 def _accumulator(builder: Any, row: Any, query: Any, metric: int, stored: int) -> Any:
-    """Code that adds the terms of elements i to i + SIMD_FLOATS to a sum."""
+    """Return a function that emits the addition of terms i to i + SIMD_FLOATS to a sum."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
     fma = insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
     of_row, of_query = _loader(builder, row, stored), _loader(builder, query, SINGLE)
@@ -68,9 +68,9 @@ def _accumulator(builder: Any, row: Any, query: Any, metric: int, stored: int) -
 
 
 def _reduction(metric: int, stored: int) -> Any:
-    """A function of kernels: (address of a row, address of a query, padded length) -> float32.
+    """Make a kernel function: (address of a row, address of a query, padded length) -> float32.
 
-    Two loops: several vectors at a time, then the rest one by one.
+    It has two loops: over UNROLLED vectors at a time, then over the other vectors.
     """
 
     @emitted(types.float32, types.intp, types.intp, types.intp)
@@ -94,7 +94,7 @@ def _reduction(metric: int, stored: int) -> Any:
 
 
 def _widening(stored: int) -> Any:
-    """A function of kernels: copies the vector at one address to another as float32."""
+    """Make a kernel function that copies the vector at one address to another as float32."""
 
     @emitted(types.void, types.intp, types.intp)
     def widen(builder: Any, source: Any, target: Any) -> None:
@@ -111,9 +111,9 @@ _dot_single, _dot_half = _reduction(INNER_PRODUCT, SINGLE), _reduction(INNER_PRO
 
 @inlined
 def distance(row: int, query: int, length: int, metric: int, stored: int) -> Any:
-    """Distance between the row and the query at two addresses; float32, smaller is nearer.
+    """Return the distance between the row and the query at two addresses; float32.
 
-    The row is float32 or float16, as `stored` says, the query float32; `length` is padded.
+    The row is float32 or float16 by `stored`, the query float32; `length` is padded.
     """
     if metric == SQUARED_L2:
         if stored == SINGLE:

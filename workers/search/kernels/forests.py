@@ -1,4 +1,4 @@
-"""Disjoint sets as a forest of parents (union-find), for kernels."""
+"""Disjoint sets as a forest of parent rows (union-find), for kernels."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ Row = int | np.int64
 
 @kernel
 def join(parent: Array, first: Row, second: Row) -> None:
-    """Put the sets of two members together; `parent` is int64, and a root the smallest of its set.
+    """Join the sets of two members; `parent` is int64, and a root is the smallest of its set.
 
-    Paths are halved on the way.
+    Paths are halved during the search of the roots.
     """
     while parent[first] != first:
         parent[first] = parent[parent[first]]

@@ -1,8 +1,8 @@
 """Sums over codes of rows (uint8) and of queries (int16), as LLVM code.
 
-Sums of integers are exact, so every form of them gives the same. x86 has an instruction that
-multiplies 16-bit integers and adds pairs of products, which the compiler does not find by itself;
-other processors take the plain form.
+Sums of integers are exact, so all forms of the code return the same value. x86 has an instruction
+that multiplies 16-bit integers and adds pairs of products, which the compiler does not select by
+itself; other processors use plain code.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from llvmlite import binding, ir
 from workers.search.kernels.jit import emitted, for_slice, insert_function, types, variable
 from workers.search.kernels.vectors import sum_lanes
 
-SIMD_CODES = 64  # codes are padded to a multiple
+SIMD_CODES = 64  # codes are padded to a multiple of it
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _ZERO = ir.Constant(_I64, 0)
@@ -42,7 +42,7 @@ _PLAIN_VALUES = 16
 
 
 def _products(builder: Any, lhs: Any, rhs: Any, pairing: Pairing | None) -> Any:
-    """Products of all values, 32 bits each, or sums of pairs of them."""
+    """Emit the code of the products of all values, 32 bits each, or of sums of pairs of them."""
     if pairing is not None:
         kind = ir.FunctionType(_vector(_I32, pairing.values // 2), [lhs.type, rhs.type])
         function = insert_function(builder.module, kind, pairing.name)
@@ -52,10 +52,10 @@ def _products(builder: Any, lhs: Any, rhs: Any, pairing: Pairing | None) -> Any:
 
 
 def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
-    """A function of kernels: (address of codes, address of a coded query, padded length) -> int32.
+    """Make a kernel function: (address of codes, of a coded query, padded length) -> int32.
 
-    The sum of squared differences, or of products; the padded length is a multiple of
-    `SIMD_CODES`, which are added at a time, to several independent sums.
+    It returns the sum of squared differences, or of products. The padded length is a multiple of
+    `SIMD_CODES`; that many values are added at a time, to several independent sums.
     """
     values = pairing.values if pairing is not None else _PLAIN_VALUES
     sum_type = _vector(_I32, values // 2 if pairing is not None else values)

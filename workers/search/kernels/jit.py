@@ -1,8 +1,8 @@
-"""How functions are compiled for the CPU: the decorators of all kernels, typed.
+"""The decorators that compile kernels for the CPU.
 
-The only file that imports numba; files that write LLVM code use `emitted`. A kernel may call
-kernels of its own file and of the rooms `kernels` and `walk`, and nothing else: compiled code is
-kept on disk until one of these changes.
+This is the only file that imports numba; files that emit LLVM code use `emitted`. A kernel may call
+kernels of its own file and of the packages `kernels` and `walk`, and nothing else: compiled code is
+cached on disk until one of these files changes.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 types: Any = numba.types
 insert_function: Any = numba.core.cgutils.get_or_insert_function
-variable: Any = numba.core.cgutils.alloca_once_value  # in memory until LLVM finds it a register
-for_slice: Any = numba.core.cgutils.for_range_slice  # a loop, from `start` to `stop` by `step`
+variable: Any = numba.core.cgutils.alloca_once_value  # LLVM moves it from memory to a register
+for_slice: Any = numba.core.cgutils.for_range_slice  # a loop from `start` to `stop` by `step`
 
 _SEARCH = Path(__file__).parents[1]
 
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """SHA-256 of all that kernels of other files may call, or take constants from."""
+    """Return the SHA-256 of all files whose kernels and constants other kernels may use."""
     digest = hashlib.sha256((search / "limits.py").read_bytes())
     for folder in ("kernels", "walk"):
         for path in sorted((search / folder).glob("*.py")):
@@ -36,25 +36,26 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 
 def kernel(function: AnyFunction) -> AnyFunction:
-    """Compiled at the first call, kept on disk, and free of the interpreter's lock."""
+    """Compile a function at its first call, cached on disk; it runs without the GIL."""
     compiled: Any = numba.njit(nogil=True, cache=True)(function)
-    # numba's cache looks at one file only, and would keep what it inlined from a changed one
+    # numba's cache checks one file only, and would keep code that was inlined from a changed one
     cached = compiled._cache._cache_file  # noqa: SLF001 - it has no public name
     cached._source_stamp = (*cached._source_stamp, sources_digest())  # noqa: SLF001
     return compiled  # type: ignore[no-any-return]
 
 
 def inlined(function: AnyFunction) -> AnyFunction:
-    """Part of the kernels that call it."""
+    """Inline a function into the kernels that call it."""
     compiled: AnyFunction = numba.njit(inline="always")(function)
     return compiled
 
 
 def emitted(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A function of kernels whose LLVM code is written by the one that is decorated.
+    """Make a function for kernels whose LLVM code the decorated function emits.
 
-    `result` and `parameters` are numba's types. The writer is called as `write(builder, *values)`,
-    once for each call in a kernel, and returns LLVM's value of the result; None where it is void.
+    `result` and `parameters` are numba's types. The decorated function is called as
+    `write(builder, *values)`, once for each call in a kernel, and returns the LLVM value of the
+    result, None if it is void.
     """
 
     def decorate(write: Callable[..., Any]) -> Any:

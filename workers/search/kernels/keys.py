@@ -1,8 +1,8 @@
 """Sort keys of neighbours: distance, then row, then a flag, in one unsigned 64-bit number.
 
-Comparing keys compares (distance, row), a total order, so that every merge of lists has one result.
-The lowest bit is free for the owner of the list: `expanded` in a search, `joined` in a build. An
-empty place holds `EMPTY`, which comes after everything.
+The order of keys is that of (distance, row), a total order, so that every merge of lists has one
+result. The lowest bit is the list owner's flag: an expanded entry in a search, an old one in a
+build. An empty place has `EMPTY`, which is greater than all keys.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from workers.search.kernels.memory import get_u64, put_u64
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 FLAG = np.uint64(1)
-LIMIT = EMPTY - FLAG  # keys from here on are empty, whatever their flag
+LIMIT = EMPTY - FLAG  # keys from here on are empty, with either flag
 NOWHERE = np.uint32(0xFFFFFFFF)  # no row
 _32, _ONE = np.uint64(32), np.uint64(1)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -25,19 +25,19 @@ _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
 @emitted(types.uint32, types.float32)
 def _bits(builder: Any, value: Any) -> Any:
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return builder.bitcast(value, ir.IntType(32))
 
 
 @emitted(types.float32, types.uint32)
 def _value(builder: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
+    """Return the float32 with these bits."""
     return builder.bitcast(bits, ir.FloatType())
 
 
 @inlined
 def key_of(distance: Any, row: int) -> Any:
-    """The key of a row at a distance (float32, not NaN), flag clear."""
+    """Return the key of a row at a distance (float32, not NaN), flag clear."""
     bits = _bits(distance + np.float32(0.0))  # no negative zero
     ordered = np.uint64((bits ^ _ALL) if bits & _SIGN else (bits | _SIGN))
     return (ordered << _32) | (np.uint64(row) << _ONE)
@@ -45,22 +45,23 @@ def key_of(distance: Any, row: int) -> Any:
 
 @inlined
 def row_of(key: Any) -> Any:
-    """The row of a key that is not empty."""
+    """Return the row of a key that is not empty."""
     return np.intp((key & _LOW) >> _ONE)
 
 
 @inlined
 def distance_of(key: Any) -> Any:
-    """The distance of a key that is not empty."""
+    """Return the distance of a key that is not empty."""
     ordered = np.uint32(key >> _32)
     return _value((ordered ^ _SIGN) if ordered & _SIGN else (ordered ^ _ALL))
 
 
 @inlined
 def insert(keys: int, count: int, key: Any) -> int:
-    """Insert into `count` ascending keys, uint64 at an address, dropping the last; the place or -1.
+    """Insert into `count` ascending keys, uint64 at an address; return the place, or -1.
 
-    A row that is there already (same distance) is not inserted again. Flags do not count.
+    The last key is dropped. A key that is in the list already is not inserted again. Flags are
+    ignored.
     """
     if key >= (get_u64(keys, count - 1) & ~FLAG):
         return -1
@@ -73,7 +74,7 @@ def insert(keys: int, count: int, key: Any) -> int:
 
 
 def rows_and_distances(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Rows (int64) and distances (float32) of an array of keys, none of which is empty."""
+    """Return rows (int64) and distances (float32) of an array of keys that are not empty."""
     ordered = (keys >> _32).astype(np.uint32)
     ordered ^= _SIGN | ((ordered >> np.uint32(31)) - np.uint32(1))
     return ((keys & _LOW) >> _ONE).astype(np.int64), ordered.view(np.float32)

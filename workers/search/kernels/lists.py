@@ -1,8 +1,8 @@
-"""Inserting into ascending lists of 64-bit keys at addresses, as LLVM code: whole vectors.
+"""Inserts keys into ascending lists of 64-bit keys at addresses, with vectors, as LLVM code.
 
-A search inserts hundreds of times into a list of some 64 keys. Where a key goes cannot be
-predicted, so the place is counted over all of the list, and what comes after it moves by masked
-loads and stores; loops over single keys would spend their time on mispredicted branches.
+A search inserts hundreds of times into a list of some 64 keys. The place of a key cannot be
+predicted, so it is counted over the whole list, and the keys behind it move by masked loads and
+stores. Loops over single keys would spend their time on mispredicted branches.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def _place(builder: Any, keys: Any, i: Any) -> Any:
 
 @emitted(types.int64, types.intp, types.intp, types.uint64)
 def count_below(builder: Any, keys: Any, count: Any, key: Any) -> Any:
-    """How many of `count` keys at an address come before `key`; lowest bits do not count."""
+    """Return how many of `count` keys at an address are less than `key`, without lowest bits."""
     key_vector, counts = _splat(builder, key), _splat(builder, count)
     below = variable(builder, _ZERO)
     with for_slice(builder, _ZERO, count, ir.Constant(_I64, _KEYS)) as (i, _):
@@ -59,7 +59,7 @@ def count_below(builder: Any, keys: Any, count: Any, key: Any) -> Any:
 
 @emitted(types.void, types.intp, types.intp, types.intp)
 def move_up(builder: Any, keys: Any, count: Any, first: Any) -> None:
-    """Move keys at an address one place up from `first` on; the last of `count` is lost."""
+    """Move keys at an address one place up from `first` on; the last of `count` is dropped."""
     counts, firsts = _splat(builder, count), _splat(builder, first)
     whole = ir.Constant(_I64, -_KEYS)
     start = builder.and_(builder.sub(count, ir.Constant(_I64, 1)), whole)

@@ -1,8 +1,8 @@
-"""Elements of arrays by address, for inner loops of kernels.
+"""Reads and writes elements of arrays by address, for inner loops of kernels.
 
-Views of arrays inside kernels count references, and signed indexes are checked for wrapping round;
-both cost more than the loads themselves. Nothing here checks anything: callers stay within arrays
-that they keep alive.
+Views of arrays inside kernels count references, and signed indexes are checked for wraparound; both
+cost more than the loads themselves. Nothing is checked here: callers stay within arrays that they
+keep alive.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def pointer(builder: Any, base: Any, i: Any, element: Any) -> Any:
-    """Of element `i` of an array at `base`, while code is generated.
+    """Emit the pointer to element `i` of an array at `base`.
 
-    Written as an array's element, so that the compiler can vectorise loops over i.
+    It is an array access for LLVM, so that the compiler can vectorise loops over i.
     """
     return builder.gep(builder.inttoptr(base, element.as_pointer()), [i])
 
 
 def _getter(kind: Any, element: Any) -> Any:
-    """A function of kernels: element `i` of an array at `base`."""
+    """Make a kernel function that returns element `i` of an array at `base`."""
 
     @emitted(kind, types.intp, types.intp)
     def get(builder: Any, base: Any, i: Any) -> Any:
@@ -34,7 +34,7 @@ def _getter(kind: Any, element: Any) -> Any:
 
 
 def _setter(kind: Any, element: Any) -> Any:
-    """A function of kernels: writes `value` to element `i` of an array at `base`."""
+    """Make a kernel function that writes `value` to element `i` of an array at `base`."""
 
     @emitted(types.void, types.intp, types.intp, kind)
     def put(builder: Any, base: Any, i: Any, value: Any) -> None:
@@ -59,7 +59,7 @@ def add_i64(base: int, i: int, amount: int) -> None:
 
 @emitted(types.void, types.intp)
 def prefetch(builder: Any, place: Any) -> None:
-    """Ask for the cache line at an address before it is needed."""
+    """Prefetch the cache line at an address."""
     pointer = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
     function = insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -69,19 +69,19 @@ def prefetch(builder: Any, place: Any) -> None:
 
 @inlined
 def prefetch_row(row: int, row_bytes: int) -> None:
-    """Ask for all cache lines of a row of `row_bytes` bytes at an address."""
+    """Prefetch all cache lines of a row of `row_bytes` bytes at an address."""
     for offset in range(0, row_bytes, 64):
         prefetch(row + offset)
 
 
 @inlined
 def address(array: Any) -> Any:
-    """Where an array begins; the kernel keeps the array alive while it uses the number."""
+    """Return the address of an array, which the kernel keeps alive while it uses the address."""
     return np.intp(array.ctypes.data)
 
 
 @inlined
 def has_bit(bits: int, row: int) -> bool:
-    """Whether a row is in the bit set at an address (`arrays.packed`)."""
+    """Return whether a row is in the bit set at an address (`arrays.pack_bits`)."""
     bit: bool = (get_u32(bits, row >> 5) >> np.uint32(row & 31)) & np.uint32(1) != np.uint32(0)
     return bit

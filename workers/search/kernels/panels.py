@@ -1,12 +1,12 @@
 """Rows in panels: distances of sixteen at a time, and the nearest of many, as LLVM code.
 
-In a *panel* rows stand side by side, one dimension after the other. So one instruction serves one
-dimension of all of its rows, and no sum across a vector is left at the end. The sums are those of
-`distances.py`, addend by addend, so that a distance is the same to the bit, wherever it comes from.
+A *panel* stores sixteen rows dimension by dimension. So one instruction processes one dimension of
+all of its rows, and no sum across a vector is needed at the end. The sums are those of
+`distances.py`, addend by addend, so that a distance is the same to the bit in both.
 
-The nearest are kept in two vectors while all panels are looked at, as sorted keys. A key goes to
-its place without a branch: each place takes the greater of the key and its left neighbour, unless
-what it has is smaller.
+The nearest rows are sorted keys in two vector registers while all panels are read. A key is
+inserted without a branch: each place takes the greater of the key and its left neighbour, unless
+its own key is smaller.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from workers.search.kernels.metrics import INNER_PRODUCT, SQUARED_L2
 from workers.search.kernels.vectors import splat
 
 PANEL_ROWS = SIMD_FLOATS
-PANEL_DIM_MAX = 64  # of longer rows, codes are as fast
-NEAREST_MAX = 16  # that are kept in vectors
+PANEL_DIM_MAX = 64  # for longer rows, codes are as fast
+NEAREST_MAX = 16  # keys in two vector registers
 _HALF, _STEP = NEAREST_MAX // 2, 8
 
 _BIT, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -43,10 +43,10 @@ _PANEL = 4 * PANEL_ROWS  # bytes of one dimension
 
 
 def panels(vectors: Array, dim: int) -> Array:
-    """Rows of `vectors`, shape (rows, padded dim), as float32 (panels, panel dim, PANEL_ROWS).
+    """Store rows of `vectors`, (rows, padded dim), as float32 (panels, panel dim, PANEL_ROWS).
 
-    The last panel is filled up with zeros. Dimensions stand in the order in which they are needed:
-    those that are in the same place of a vector follow each other. `dim` are not padding.
+    The last panel is filled up with zeros. Dimensions are in the order in which they are added:
+    those with the same place in a vector follow each other. `dim` is the dimension without padding.
     """
     rows = len(vectors)
     whole = np.zeros((-(-rows // PANEL_ROWS) * PANEL_ROWS, panel_dim(dim)), np.float32)
@@ -56,17 +56,17 @@ def panels(vectors: Array, dim: int) -> Array:
 
 
 def panel_dim(dim: int) -> int:
-    """Dimensions of a panel: in steps of a few, each of which has code of its own."""
+    """Return the dimensions of a panel, a multiple of `_STEP`; each has its own code."""
     return -(-dim // _STEP) * _STEP
 
 
 def _order(dims: int) -> list[int]:
-    """In which the dimensions of a panel are added up."""
+    """Return the order in which the dimensions of a panel are added."""
     return [d for place in range(SIMD_FLOATS) for d in range(place, dims, SIMD_FLOATS)]
 
 
 def pad_to_panel(rows: Array) -> Array:
-    """The same rows, int64, with memory behind them to read the last panel's whole."""
+    """Copy rows, int64, to memory that is padded to whole panels."""
     out = np.zeros(-(-len(rows) // PANEL_ROWS) * PANEL_ROWS, np.int64)
     out[: len(rows)] = rows
     return out[: len(rows)]
@@ -77,7 +77,7 @@ def _n(value: int) -> Any:
 
 
 def _at(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
-    """What an address and an offset point to."""
+    """Return a pointer to the value at an address plus an offset."""
     return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
 
 
@@ -88,7 +88,7 @@ def _load(builder: Any, base: Any, offset: Any, kind: Any, align: int) -> Any:
 
 
 def _term(builder: Any, panel: Any, query: Any, metric: int) -> Callable[[Any, Any, Any], Any]:
-    """Code that adds the terms of one dimension, of all rows, to their sums.
+    """Return a function that emits the code to add one dimension's terms to the rows' sums.
 
     The dimension is the n-th of a panel, and the d-th of the query.
     """
@@ -107,11 +107,11 @@ def _term(builder: Any, panel: Any, query: Any, metric: int) -> Callable[[Any, A
 
 
 def _distances(builder: Any, panel: Any, query: Any, dims: int, metric: int) -> Any:
-    """Code of the distances of a panel's rows, of so many dimensions, in `distances.py`'s order.
+    """Emit the code of the distances of a panel's rows, in the order of `distances.py`.
 
-    There dimension d is in place d % SIMD_FLOATS of a vector, vectors are added to one of several
-    sums in turn if they are as many, else to the first, and the places to each other as a tree.
-    What is left out here is zero there.
+    There dimension d is in place d % SIMD_FLOATS of a vector. Vectors are added to UNROLLED sums in
+    turn if there are as many, else to the first sum, and the places are added as a tree. Terms that
+    are left out here are zero there.
     """
     add, at = _term(builder, panel, query, metric), 0
     in_turn = dims > (UNROLLED - 1) * SIMD_FLOATS
@@ -139,7 +139,7 @@ def _tree(builder: Any, places: list[Any], metric: int) -> Any:
 
 
 def _sortable_words(builder: Any, distances: Any) -> Any:
-    """Distances as unsigned words in the same order, as in `keys.py`."""
+    """Emit the code that maps distances to unsigned words in the same order, as in `keys.py`."""
     bits = builder.bitcast(builder.fadd(distances, _ZEROS), _WORDS)
     sign = builder.ashr(bits, ir.Constant(_WORDS, [31] * PANEL_ROWS))
     return builder.xor(bits, builder.or_(sign, ir.Constant(_WORDS, [0x80000000] * PANEL_ROWS)))
@@ -151,7 +151,7 @@ def _sortable_words(builder: Any, distances: Any) -> Any:
 def _measure(
     builder: Any, panels: Any, count: Any, query: Any, dims: Any, metric: Any, out: Any
 ) -> None:
-    """Code of `measure`: a loop of its own for each size of a panel and each metric."""
+    """Emit the code of `measure`: one loop for each size of a panel and each metric."""
     end_block = builder.append_basic_block("done")
     chosen = builder.switch(builder.add(dims, metric), end_block)
     for size in range(_STEP, PANEL_DIM_MAX + 1, _STEP):
@@ -170,17 +170,17 @@ def _measure(
 
 @kernel
 def measure(panels: int, count: int, query: int, dims: int, metric: int, out: int) -> None:
-    """Distances of the rows of `count` panels to a query, all at addresses, as `distance` has them.
+    """Compute the distances of the rows of `count` panels to a query, equal to `distance`'s.
 
-    `panels` are float32 (count, dims, PANEL_ROWS), the query is float32, at least (dims,), and
-    `out` gets float32 (count, PANEL_ROWS). `dims` are those of `panels`, `metric` of `metrics.py`.
+    All are addresses: `panels` of float32 (count, dims, PANEL_ROWS), the query of float32, at least
+    (dims,), and `out` of float32 (count, PANEL_ROWS). `metric` is a number of `metrics.py`.
     """
     _measure(panels, count, query, dims, metric, out)
 
 
 @emitted(types.uint32, types.intp, types.float32)
 def within(builder: Any, distances: Any, limit: Any) -> Any:
-    """A bit for each of a panel's distances, at an address, that is no more than the limit."""
+    """Return a bit for each of a panel's distances, at an address, that is within the limit."""
     near = builder.fcmp_ordered(
         "<=", _load(builder, distances, _ZERO, _VECTOR, 4), splat(builder, limit, PANEL_ROWS)
     )
@@ -188,7 +188,7 @@ def within(builder: Any, distances: Any, limit: Any) -> Any:
 
 
 def _keys_of(builder: Any, distances: Any, rows: Any, offset: Any) -> list[Any]:
-    """Keys of a panel's distances and of rows, int64 at an address: two vectors."""
+    """Emit the code of the keys of a panel's distances and rows, int64 at an address: 2 vectors."""
     ordered, keys = _sortable_words(builder, distances), []
     for half in range(2):
         mask = ir.Constant(
@@ -204,12 +204,12 @@ def _keys_of(builder: Any, distances: Any, rows: Any, offset: Any) -> list[Any]:
 
 @emitted(types.void, types.intp, types.intp, types.intp, types.intp, types.intp)
 def choose(builder: Any, distances: Any, count: Any, rows: Any, keys: Any, size: Any) -> None:
-    """Keep the nearest of `count` rows in a list of `room` keys, at most NEAREST_MAX.
+    """Insert the nearest of `count` rows into a list of `size` keys, at most NEAREST_MAX.
 
-    Addresses: of distances, float32, and rows, int64, both filled up to whole panels, and of the
-    list, uint64, ascending, in which none of the rows is.
+    `distances`, float32, and `rows`, int64, are addresses of arrays that are padded to whole
+    panels; `keys` is that of the list, uint64, ascending, which has none of the rows.
     """
-    free = builder.sub(_n(NEAREST_MAX), size)  # places before the list, which ends with the vectors
+    free = builder.sub(_n(NEAREST_MAX), size)  # unused places, before the list
     start = builder.sub(keys, builder.mul(free, _n(8)))
     pointer, mask_type = _KEYS.as_pointer(), ir.VectorType(_BIT, _HALF)
     load_type = ir.FunctionType(_KEYS, [pointer, _I32, mask_type, _KEYS])
@@ -231,7 +231,7 @@ def choose(builder: Any, distances: Any, count: Any, rows: Any, keys: Any, size:
 
 
 def _nearest(builder: Any, distances: Any, count: Any, rows: Any, vectors: list[Any]) -> None:
-    """Code that puts what is near into two vectors, panel by panel."""
+    """Emit the code that inserts near rows into two vectors, panel by panel."""
     scratch = variable(builder, ir.Constant(ir.ArrayType(_KEYS, 2), ir.Undefined))
     here, bits_left = builder.ptrtoint(scratch, _I64), variable(builder, _NO_BITS)
     lowest = insert_function(
@@ -266,7 +266,7 @@ def _nearest(builder: Any, distances: Any, count: Any, rows: Any, vectors: list[
 
 
 def _insert(builder: Any, vectors: list[Any], key: Any) -> None:
-    """Put a key into two vectors that ascend; the last one falls out."""
+    """Emit the code that inserts a key into two ascending vectors and drops the last key."""
     low, high = map(builder.load, vectors)
     everywhere = splat(builder, key, _HALF)
     mask = ir.Constant(ir.VectorType(_I32, _HALF), [2 * _HALF - 1, *range(_HALF - 1)])

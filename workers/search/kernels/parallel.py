@@ -1,7 +1,7 @@
 """Runs a compiled kernel over ranges of rows on several threads.
 
-Kernels release the interpreter and write to their own rows only, so the result does not depend on
-how many threads there are.
+Kernels release the interpreter's lock and write to their own rows only, so the result does not
+depend on the number of threads.
 """
 
 import os
@@ -13,7 +13,7 @@ CHUNKS_PER_THREAD = 4
 
 
 def thread_count(threads: int = 0) -> int:
-    """`threads`, or where it is 0 the cores that this process may use."""
+    """Return `threads`, or if it is 0, the number of cores that this process may use."""
     return threads or len(os.sched_getaffinity(0))
 
 
@@ -21,9 +21,9 @@ def over_rows(
     kernel: Callable[..., Any], rows: int, *args: Any, threads: int = 0,
     chunks_per_thread: int = CHUNKS_PER_THREAD,
 ) -> list[Any]:  # fmt: skip
-    """`kernel(first, last, *args)` over all rows; the results in order of rows.
+    """Call `kernel(first, last, *args)` over all rows; return the results in order of rows.
 
-    `threads` 0: all cores. Raises what the kernel raises, when all chunks have ended.
+    `threads` 0: all cores. Raises the kernel's errors, after all chunks have ended.
     """
     count = min(thread_count(threads), max(1, rows))
     if count == 1:

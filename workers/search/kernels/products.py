@@ -1,10 +1,10 @@
-"""Many distances at once by products of blocks, as LLVM code: which rows may be near a query.
+"""Finds rows that may be near queries by products of blocks, as LLVM code.
 
-Rows stand in *panels* of 32, one dimension after the other, and queries in groups of 4, likewise;
-so each value that is loaded takes part in many products. A matrix library would do that as fast on
-one thread, but its own threads wait for each other by spinning, and all its products would have to
-be written and read again. Sums are in another order than those of `distances.py`: what is found
-here is measured again by whoever wants distances.
+Rows are stored in *panels* of 32, dimension by dimension, and queries in groups of 4 in the same
+way, so each loaded value takes part in many products. A matrix library is as fast on one thread,
+but its own threads wait for each other by spinning, and all products would be written and read
+again. Sums are in another order than those of `distances.py`: callers that need distances measure
+the rows found here again.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ _LANES, _LANES_BYTES = ir.IntType(SIMD_FLOATS), ir.Constant(_I64, 4 * SIMD_FLOAT
 
 
 def panels(vectors: Array) -> Array:
-    """Rows of `vectors`, float32 (rows, dim), in panels: float32 (panels, dim, PANEL_ROWS)."""
+    """Store `vectors`, float32 (rows, dim), in panels: float32 (panels, dim, PANEL_ROWS)."""
     rows, dim = vectors.shape
     count = -(-rows // PANEL_ROWS)
     whole = np.zeros((count * PANEL_ROWS, dim), np.float32)
@@ -35,7 +35,7 @@ def panels(vectors: Array) -> Array:
 
 
 def _at(builder: Any, base: Any, offset: Any, kind: Any) -> Any:
-    """What an address and an offset point to."""
+    """Return a pointer to the value at an address plus an offset."""
     return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
 
 
@@ -49,12 +49,12 @@ def _load(builder: Any, base: Any, offset: Any) -> Any:
 def nearer(
     builder: Any, panel: Any, group: Any, dim: Any, lengths: Any, worst: Any, out: Any
 ) -> None:
-    """Which rows of a panel are nearer to each query of a group than its worst.
+    """Find the rows of a panel whose value for a query of a group is less than its worst.
 
-    Near is what has a small length minus twice the product. Addresses: of a panel, float32 (dim,
-    PANEL_ROWS), of queries, float32 (dim, GROUP), of the rows' `lengths`, float32 (PANEL_ROWS,),
-    and of `worst`, float32 (GROUP,). `out` gets the figures, float32 (GROUP, PANEL_ROWS), then a
-    bit set for each query, uint32 (GROUP,).
+    The value is the row's length minus twice the product. All are addresses: of a panel, float32
+    (dim, PANEL_ROWS), of queries, float32 (dim, GROUP), of the rows' `lengths`, float32
+    (PANEL_ROWS,), and of `worst`, float32 (GROUP,). `out` gets the values, float32 (GROUP,
+    PANEL_ROWS), then a bit set for each query, uint32 (GROUP,).
     """
     sums = [[variable(builder, _ZEROS) for _ in range(2)] for _ in range(GROUP)]
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
@@ -84,7 +84,7 @@ def nearer(
 
 @emitted(types.int64, types.uint32)
 def lowest(builder: Any, bits: Any) -> Any:
-    """The place of the lowest bit that is set; one is."""
+    """Return the place of the lowest set bit; `bits` must not be 0."""
     kind = ir.FunctionType(bits.type, [bits.type, ir.IntType(1)])
     function = insert_function(builder.module, kind, "llvm.cttz.i32")
     return builder.zext(builder.call(function, [bits, ir.Constant(ir.IntType(1), 1)]), _I64)

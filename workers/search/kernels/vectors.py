@@ -1,4 +1,4 @@
-"""Vectors in LLVM code, while it is written: one value in all places, and the sum of all places."""
+"""Emits LLVM code for vectors: one value in all places, and the sum of all places."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
 def splat(builder: Any, value: Any, places: int) -> Any:
-    """A vector of one value."""
+    """Return a vector with one value in all places."""
     kind = ir.VectorType(value.type, places)
     lane = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I64, 0))
     return builder.shuffle_vector(lane, lane, ir.Constant(ir.VectorType(_I32, places), None))
 
 
 def sum_lanes(builder: Any, vector: Any, add: Callable[[Any, Any], Any]) -> Any:
-    """The sum of a vector's values, as a fixed tree; `add` is the builder's way to add them."""
+    """Return the sum of a vector's values, as a fixed tree; `add` is a method of the builder."""
     values = vector.type.count
     while values > 1:
         values //= 2

@@ -1,10 +1,10 @@
 """Metadata of rows by column, so that a filter is a few array operations.
 
-A column holds numbers (float64) or labels (text and truth values, kept as small integers). The
-first value decides which; a value of the other kind is refused. Rows without a value have none: no
-comparison holds for them. A row may have a list of values: what holds for one of them holds for the
-row. The first stands in the column, the others beside it with their row, so that only those of new
-rows are looked at, too. Labels that are dates are known as moments, for ranges.
+A column has numbers (float64) or labels (strings and booleans, stored as codes). The first value
+decides the kind; a value of the other kind is refused. No comparison holds for a row without a
+value. A row may have a list of values: a comparison that holds for one of them holds for the row.
+The first value is in the column, the others are in `extras` with their rows, so that a cached
+filter only compares those of new rows. Labels that are dates are also stored as times, for ranges.
 """
 
 from collections.abc import Container, Sequence
@@ -19,8 +19,8 @@ from workers.search.kernels.arrays import Array
 from workers.search.metadata.extra_values import ExtraValues, ValueTest
 from workers.search.metadata.parts import ShardedDict, in_parts, take
 
-_NONE = -1  # the code of rows that have no label
-_NO_MOMENT = np.iinfo(np.int64).min  # of labels that are no dates
+_NONE = -1  # the code of rows without a label
+_NO_MOMENT = np.iinfo(np.int64).min  # the time of labels that are no dates
 _COMPARED_MAX = 16  # values that are compared one by one; more are sorted
 
 
@@ -30,31 +30,31 @@ class ColumnStore:
     def __init__(self) -> None:
         self.numbers: dict[str, Array] = {}
         self.label_codes: dict[str, Array] = {}
-        self.labels: dict[str, ShardedDict[str | bool]] = {}  # codes
+        self.labels: dict[str, ShardedDict[str | bool]] = {}  # codes by label
         self.names: dict[str, list[str | bool]] = {}  # labels by code
         self.extras: dict[str, ExtraValues] = {}  # numbers, or codes of labels
-        self._moments: dict[str, Array] = {}  # by code, of fields that have dates
+        self._moments: dict[str, Array] = {}  # us since 1970 by code, of fields that have dates
 
     @property
     def bytes_held(self) -> int:
-        """Memory of the values; texts of labels, which stand once, are not counted."""
+        """Return the bytes of the values, without the texts of labels."""
         columns = [*self.numbers.values(), *self.label_codes.values(), *self._moments.values()]
         extras = [*self.extras.values()]
         return sum(column.nbytes for column in columns) + sum(extra.bytes_held for extra in extras)
 
     @property
     def extra_count(self) -> int:
-        """Values beyond the first of each row, in the field that has most of them."""
+        """Return the number of values beyond each row's first, in the field with the most."""
         return max((len(extra.arrays[0]) for extra in [*self.extras.values()]), default=0)
 
     def check(self, rows: Sequence[Metadata]) -> None:
-        """Raise InvalidRequest where `append` could not keep these."""
+        """Raise InvalidRequest if `append` cannot store these rows."""
         kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.label_codes, False)
         for row in rows:
             check_metadata(row, kinds)
 
     def kinds_changed(self, rows: Sequence[Metadata]) -> set[str]:
-        """Fields that hold values of another kind than these rows have."""
+        """Return the fields whose kind differs from that of these rows' values."""
         changed_fields = set()
         for row in rows:
             for field, raw_value in row.items():
@@ -64,7 +64,7 @@ class ColumnStore:
         return changed_fields
 
     def without(self, fields: Container[str]) -> "ColumnStore":
-        """The same values, but for these fields; only one of the two may grow from now on."""
+        """Return the columns without these fields; only one of the two stores may grow later."""
         out = ColumnStore()
         for name in ("numbers", "label_codes", "labels", "names", "extras", "_moments"):
             by_field = getattr(self, name)
@@ -76,7 +76,7 @@ class ColumnStore:
         return out
 
     def append(self, first: int, rows: Sequence[Metadata], capacity: int) -> None:
-        """Values of rows `first` and on; `capacity` is how many rows may come before it grows."""
+        """Append metadata of rows, from number `first` on; columns get room for `capacity` rows."""
         for at, row in enumerate(rows, first):
             for field, raw_value in row.items():
                 for number, value in enumerate(values_of(raw_value)):
@@ -108,7 +108,7 @@ class ColumnStore:
         return code
 
     def keep_labels(self, field: str, labels: list[str | bool]) -> None:
-        """All labels of a field, by code; the list is kept as it is."""
+        """Set all labels of a field, by code; the list is stored without a copy."""
         table = ShardedDict[str | bool]()
         for first, last in in_parts(len(labels)):
             part = labels[first:last]
@@ -118,7 +118,7 @@ class ColumnStore:
         self.names[field], self.labels[field] = labels, table
 
     def _add_dates(self, field: str, labels: Sequence[str | bool], first: int) -> None:
-        """Which of the labels from code `first` on are dates."""
+        """Store the times of labels that are dates; the labels have codes from `first` on."""
         dates = [moment_us(label) if isinstance(label, str) else None for label in labels]
         count = first + len(dates)
         if field in self._moments or any(date is not None for date in dates):
@@ -139,10 +139,10 @@ class ColumnStore:
         return column
 
     def take(self, rows: Array) -> "ColumnStore":
-        """The same for these rows only, in this order.
+        """Return the columns of these rows, in this order.
 
-        Fields and labels that none of them has are forgotten: whoever replaces documents has new
-        ones all the time.
+        Fields and labels that none of them has are dropped: replaced documents add new ones all
+        the time.
         """
         out = ColumnStore()
         extras = {field: extra.take(rows) for field, extra in self.extras.items()}
@@ -168,9 +168,9 @@ class ColumnStore:
         return out
 
     def equal(self, field: str, values: Sequence[Value], first: int, last: int) -> Array:
-        """Which of rows `first` to `last` have one of these values: shape (rows,), bool.
+        """Return which of rows `first` to `last` have one of these values: (rows,), bool.
 
-        Raises UnknownFilterField where no row has the field, or it holds values of another kind.
+        Raises UnknownFilterField if no row has the field, or its values are of another kind.
         """
         targets: list[Any]
         if field in self.numbers:
@@ -187,9 +187,9 @@ class ColumnStore:
     def between(
         self, field: str, low: float | None, high: float | None, first: int, last: int
     ) -> Array:
-        """Which of rows `first` to `last` have a number in [low, high]; None leaves a side open.
+        """Return which of rows `first` to `last` have a number in [low, high]: (rows,), bool.
 
-        Shape (rows,), bool. Raises what `equal` does.
+        None leaves a side open. Raises UnknownFilterField.
         """
         if field not in self.numbers:
             self._labels(field)
@@ -216,7 +216,7 @@ class ColumnStore:
         return self._rows(field, first, last, matches)
 
     def present(self, field: str, first: int, last: int) -> Array:
-        """Which of rows `first` to `last` have a value: shape (rows,), bool; none of no field."""
+        """Return which of rows `first` to `last` have a value: (rows,), bool."""
         if field in self.numbers:
             return ~np.isnan(_part(self.numbers[field], first, last, np.nan))
         if field not in self.label_codes:
@@ -225,7 +225,7 @@ class ColumnStore:
         return has
 
     def _rows(self, field: str, first: int, last: int, matches: ValueTest) -> Array:
-        """Which of rows `first` to `last` have a value for which it holds."""
+        """Return which of rows `first` to `last` have a value that `matches` accepts."""
         is_number = field in self.numbers
         column = self.numbers[field] if is_number else self.label_codes[field]
         mask = matches(_part(column, first, last, np.nan if is_number else _NONE))
@@ -234,7 +234,7 @@ class ColumnStore:
         return mask
 
     def has_or_lacks(self, field: str, value: Value, row: int) -> bool:
-        """Whether a row has this label in a field of labels, or none."""
+        """Return whether a row has this label in a field of labels, or has none."""
         codes = self.label_codes.get(field, ())
         code = codes[row] if row < len(codes) else _NONE
         labels = self.labels.get(field)
@@ -255,7 +255,7 @@ class ColumnStore:
 
 
 def _inside(values: Array, low: float | None, high: float | None, inside: Array) -> Array:
-    """Which of those `inside`, bool, are in [low, high]; None leaves a side open."""
+    """Return which values are `inside`, bool, and in [low, high]; None leaves a side open."""
     if low is not None:
         inside &= values >= low
     if high is not None:
@@ -264,7 +264,7 @@ def _inside(values: Array, low: float | None, high: float | None, inside: Array)
 
 
 def _one_of(column: Array, values: Sequence[Any]) -> Array:
-    """Which of a column's values are among these: bool."""
+    """Return which of a column's values are among `values`: bool."""
     if len(values) > _COMPARED_MAX:
         return np.isin(column, values)
     mask = np.zeros(len(column), np.bool_)
@@ -274,7 +274,7 @@ def _one_of(column: Array, values: Sequence[Any]) -> Array:
 
 
 def _part(column: Array, first: int, last: int, empty: Any) -> Array:
-    """Values of rows `first` to `last`; a column may be younger than the last rows."""
+    """Return the values of rows `first` to `last`; a column may be shorter than that."""
     part = column[first:last]
     if len(part) == last - first:
         return part

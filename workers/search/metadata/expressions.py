@@ -1,4 +1,4 @@
-"""Filters from their JSON expressions (`schemas/rules/filters.py` has the grammar)."""
+"""Parses filters from JSON expressions (`schemas/rules/filters.py` has the grammar)."""
 
 import functools
 import operator
@@ -17,7 +17,7 @@ from workers.search.metadata.filters import (
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Filter:
-    """The filter of a JSON expression; raises InvalidRequest saying what was expected."""
+    """Parse a JSON expression to a filter; raises InvalidRequest with the expected form."""
     return _filter_of(said.parse(text))
 
 
@@ -40,7 +40,7 @@ def _filter_of(condition: said.Condition) -> Filter:
 
 
 def _join(join: Callable[[Filter, Filter], Filter], parts: list[Filter]) -> Filter:
-    """A tree of them all, as flat as can be: whoever walks it recurses."""
+    """Join filters in a balanced tree, because its evaluation recurses."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2

@@ -1,4 +1,4 @@
-"""Values of rows beyond their first: of those whose metadata have lists."""
+"""The values of rows beyond their first, for metadata that are lists."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,29 +7,29 @@ import numpy as np
 
 from workers.search.kernels.arrays import Array
 
-ValueTest = Callable[[Array], Array]  # for which of some values, bool
+ValueTest = Callable[[Array], Array]  # values to bool of the same shape
 _CAPACITY_MIN = 64
 
 
 class ExtraValues:
-    """Values of rows beyond their first, in order of rows. One thread adds while others read."""
+    """Further values of rows, in order of rows. One thread may add while others read."""
 
     def __init__(self, rows: Array, values: Array) -> None:
         self._count, self._arrays = len(rows), (rows, values)
 
     @property
     def arrays(self) -> tuple[Array, Array]:
-        """Rows, int64, and a value of each."""
+        """Return rows, int64, and one value for each; a row may occur several times."""
         count, (rows, values) = self._count, self._arrays  # the arrays are replaced, never shorter
         return rows[:count], values[:count]
 
     @property
     def bytes_held(self) -> int:
-        """Memory, with room for more."""
+        """Return the bytes of both arrays, spare capacity included."""
         return sum(array.nbytes for array in self._arrays)
 
     def add(self, row: int, value: Any) -> None:
-        """One more value of the last row, or of one behind it."""
+        """Add a value of the last row, or of a later one."""
         rows, values = self._arrays
         if self._count == len(rows):
             capacity = max(_CAPACITY_MIN, 2 * self._count)
@@ -38,13 +38,13 @@ class ExtraValues:
         self._count += 1
 
     def mark(self, mask: Array, first: int, last: int, matches: ValueTest) -> None:
-        """Set `found`, bool of rows `first` to `last`, where it holds for one of these values."""
+        """Set `mask`, bool of rows `first` to `last`, for rows with a value that matches."""
         rows, values = self.arrays
         begin, end = np.searchsorted(rows, (first, last))
         mask[rows[begin:end][matches(values[begin:end])] - first] = True
 
     def take(self, kept_rows: Array) -> "ExtraValues":
-        """The same for these rows only, renumbered in this order."""
+        """Return the values of these rows only, renumbered in this order."""
         rows, values = self.arrays
         new = np.full(max(rows.max(initial=-1), kept_rows.max(initial=-1)) + 1, -1)
         new[kept_rows] = np.arange(len(kept_rows))

@@ -1,8 +1,8 @@
-"""Filters over metadata: which rows a search may return.
+"""Filters over metadata, which select the rows that a search may return.
 
-`Equal("language", "it") & Range("year", low=2020) & ~OneOf("source", ["a", "b"])`. Filters are
-values: equal ones are the same filter, so that a view compiles each once. A compiled filter is
-a bit set, and the list of its rows where a search scans them (`plans.py`).
+For example `EqualFilter("language", "it") & ~OneOfFilter("source", ["a", "b"])`. Filters are
+values: equal ones are the same filter, so that a view compiles each only once. A compiled filter is
+a bit set, and the list of its rows if a search scans them (`plans.py`).
 """
 
 import operator
@@ -24,8 +24,8 @@ from workers.search.kernels.arrays import (
 )
 from workers.search.metadata.columns import ColumnStore
 
-COMPILED_MAX = 64  # filters that are remembered
-_FEW = 256  # times as many rows as are allowed, where it is faster to look at words first
+COMPILED_MAX = 64  # compiled filters in a cache
+_FEW = 256  # rows per allowed row above which it is faster to skip empty words
 _NO_BITS: Array = np.empty(0, np.uint32)
 
 
@@ -33,12 +33,12 @@ class Filter:
     """A condition on the metadata of a row."""
 
     def mask(self, columns: ColumnStore, first: int, last: int) -> Array:
-        """Which of rows `first` to `last` it holds for; raises UnknownFilterField."""
+        """Return for which of rows `first` to `last` it holds, bool; raises UnknownFilterField."""
         raise NotImplementedError
 
     @property
     def values_count(self) -> int:
-        """Values that each row is compared with."""
+        """Return the number of values that each row is compared with."""
         return 1
 
     def __and__(self, right: "Filter") -> "Filter":
@@ -53,7 +53,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class EqualFilter(Filter):
-    """A field has a value."""
+    """A field has the given value."""
 
     field: str
     value: Value
@@ -107,7 +107,7 @@ class DateRangeFilter(Filter):
 
 @dataclass(frozen=True, slots=True)
 class ExistsFilter(Filter):
-    """A field has a value; where no row has the field, it holds for none."""
+    """A field has any value; if no row has the field, it holds for no row."""
 
     field: str
 
@@ -117,7 +117,7 @@ class ExistsFilter(Filter):
 
 @dataclass(frozen=True, slots=True)
 class CombinedFilter(Filter):
-    """Two filters hold, or one of them, as `join` says: `operator.and_` or `operator.or_`."""
+    """Both filters hold, or one of them; `join` is `operator.and_` or `operator.or_`."""
 
     join: Callable[[Any, Any], Any]
     lhs: Filter
@@ -135,7 +135,7 @@ class CombinedFilter(Filter):
 
 @dataclass(frozen=True, slots=True)
 class NotFilter(Filter):
-    """A filter does not hold."""
+    """The inner filter does not hold."""
 
     inner: Filter
 
@@ -157,38 +157,38 @@ class AllowedRows:
 
     @cached_property
     def rows(self) -> Array:
-        """The allowed rows, ascending, int64."""
+        """Return the allowed rows, ascending, int64."""
         if self.count * _FEW > self.total:
             return np.flatnonzero(unpack_bits(self.bits, self.total))
         return members(self.bits)
 
 
 class CompiledFilters:
-    """Filters over columns, as bit sets of rows, deleted ones too.
+    """A cache of filters over columns, as bit sets of rows, deleted ones too.
 
-    Rows only come, and none changes: of a filter that is known, only the rows since then are
-    compared. Any thread may call it.
+    Rows are only appended and never change, so a cached filter is compared with new rows only. Any
+    thread may call it.
     """
 
     def __init__(self, columns: ColumnStore) -> None:
         self._columns = columns
-        self._bit_sets: dict[str, tuple[Array, int]] = {}  # bit sets, and of how many rows
+        self._bit_sets: dict[str, tuple[Array, int]] = {}  # bit sets, and their numbers of rows
 
     def comparisons(self, where: Filter, count: int) -> int:
-        """Comparisons that `allowed` would take."""
+        """Return the number of comparisons that `allowed` would make."""
         known_rows = self._bit_sets.get(repr(where), (None, 0))[1]
         rows = max(0, count - known_rows)
         return where.values_count * (rows + rows * self._columns.extra_count // max(1, count))
 
     def allowed(self, where: Filter, alive: Array | None, count: int) -> AllowedRows:
-        """`where` for the first `count` rows; raises UnknownFilterField.
+        """Compile `where` for the first `count` rows; raises UnknownFilterField.
 
-        `alive` is a bit set of at least as many, or None where all rows live.
+        `alive` is a bit set of at least as many rows, or None if all rows are live.
         """
-        key = repr(where)  # equal values of different kinds, as 1 and True, are different filters
+        key = repr(where)  # not `where`: 1 and True are equal, but different filters
         bits, known_rows = self._bit_sets.get(key, (_NO_BITS, 0))
         if known_rows < count:
-            whole = known_rows // WORD_BITS  # words that stay as they are
+            whole = known_rows // WORD_BITS  # complete words, which do not change
             new = pack_bits(where.mask(self._columns, whole * WORD_BITS, count))
             bits = np.concatenate([bits[:whole], new])
             while len(self._bit_sets) >= COMPILED_MAX:

@@ -1,8 +1,8 @@
-"""Tables and lists of a million objects, of which no single call takes all.
+"""Processes tables and lists of a million objects in parts.
 
-A call of the interpreter's own, as to make a list of a million numbers, to let one go, or to add
-the one entry for which a dictionary is rebuilt, holds its lock for tens of milliseconds, and with
-it the event loop. Loops written in Python do not.
+One call into the interpreter's C code can hold its lock, and block the event loop, for tens of
+milliseconds: to make or free a list of a million numbers, or to add the entry that resizes a large
+dictionary. Loops written in Python do not.
 """
 
 import sys
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 from workers.search.kernels.arrays import Array
 
-_PART, _PAUSE_S = 2_000, 1e-4  # objects, about 0.3 ms; others get the interpreter in between
-_SHARDS, _SHARDED_FROM = 256, 4_096  # dictionaries of a table, and its entries before
-_LOOKS, _LOOK_S = 100, 0.01  # whether nobody else has a list any more
+_PART, _PAUSE_S = 2_000, 1e-4  # objects, about 0.3 ms; other threads run during a pause
+_SHARDS, _SHARDED_FROM = 256, 4_096  # dictionaries of a table, and the entries up to which one is
+_LOOKS, _LOOK_S = 100, 0.01  # checks whether a list is still referenced elsewhere
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
 class ShardedDict(MutableMapping[Key, int]):
-    """A dictionary that is never rebuilt as one; in no order when it is large."""
+    """A dictionary in shards, so that no resize is large; a large one has no order."""
 
     def __init__(self) -> None:
         self._shards: list[dict[Key, int]] = [{}]
@@ -35,7 +35,7 @@ class ShardedDict(MutableMapping[Key, int]):
             shards: list[dict[Key, int]] = [{} for _ in range(_SHARDS)]
             for moved_key, moved_value in self._shards[0].items():
                 shards[hash(moved_key) % _SHARDS][moved_key] = moved_value
-            self._shards = shards  # who reads meanwhile finds all in the old one
+            self._shards = shards  # concurrent readers find all entries in the old dictionary
 
     def __delitem__(self, key: Key) -> None:
         del self._shards[hash(key) % len(self._shards)][key]
@@ -55,12 +55,12 @@ class ShardedDict(MutableMapping[Key, int]):
         return shards[hash(key) % len(shards)].get(key, default)
 
     def pop(self, key: Any, default: Any = None) -> Any:
-        """Its value, or what is to stand for it; never raises."""
+        """Remove a key and return its value, or the default; never raises."""
         shards = self._shards
         return shards[hash(key) % len(shards)].pop(key, default)
 
     def items(self) -> Any:
-        """Pairs, some of them as they were a little earlier if somebody else changes the table."""
+        """Yield pairs; some may be outdated if another thread changes the table."""
         for shard in self._shards:
             yield from list(shard.items())
 
@@ -71,14 +71,14 @@ class ShardedDict(MutableMapping[Key, int]):
 
 
 def in_parts(count: int) -> Iterator[tuple[int, int]]:
-    """Where parts of so many objects begin and end, with a pause after each."""
+    """Yield starts and ends of parts of `count` objects, with a pause after each."""
     for first in range(0, count, _PART):
         yield first, min(count, first + _PART)
         time.sleep(_PAUSE_S)
 
 
 def take(items: list[Item], rows: Array) -> list[Item]:
-    """Those in these places, int64."""
+    """Return the items at these places, int64."""
     out: list[Item] = []
     for first, last in in_parts(len(rows)):
         out += [items[row] for row in rows[first:last].tolist()]
@@ -86,14 +86,15 @@ def take(items: list[Item], rows: Array) -> list[Item]:
 
 
 def release_gradually(holder: list[list[Any] | ShardedDict[Any]]) -> None:
-    """Empty what is in `holder`, and it, once nobody else has it; after a second, leave it.
+    """Free the containers in `holder` in parts, each when nothing else references it.
 
-    Callers keep no other names of these lists and tables.
+    A container that is still referenced after a second is left to the garbage collector. Callers
+    keep no other references to them.
     """
     while holder:
         items = holder.pop()
         for _ in range(_LOOKS):
-            if sys.getrefcount(items) <= 2:  # `items`, and the call's own
+            if sys.getrefcount(items) <= 2:  # `items`, and the argument of the call
                 break
             time.sleep(_LOOK_S)
         else:

@@ -1,8 +1,8 @@
-"""The collections of one shard: an index each, made by the first document and fed with changes.
+"""The collections of one shard: each has an index, which its first document creates.
 
-A row is a document that came with a vector, or a passage of one that came as text. All passages of
-a document change in one step. What operators declared is kept here: who may search a collection,
-and by which model its passages are to be embedded.
+A row is a document that came with a vector, or a passage of a document that came as text. All
+passages of a document change in one step. Operators' declarations are stored here: which tenants
+may search a collection, and which model embeds its passages.
 """
 
 import asyncio
@@ -40,28 +40,29 @@ from workers.search.words.passage_store import PassageStore
 from workers.search.words.texts import payload_of_text
 
 _BEAT_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
-_DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
+_DIMS_MAX = 10_000  # remembered dimensions; most of their collections may have no documents
 
 
 class Collections:
-    """By name. Changes come from one caller at a time; searches read views meanwhile."""
+    """A shard's indexes and passages, by collection. One caller changes them at a time, while
+    searches read views."""
 
     def __init__(self, settings: RetrievalSettings, graph_of: GraphOf = own_graph) -> None:
         self._settings = settings
         self._graph_of = graph_of
         self.indexes: dict[str, Index] = {}
-        self._from_files: frozenset[str] = frozenset()  # which no document changes
+        self._from_files: frozenset[str] = frozenset()  # collections that take no documents
         self.stores: dict[str, PassageStore] = {}
         self.declared = CollectionDeclarations()
-        self.change_lock = asyncio.Lock()  # of those who change something
-        self.linked: asyncio.Event | None = None  # when some were; None while nobody links
-        self.held_back_ms = 0.0  # for which the feeds of both topics had to wait, in all
+        self.change_lock = asyncio.Lock()  # locked while collections are changed
+        self.linked: asyncio.Event | None = None  # set after rows were linked; None: no upkeep yet
+        self.held_back_ms = 0.0  # total time that the feeds of both topics waited for links
         self.snapshot_offsets: dict[str, dict[str, dict[int, int]]] = {}  # by collection and topic
-        self._dims: dict[str, int] = {}  # as this shard has told them
+        self._dims: dict[str, int] = {}  # dimensions that this shard has published
         self._dims_elsewhere: dict[str, int] = {}
 
     async def wait_for_room(self) -> None:
-        """Wait while more rows are to be linked than searches are to scan."""
+        """Wait while more rows lack edges than searches are allowed to scan."""
         while self.linked is not None and self.are_behind():
             began_s = time.monotonic()
             self.linked.clear()
@@ -69,7 +70,7 @@ class Collections:
             self.held_back_ms += 1_000 * (time.monotonic() - began_s)
 
     def are_behind(self) -> bool:
-        """Whether rows come faster than they are linked; few are scanned anyway."""
+        """Return whether an index has too many rows without edges; small indexes need none."""
         indexes = list(self.indexes.values())
         return any(
             index.loose > self._settings.loose_max and index.rows.count > SCANNED_ROWS_MAX
@@ -77,21 +78,21 @@ class Collections:
         )
 
     def serve_files(self, indexes: Mapping[str, Index]) -> None:
-        """Hold collections that were read from index files; they take no documents."""
+        """Serve collections that were read from index files; they take no documents."""
         self._from_files = frozenset(indexes)
         self.indexes.update(indexes)
 
     def is_from_file(self, name: str) -> bool:
-        """Whether a collection was read from an index file."""
+        """Return whether a collection was read from an index file."""
         return name in self._from_files
 
     def of_documents(self) -> dict[str, Index]:
-        """Indexes by collection, without those that were read from files."""
+        """Return the indexes by collection, without those that were read from files."""
         pairs = list(self.indexes.items())
         return {name: index for name, index in pairs if not self.is_from_file(name)}
 
     def clear(self) -> None:
-        """Forget all documents, and what was declared."""
+        """Forget all documents and all declarations."""
         for name in self.of_documents():
             del self.indexes[name]
         self.stores.clear()
@@ -99,18 +100,18 @@ class Collections:
         self.declared.clear()
 
     def has(self, topic: str, name: str, partition: int, offset: int) -> bool:
-        """Whether a snapshot of the collection holds a record already."""
+        """Return whether the collection's snapshot includes a record."""
         return offset < self.snapshot_offsets.get(name, {}).get(topic, {}).get(partition, 0)
 
     def learn(self, notice: CollectionMade, *, here: bool) -> None:
-        """Remember a collection's dimension, of this shard or of another or former one."""
+        """Remember a collection's published dimension; `here`: this shard published it."""
         dims = self._dims if here else self._dims_elsewhere
         dims[notice.collection] = notice.dim
         if len(dims) > _DIMS_MAX:
             del dims[next(iter(dims))]
 
     def declare(self, name: str, declared: CollectionDeclared | None) -> None:
-        """Apply a declaration; passages by another model are deleted. Blocks."""
+        """Apply a declaration, None to remove one. Deletes passages by another model. Blocks."""
         self.declared.set(name, declared)
         bound = self.declared.embedder(name)
         store = self.stores.get(name)
@@ -121,21 +122,22 @@ class Collections:
             store.flush()
 
     def settle(self) -> None:
-        """All that there was is read: from now on what has no documents binds nobody."""
+        """End the start, when all existing records are read: forget the snapshots' offsets, and
+        dimensions of other shards and of collections without documents."""
         self.snapshot_offsets.clear()
         self._dims_elsewhere.clear()
         for name in [name for name in self._dims if not self.indexes.get(name)]:
             del self._dims[name]
 
     def unpublished_dims(self) -> dict[str, int]:
-        """Return dimensions that the log does not have yet."""
+        """Return the dimensions that are not on the log yet, by collection."""
         dims = {name: index.dim for name, index in self.of_documents().items() if len(index)}
         return {name: dim for name, dim in dims.items() if self._dims.get(name) != dim}
 
     def get(self, name: str, tenant: str = "") -> Index:
-        """The index of a collection; raises UnknownCollection naming those there are.
+        """Return the index of a collection; raises UnknownCollection, which names existing ones.
 
-        A tenant is told the same of a collection that is not for it as of one that is not there.
+        For a tenant, a forbidden collection looks like one that does not exist.
         """
         index = self.indexes.get(name) if self.declared.allows(name, tenant) else None
         if index is None:
@@ -152,13 +154,13 @@ class Collections:
 
     @staticmethod
     def rows_for(tenant: str, index: Index) -> Filter | None:
-        """Which rows a tenant may find, whatever it asks for; None: all."""
+        """Return a filter of the rows that a tenant may find; None: all rows."""
         if not tenant or TENANT not in index.rows.columns.label_codes:
             return None
         return ~ExistsFilter(TENANT) | EqualFilter(TENANT, tenant)
 
     def check_embedder(self, name: str, embedder: str) -> None:
-        """Raise InvalidVector for a vector that is by another model than the collection's."""
+        """Raise InvalidVector for a vector by another model than the collection's."""
         bound = self.embedder_of(name)
         if embedder and bound and embedder != bound:
             raise InvalidVector(
@@ -167,12 +169,12 @@ class Collections:
             )
 
     def embedder_of(self, name: str) -> str:
-        """The model that a collection is bound to, empty for none."""
+        """Return the model that a collection is bound to, empty for none."""
         store = self.stores.get(name)
         return self.declared.embedder(name) or (store.embedder if store else "")
 
     def states(self) -> tuple[CollectionState, ...]:
-        """What is held, for the fleet: as much of it as a heartbeat has room for."""
+        """Return the collections' states for a heartbeat: as many as fit into it, by name."""
         states, bytes_left = [], _BEAT_BYTES
         for name, index in sorted(self.indexes.items()):
             state = self._state(name, index)
@@ -204,8 +206,8 @@ class Collections:
         )
 
     def apply(self, changes: Iterable[DocumentChange]) -> Failures[DocumentChange]:
-        """Bring the indexes up to date, and return what could not be done; the last change of a
-        document counts. Blocks.
+        """Apply changes of documents, and return those that failed. Of several changes of one
+        document only the last is applied. Blocks.
         """
         failed: Failures[DocumentChange] = []
         for name, group in self._grouped(changes, failed):
@@ -225,7 +227,7 @@ class Collections:
         return failed
 
     def apply_passages(self, changes: Iterable[PassagesChange]) -> Failures[PassagesChange]:
-        """Apply passages that the embedding pool made of documents."""
+        """Apply passages from the embedding pool, and return the changes that failed. Blocks."""
         failed: Failures[PassagesChange] = []
         for name, group in self._grouped(changes, failed):
             store = self.stores.setdefault(name, PassageStore())
@@ -247,7 +249,7 @@ class Collections:
     def _grouped(
         self, changes: Iterable[AnyChange], failed: Failures[AnyChange]
     ) -> Iterator[tuple[str, list[AnyChange]]]:
-        """By collection; what one from an index file cannot take goes to those that failed."""
+        """Group changes by collection; changes of collections from index files go to `failed`."""
         for name, group in group_by_collection(changes).items():
             if self.is_from_file(name):
                 failed += [(change, _is_read_from_a_file(name)) for change in group]
@@ -255,7 +257,7 @@ class Collections:
                 yield name, group
 
     def _drop_empty_store(self, name: str) -> None:
-        """Drop the passage store of a collection without index and documents."""
+        """Drop a collection's passage store if it has neither an index nor documents."""
         if name not in self.indexes and self.stores[name].is_empty:
             del self.stores[name]
 
@@ -283,7 +285,7 @@ class Collections:
             index.delete(rows)
 
     def _try_all(self, group: Sequence[AnyChange], add: Any) -> Failures[AnyChange]:
-        """All at once; one by one only where one of them is wrong."""
+        """Add all changes at once; if that fails, one by one. Return the changes that failed."""
         if not group:
             return []
         try:
@@ -341,15 +343,17 @@ class Collections:
             store.put(record.document_id, record.documents_offset, record.embedder, by_row)
 
     def _index_for(self, name: str, vectors: Sequence[np.ndarray[Any, Any]]) -> Index:
-        """The collection's, or a new one that is not kept yet; raises where they do not fit."""
+        """Return the collection's index, or a new one; the caller stores it.
+
+        Raises InvalidRequest if the vectors do not fit."""
         index = self.indexes.get(name)
         if index is None:
             known_dim = self._dims.get(name) or self._dims_elsewhere.get(name)
             index = self._make(name, known_dim or len(vectors[0]))
-        elif not index:  # its dimension binds nobody
+        elif not index:  # an empty index may change its dimension
             index = self._make(name, len(vectors[0]))
         if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
-            raise InvalidRequest("vectors of several dimensions")  # the caller goes one by one
+            raise InvalidRequest("vectors of several dimensions")  # the caller retries one by one
         return index
 
     def _make(self, name: str, dim: int) -> Index:
@@ -369,7 +373,7 @@ class Collections:
         )  # fmt: skip
 
     def _make_room(self, name: str) -> None:
-        """Forget an empty collection where no other fits."""
+        """Drop an empty collection if there are `collections_max`; raises InvalidRequest."""
         names = self.indexes.keys() - {name}
         if len(names) < self._settings.collections_max:
             return

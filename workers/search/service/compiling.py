@@ -1,7 +1,7 @@
-"""Compiles what a retrieval worker calls: `python -m workers.search.service.compiling`, at set-up.
+"""Compiles a retrieval worker's kernels: `python -m workers.search.service.compiling`, at set-up.
 
-Compiled code is kept beside its source until that changes (`kernels/jit.py`). Without this the
-first worker compiles it, for 20 s, before it is ready.
+Compiled code is stored beside its source until that changes (`kernels/jit.py`). Without this step
+the first worker compiles it, for 20 s, before it is ready.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.query import Query
 
-ROWS, DIM = 1_200, 16  # so many that a graph is made
+ROWS, DIM = 1_200, 16  # enough rows that a graph is built
 
 
 async def search_once() -> None:
-    """One search of rows without links, and one along links that the engine helped to make."""
+    """Search rows without edges, link them, and search along the edges."""
     engine = SearchEngine(EngineSettings(lanes=1))
     try:
         index = Index(DIM)

@@ -1,6 +1,6 @@
-"""What operators declared of collections: who may search them, by which model they are embedded.
+"""Operators' declarations of collections: their tenants, and the model that embeds them.
 
-A collection of which nothing is declared may be searched by every tenant.
+Every tenant may search a collection that has no declaration.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ DECLARED_MAX = 10_000
 
 
 class CollectionDeclarations:
-    """By name of the collection; the last word counts."""
+    """The newest declaration of each collection, by its name."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, CollectionDeclared] = {}
 
     def set(self, name: str, declared: CollectionDeclared | None) -> None:
-        """What is said of a collection now; None: nothing any more."""
+        """Set a collection's declaration, None to remove it; raises InvalidRequest."""
         if declared is None:
             self._by_name.pop(name, None)
             return
@@ -35,17 +35,17 @@ class CollectionDeclarations:
         self._by_name.clear()
 
     def allows(self, name: str, tenant: str) -> bool:
-        """Whether somebody may search a collection; the operator, who is no tenant, may."""
+        """Return whether a tenant may search a collection; an empty name is the operator's."""
         declared = self._by_name.get(name)
         return not tenant or declared is None or tenant in (declared.tenants or (tenant,))
 
     def embedder(self, name: str) -> str:
-        """The model that a collection is bound to, empty where none was named."""
+        """Return the model that a collection is declared for, empty for none."""
         declared = self._by_name.get(name)
         return declared.embedder if declared else ""
 
     def is_outdated(self, passages: DocumentPassages) -> bool:
-        """Whether passages were made by a model that their collection was bound to before."""
+        """Return whether passages are by another model, and older than the declaration."""
         declared = self._by_name.get(passages.collection)
         if declared is None or not declared.embedder:
             return False

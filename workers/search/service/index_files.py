@@ -1,7 +1,7 @@
-"""Collections that are read from index files, as `trivium index build` writes them.
+"""Reads the collections that are index files, which `trivium index build` writes.
 
-A worker reads its shard's files when it starts and searches them as they are. They take no
-documents and are in no snapshot. A new file is used from the next start on.
+A worker reads its shard's files when it starts and serves them unchanged. They take no documents
+and are in no snapshot. A new file is used from the next start on.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("trivium.retrieval")
 
 
 def read(settings: RetrievalSettings, place: ShardPlace, graph_of: GraphOf) -> dict[str, Index]:
-    """The indexes of a shard, by collection; raises ConfigError for a file that does not fit."""
+    """Read a shard's indexes, by collection; raises ConfigError for a file that does not fit."""
     if place.shards > 1:
         _check_shards(settings, place)
     indexes = {}
@@ -36,7 +36,7 @@ def read(settings: RetrievalSettings, place: ShardPlace, graph_of: GraphOf) -> d
 
 
 def _check_shards(settings: RetrievalSettings, place: ShardPlace) -> None:
-    """Two shards with one file would find each row twice."""
+    """Raise ConfigError if shards share a file: searches would find each row several times."""
     for pair in settings.index_files:
         if SHARD_FIELD not in pair:
             raise ConfigError(
@@ -49,7 +49,7 @@ def _check_shards(settings: RetrievalSettings, place: ShardPlace) -> None:
 def _check(
     settings: RetrievalSettings, place: ShardPlace, name: str, path: Path, header: dict[str, Any]
 ) -> None:
-    """Raise ConfigError where a file is not this shard's, or not what the settings say."""
+    """Raise ConfigError if a file is of another shard, or contradicts the settings."""
     shard = header["notes"].get("shard", "0/1")
     actual = {"shard": shard, "metric": header["metric"], "storage": header["storage"]}
     expected = {

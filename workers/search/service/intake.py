@@ -1,8 +1,8 @@
-"""Takes retrievals from the log and gives hits back; what the Faust agents hand their events to.
+"""Takes retrievals from the Faust agents and sends their hits.
 
 A retrieval is acknowledged when the broker has acknowledged its hits, and after all earlier ones of
-its partition; whoever takes the partition next answers the rest again, and the asker keeps the
-first answer.
+its partition. The next worker of the partition answers the others again, and the requester keeps
+the first answer.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TOPICS = {"retrieval.prefill": SearchKind.PREFILL, "retrieval.decode": SearchKin
 
 
 class TimeWeightedMean:
-    """The mean over time of a number that changes now and then."""
+    """The mean over time of a number that changes at arbitrary moments."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -37,13 +37,13 @@ class TimeWeightedMean:
         self._value, self._sum = 0, 0.0
 
     def set_value(self, value: int) -> None:
-        """Set the number's value from now on."""
+        """Set the number that holds from now on."""
         at_s = self._clock_s()
         self._sum += self._value * (at_s - self._since_s)
         self._value, self._since_s = value, at_s
 
     def take_mean(self) -> float:
-        """The mean since the last call."""
+        """Return the mean since the last call."""
         self.set_value(self._value)
         mean = self._sum / max(1e-9, self._since_s - self._began_s)
         self._began_s, self._sum = self._since_s, 0.0
@@ -51,7 +51,7 @@ class TimeWeightedMean:
 
 
 class RetrievalIntake:
-    """Retrievals under way; bounded, so that the rest waits in the log."""
+    """The retrievals in flight, at most `pending_max`; the rest waits in the log."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class RetrievalIntake:
         self._responder = responder
         self._free_places = asyncio.Semaphore(pending_max)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.answering = TimeWeightedMean()  # of retrievals taken that have no hits yet
+        self.answering = TimeWeightedMean()  # number of retrievals taken that have no hits yet
         self._answering = 0
         self.draining = False
         self.group = Group()
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record, from an agent. While the process ends it is not taken: whoever is next reads
-        it again."""
+        """Take one record from an agent. During a drain it is left to the partition's next
+        worker: the call does not return."""
         await self._free_places.acquire()
         if self.draining or self.group.has_failed:
             await asyncio.Event().wait()
@@ -96,7 +96,7 @@ class RetrievalIntake:
 
         async def answer() -> None:
             hits = await self._responder.hits(request, TOPICS[topic])
-            self._count(-1)  # what waits for the broker alone takes no place
+            self._count(-1)  # a retrieval that only waits for the broker is not counted
             try:
                 ack = await self._send(request, hits)
             except RecordTooLarge as error:
@@ -141,21 +141,23 @@ class RetrievalIntake:
         return request
 
     async def drain(self) -> None:
-        """Take no more, and wait for what is under way."""
+        """Take no more retrievals, and wait for those in flight."""
         self.draining = True
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     async def cancel(self) -> None:
-        """Give up what is under way."""
+        """Cancel the retrievals in flight, and wait for their tasks."""
         await cancel_and_wait(*self._tasks)
 
 
 def group_id(log_settings: LogSettings, place: ShardPlace) -> str:
-    """The name of the consumer group of a shard's replicas."""
+    """Return the name of the consumer group of a shard's replicas."""
     return f"{log_settings.topic_prefix}retrieval-{place.shard}of{place.shards}"
 
 
 async def begin_group(log_settings: LogSettings, place: ShardPlace) -> None:
-    """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
+    """Commit a new group's first offsets; an existing group keeps its own.
+
+    Raises BrokerUnavailable."""
     await commit_start_offsets(log_settings, group_id(log_settings, place), tuple(TOPICS))

@@ -1,6 +1,6 @@
-"""Turns a retrieval into hits: checks it, searches, and says why where it cannot.
+"""Answers a retrieval: checks it, searches, and returns its hits or an error.
 
-Every retrieval gets its hits, failed ones too; nothing that is asked ends the worker.
+Every retrieval gets an answer; no request can end the worker.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Responder:
         self.tallies = RetrievalTallies()
 
     async def hits(self, request: RetrievalRequest, kind: SearchKind) -> Hits:
-        """The hits, or the error that stands in their place; raises nothing."""
+        """Search and return the hits, with an error if the search failed; raises nothing."""
         began_s = time.perf_counter()
         hits = await self._hits(request, kind)
         if request.mode != CHECK:
@@ -73,7 +73,7 @@ class Responder:
         return self._record(request, began_ms, **fields, **extras)
 
     def _changed(self, request: RetrievalRequest) -> tuple[str, ...]:
-        """Return this shard's quoted documents that changed, even where nothing is found."""
+        """Return this shard's quoted documents that changed; needs no index of the collection."""
         if (count := len(request.quoted)) > QUOTED_MAX:
             raise InvalidRequest(
                 f"expected at most {QUOTED_MAX} quoted documents, found {count}", "quoted"
@@ -85,7 +85,7 @@ class Responder:
         return changed_quotes(request.quoted, index, tenant, self._place.shard, self._place.shards)
 
     async def _search(self, request: RetrievalRequest, kind: SearchKind) -> dict[str, Any]:
-        """Fields of the hits; raises a TriviumError."""
+        """Search and return fields of the hits; raises a TriviumError."""
         collections, name = self._collections, request.collection
         index = collections.get(name, request.tenant)
         query = self._query(request, kind, index)
@@ -135,7 +135,7 @@ class Responder:
             shards=self._place.shards,
             collection=request.collection,
             error=error,
-            took_ms=max(0, now_ms - began_ms),  # wall clocks are set back
+            took_ms=max(0, now_ms - began_ms),  # a wall clock may be set back
             at_ms=now_ms,
             embedded_ms=max(0.0, request.embedded_ms),
             **fields,
@@ -143,7 +143,7 @@ class Responder:
 
 
 def _fields(request: RetrievalRequest, index: Index, answer: SearchAnswer) -> dict[str, Any]:
-    """Of the hits of a search by a vector that the asker brought."""
+    """Return fields of the hits of a search by the request's own vector."""
     fields = vector_fields(request, answer)
     if request.wants_passages:
         row_of = index.rows.row_of

@@ -1,4 +1,4 @@
-"""Section [retrieval] of the settings: what a retrieval worker holds, and how it serves."""
+"""Section [retrieval] of the settings: indexes, search engine and snapshots of the workers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -32,62 +32,62 @@ from workers.search.limits import (
 )
 
 SHARD_FIELD = "{shard}"  # in the path of an index file
-LOOSE_MIN = 256  # rows to link though more are coming
+LOOSE_MIN = 256  # rows without edges that are linked even while more are arriving
 
 
 @section("retrieval")
 class RetrievalSettings:
-    """Of every retrieval worker; which shard it holds is told on its command line."""
+    """Settings that every retrieval worker reads; its command line names its shard."""
 
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
-    # "collection=float16": how vectors are kept; other collections have float32
+    # "collection=float16": how vectors are stored; other collections have float32
     storages: Texts = ()
-    # "collection=path" of an index file that is searched as it is, and takes no documents; {shard}
-    # in a path stands for the number of the worker's shard
+    # "collection=path" of an index file that is served unchanged and takes no documents; {shard} in
+    # a path stands for the number of the worker's shard
     index_files: Texts = ()
-    # where searches run; cuda needs CuPy, auto takes cuda where it can
+    # device of searches; cuda needs CuPy, auto takes cuda if it can be used
     device: Annotated[str, one_of(*DEVICES)] = "cpu"
-    cuda_device: Natural = 0  # which of the devices that are visible
-    # who makes the graph of an index that is built there; cuvs needs cuVS
+    cuda_device: Natural = 0  # number among the visible devices
+    # builder of the graph of an index on a CUDA device; cuvs needs cuVS
     builder: Annotated[str, one_of(*BUILDERS)] = "own"
-    # searches that a device advances together, in place of lanes and places
+    # searches that a device advances together; replaces lanes and places
     cuda_places: Positive = CUDA_PLACES
-    # of a device: places, and room for searches that gave theirs away
+    # searches that a device holds: those in places, and parked ones
     cuda_slots: Annotated[int, Field(ge=1, le=CUDA_SLOTS_MAX)] = CUDA_SLOTS
-    # values of a vector that a device can search; the room for queries grows with it
+    # most values of a vector that a device can search; memory of queries grows with it
     cuda_dim_max: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] = CUDA_DIM_MAX
     degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = DEGREE  # edges of a row in the graph
-    # length of the routing list where a retrieval names none
+    # length of the routing list if a retrieval names none
     top_m: Annotated[int, Field(ge=1, le=TOP_M_MAX)] = 64
-    # "collection=0.95": the recall that its searches aim at, where a retrieval names no length
+    # "collection=0.95": the target recall of its searches if a retrieval names no top_m
     recalls: Texts = ()
-    width: Positive = 1  # entries expanded per extend where a retrieval names none
+    width: Positive = 1  # entries expanded per extend if a retrieval names none
     collections_max: Positive = 256
-    pending_max: Positive = 4_096  # retrievals taken and not acknowledged; then the log waits
-    # extends without change after which a search stops, likewise; 0: never
+    pending_max: Positive = 4_096  # retrievals in flight; further ones wait in the log
+    # extends without change that stop a search if a retrieval names none; 0: never
     patience: Natural = 0
-    # threads that search, and that build at the start; 0: as many as there are cores
+    # threads that search, and that build indexes at the start; 0: one per core
     lanes: Annotated[int, Field(ge=0, le=LANES_MAX)] = 0
     word_threads: Annotated[int, Field(ge=1, le=LANES_MAX)] = 2  # threads that search by words
-    ahead: Natural = AHEAD  # searches that wait in a lane, in slots that are no places
-    places: Positive = PLACES  # searches that a core advances together; of device cpu, as slots are
-    slots: int = SLOTS  # of a core: places, and room for searches that gave theirs away
+    ahead: Natural = AHEAD  # searches that wait in a lane's slots for a place
+    places: Positive = PLACES  # searches that a core advances together, on device cpu
+    slots: int = SLOTS  # searches that a core holds, on device cpu: in places, waiting, parked
     share: Share = 0.0  # of free places, reserved for prefill
-    # how long a prefill search waits until it takes a decode search's place
+    # wait after which a prefill search takes a decode search's place
     park_after_ms: NonNegative = 50.0
-    gather_min: Positive = 1  # searches that are admitted together where places are free
-    # the longest that a prefill search waits for others to gather
+    gather_min: Positive = 1  # searches that are admitted together if places are free
+    # longest wait of a prefill search for others to gather
     flush_ms: NonNegative = 5.0
-    global_flush_ms: NonNegative = 20.0  # the same of any search
+    global_flush_ms: NonNegative = 20.0  # longest such wait of any search
     queue_max: Positive = 4_096  # waiting searches of a class
     parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
-    upkeep_interval_ms: Positive = 500  # between looks for documents to link
-    # rows without edges, which every search scans; more of them are taken when these are linked
+    upkeep_interval_ms: Positive = 500  # between checks for rows to link
+    # rows without edges, which every search scans; beyond this the feeds wait until they are linked
     loose_max: Annotated[int, Field(ge=LOOSE_MIN)] = 512
-    compact_share: NonNegative = 0.2  # of deleted rows, from which an index is compacted
+    compact_share: NonNegative = 0.2  # share of deleted rows above which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
-    # one folder in it for all replicas of a shard: the first of them writes, the others read
+    # all replicas of a shard share one folder in it: the first ready one writes, all read
     shares_snapshots: bool = False
     snapshot_interval_s: Positive = 300
     drain_timeout_ms: Natural = 10_000
@@ -143,24 +143,24 @@ class RetrievalSettings:
         self.scheduler()  # raises
 
     def recall_of(self, collection: str) -> float:
-        """What a collection's searches aim at; 0: a routing list of `top_m`."""
+        """Return the target recall of a collection's searches; 0: routing lists have `top_m`."""
         return _recalls(self.recalls).get(collection, 0.0)
 
     def metric_of(self, collection: str, default: str = "cosine") -> str:
-        """What a collection's distances are."""
+        """Return the metric of a collection's distances."""
         return _split_pairs(self.metrics).get(collection, default)
 
     def files(self, shard: int) -> Mapping[str, Path]:
-        """Index files of a shard, by collection."""
+        """Return the index files of a shard, by collection."""
         paths = _split_pairs(self.index_files)
         return {name: Path(path.replace(SHARD_FIELD, str(shard))) for name, path in paths.items()}
 
     def storage_of(self, collection: str, default: str = "float32") -> str:
-        """How a collection's vectors are kept."""
+        """Return how a collection's vectors are stored."""
         return _split_pairs(self.storages).get(collection, default)
 
     def scheduler(self) -> SchedulerSettings:
-        """The queues' part: what has the same name here."""
+        """Return the scheduler's settings, which have the same names here; raises ConfigError."""
         own_names = {field.name for field in fields(self)}
         shared = [field.name for field in fields(SchedulerSettings) if field.name in own_names]
         return SchedulerSettings(**{name: getattr(self, name) for name in shared})
@@ -195,7 +195,7 @@ def _recalls(pairs: tuple[str, ...]) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """Which shard of how many; written 0/2."""
+    """A shard's number and the number of shards; written 0/2."""
 
     shard: int
     shards: int
@@ -205,7 +205,7 @@ class ShardPlace:
 
     @classmethod
     def parse(cls, text: str) -> "ShardPlace":
-        """The shard that `text` names; raises ConfigError."""
+        """Return the shard that `text` names; raises ConfigError."""
         shard, slash, shards = text.partition("/")
         if slash and shard.isdecimal() and shards.isdecimal():
             place = cls(int(shard), int(shards))

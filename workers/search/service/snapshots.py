@@ -1,10 +1,10 @@
-"""Snapshots of a shard: one file per collection, all with the offsets of both topics they hold.
+"""Snapshots of a shard: one file per collection, each with the offsets of both topics.
 
-A worker keeps them for itself, or the first of a shard's replicas writes them for all. What came
-while one was written may be in it, and is read again: that changes nothing. Texts lie beside their
-rows; the words of passages are looked up anew. What operators declared, which documents wait for
-their passages, and which collections there are, stands in every file. What is damaged is put aside,
-and the snapshot before it is taken. What is of other settings is left alone. Where none is left,
+A worker writes its own, or the first of a shard's replicas writes them for all. Records that arrive
+while a snapshot is written may be in it, and are applied again, which changes nothing. Texts are
+stored beside their rows; the word index is rebuilt from them. Every file has the declarations, the
+documents that wait for passages, and the names of all collections. A damaged snapshot is renamed,
+and the one before it is loaded. A snapshot of other settings is left alone. If none can be used,
 the indexes are rebuilt from the topics.
 """
 
@@ -31,14 +31,14 @@ from workers.search.words.texts import passages_of
 
 Offsets = dict[str, dict[int, int]]  # by topic and partition
 log = logging.getLogger("trivium.retrieval")
-# The log keeps the mark of a deleted document for a day; an older snapshot might bring it back.
+# The log keeps a document's tombstone for a day; an older snapshot might bring the document back.
 AGE_MAX_MS = 20 * HOUR_MS
-_KEPT_SHARED = 2  # so that who reads one while the next is written need not begin again
+_KEPT_SHARED = 2  # so that a replica can finish reading one while the next is written
 _DAMAGED = (SnapshotError, KeyError, TypeError, ValueError, AttributeError)
 
 
 class Snapshots:
-    """In `snapshot_folder`, below the worker's or the shard's name; without a folder, none."""
+    """Snapshots in `snapshot_folder`, under the worker's or the shard's name; no folder, none."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Snapshots:
         self._folder = SnapshotFolder(path, worker_id, _KEPT_SHARED if self._is_shared else 1)
 
     def load(self) -> Offsets | None:
-        """Fill the collections; where to read on, or None where nothing can be used. Blocks."""
+        """Load the newest usable snapshot; return its offsets, or None without one. Blocks."""
         if not self._settings.snapshot_folder:
             return None
         self._folder.remove_own_partials()
         tried: set[Path] = set()
-        while len(tried) <= _KEPT_SHARED:  # while this one is read, another writes new ones
+        while len(tried) <= _KEPT_SHARED:  # another replica may write new ones meanwhile
             if (
                 path := next((p for p in self._folder.list_snapshots() if p not in tried), None)
             ) is None:
@@ -135,8 +135,8 @@ class Snapshots:
             raise snapshot.Unfit(f"{path} has vectors of {storage}, the settings {setting}")
 
     def save(self) -> None:
-        """Write all collections as they are now. Blocks."""
-        offsets = self._offsets()  # before all else is looked at: that holds all of these
+        """Write all collections as they are now; raises OSError. Blocks."""
+        offsets = self._offsets()  # read first, so that the indexes have all records before them
         indexes, stores = self._collections.of_documents(), dict(self._collections.stores)
         if not indexes:
             return
@@ -162,13 +162,13 @@ class Snapshots:
                 snapshot.save(index, folder / f"{file}.index", notes)
 
     async def run(self) -> None:
-        """Save every interval, until cancelled."""
+        """Save every `snapshot_interval_s`, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.snapshot_interval_s)
             await self.save_if_wanted()
 
     async def save_if_wanted(self) -> None:
-        """Save; a disk that is full or away costs the snapshot, not the worker."""
+        """Save if this worker writes snapshots; an OSError is logged, not raised."""
         if not self._settings.snapshot_folder or (self._is_shared and not self._is_first()):
             return
         try:
@@ -185,7 +185,7 @@ def _offsets(by_topic: Mapping[str, Any]) -> Offsets:
 
 
 def store_of(index: Index) -> PassageStore:
-    """What rows tell of the documents that they are passages of. Blocks."""
+    """Rebuild a collection's passage store from the rows of its index. Blocks."""
     store, texts = PassageStore(), {}
     counts: dict[tuple[str, int], int] = {}  # of passages, by document and offset
     for passage in passages_of(index):

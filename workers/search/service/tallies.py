@@ -1,4 +1,4 @@
-"""What became of retrievals since the worker's start, and how long they took, by class."""
+"""Counts outcomes, waits and durations of retrievals since the worker's start, by class."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ COMPLETED = "completed"
 
 
 class KindTally:
-    """Outcomes, waits and times of retrievals of one class."""
+    """Outcomes, waits and durations of retrievals of one class."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self._waits, self._times = Buckets(SEARCH_MS), Buckets(SEARCH_MS)
 
     def add(self, hits: Hits, took_ms: float) -> None:
-        """A retrieval was answered; only one that had a slot has waited for it."""
+        """Count an answered retrieval; searches by words and errors have no wait for a slot."""
         self.outcomes[COMPLETED if hits.error is None else hits.error.code] += 1
         self._times.add(took_ms)
         if hits.error is None and hits.mode != WORDS:

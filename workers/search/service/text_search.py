@@ -1,8 +1,8 @@
-"""Answers a search for a text: the nearest by its vector, the best by its words, and their texts.
+"""Searches by a text: nearest passages by vector, best passages by words, and their texts.
 
-Both go on at once: the vector through the engine, words on threads of their own, so that neither
-holds up the event loop. Less similar hits than wanted are left out of both lists before they are
-ranked. Of passages only those are sent that may be among the k best of all shards.
+Both searches run at once, by vector in the engine and by words on threads of their own, so that
+neither blocks the event loop. Hits below `min_score` are left out of both lists before they are
+ranked. Texts are sent only of passages that may be among the k best of all shards.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from workers.search.words.texts import unpack
 
 Array = np.ndarray[Any, Any]
 Scores = Mapping[ExternalId, float]
-_PASSAGE_BYTES_MAX = RETRIEVAL_BYTES_MAX * 3 // 4  # of all in one answer
-_REST_BYTES = 64  # of each, beside text, tokens and names
+_PASSAGE_BYTES_MAX = RETRIEVAL_BYTES_MAX * 3 // 4  # of all passages of an answer
+_REST_BYTES = 64  # of a passage, besides text, tokens and names
 
 
 class TextSearches:
-    """`find` any number of times at once, then `close`."""
+    """Searches by texts; `find` may run many times at once, then `close`."""
 
     def __init__(self, engine: SearchEngine, waiting_max: int, threads: int) -> None:
         self._engine = engine
@@ -43,19 +43,21 @@ class TextSearches:
         self._threads = ThreadPoolExecutor(threads, "search-words")
 
     def close(self) -> None:
-        """Stop the threads; searches that wait are cancelled."""
+        """Stop the threads and cancel waiting searches."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def find(
         self, request: RetrievalRequest, index: Index, words: WordIndex, query: Query
     ) -> dict[str, Any]:
-        """Fields of the hits; `query` is the search by the vector, if there is one."""
+        """Search and return fields of the hits; `query` is the search by vector.
+
+        Raises InvalidRequest, QueueFull, and the errors of `SearchEngine.search`."""
         mode = request.mode or "vector"
         if mode not in MODES:
             raise InvalidRequest(f"expected {', '.join(MODES)}, found {mode!r:.80}", "mode")
         mode = mode if request.vector else WORDS
         depth = min(depth_of(request.k) if mode == "hybrid" else request.k, K_MAX)
-        query.k = depth if request.k <= K_MAX else request.k  # what is too much is refused there
+        query.k = depth if request.k <= K_MAX else request.k  # the engine refuses too large a k
         word_scores: Scores = {}
         if mode == "vector":
             answer = await self._engine.search(index, query)
@@ -99,7 +101,7 @@ async def _run_both(by_vector: Any, by_words: Any) -> tuple[SearchAnswer, Scores
 def _search_words(
     index: Index, words: WordIndex, text: str, depth: int, where: Filter | None
 ) -> Scores:
-    """Search the words of passages. Blocks."""
+    """Return the scores of the best passages by words. Blocks."""
     return dict(words.search(text, depth, _allowed(index, where)))
 
 
@@ -107,7 +109,7 @@ def _allowed(index: Index, where: Filter | None) -> AllowedPassages | None:
     if where is None:
         return None
     rows, view = index.rows, index.view()
-    while view.ids is not rows.ids:  # it was compacted just now
+    while view.ids is not rows.ids:  # the index was compacted between the two reads
         rows, view = index.rows, index.view()
     allowed = view.allowed(where)
 
@@ -127,9 +129,9 @@ def _distances(answer: SearchAnswer) -> Scores:
 
 
 def vector_fields(request: RetrievalRequest, answer: SearchAnswer) -> dict[str, Any]:
-    """Fields of the hits of a search by a vector.
+    """Return fields of the hits of a search by vector.
 
-    A tenant is told nothing of where a search came by that it may not find.
+    A tenant gets only its hits as seeds: other rows of the routing list may not be for it.
     """
     seeds = answer.ids if request.tenant else answer.top_ids()
     return {
@@ -148,7 +150,7 @@ def _fields(
 ) -> dict[str, Any]:
     rows = index.rows
     row_of = {name: rows.row_of.get(name, -1) for name in (*distances, *words)}
-    row_of = {name: row for name, row in row_of.items() if row >= 0}  # else it is deleted by now
+    row_of = {name: row for name, row in row_of.items() if row >= 0}  # the others are deleted now
     cosines: Scores = {}
     if mode != WORDS and row_of:
         cosines = _cosines(rows, row_of, unpack_vector(request.vector), index.dim)
@@ -174,7 +176,7 @@ def _fields(
 
 
 def _cosines(rows: Rows, row_of: Mapping[ExternalId, int], query: Array, dim: int) -> Scores:
-    """Similarities to the query, whatever the index measures."""
+    """Return cosine similarities to the query, for any metric of the index."""
     vectors = rows.vectors[list(row_of.values())][:, :dim].astype(np.float64)
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query.astype(np.float64))
     cosines = vectors @ query.astype(np.float64) / np.where(norms == 0, 1, norms)
@@ -184,7 +186,7 @@ def _cosines(rows: Rows, row_of: Mapping[ExternalId, int], query: Array, dim: in
 def texts_of(
     names: Sequence[str], rows: Rows, row_of: Mapping[ExternalId, int]
 ) -> tuple[Passage, ...]:
-    """Texts of hits, as many as fit, the first ones first."""
+    """Return the passages of the first hits, as many as fit into an answer."""
     payloads = {name_of(name): rows.payloads[row] for name, row in row_of.items()}
     passages, bytes_left = [], _PASSAGE_BYTES_MAX
     for name in names:
@@ -199,12 +201,12 @@ def texts_of(
 
 
 def name_of(row_id: ExternalId) -> str:
-    """The id of a row as the log has it."""
+    """Return the id of a row as it is spelled on the log."""
     return row_id.decode() if isinstance(row_id, bytes) else str(row_id)
 
 
 def rows_allowed(request: RetrievalRequest, tenants: Filter | None) -> Filter | None:
-    """Combine the request's own filter with that of its tenant."""
+    """Combine the request's own filter with its tenant's; raises InvalidRequest."""
     request_filter = expressions.parse(request.filter) if request.filter else None
     if request_filter is None or tenants is None:
         return request_filter or tenants

@@ -1,11 +1,11 @@
-"""Links new documents and compacts deleted ones away, in the background and on one core.
+"""Links new rows and compacts deleted ones, in the background and on one core.
 
-The searches that linking needs go through the engine as its lowest class, which gets the time that
-others leave. Where that is not enough and rows wait, they are made here, on a thread of its own:
-the system then shares the cores fairly. Where even that is not enough, the feed waits
-(`Collections.room`). An index that is small enough to be scanned needs no edges. Few new rows wait
-until no more come. Behind an audit that missed many rows, each look searches for a batch of all
-rows, and edges are led back to those that are lost (`Index.relink_lost`).
+Linking needs searches. They run in the engine as its lowest class, in the time that other searches
+leave. If rows wait because that is too slow, a thread here makes the searches: then the operating
+system shares the cores fairly. If even that is too slow, the feeds wait
+(`Collections.wait_for_room`). An index that is small enough to be scanned needs no edges. A few new
+rows wait until no more arrive. After an audit that missed many rows, each round searches for a
+batch of all rows, and adds edges to those that searches lose (`Index.relink_lost`).
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from workers.search.words.passage_store import PassageStore
 from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
-_STARVED_S = 0.1  # between looks whether the engine's lowest class is enough
-AsyncNeighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
+_STARVED_S = 0.1  # between checks whether the engine's lowest class is fast enough
+AsyncNeighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # of an engine
 
 
 class Upkeep:
-    """`finish` before the worker is ready, then `run` until cancelled."""
+    """The upkeep of all indexes: `finish` before the worker is ready, then `run`."""
 
     def __init__(
         self, settings: RetrievalSettings, collections: Collections, neighbours: AsyncNeighbours
@@ -40,16 +40,16 @@ class Upkeep:
         self._settings = settings
         self._collections = collections
         self._neighbours = neighbours
-        self._last_counts: dict[str, int] = {}  # rows at the last look
+        self._last_counts: dict[str, int] = {}  # rows at the last check, by collection
 
     async def finish(self) -> None:
-        """Link everything that there is, on all cores."""
+        """Link all rows that lack edges, on all cores."""
         for index in list(self._collections.indexes.values()):
             while self._needs_links(index):
                 await asyncio.to_thread(index.link)
 
     async def run(self) -> None:
-        """Look now and then, and again at once where rows wait to be linked."""
+        """Maintain the indexes every `upkeep_interval_ms`, without a pause while rows wait."""
         linked = self._collections.linked = self._collections.linked or asyncio.Event()
         while True:
             pending = [
@@ -61,8 +61,8 @@ class Upkeep:
                 await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
 
     async def _maintain(self, name: str, index: Index) -> bool:
-        """Whether rows were linked and more wait."""
-        index.threads = 1  # the others are for searches
+        """Link, relink or compact one index; return whether rows were linked and more wait."""
+        index.threads = 1  # the other cores are for searches
         count = index.rows.count
         is_stable = self._last_counts.get(name) == count
         self._last_counts[name] = count
@@ -83,7 +83,7 @@ class Upkeep:
     async def _with_engine(
         self, name: str, index: Index, change: Callable[[int, Neighbours], Any]
     ) -> bool:
-        """Change a batch of rows by searches; whether that was possible."""
+        """Call `change` with searches of the engine; return False if its queue was full."""
         loop = asyncio.get_running_loop()
 
         def rows_wait() -> bool:

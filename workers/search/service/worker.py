@@ -1,11 +1,12 @@
 """A retrieval worker process: one shard of all collections, between Kafka and the search engine.
 
-Theory of operation. The worker joins the fleet, loads its snapshots if it has any, reads the rest
-of `documents` and links what is new; then its Faust agents join the group of the shard's replicas
-and hand retrievals to the engine in the same process. It is ready once the group has given it
-partitions. Documents go on coming in, and rows without edges are linked in the background. To drain
-is to take no more, to answer what is under way, and to leave. Where the log or the lease is lost,
-the worker joins again with all documents that it holds, and reads on where it stood.
+Theory of operation. The worker joins the fleet, loads its snapshots if there are any, reads the
+rest of `documents` and `passages`, and links new rows. Then its Faust agents join the consumer
+group of the shard's replicas, and pass retrievals to the engine in the same process. The worker is
+ready when the group has assigned partitions to it. It continues to read documents, and links rows
+without edges in the background. A drain takes no more retrievals, answers those in flight, and
+leaves the group. If the worker loses the log or its lease, it joins again, keeps its documents, and
+resumes reading at its offsets.
 """
 
 import asyncio
@@ -47,18 +48,18 @@ from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
 from workers.search.service.upkeep import Upkeep
 
 log = logging.getLogger("trivium.retrieval")
-_STALL_MS = 30_000  # lag without progress for so long ends a life
-# A thread of documents, snapshots or links that wants the interpreter has it for so long at most
-# while the event loop waits for it; Python's own 5 ms would be most of a search's time.
+_STALL_MS = 30_000  # lag without progress that ends a session
+# Seconds for which a thread of documents, snapshots or links keeps the interpreter while the event
+# loop waits for it. Python's default of 5 ms would be most of a search's time.
 SWITCH_S = 0.000_5
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 
 
 class RetrievalWorker:
-    """The documents and the engine of one process, and its life in the fleet; `run` once.
+    """The documents and engine of one process, and its membership in the fleet; call `run` once.
 
-    `run` returns when `stop` is set and what is under way is answered; it raises what ended it
-    else.
+    `run` returns when `stop` is set and retrievals in flight are answered; else it raises the error
+    that ended it.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class RetrievalWorker:
         parts = (log_settings, codec, self._producer, self.collections, place, self.membership)
         self._documents = DocumentFollower(*parts)
         self._passages = PassageFollower(*parts, read_to=lambda: self._documents.offsets)
-        self._steady = tasks.Tasks()  # what goes on from life to life
-        self._left_ms = 0  # when the last life ended
+        self._steady = tasks.Tasks()  # tasks that outlive a session
+        self._left_ms = 0  # when the last session ended
 
     def _new_membership(self, former_epoch: int = 0) -> Membership:
         return Membership(
@@ -125,7 +126,7 @@ class RetrievalWorker:
         )
 
     def _begin(self) -> None:
-        """Make what belongs to one life."""
+        """Make the objects of one session in the fleet."""
         self.membership = self._new_membership(self.membership.epoch)
         self._documents.membership = self._passages.membership = self.membership
         self._intake = RetrievalIntake(
@@ -153,7 +154,7 @@ class RetrievalWorker:
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Life after life, with the same documents and engine, until one is drained."""
+        """Run sessions with the same documents and engine until one has drained."""
         sys.setswitchinterval(SWITCH_S)
         try:
             await run_with_reconnect(self._worker_id, lambda: self._live(stop), stop)
@@ -188,9 +189,10 @@ class RetrievalWorker:
         self._life.tasks.spawn("membership", self.membership.run())
 
     async def _load(self) -> None:
-        """Read what is missing: all but a snapshot the first time, what came since the next ones.
+        """Read the missing records: those after a snapshot, later those after the last session.
 
-        Too long after a life the log may have forgotten what was deleted.
+        `AGE_MAX_MS` after the last session everything is read again: the log may no longer have the
+        deletions.
         """
         offsets: Offsets | None = self._offsets()
         if not any(self._documents.offsets.values()):
@@ -215,7 +217,7 @@ class RetrievalWorker:
         await begin_group(self._log_settings, self._place)
 
     def _offsets(self) -> Offsets:
-        """Up to where both topics are in the collections; passages are never ahead of documents."""
+        """Return the next offsets of both topics; passages are never ahead of documents."""
         passages = dict(self._passages.offsets)
         return {"documents": dict(self._documents.offsets), "passages": passages}
 
@@ -233,7 +235,7 @@ class RetrievalWorker:
         self._life.serve(_STALL_MS)
 
     def on_assigned(self, places: set[Place]) -> None:
-        """The group gave it partitions; with the first it is ready."""
+        """Serve the assigned partitions; the worker is ready with the first ones."""
         self._intake.group.on_assigned(places)
         partitions = sorted({partition for _, partition in places})
         log.info("shard %s: serves partitions %s", self._place, partitions)
@@ -241,7 +243,7 @@ class RetrievalWorker:
             self.membership.set_state(MemberState.READY)
 
     async def on_revoked(self) -> None:
-        """The partitions were taken away: what is under way is answered, not acknowledged."""
+        """Stop acknowledging retrievals of revoked partitions; those in flight are answered."""
         self._intake.group.on_revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
@@ -280,7 +282,7 @@ class RetrievalWorker:
         )
 
     def _partitions(self) -> tuple[int, ...]:
-        """Those that it answers for both classes."""
+        """Return the partitions that it answers for both classes, ascending."""
         owned = self._intake.group.owned
         by_topic = [{number for name, number in owned if name == topic} for topic in TOPICS]
         return tuple(sorted(set.intersection(*by_topic)))

@@ -1,7 +1,7 @@
-"""What a search returns, where that is not its routing list: rows that may be returned, and copies.
+"""Maintains a search's list of hits if its routing list is not the result: filters and copies.
 
 `steps.py` calls this. `f` is the address of a slot's row, `keys` of its routing list, and `hits` of
-its `found`; both are uint64 keys, ascending.
+its row of `hit_keys`; both lists are uint64 keys, ascending.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from workers.search.walk import fields
 
 @inlined
 def has_hit_list(f: int) -> bool:
-    """Whether a search that has ended has its hits in `found`, not in its routing list."""
+    """Return whether an ended search has its hits in `hit_keys`, not in its routing list."""
     return bool(get_i64(f, fields.SCREENED) or get_i64(f, fields.CHAIN))
 
 
@@ -37,7 +37,7 @@ def unfold(f: int, keys: int, hits: int) -> None:
             break
         while count < k or key < get_u64(hits, k - 1):
             at = min(count, k - 1)
-            while at > 0 and get_u64(hits, at - 1) > key:  # copies of a row that is as far
+            while at > 0 and get_u64(hits, at - 1) > key:  # copies of a row at the same distance
                 put_u64(hits, at, get_u64(hits, at - 1))
                 at -= 1
             put_u64(hits, at, key)
@@ -50,7 +50,7 @@ def unfold(f: int, keys: int, hits: int) -> None:
 
 @kernel
 def drop_chance_hits(f: int, keys: int, hits: int) -> None:
-    """Forget hits that were met by chance: too few of them are nearer than the list's end."""
+    """Drop all hits if fewer than NEEDED are nearer than the routing list's end: chance hits."""
     needed = get_i64(f, fields.NEEDED)
     if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
         for i in range(get_i64(f, fields.K)):
@@ -59,8 +59,9 @@ def drop_chance_hits(f: int, keys: int, hits: int) -> None:
 
 @inlined
 def insert_hit(f: int, hits: int, k: int, key: Any, chain: int) -> None:
-    """Insert a row into the hits, and those that a chain leads to from there, at an address, 0 for
-    none. They come in ascending order, so the first that is too far is the last."""
+    """Insert a row into the hits, and its copies; `chain` is an address, 0: no copies.
+
+    Copies have ascending keys, so the loop ends at the first that is too far."""
     while key < (get_u64(hits, k - 1) & ~FLAG):
         row = row_of(key)
         if _may_return(f, row):
@@ -73,7 +74,7 @@ def insert_hit(f: int, hits: int, k: int, key: Any, chain: int) -> None:
 
 @inlined
 def _may_return(f: int, row: int) -> bool:
-    """Whether a row is neither deleted nor excluded by the filter."""
+    """Return whether a row is neither deleted nor excluded by the filter."""
     alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
     if alive != 0 and not has_bit(alive, row):
         return False

@@ -1,4 +1,4 @@
-"""Drops rows whose codes say that no list of their slot would take them (`kernels/codes.py`)."""
+"""Drops tasks that are too far for their slot's lists by their codes (`kernels/codes.py`)."""
 
 from workers.search.kernels.codes import prefilter
 from workers.search.kernels.jit import inlined
@@ -7,15 +7,16 @@ from workers.search.kernels.memory import get_i64, get_u64
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 
-CODED_QUERY = 8 * TASKS_MAX  # where it stands behind a slot's tasks
+CODED_QUERY = 8 * TASKS_MAX  # offset of the coded query behind a slot's tasks, in bytes
 
 
 @inlined
 def prefilter_tasks(
     f: int, keys: int, hits: int, size: int, tasks: int, total: int, codes: int
 ) -> int:  # fmt: skip
-    """How many tasks are left; each is a row of the codes in a field, and of the wild ones in the
-    field behind it."""
+    """Drop tasks that are too far by their codes; return the number of those left.
+
+    `codes` is the field with the address of the codes; the next field has that of the outliers."""
     last = get_u64(keys, size - 1)
     if get_i64(f, fields.SCREENED):
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))

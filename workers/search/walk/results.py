@@ -1,4 +1,4 @@
-"""Takes from slots that are done what they have found, in one kernel call for all of them."""
+"""Reads the results of ended slots, in one kernel call for all of them."""
 
 from collections.abc import Sequence
 
@@ -12,27 +12,27 @@ from workers.search.walk import fields
 from workers.search.walk.hits import has_hit_list
 from workers.search.walk.slots import SlotRows
 
-# Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
-# distances computed; 1 where rows were scanned and nothing was walked. All of one search; its
-# arrays are parts of those of all that were read together.
+# Of one search: rows, nearest first; distances as kernels compute them; keys of the whole routing
+# list; extends; distances computed; 1 if rows were scanned without a walk. The arrays are slices of
+# those of all slots that were read together.
 SlotHits = tuple[Array, Array, Array, int, int, int]
 
 _INT64, _FLOAT32, _UINT64 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint64)
-_COLUMNS = 7  # of what `_read` tells of a slot
+_COLUMNS = 7  # of a slot's summary by `_read`
 
 
 class SlotReader:
-    """Reads some slots at a time."""
+    """Reads the results of several slots at a time."""
 
     def __init__(self, slots: SlotRows) -> None:
         self._rows = address_of(slots.fields), slots.fields.strides[0]
         self._top = address_of(slots.top), slots.top.strides[0]
         self._hit_keys = address_of(slots.hit_keys), slots.hit_keys.strides[0]
-        self.read([0])  # compile here, not in somebody's event loop
+        self.read([0])  # compile here, not in a caller's event loop
 
     def read(self, ended_slots: Sequence[int]) -> list[SlotHits | None]:
-        """What slots found, whose rows are cleared then; None, and as it was, of a walk that found
-        fewer hits than are wanted."""
+        """Return the slots' results and clear their rows. A walk with fewer hits than WANTED
+        gives None, and its row stays unchanged."""
         slots = np.array(ended_slots, _INT64)
         hits, entries = _count_space(*self._rows, slots)
         rows, distances = np.empty(hits, _INT64), np.empty(hits, _FLOAT32)
@@ -47,7 +47,7 @@ class SlotReader:
 
 @kernel
 def _count_space(base: int, row_bytes: int, slots: Array) -> tuple[int, int]:
-    """How many hits and keys some slots can have in all; address and strides of slots' rows."""
+    """Return how many hits and keys the slots can have in total; `base` is their rows' address."""
     hits, entries = 0, 0
     for i in range(len(slots)):
         f = base + slots[i] * row_bytes
@@ -61,10 +61,10 @@ def _read_all(
     base: int, row_bytes: int, top: int, top_bytes: int, hits: int, hits_bytes: int, slots: Array,
     rows: Array, distances: Array, keys: Array, summary: Array,
 ) -> None:  # fmt: skip
-    """Copy out what slots have found: addresses and strides of their rows and lists.
+    """Copy out the results of slots, from addresses and strides of their rows and lists.
 
-    `told` is int64, shape (slots, _COLUMNS): where a slot's hits begin and end in `rows` and
-    `distances`, its keys in `keys`, then what `_read` tells.
+    `summary` is int64, shape (slots, _COLUMNS): the start and end of a slot's hits in `rows` and
+    `distances`, those of its keys in `keys`, then the other results of `_read`.
     """
     hit, key = 0, 0
     for i in range(len(slots)):
@@ -80,11 +80,11 @@ def _read_all(
 def _read(
     f: int, top: int, hit_keys: int, t: int, rows: Array, distances: Array, keys: Array
 ) -> None:  # fmt: skip
-    """One slot: hits are copied out and its row is cleared, if there are hits enough.
+    """Copy out the hits of one slot, and clear its row unless there are too few hits.
 
-    Addresses of the slot's row, its routing list and its `found` (uint64), and of seven int64: the
-    first and third say where to write; the others get the ends, extends, distances, and whether
-    rows were scanned, -1 where there are too few hits.
+    Addresses of the slot's row, its routing list and its `hit_keys` (uint64), and `t` of seven
+    int64: the first and third are the places to write to; the others get the ends, extends,
+    distances, and 1 if rows were scanned, 0 if not, -1 if there are too few hits.
     """
     first, begin = get_i64(t, 0), get_i64(t, 2)
     entries, k, hits = 0, get_i64(f, fields.K), 0
@@ -104,4 +104,4 @@ def _read(
     put_i64(t, 6, is_scan if is_scan or hits >= get_i64(f, fields.WANTED) else -1)
     if get_i64(t, 6) >= 0:
         for field in range(fields.COUNT):
-            put_i64(f, field, 0)  # it points to nothing any more
+            put_i64(f, field, 0)  # clears all addresses, too

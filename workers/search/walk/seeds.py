@@ -1,7 +1,7 @@
-"""Where a walk begins, and rows that are scanned: the lists that a seeding slot works through.
+"""Seeds a search: measures entry points, warm starts and scanned rows, list by list.
 
 `steps.py` calls this. `f` is the address of a slot's row, `keys` of its routing list, `hits` of its
-`found` and `tasks` of its tasks.
+`hit_keys` and `tasks` of its tasks.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from workers.search.walk.hits import insert_hit
 from workers.search.walk.prefilter import prefilter_tasks
 from workers.search.walk.slots import ROWS_A_STEP
 
-AHEAD = 6  # rows that are on their way from memory
+AHEAD = 6  # rows that are prefetched
 
 
 @kernel
 def seed(f: int, keys: int, hits: int, tasks: int) -> None:
-    """The next rows of the slot's lists, in order: filter, warm start, entry points, loose."""
+    """Measure the next rows: of the filter's list, or warm start, entry points, loose rows."""
     lists, warm = get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT)
     if lists > 0:
         _scan(f, keys, hits, get_i64(f, fields.LIST), lists, fields.LIST_DONE, 0)
@@ -38,7 +38,7 @@ def seed(f: int, keys: int, hits: int, tasks: int) -> None:
 
 @inlined
 def _scan(f: int, keys: int, hits: int, listed: int, last: int, done_field: int, size: int) -> None:
-    """Measure the next rows of a list of `last`, int64 at an address, 0: those without edges."""
+    """Measure the next rows of a list of `last` rows, int64 at `listed`; 0: rows without edges."""
     vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
     first, offset = get_i64(f, done_field), get_i64(f, fields.LOOSE_FIRST)
     last = min(last, first + ROWS_A_STEP)
@@ -56,7 +56,7 @@ def _scan(f: int, keys: int, hits: int, listed: int, last: int, done_field: int,
 
 @inlined
 def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
-    """Measure the next entry points, whose vectors stand side by side, or in panels."""
+    """Measure the next entry points, whose vectors are in panels or contiguous."""
     reps, first = get_i64(f, fields.REPS), get_i64(f, fields.REPS_DONE)
     last = min(get_i64(f, fields.REPS_COUNT), first + ROWS_A_STEP)
     size, total = max(get_i64(f, fields.ENTRIES), get_i64(f, fields.WARM_COUNT)), last - first
@@ -93,7 +93,7 @@ def _enter(f: int, keys: int, hits: int, tasks: int) -> None:
 
 @inlined
 def _insert(f: int, keys: int, hits: int, size: int, key: Any) -> None:
-    """Insert a row into the lists that it is near enough for; no `room`: into the hits alone."""
+    """Insert a row into the lists that it is near enough for; `size` 0: only into the hits."""
     if get_i64(f, fields.SCREENED):
         k = get_i64(f, fields.K)
         insert_hit(f, hits, k, key, get_i64(f, fields.CHAIN) if size > 0 else 0)

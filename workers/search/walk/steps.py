@@ -1,22 +1,22 @@
 """One extend of all active searches: emit tasks, compute distances, merge.
 
-Theory of operation. `advance` makes every active slot take one step after the other. In a step a
+Theory of operation. `advance` makes each active slot take one step after the other. In a step a
 slot emits its tasks, the rows whose distances it needs: while seeding, the next rows of its lists;
-while walking, those neighbours of its nearest unexpanded entries that it has not met. It drops
-those that are too far by their codes (`codes.py`), computes the distances of the others and merges
-them into its routing list. Each of these is a pass over all slots, so that what a slot has asked
-for is on its way from memory meanwhile. Keys are totally ordered and each slot reads only its own
-state, so a search's result does not depend on what else is in the batch, on parking, or on how many
-extends a call makes. The walk is CAGRA's (see `graph/build.py`) without random entry points, with a
-visited table that fails open: a row whose place another one took is measured again and dropped as
-equal in the merge, never lost.
+while walking, the neighbours of its nearest unexpanded entries that it has not met. It drops the
+tasks that are too far by their codes (`codes.py`), computes the distances of the others and merges
+them into its routing list. Each of these is a pass over all slots, so that memory that one slot has
+prefetched arrives while others work. Keys are totally ordered and each slot reads only its own
+state, so a search's result does not depend on the rest of the batch, on parking, or on the number
+of extends per call. The walk is CAGRA's (see `graph/build.py`) without random entry points, and
+with a visited table that fails open: a row whose place another row took is measured again and
+dropped as equal in the merge, never lost.
 
-Rows that a filter or a tombstone excludes are walked through, and kept out of `found`, the list of
-results; scanned rows go there only, and so do copies of a row that was measured. Where all rows are
-walked and may be returned, the routing list has the results and `found` is not kept; what is near
-there is put into it with its copies at the end, if there are copies. A slot with a
-feed takes its next query by itself, so that a bulk search returns to the interpreter once.
-`reference.py`, in the tests, is the same search in NumPy, one at a time.
+Rows that a filter or a deletion excludes are walked through, but not put into `hit_keys`, the
+results. Scanned rows, and copies of a measured row, go only there. If all rows are walked and may
+be returned, the routing list has the results and `hit_keys` is not used; if there are copies, it is
+filled from the routing list, with the copies, at the end. A slot with a feed takes its next query
+by itself, so that a bulk search returns to the interpreter once. `reference.py`, in the tests, is
+the same search in NumPy, one query at a time.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ from workers.search.walk.prefilter import CODED_QUERY, prefilter_tasks
 from workers.search.walk.seeds import AHEAD, seed
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
-_ROWS_AHEAD = 12  # of those that codes let through
+_ROWS_AHEAD = 12  # rows prefetched of those that passed the codes
 _INFINITY = np.float32(np.inf)
 
 
@@ -63,13 +63,13 @@ def advance(
     rows: Array, top: Array, hit_keys: Array, visited: Array, active: Array, count: int,
     tasks: Array, finished: Array, extends_max: int, attention: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """Up to `extends_max` extends of the first `count` slots in `active`.
+    """Make up to `extends_max` extends of the first `count` slots in `active`.
 
-    `rows`, `top`, `found`, `visited` and `tasks` are those of `Slots`. `active` and `finished` are
-    int64, slot numbers; `attention` is int64, shape (1 or more,). Returns how many slots are in
-    `finished` now, and how many extends each active slot made: after an extend in which a slot
-    ended, or at which `attention[0]` is set, or at the most. In all kernels below `f` is the
-    address of a slot's row, `keys` of its routing list, `hits` of its `found`, `seen` of its
+    `rows`, `top`, `hit_keys`, `visited` and `tasks` are those of `CpuSlots`. `active` and
+    `finished` are int64, slot numbers; `attention` is int64, shape (1 or more,). Stops after an
+    extend in which a slot ended, or after which `attention[0]` is not 0. Returns the number of
+    slots in `finished`, and the extends that each active slot made. In all kernels below `f` is the
+    address of a slot's row, `keys` of its routing list, `hits` of its `hit_keys`, `table` of its
     visited table and `tasks` of its tasks.
     """
     ended_count, extends = 0, 0
@@ -107,7 +107,7 @@ def advance(
 
 @inlined
 def _places(rows: Array, top: Array, hits: Array, visited: Array, tasks: Array, slot: int) -> Any:
-    """Addresses of what a slot has: its row, and its row of each other array."""
+    """Return the addresses of a slot's row, and of its row of each other array."""
     return (
         address(rows) + slot * rows.strides[0], address(top) + slot * top.strides[0],
         address(hits) + slot * hits.strides[0], address(visited) + slot * visited.strides[0],
@@ -117,7 +117,7 @@ def _places(rows: Array, top: Array, hits: Array, visited: Array, tasks: Array, 
 
 @kernel
 def _clear(f: int, keys: int, hits: int, table: int, tasks: int) -> None:
-    """Make an admitted slot ready for its first step."""
+    """Prepare a FRESH slot for its first step."""
     for i in range(get_i64(f, fields.TOP_M)):
         put_u64(keys, i, EMPTY)
     for i in range(get_i64(f, fields.K)):
@@ -136,7 +136,7 @@ def _clear(f: int, keys: int, hits: int, table: int, tasks: int) -> None:
 
 @kernel
 def _take_next_query(f: int, keys: int, hits: int) -> bool:
-    """Hand the slot's result to its feed and take the next query, if it has one."""
+    """Write the slot's result to its feed and take the next query; return False without one."""
     feed, k = get_i64(f, fields.FEED), get_i64(f, fields.K)
     if feed == 0:
         return False
@@ -168,7 +168,7 @@ def _take_next_query(f: int, keys: int, hits: int) -> bool:
 
 @kernel
 def _end_seeding(f: int, keys: int, table: int) -> None:
-    """Whether the slot has more lists, walks, or is done."""
+    """Make the slot walk, or end it, if all of its lists are measured."""
     if get_i64(f, fields.LIST_COUNT) > 0:
         if get_i64(f, fields.LIST_DONE) >= get_i64(f, fields.LIST_COUNT):
             put_i64(f, fields.STATUS, fields.DONE)
@@ -184,7 +184,7 @@ def _end_seeding(f: int, keys: int, table: int) -> None:
         put_i64(f, fields.STATUS, fields.DONE)
         return
     mask, m = np.uint64(get_i64(f, fields.HASH_MASK)), get_i64(f, fields.TOP_M)
-    for place in range(m):  # the walk has met these; what fell out of the list may come again
+    for place in range(m):  # the walk has met these; rows that fell out of the list may come again
         key = get_u64(keys, place)
         if key < LIMIT:
             _visit(table, mask, np.uint32(row_of(key)))
@@ -195,7 +195,7 @@ def _end_seeding(f: int, keys: int, table: int) -> None:
 
 @kernel
 def _expand(f: int, keys: int, table: int, tasks: int) -> None:
-    """Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks."""
+    """Expand the nearest unexpanded entries: their neighbours that are new become tasks."""
     m, width, degree = (
         get_i64(f, fields.TOP_M), get_i64(f, fields.WIDTH), get_i64(f, fields.DEGREE)
     )  # fmt: skip
@@ -209,7 +209,7 @@ def _expand(f: int, keys: int, table: int, tasks: int) -> None:
         if key >= LIMIT:
             break
         if not key & FLAG:
-            if width == 0:  # the next to be expanded, unless a nearer one is found now
+            if width == 0:  # the next one to expand, unless a nearer one is found in this step
                 prefetch_row(graph + 4 * degree * row_of(key), 4 * degree)
                 break
             put_u64(keys, place, key | FLAG)
@@ -217,10 +217,10 @@ def _expand(f: int, keys: int, table: int, tasks: int) -> None:
             edges = graph + 4 * degree * row_of(key)
             for edge in range(degree):
                 row = get_u32(edges, edge)
-                if row == row_of(key):  # so are all places that are left over, at the end
+                if row == row_of(key):  # the row itself fills the unused places at the end
                     break
                 put_i64(tasks, total, np.int64(row))
-                prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # none: no bytes
+                prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # 0 bytes: no codes
                 total += _visit(table, np.uint64(mask), row)
         place += 1
     put_i64(f, fields.PLACE, place)
@@ -233,7 +233,7 @@ def _expand(f: int, keys: int, table: int, tasks: int) -> None:
 
 @inlined
 def _request(f: int, tasks: int, count: int) -> None:
-    """Ask for the vectors of the first tasks."""
+    """Prefetch the vectors of the first tasks."""
     vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
     for i in range(count):
         prefetch_row(vectors + get_i64(tasks, i) * row_bytes, row_bytes)
@@ -241,7 +241,7 @@ def _request(f: int, tasks: int, count: int) -> None:
 
 @kernel
 def _prefilter(f: int, keys: int, hits: int, tasks: int) -> None:
-    """Drop the tasks whose codes say that no list would take them."""
+    """Drop the tasks whose codes show that no list would take them."""
     m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
     total = prefilter_tasks(f, keys, hits, m, tasks, total, fields.CODES)
     put_i64(f, fields.TASKS, total)
@@ -277,7 +277,7 @@ def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
 
 @inlined
 def _visit(table: int, mask: Any, row: Any) -> bool:
-    """Whether a row is met for the first time, as far as the table tells."""
+    """Put a row into the visited table; return False if it was there."""
     place = np.intp(((np.uint64(row) * _SCATTER) >> _40) & mask)
     new: bool = get_u32(table, place) != row
     put_u32(table, place, row)
@@ -286,7 +286,7 @@ def _visit(table: int, mask: Any, row: Any) -> bool:
 
 @inlined
 def _settle(f: int, keys: int, place: int, m: int) -> None:
-    """Find the next entry to expand; without one the search is done."""
+    """Find the next entry to expand; without one the search is DONE."""
     while place < m and get_u64(keys, place) < LIMIT and get_u64(keys, place) & FLAG:
         place += 1
     put_i64(f, fields.NEXT, place)

@@ -1,4 +1,4 @@
-"""Changes of documents and of their passages, read out of records, and what is wrong with them."""
+"""Changes of documents and of their passages, which the feeds make from records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,34 +15,34 @@ from workers.search.words.texts import PassageText
 
 @dataclass(frozen=True, slots=True)
 class DocumentChange:
-    """What happened to a document; none is left of it where `document` is None."""
+    """A change of a document; `document` is None if it was deleted."""
 
     collection: str
     document_id: str
     document: Document | None
     offset: int = 0
-    floor: int = -1  # where it was last no text, before it became text in the same batch
+    floor: int = -1  # offset of its last change that was no text, earlier in the same batch
 
     def after(self, before: "DocumentChange | None") -> "DocumentChange":
-        """The same, where another change of the document comes before it in a batch."""
+        """Return this change with the `floor` of the document's change before it in a batch."""
         if before is None or not self.is_text:
             return self
         return replace(self, floor=before.floor if before.is_text else before.offset)
 
     @property
     def is_text(self) -> bool:
-        """Whether its passages come on another topic."""
+        """Return whether the document came as text: its passages come on another topic."""
         return self.document is not None and bool(self.document.text) and not self.document.vector
 
 
 @dataclass(frozen=True, slots=True)
 class PassagesChange:
-    """What the embedding pool made of a document; nothing is left of it where it is None."""
+    """A change of a document's passages; `passages` is None if they were deleted."""
 
     collection: str
     document_id: str
     passages: Passages | None
-    read_to: int = 0  # of `documents`, in the document's partition
+    read_to: int = 0  # next offset of `documents` in the document's partition
 
 
 AnyChange = TypeVar("AnyChange", DocumentChange, PassagesChange)
@@ -59,7 +59,7 @@ def group_by_collection(changes: Iterable[AnyChange]) -> Mapping[str, list[AnyCh
 
 
 def texts_of(passages: Passages) -> list[PassageText]:
-    """What is kept of each passage."""
+    """Return the stored form of each passage."""
     metadata = metadata_of(passages.metadata)
     source = next((metadata[field] for field in ("source", "path", "url") if field in metadata), "")
     title = metadata.get("title", "")
@@ -84,12 +84,12 @@ def _as_text(value: Value | list[Value]) -> str:
 
 
 def metadata_of(text: str, tenant: str = "") -> Metadata:
-    """Values by field, and the tenant as one that no filter can name."""
+    """Parse metadata, and add the tenant as a field that no request's filter can name."""
     return rules.metadata_of(text) | ({TENANT: tenant} if tenant else {})
 
 
 def names_of(topic: str, key: bytes | None) -> tuple[str, str]:
-    """Of collection and document, by a record's key; raises RecordError."""
+    """Return collection and document id from a record's key; raises RecordError."""
     try:
         collection, slash, document_id = (key or b"").decode().partition("/")
     except UnicodeDecodeError as error:

@@ -1,10 +1,9 @@
-"""The words of one collection's passages: who has those that are searched for, by BM25.
+"""The word index of one collection's passages, with BM25 ranking.
 
-Tantivy keeps the lists and computes the scores (k1 1.2, b 0.75), in memory. It gets terms that
-`terms.py` has cut, and nothing else: texts, filters and tenants are the caller's. Changes come from
-one thread at a time and are found by every search that begins after them; searches may come from
-any thread. Passages that were deleted count in the statistics of terms until `compact`, as in every
-index of this kind, and are never found.
+Tantivy stores the postings and computes the scores (k1 1.2, b 0.75), in memory. It gets only terms,
+which `terms.py` makes; callers store texts and apply filters and tenants. One thread at a time
+makes changes; every search that begins after a change sees it. Any thread may search. Deleted
+passages are never found, but count in term statistics until `compact`, as in every inverted index.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,16 +15,16 @@ import tantivy
 
 from workers.search.words.terms import query_terms, terms_of
 
-TERMS_MAX = 64  # of a search: the rarest
-_HEAP_BYTES = 15_000_000  # of a writer, of which one is open only during a change
-_LISTED_MAX = 1_024  # rows that a filter allows, which are looked for and not passed over
-_DIGITS = 4  # of a score: the last bits depend on how the lists lie, and equal ones go by id
+TERMS_MAX = 64  # terms of a search; the rarest are taken
+_HEAP_BYTES = 15_000_000  # of a writer, which is open only during a change
+_LISTED_MAX = 1_024  # allowed rows up to which a filter becomes part of the query
+_DIGITS = 4  # of a score: its last bits depend on Tantivy's segments, and ties go by id
 _GROWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedPassages:
-    """Which passages may be found: by a test, and as a list where they are few."""
+    """The passages that may be found: a test, and a list if they are few."""
 
     holds: Callable[[bytes], bool]
     listed: Sequence[bytes] | None = None
@@ -33,9 +32,9 @@ class AllowedPassages:
 
 @dataclass(slots=True)
 class _State:
-    """Numbers count up and are never used twice; a new state begins anew."""
+    """One Tantivy index. Numbers of passages ascend and are never reused."""
 
-    index: Any = None  # until there is something
+    index: Any = None  # None until the first change
     ids: list[bytes] = field(default_factory=list)  # by number
     number_of: dict[bytes, int] = field(default_factory=dict)
 
@@ -51,7 +50,7 @@ def _schema() -> Any:
 
 
 class WordIndex:
-    """`change`, `search`, and now and then `compact`."""
+    """A word index: `change` and `search` it, and `compact` it from time to time."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -61,16 +60,16 @@ class WordIndex:
 
     @property
     def dead_share(self) -> float:
-        """Share of passages that are deleted and still counted."""
+        """Return the share of passages that are deleted but still counted."""
         state = self._state
         return 1 - len(state.number_of) / len(state.ids) if state.ids else 0.0
 
     def change(self, deleted_ids: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
-        """Take passages away and add others, in place of those that have these ids. Blocks."""
+        """Delete passages and add others, which replace those with the same ids. Blocks."""
         _write(self._state, deleted_ids, texts)
 
     def compact(self, texts: Mapping[bytes, str]) -> None:
-        """Begin anew with these passages. Blocks; searches meanwhile find what there was."""
+        """Rebuild the index of these passages. Blocks; searches use the old index meanwhile."""
         state = _State()
         _write(state, (), texts)
         self._state = state
@@ -78,7 +77,7 @@ class WordIndex:
     def search(
         self, text: str, depth: int, allowed: AllowedPassages | None = None
     ) -> list[tuple[bytes, float]]:
-        """The best passages for a text and their scores, equal scores in order of ids."""
+        """Return the best passages for a text and their scores; equal scores in order of ids."""
         state = self._state
         if not state.number_of:
             return []
@@ -97,7 +96,7 @@ class WordIndex:
                 for (score, _), number in zip(hits, numbers, strict=True)
                 if allowed is None or allowed.holds(state.ids[number])
             ]
-            # What comes next may be as good as the last one that is wanted, with a smaller id.
+            # The next hit may have the same score as the last wanted one, and a smaller id.
             if len(hits) < limit or (
                 len(matches) > depth and matches[depth - 1][1] > round(hits[-1][0], _DIGITS)
             ):
@@ -126,7 +125,7 @@ def _within(query: Any, state: _State, listed: Sequence[bytes]) -> Any:
 
 
 def listed_or_none(count: int, ids: Callable[[], Sequence[bytes]]) -> Sequence[bytes] | None:
-    """The ids that a filter allows, where so few are quicker to look for."""
+    """Return the ids that a filter allows if they are few, else None."""
     return ids() if count <= _LISTED_MAX else None
 
 

@@ -1,10 +1,10 @@
-"""A collection's documents that came as text: whose passages are held, and which may come.
+"""A collection's documents that came as text: their passages, and which passages are accepted.
 
 Documents and passages come on two topics, and either may be ahead. `documents` is the truth: a
-document lives as text while its last record there is one with text. Passages carry the offset of
-their document, so it is known which are newer. Those of a document that does not live as text are
-not taken, unless they are ahead of what was read of `documents`; and what was deleted, or came with
-a vector, after them, takes them away. Pure but for the word index.
+document is live as text while its last record there has text. Passages carry their document's
+offset, which shows which ones are newer. Passages of a document that is not live as text are
+refused, unless they are ahead of the reader of `documents`. A later deletion of the document, or
+its later record with a vector, deletes them. Pure except for the word index.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,29 +26,29 @@ class PassageSet:
 
 @dataclass(slots=True)
 class PassageStore:
-    """Passages of one collection, and which documents live as text."""
+    """The passages of one collection, and its documents that are live as text."""
 
     words: WordIndex = field(default_factory=WordIndex)
-    embedder: str = ""  # of the passages that are held
-    documents: int = 0  # of which passages are held
+    embedder: str = ""  # of the stored passages
+    documents: int = 0  # with stored passages
     passages: int = 0
     _live: dict[str, PassageSet | None] = field(default_factory=dict)
-    _floors: dict[str, int] = field(default_factory=dict)  # offsets of what was no text
+    _floors: dict[str, int] = field(default_factory=dict)  # last offset as no text, by document
     _deleted_ids: set[bytes] = field(default_factory=set)
     _added_texts: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no document lives as text."""
+        """Return whether no document is live as text."""
         return not self._live
 
     def waiting(self) -> list[str]:
-        """Documents that live as text, and of which no row tells."""
+        """Return the documents that are live as text and have no passages."""
         live = list(self._live.items())
         return [name for name, passages in live if passages is None or not passages.count]
 
     def passages_of(self, document_id: str) -> PassageSet | None:
-        """Return what is stored of a document's passages, None without any."""
+        """Return the offset and count of a document's passages, None if none are stored."""
         return self._live.get(document_id)
 
     def rows(self, document_id: str) -> list[bytes]:
@@ -57,11 +57,11 @@ class PassageStore:
         return [row_id(document_id, number) for number in range(passages.count if passages else 0)]
 
     def add_document(self, document_id: str) -> None:
-        """Note that a document lives as text, by its last record."""
+        """Note that a document is live as text by its last record."""
         self._live.setdefault(document_id, None)
 
     def is_newer(self, document_id: str, offset: int) -> bool:
-        """Whether passages are held that are newer than a record at this offset."""
+        """Return whether the stored passages are newer than a record at this offset."""
         passages = self._live.get(document_id)
         return passages is not None and passages.offset > offset
 
@@ -69,7 +69,7 @@ class PassageStore:
         """Note that a document is no text any more, and forget its passages."""
         self._drop(document_id)
         if document_id not in self._live and document_id not in self._floors:
-            return  # nothing of it may be on its way
+            return  # no passages of it can be in flight
         self._live.pop(document_id, None)
         self._floors.pop(document_id, None)
         self._floors[document_id] = offset
@@ -77,7 +77,9 @@ class PassageStore:
             del self._floors[next(iter(self._floors))]
 
     def accepts(self, document_id: str, offset: int, read_to: int) -> bool:
-        """Whether passages of this offset count; `documents` was read up to `read_to`."""
+        """Return whether to accept passages of a document's record at this offset.
+
+        `read_to` is the next offset of `documents`."""
         if offset <= self._floors.get(document_id, -1) or self.is_newer(document_id, offset):
             return False
         return offset >= read_to or document_id in self._live
@@ -91,7 +93,7 @@ class PassageStore:
         self.embedder = embedder if self.passages else ""
 
     def drop(self, document_id: str) -> None:
-        """Forget the passages of a document; new ones may come."""
+        """Forget the passages of a document, which stays live as text."""
         self._drop(document_id)
         if document_id in self._live:
             self._live[document_id] = None
@@ -114,7 +116,7 @@ class PassageStore:
         self.passages += passages
 
     def documents_with_passages(self) -> Iterator[str]:
-        """Documents of which passages are held."""
+        """Return an iterator over the documents with stored passages."""
         return iter([name for name, passages in self._live.items() if passages is not None])
 
     def flush(self) -> None:

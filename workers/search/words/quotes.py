@@ -1,4 +1,4 @@
-"""Whether documents still say what somebody quoted of them."""
+"""Checks whether quoted documents still have the quoted content."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,9 @@ from workers.search.words.texts import row_id, unpack
 def changed_quotes(
     quoted: Iterable[Quoted], index: Index | None, tenant: str, shard: int, shards: int
 ) -> tuple[str, ...]:
-    """Documents of this shard that are gone, say something else, or are not for the tenant.
+    """Return the quoted documents of this shard that are gone, changed, or not for the tenant.
 
-    `index` is that of the collection, None where the tenant may not search it.
+    `index` is the collection's, None if the tenant may not search it.
     """
     own_quotes = {quote for quote in quoted if shard_of(quote.document_id, shards) == shard}
     rows = index.rows if index is not None else None
@@ -30,7 +30,7 @@ def changed_quotes(
 
 
 def content(rows: Rows, document_id: str, tenant: str) -> str:
-    """Of which content the passages of a document are; empty where the tenant has none of it."""
+    """Return the content hash of a document's passages; empty if the tenant may find none."""
     row = rows.row_of.get(row_id(document_id, 0))
     if row is None or (tenant and not rows.columns.has_or_lacks(TENANT, tenant, row)):
         return ""

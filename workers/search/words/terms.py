@@ -1,13 +1,13 @@
-"""Cuts text into terms, which BM25 counts: the same for passages and for what is searched for.
+"""Cuts text into the terms that BM25 counts: the same for passages and for queries.
 
-Words of any script, case-folded, with their combining marks. Scripts that leave no room between
-words (Chinese, Japanese, Thai and others; Korean, whose words carry endings) become pairs of
-neighbours, and in passages single characters beside them, so that one character is found as well.
-An emoji is a term. No stemming: a term is what stands there.
+Terms are words of any script, case-folded, with their combining marks. Scripts without spaces
+between words (Chinese, Japanese, Thai and others; Korean, whose words have endings) are cut into
+pairs of adjacent characters; passages also get the single characters, so that a query of one
+character finds them. An emoji is a term. There is no stemming.
 
-What one writer writes and another leaves out makes no other term, as in Lucene's analysers: points
-of Hebrew, vowel signs of Arabic, the forms of its alef, yeh, heh and kaf, the dots of Turkish and
-Russian letters, the accents of Greek ones, which capitals lack, and the digits of each script.
+Optional spellings make no other term, as in Lucene's analysers: points of Hebrew, vowel signs of
+Arabic, the forms of its alef, yeh, heh and kaf, the dots of Turkish and Russian letters, the
+accents of Greek ones, which capitals lack, and the digits of each script.
 """
 
 import re
@@ -15,8 +15,8 @@ import unicodedata
 
 from schemas.rules.letters import MARKS, plain_letters
 
-TERM_CHARS_MAX = 64  # what is longer is cut off; no word is
-# Without the modifiers of skin, which say nothing of what a sign is.
+TERM_CHARS_MAX = 64  # longer terms are cut off; no word is that long
+# Without the skin tone modifiers, which do not change the meaning of a sign.
 _SIGNS = "\u2600-\u27bf\U0001f000-\U0001f3fa\U0001f400-\U0001faff"
 _DENSE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -25,8 +25,8 @@ _DENSE = (
 _LETTER = f"(?![{_DENSE}_])\\w"
 _TERM = re.compile(f"([{_DENSE}]+)|([{_SIGNS}])|({_LETTER}(?:{_LETTER}|[{MARKS}])*)")
 _PLAIN = re.compile(r"[a-z0-9]+")
-# What stands between the letters of one word: geresh and gershayim of Hebrew, also as ASCII has
-# them, and joiners of other scripts than Arabic, whose non-joiner divides a word.
+# Marks between the letters of one word: geresh and gershayim of Hebrew, also as ASCII quotes, and
+# joiners; not Arabic's non-joiner, which divides a word.
 _WITHIN = re.compile("(?<=[א-ת])[\"'\u05f3\u05f4](?=[א-ת])|\u200d|(?<![\u0600-\u06ff])\u200c")
 _HEBREW_POINTS = (*range(0x591, 0x5BE), 0x5BF, 0x5C1, 0x5C2, 0x5C4, 0x5C5, 0x5C7)
 _ARABIC_SIGNS = (*range(0x610, 0x61B), *range(0x64B, 0x660), 0x670, 0x640, *range(0x6D6, 0x6DD))
@@ -58,12 +58,12 @@ _CHANGED = _FOLDS.keys() | {*range(0x5D0, 0x5F5), 0x200C, 0x200D}
 
 
 def terms_of(text: str) -> list[str]:
-    """The terms of a passage, in order, repeated ones too."""
+    """Return the terms of a passage, in order, repeated ones too."""
     return _terms(text, singles=True)
 
 
 def query_terms(text: str) -> list[str]:
-    """The terms of what is searched for, each once, in order."""
+    """Return the terms of a query, each once, in order."""
     return list(dict.fromkeys(_terms(text, singles=False)))
 
 
@@ -82,7 +82,7 @@ def _terms(text: str, *, singles: bool) -> list[str]:
 
 
 def _folded(text: str) -> str:
-    small = plain_letters(text).casefold().replace("i\u0307", "i")  # as İ becomes
-    if _CHANGED.isdisjoint(map(ord, set(small))):  # to look at each letter is slow
+    small = plain_letters(text).casefold().replace("i\u0307", "i")  # the folded form of İ
+    if _CHANGED.isdisjoint(map(ord, set(small))):  # the translation below is slow
         return small
     return unicodedata.normalize("NFC", _WITHIN.sub("", small).translate(_FOLDS))

@@ -1,7 +1,6 @@
-"""What is kept beside the row of a passage: its text, and what a prompt and a citation need.
+"""The payload of a passage's row: its text, and the data that prompts and citations need.
 
-The index keeps it as bytes that it does not look into, so it moves, is deleted and is saved with
-its row.
+The index stores the payload as opaque bytes, which move, are deleted and are saved with the row.
 """
 
 import struct
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 from schemas.records import Passage
 from workers.search.index.index import Index
 
-NAME_CHARS_MAX = 1_024  # of a title or source, which are cut off there
-_FORM = (-1).to_bytes(8, "little", signed=True)  # where the former form has an offset
-_HEAD = struct.Struct("<8sqiiHHHHI")  # form; numbers; bytes of names, content and text
-_FORMER = struct.Struct("<qiiHHHI")  # the same, less form and content; snapshots may hold it
+NAME_CHARS_MAX = 1_024  # longer titles and sources are cut off
+_FORM = (-1).to_bytes(8, "little", signed=True)  # in place of the former format's offset
+_HEAD = struct.Struct("<8sqiiHHHHI")  # form; numbers; lengths of names, content and text in bytes
+_FORMER = struct.Struct("<qiiHHHI")  # the former format, without form and content, in snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassageText:
-    """A passage, less its vector and metadata."""
+    """A passage without its vector and metadata."""
 
     document_id: str
     number: int
@@ -28,12 +27,12 @@ class PassageText:
     tokens: bytes
     title: str
     source: str
-    offset: int  # of its document on `documents`, which tells old passages from new ones
+    offset: int  # of its document on `documents`; newer passages have larger ones
     content: str  # `DocumentPassages.content_hash` of its document
 
     @property
     def row_id(self) -> bytes:
-        """Its id in the index: bytes, so that no document that came with a vector has it."""
+        """Return the passage's id in the index: bytes, which no document with a vector has."""
         return row_id(self.document_id, self.number)
 
     def pack(self) -> bytes:
@@ -59,7 +58,7 @@ class PassageText:
 
 
 def unpack(payload: bytes) -> PassageText:
-    """Inverse of `packed`; raises ValueError for what nobody packed."""
+    """Decode a payload of `PassageText.pack`; raises ValueError for other bytes."""
     is_former = not payload.startswith(_FORM)
     try:
         head = _FORMER.unpack_from(payload) if is_former else _HEAD.unpack_from(payload)[1:]
@@ -72,7 +71,7 @@ def unpack(payload: bytes) -> PassageText:
         at += length
     if at > len(payload) or (len(payload) - at) % 4:
         raise ValueError(f"expected a passage with whole tokens, found {len(payload)} bytes")
-    if is_former:  # another record of the document has another offset
+    if is_former:  # without a content hash; the offset differs for each record of the document
         parts.insert(3, f"offset {offset}")
     document_id, title, source, content, text = parts
     return PassageText(
@@ -82,9 +81,9 @@ def unpack(payload: bytes) -> PassageText:
 
 
 def payload_of_text(document_id: str, text: str) -> bytes:
-    """What is kept of a text that came with its vector, and is neither cut nor found by words.
+    """Encode the text of a document that came with its vector; empty if there is no text.
 
-    Empty where there is no text.
+    Such a text is neither cut into passages nor found by words.
     """
     if not text:
         return b""
@@ -96,13 +95,13 @@ def payload_of_text(document_id: str, text: str) -> bytes:
 
 
 def row_id(document_id: str, number: int) -> bytes:
-    """The id of a passage, as bytes."""
+    """Return the id of a passage's row."""
     return f"{document_id}#{number}".encode()
 
 
 def passages_of(index: Index) -> Iterator[PassageText]:
-    """All that an index holds; nobody may change it meanwhile. Texts that came with a vector are
-    none.
+    """Yield all passages of an index, which must not change meanwhile; texts that came with a
+    vector are no passages.
     """
     rows = index.rows
     for external, row in rows.row_of.items():

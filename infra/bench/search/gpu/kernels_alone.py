@@ -1,9 +1,9 @@
-"""Part of the GPU search benchmark: what each kernel takes, and what it reads from memory.
+"""Part of the GPU search benchmark: the time of each kernel, and the memory bandwidth of walks.
 
-Kernels of a turn are launched one by one, with the device's clock read between them. The kernel
-that walks reads one vector for each distance; so many bytes per second are compared with what the
-same card reaches when it copies memory, where a byte counts as read and as written. Rows that the
-card's caches hold are counted too.
+Launches the kernels of a turn one by one, and reads the device's clock between them. The kernel
+`walk` reads one vector for each distance. Its bytes per second are compared with those of a memory
+copy on the same card, where each byte counts as read and as written. Rows that are read from the
+card's caches count too.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ _QUERIES_OF_A_PLACE = 4
 
 
 class Stopwatch(Device, Protocol):
-    """A device with a clock of its own."""
+    """A device with its own clock."""
 
     name: str
 
     def times_ms(self, launches: Sequence[Launch]) -> list[float]:
-        """How long each launch takes, one after the other."""
+        """Run the launches one after the other and return the ms of each."""
 
     def copy_ms(self, size_bytes: int, times: int) -> float:
-        """How long so many copies take within the device."""
+        """Return the ms of `times` copies of `size_bytes` within the device."""
 
 
 class TimedDevice:
-    """A device whose graphs run kernel by kernel, each timed; all else is the other's."""
+    """Wraps a device so that its graphs run kernel by kernel, each timed."""
 
     def __init__(self, device: Stopwatch) -> None:
         self._device, self.multiprocessors = device, device.multiprocessors
@@ -67,7 +67,7 @@ class TimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class TimedGraph:
-    """Launches that are not captured."""
+    """A graph whose launches run one by one instead of being captured."""
 
     device: TimedDevice
     launches: tuple[Launch, ...]
@@ -83,7 +83,7 @@ class TimedGraph:
 def kernels(
     device: Stopwatch, settings: BatchSettings, index: Index, queries: Array, effort: Effort
 ) -> dict[str, Any]:
-    """Part 4: microseconds by kernel with all places taken, and bandwidths in GB/s."""
+    """Run part 4: microseconds by kernel with all places in use, and bandwidths in GB/s."""
     copied_ms = [device.copy_ms(_COPY_BYTES, _COPIES) for _ in range(_COPY_REPEATS)]
     copied = [2 * _COPY_BYTES * _COPIES / ms / 1e6 for ms in copied_ms]
     timed, view = TimedDevice(device), index.view()

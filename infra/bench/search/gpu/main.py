@@ -1,9 +1,9 @@
-"""The search benchmark of a CUDA device: our engine beside cuVS CAGRA, where that is installed.
+"""The search benchmark of a CUDA device: our engine beside cuVS CAGRA, if that is installed.
 
-`make bench-search-gpu`, or `trivium bench search-gpu --quick`. Parts: whether ids are those
-that cores find, queries per second against recall, of each engine on each one's graph, single
-searches, and each kernel's time with the bandwidth that it reaches (`kernels_alone.py`). Writes
-build/bench/search_gpu.json. Without a device it says what is missing, and measures nothing.
+`make bench-search-gpu`, or `trivium bench search-gpu --quick`. Parts: whether the device finds the
+same ids as CPU cores; queries per second against recall, for each engine on each engine's graph;
+single searches; and the time of each kernel with its bandwidth (`kernels_alone.py`). Writes
+build/bench/search_gpu.json. Without a device it reports what is missing, and measures nothing.
 """
 
 import time
@@ -33,7 +33,7 @@ from workers.search.index.query import Effort
 from workers.search.kernels.arrays import Array
 from workers.search.limits import DEGREE
 
-Search = Callable[[int], Array]  # all queries at an effort: rows
+Search = Callable[[int], Array]  # effort to rows of all queries
 
 CUVS, OURS_ON_CUVS = "cuvs", "trivium, graph of cuvs"
 K = 10
@@ -52,21 +52,21 @@ class GpuOptions:
     width: int = option(8)
     samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
     repeats: int = option(5)
-    singles: int = 2_000  # searches that are asked one by one
-    callers: int = 2_048  # that ask at the same time
-    asks: int = 40  # of each of them
+    singles: int = 2_000  # searches one after the other
+    callers: int = 2_048  # concurrent ones
+    asks: int = 40  # searches of each caller
     batch: BatchSettings = field(default_factory=BatchSettings)
     seed: int = option(1)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuScene:
-    """Holds the index, queries and true neighbours that all parts share."""
+    """The index, queries and true neighbours that all parts share."""
 
     options: GpuOptions
     device: Stopwatch
     index: Index
-    graph_s: float  # that our builder took for the index's graph
+    graph_s: float  # time to build the index's graph with our builder
     queries: Array
     truth: Array
     progress: Progress
@@ -84,7 +84,7 @@ class GpuScene:
 
 
 def _built(rows: Array, graph_of: GraphOf, seed: int) -> tuple[Index, float]:
-    """An index, and the seconds that its graph took."""
+    """Return an index of the rows, and the seconds to build its graph."""
     graph_s = 0.0
 
     def timed(*arguments: Any, **keywords: Any) -> Array:
@@ -98,7 +98,7 @@ def _built(rows: Array, graph_of: GraphOf, seed: int) -> tuple[Index, float]:
 
 
 def agrees(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
-    """Part 1: whether device and cores find the same rows at the same distances."""
+    """Run part 1: count queries for which device and cores find the same rows and distances."""
     options, view = scene.options, scene.index.view()
     effort = Effort(k=K, top_m=64, width=options.width)
     queries = inputs.prepare(scene.queries[: options.checked], view.dim, view.metric)
@@ -109,7 +109,7 @@ def agrees(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
 
 
 def speed(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
-    """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
+    """Run part 2: queries/s of one call. Our queries are in host memory, cuVS's on the device."""
     options = scene.options
     systems: dict[str, Search] = {OURS: _ours(scene, batch, scene.index)}
     graph_s = {OURS: scene.graph_s} | _add_cuvs(scene, batch, systems)
@@ -139,8 +139,8 @@ def _ours(scene: GpuScene, batch: DeviceBatch, index: Index) -> Search:
 
 
 def _add_cuvs(scene: GpuScene, batch: DeviceBatch, systems: dict[str, Search]) -> dict[str, float]:
-    """CAGRA with each number of random entry points on its own graph and on ours, and our engine on
-    CAGRA's graph; the seconds that the graph took. Nothing where cuVS is missing.
+    """Add CAGRA with each number of random entry points, on its own graph and on ours, and our
+    engine on CAGRA's graph. Return the seconds to build that graph; nothing without cuVS.
     """
     options = scene.options
     rows = scene.index.view().vectors[: options.rows]
@@ -230,7 +230,7 @@ def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[
 
 
 def bars(figures: dict[str, Any]) -> list[Bar]:
-    """What was aimed at, for a million rows on the largest cards."""
+    """Return the bars, which are targets for a million rows on the largest cards."""
     ids, rate = figures["ids"], figures["speed"]["at_recall"][str(_RECALLS[0])][OURS]
     lone_ms = figures["singles"]["lone"]["ms_p50"]
     return [
@@ -241,7 +241,7 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
 
 
 def run(options: GpuOptions, console: Console) -> BenchmarkResult:
-    """All parts; raises ConfigError where there is no device."""
+    """Run all parts; raises ConfigError without a CUDA device."""
     if (why := reason_against()) is not None:
         raise ConfigError(f"bench search-gpu: expected a CUDA device, found none: {why}")
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Part of the GPU search benchmark: searches that are asked one by one, as a worker's are."""
+"""Part of the GPU search benchmark: searches that arrive one by one, as they do at a worker."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from workers.search.index.query import Query
 from workers.search.kernels.arrays import Array
 
 TOP_M = 64
-LONE_WIDTH = 8  # fewer extends, each larger: what counts for a search alone
+LONE_WIDTH = 8  # fewer and larger extends, which make a search alone faster
 _WARM_UP = 50
 
 
 def singles(
     index: Index, queries: Array, batch: BatchSettings, *, one_by_one: int, callers: int, asks: int
 ) -> dict[str, Any]:
-    """Milliseconds of a search alone, and searches per second of callers that always ask."""
+    """Return the ms of a search alone, and the searches per second of concurrent callers."""
     return asyncio.run(_singles(index, queries, batch, one_by_one, callers, asks))
 
 

@@ -1,10 +1,10 @@
 """Part of the search benchmark: speed at equal recall over every data set of the zoo.
 
 One thread, CPU time, k = 10, exact truth with ties counted as right. Systems take turns effort by
-effort. A call for all queries takes 2 ms at the least effort, most of it in caches that others have
-just filled, so a turn is as many calls as take a fiftieth of a second. A rate at a recall lies
-between the efforts beside it; where the least effort has more recall, it is that effort's. What
-never reaches a recall has no rate there.
+effort. A call for all queries takes 2 ms at the lowest effort, most of it on cache misses after the
+other systems' turns, so a turn repeats the call for at least a fiftieth of a second. A rate at a
+recall is interpolated between two efforts; if all efforts have more recall, it is the highest rate.
+A system that never reaches a recall has no rate there.
 """
 
 import math
@@ -26,16 +26,16 @@ K = 10
 RECALLS = (0.93, 0.98)
 _EFFORTS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 2_048)
 _USUAL = 64
-_ENOUGH = 0.985  # recall above which more effort tells nothing
+_ENOUGH = 0.985  # recall above which higher efforts are not measured
 _TURNS = 5
 _TURN_S = 0.02  # at least, of CPU time
-_RIVALS = ("hnswlib", "faiss")  # that the bars are about
+_RIVALS = ("hnswlib", "faiss")  # in the bars
 _DRAWN = "drawn {}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataSet:
-    """Holds the vectors, queries and true distances of one data set."""
+    """The vectors, queries and true distances of one data set."""
 
     kind: DataKind
     vectors: Array
@@ -67,7 +67,7 @@ class DataSet:
 def every_kind(
     options: SearchOptions, names: Sequence[str], progress: Progress
 ) -> tuple[Any, list[Bar]]:
-    """Figures by data set, and the bars: the worst, and the geometric mean."""
+    """Return figures by data set, and the bars: the worst ratio, and the geometric mean."""
     kinds = {name: KINDS[name] for name in options.kinds}
     kinds |= {_DRAWN.format(seed): random_kind(seed) for seed in options.random_seeds}
     figures = {}
@@ -105,7 +105,7 @@ def _compare(
 
 
 def _curves(data_set: DataSet, systems: Sequence[System]) -> dict[str, list[OperatingPoint]]:
-    """Medians of each effort, until the recall is enough."""
+    """Return each system's median point of each effort, until its recall is `_ENOUGH`."""
     curves: dict[str, list[OperatingPoint]] = {system.name: [] for system in systems}
     going = list(systems)
     for system in systems:
@@ -121,15 +121,15 @@ def _curves(data_set: DataSet, systems: Sequence[System]) -> dict[str, list[Oper
 
 
 def rate(points: Sequence[OperatingPoint], recall: float) -> float | None:
-    """Queries per CPU second at a recall."""
+    """Return queries per CPU second at a recall, or None."""
     if min(point.recall for point in points) >= recall:
         return max(point.queries_per_cpu_s for point in points)
     return at_recall(points, recall, of_cpu=True)
 
 
 def times(figures: dict[str, Any], recall: float) -> float | None:
-    """Our rate over the best rival's: 0 where we never have the recall, infinite where none of them
-    has, None where nobody has."""
+    """Return our rate over the best rival's: 0 if we never reach the recall, infinite if no rival
+    does, None if no system does."""
     rates = {
         name: row["queries_per_cpu_s"][str(recall)] for name, row in figures["systems"].items()
     }
@@ -140,7 +140,7 @@ def times(figures: dict[str, Any], recall: float) -> float | None:
 
 
 def build_times(figures: dict[str, Any]) -> float | None:
-    """Our CPU seconds over hnswlib's."""
+    """Return our CPU seconds to build over hnswlib's."""
     systems = figures["systems"]
     if _RIVALS[0] not in systems:
         return None

@@ -1,8 +1,8 @@
 """Parts of the search benchmark that concern an index alone: speed, clusters, build.
 
-Systems take turns effort by effort within each repeat, so that a ratio compares what was measured
-side by side. Rates are by the wall clock; those by CPU time are given too, since they suffer less
-where the machine is shared.
+Systems take turns effort by effort within each repeat, so that ratios compare measurements side by
+side. Rates are by the wall clock. Rates by CPU time are reported too, since other load on the
+machine affects them less.
 """
 
 import time
@@ -26,7 +26,7 @@ _BUILD_THREADS = 2
 
 @dataclass(slots=True)
 class SearchScene:
-    """The data set that most parts share, and the indexes of it, each built at its first use."""
+    """The data set that most parts share, and its indexes, each built at its first use."""
 
     options: SearchOptions
     names: Sequence[str]
@@ -72,7 +72,7 @@ def measure_point(
 
 
 def curves(scene: SearchScene) -> Curves:
-    """Recall against rate of every system, one thread."""
+    """Return recall and rate of every system at each effort, one thread."""
     out: Curves = {name: [] for name in scene.names}
     for name in scene.names:
         measure_point(scene.system(name), scene.queries, scene.truth, scene.options.efforts[0])
@@ -88,7 +88,7 @@ def curves(scene: SearchScene) -> Curves:
 
 
 def speed(scene: SearchScene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 1: queries per second at equal recall, and of two threads."""
+    """Run part 1: queries per second at equal recall, and with two threads."""
     at: dict[str, Any] = {}
     bars: list[Bar] = []
     for recall in _RECALLS:
@@ -142,7 +142,7 @@ def _medians(repeats: Sequence[Sequence[OperatingPoint]]) -> list[dict[str, Any]
 def clusters(
     options: SearchOptions, names: Sequence[str], progress: Progress
 ) -> tuple[Any, list[Bar]]:
-    """Part 2: clusters so far apart that a walk cannot go from one to the next."""
+    """Run part 2: recall on clusters so far apart that a walk cannot go from one to the next."""
     rows, queries = vectors.separated(
         options.separated_rows, options.queries, clusters=options.clusters, seed=options.seed
     )
@@ -157,7 +157,7 @@ def clusters(
 
 
 def build_times(scene: SearchScene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 3: time to build, and recall at the speed that hnswlib has."""
+    """Run part 3: time to build, and our recall at hnswlib's speed."""
     compared = [name for name in (OURS, "hnswlib") if name in scene.names]
     for build_number in range(1, scene.options.builds):
         for name in compared:

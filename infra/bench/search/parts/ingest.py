@@ -1,13 +1,13 @@
-"""Rows that come all the time, from an empty index on, while searches go on as before.
+"""Part of the search benchmark: continuous ingestion into an empty index, beside searches.
 
-Documents go through a retrieval worker's own collections and its upkeep, without the log: so many
-come in a second, and the feed waits where that is faster than they are linked. Callers that always
-search show how much of the engine is left. After every step the feed pauses, so that the same
-callers search alone.
+Documents go through a retrieval worker's own collections and upkeep, without the log. They arrive
+at a fixed rate, and the feed waits if linking is slower. Callers that always search show how much
+of the engine's capacity is left. After every step the feed pauses, and the same callers search
+alone.
 
-On a shared machine, times say little. So CPU time is told too: what a step took beyond its
-searches, had each cost what it costs alone, is what its rows cost, scans of rows that have no edges
-included. Two cores that spend 70 % on searches have the rest for rows.
+On a shared machine wall times mean little, so CPU time is reported too. The cost of a step's rows
+is its CPU time less that of its searches at their cost alone. It includes scans of rows without
+edges. Two cores that spend 70 % on searches have the rest for rows.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], 
 
 @dataclass(slots=True)
 class _Callers:
-    """Keeps searches under way all the time."""
+    """Callers that each search again as soon as they have an answer."""
 
     engine: SearchEngine
     queries: Array
@@ -102,7 +102,7 @@ class _Callers:
 
 @dataclass(slots=True)
 class _Phase:
-    """Holds what the callers did in one phase."""
+    """Searches, times and lateness of one phase."""
 
     elapsed_s: float = 0.0
     cpu_s: float = 0.0  # of the process
@@ -110,7 +110,7 @@ class _Phase:
     lateness: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """Rates, and how late the loop was."""
+        """Return the rates, the cores in use, and the lateness of the loop."""
         return {
             "searches_per_s": round(self.searches / self.elapsed_s),
             "cores": round(self.cpu_s / self.elapsed_s, 2),
@@ -125,7 +125,7 @@ async def _measure(options: SearchOptions, progress: Progress) -> dict[str, Any]
     collections, engine = Collections(settings), SearchEngine()
     draw_raw = drawer(dim=options.dim, seed=options.seed)
 
-    def draw(count: int) -> Array:  # a collection's metric is cosine: as long as each other
+    def draw(count: int) -> Array:  # of unit length, as a collection's metric is cosine
         vectors = draw_raw(count)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
@@ -161,9 +161,10 @@ async def _step(
     options: SearchOptions, collections: Collections, callers: _Callers,
     changes: Sequence[DocumentChange], before: _Phase | None,
 ) -> tuple[dict[str, Any], _Phase]:  # fmt: skip
-    """Rows come while callers ask, then these ask alone; also the latter."""
+    """Feed the rows while callers search, then let them search alone; return figures, and the
+    phase alone."""
     size = DocumentFollower.batch_max
-    gc.freeze()  # a worker has no documents of minutes to come, for the collector to look through
+    gc.freeze()  # the collector skips future documents, which a worker would not have yet
     parts = [changes[at : at + size] for at in range(0, len(changes), size)]
     if _NAME not in collections.indexes:
         collections.apply(parts.pop(0))
@@ -201,7 +202,7 @@ async def _step(
 
 
 def _changes(vectors: Array, first: int) -> list[DocumentChange]:
-    """Documents as they are read from the log."""
+    """Return the vectors as document changes, as a worker reads them from the log."""
     return [
         DocumentChange(_NAME, str(number), Document(
             document_id=str(number), collection=_NAME, vector=pack_vector(vector), at_ms=0,
@@ -212,7 +213,7 @@ def _changes(vectors: Array, first: int) -> list[DocumentChange]:
 
 
 class _Nearest:
-    """The rows that are nearest to some queries, of rows that come in blocks."""
+    """Finds the exact nearest rows of some queries among rows that are added in blocks."""
 
     def __init__(self, queries: Array) -> None:
         self.queries, self._count = queries, 0

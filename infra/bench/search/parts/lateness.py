@@ -1,11 +1,11 @@
-"""How late an event loop is while something goes on, and how much of that this process caused.
+"""Measures how late an event loop is during an operation, and how much of that this process caused.
 
-On a shared machine a loop is late because others have the core: the loop's, or that of a thread
-which holds the interpreter's lock just then. So beside each delay stand: how long those threads
-that share this lock could run and had no core, by the system's own count; what a host took from a
-core meanwhile (`steal_time.py`); and how much CPU time these threads took. A loop was held up for
-no longer than it was late without the first (the loop's own and the longest of the others) or the
-second, and no longer than the third. Linux only.
+On a shared machine a loop is also late if another process has the core: the core of the loop, or of
+a thread that holds the GIL. So three times are measured with each delay: how long threads that
+share the GIL were runnable without a core, by the kernel's count; how long the host took a core
+away (`steal_time.py`); and how much CPU time these threads used. The loop was held up for at most
+its delay less the larger of the first (the loop's own plus the longest of the other threads) and
+the second, and for at most the third. Linux only.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from infra.bench.results import percentile
 from infra.bench.search.parts.steal_time import watch_steal
 
 TICK_S = 0.001
-_LANES = "search"  # threads of an engine, which never take the interpreter's lock
+_LANES = "search"  # threads of an engine, which never take the GIL
 
 
 class Lateness:
-    """Of a loop that is looked at every millisecond; milliseconds. Complete at the block's end."""
+    """Delays of a loop, sampled every millisecond, in ms. Complete when the block has ended."""
 
     def __init__(self) -> None:
         self.late_ms: list[float] = []
@@ -32,7 +32,7 @@ class Lateness:
         self.stolen_ms: list[float] = []
 
     def figures(self) -> dict[str, Any]:
-        """The longest and the 99.9th percentile of each."""
+        """Return the maximum and the 99.9th percentile of each."""
         figures = {}
         for name in ("late", "held", "stolen"):
             values = getattr(self, f"{name}_ms")
@@ -42,7 +42,7 @@ class Lateness:
 
 
 class _Look(NamedTuple):
-    """Holds the times of one look at the loop, in seconds."""
+    """The times of one sample of the loop, in seconds."""
 
     began_s: float
     ended_s: float
@@ -50,15 +50,15 @@ class _Look(NamedTuple):
     used_s: float
 
     def late_and_held(self, stolen_s: float) -> tuple[float, float]:
-        """Return how late the loop was and how long it was held up, at most."""
+        """Return how late the loop was, and how long it was held up at most, in s."""
         late_s = self.ended_s - self.began_s - TICK_S
-        others_s = max(self.waited_s, stolen_s)  # a thread may have waited for a core that was away
+        others_s = max(self.waited_s, stolen_s)  # a thread may wait for a stolen core
         return late_s, max(0.0, min(late_s - others_s, self.used_s))
 
 
 @asynccontextmanager
 async def watch_lateness() -> AsyncIterator[Lateness]:
-    """Lateness of the running loop, until the block ends."""
+    """Measure the lateness of the running loop until the block ends."""
     lateness, looks = Lateness(), list[_Look]()
     async with watch_steal() as steal:
         task = asyncio.create_task(_watch(looks))
@@ -66,7 +66,7 @@ async def watch_lateness() -> AsyncIterator[Lateness]:
         try:
             yield lateness
         finally:
-            await asyncio.sleep(TICK_S)  # what came last is seen, too
+            await asyncio.sleep(TICK_S)  # so that the last delay is sampled
             task.cancel()
     for look in looks:
         stolen_s = steal.within(look.began_s, look.ended_s)
@@ -99,13 +99,13 @@ async def _watch(looks: list[_Look]) -> None:
 
 
 class _Files:
-    """What the system counts of the threads that share the interpreter's lock."""
+    """Reads the kernel's schedule statistics of the threads that share the GIL."""
 
     def __init__(self) -> None:
         self._files = dict[int, int]()
 
     def times(self) -> dict[int, tuple[float, float]]:
-        """CPU time, and for how long each was ready and had no core, by thread; seconds."""
+        """Return CPU time and runnable time without a core in s, by thread."""
         cpu_times = {}
         for thread in threading.enumerate():
             number = thread.native_id
@@ -116,7 +116,7 @@ class _Files:
                     path = f"/proc/self/task/{number}/schedstat"
                     self._files[number] = os.open(path, os.O_RDONLY)
                 used, waited, _ = os.pread(self._files[number], 100, 0).split()
-            except OSError:  # it has just ended
+            except OSError:  # the thread has just ended
                 continue
             cpu_times[number] = int(used) / 1e9, int(waited) / 1e9
         return cpu_times

@@ -1,8 +1,8 @@
-"""Searches of decode and of prefill through one server, for the mixed traffic of the benchmark.
+"""Sends searches of decode and of prefill to one server, for the mixed traffic of the benchmark.
 
 Four in five are decode's, with a short routing list; the others are prefill's, with a long one and
-a deadline. Times count from when an arrival was due, less the event loop's timer, which wakes up to
-1 ms late. What drives a server runs in its event loop, so it does as little as it can.
+a deadline. Times count from when an arrival was due, less the error of the event loop's timer,
+which wakes up to 1 ms late. The load shares the server's event loop, so it does little work.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from workers.search.kernels.arrays import Array
 PREFILL_SHARE = 0.2
 DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms
 _TIMER_S = 0.001
-_IN_FLIGHT_MAX = 4_096  # of an open loop; what comes beyond is counted as a miss
+_IN_FLIGHT_MAX = 4_096  # of an open loop; further arrivals count as errors
 _CALLERS = 2 * BATCH * THREADS
-_DRAWN = 1_024  # searches that are drawn at once
+_DRAWN = 1_024  # searches drawn at a time
 _SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
 
 
 @dataclass(slots=True)
 class TrafficCell:
-    """Holds the figures of one load on one server."""
+    """The figures of one load on one server."""
 
     took_ms: dict[SearchKind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
     prefill_misses: int = 0
@@ -39,7 +39,7 @@ class TrafficCell:
     asked_per_s: float = 0.0
     took_s: float = 0.0
     cpu_s: float = 0.0  # of all threads of this process
-    loop_s: float = 0.0  # of them, the event loop's
+    loop_s: float = 0.0  # CPU time of the event loop's thread
     occupancy: float | None = None
 
     def figures(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class TrafficCell:
 
 
 def in_all(cells: Sequence[TrafficCell]) -> dict[str, Any]:
-    """Figures of several runs of one load: medians, or sums of what is counted, and all `runs`."""
+    """Return the figures of several runs of a load: medians, or sums of counts, and all `runs`."""
     runs = [cell.figures() for cell in cells]
     row: dict[str, Any] = {"runs": runs}
     for key in runs[0]:
@@ -80,7 +80,7 @@ class MixedTraffic:
         self._none_left = asyncio.Event()
 
     async def closed(self, seconds: float, callers: int = _CALLERS) -> TrafficCell:
-        """Each caller asks again as soon as it is answered."""
+        """Run callers that each search again as soon as they have an answer."""
         cell, until_s = TrafficCell(), time.perf_counter() + seconds
 
         async def ask() -> None:
@@ -105,7 +105,7 @@ class MixedTraffic:
             if self._under_way >= _IN_FLIGHT_MAX:
                 cell.errors += 1
                 continue
-            self._under_way += 1  # what it waits for keeps a task
+            self._under_way += 1  # the future that a task awaits keeps it alive
             begin(self._send_one(cell, min(now_s(), began_s + at_s + _TIMER_S), *search))
         while self._under_way:
             self._none_left.clear()
@@ -120,7 +120,7 @@ class MixedTraffic:
                 self._none_left.set()
 
     def _next_search(self) -> tuple[Array, SearchKind, int]:
-        if not self._searches_ahead:  # many at once: one by one they cost a fifth of a search
+        if not self._searches_ahead:  # drawing them one by one costs a fifth of a search
             urgent = self._random.random(_DRAWN) < PREFILL_SHARE
             rows = self._random.integers(len(self._queries), size=_DRAWN)
             waits_ms = self._random.integers(*DEADLINE_MS, size=_DRAWN)

@@ -1,8 +1,8 @@
-"""Three ways to serve searches that come one by one, for the mixed traffic of the search benchmark.
+"""Three servers of searches that arrive one by one, for the mixed traffic of the search benchmark.
 
-Our engine; static batches on the engine's own lanes, so that nothing but the policy differs: a lane
-takes what waits, up to a full batch, and goes on with the next when its last search has ended; and
-hnswlib, one call per query on as many threads.
+They are our engine; static batches on the engine's own lanes, so that only the policy differs: a
+lane takes the waiting searches, up to a full batch, and the next batch when the last of them has
+ended; and hnswlib, one call per query on the same number of threads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import CpuSlots
 
 K, THREADS = 10, 2
-PLACES = EngineSettings().places  # that a lane of ours advances together
+PLACES = EngineSettings().places  # searches that a lane of ours advances together
 BATCH = 12  # of static batches
 _ROOM = 16  # slots of a lane: a power of two, at least a batch
 TOP_M = {SearchKind.DECODE: 32, SearchKind.PREFILL: 128}
@@ -36,7 +36,7 @@ class SearchServer(Protocol):
         """Return the row ids of the nearest vectors."""
 
     def places_used(self) -> tuple[int, int]:
-        """Places in use and places, both summed over all rounds so far."""
+        """Return the places in use and all places, both summed over all rounds so far."""
 
     async def close(self) -> None: ...
 
@@ -68,8 +68,8 @@ class _PendingSearch:
 class StaticBatches:
     """Batches that complete as a whole, first come first served, on the engine's own lanes.
 
-    A lane whose batch has ended takes what waits, up to a full batch. Nothing else differs from
-    the engine: threads that never take the interpreter's lock, kernels, slots, bell.
+    A lane whose batch has ended takes the waiting searches, up to a full batch. All else is the
+    engine's: threads that never take the GIL, kernels, slots, bell.
     """
 
     def __init__(self, index: Index) -> None:
@@ -93,7 +93,7 @@ class StaticBatches:
         waiting = _PendingSearch(search, self._loop.create_future())
         self._waiting.append(waiting)
         if not self._is_due and not all(self._batches):
-            self._is_due = True  # what arrives in this iteration of the loop goes together
+            self._is_due = True  # searches of this iteration of the loop start together
             self._loop.call_soon(self._begin)
         return await waiting.reply
 
@@ -106,7 +106,7 @@ class StaticBatches:
         await asyncio.to_thread(self._lanes.close)
 
     def _begin(self) -> None:
-        """Every lane without a batch takes what waits."""
+        """Start the waiting searches on every lane without a batch."""
         self._is_due = False
         for lane, batch in enumerate(self._batches):
             if not batch:
@@ -115,7 +115,7 @@ class StaticBatches:
                     self._lanes.start(slot, batch[slot].search)
 
     def _on_bell(self) -> None:
-        """Lanes go on with what waits before the batches that have ended are answered."""
+        """Start waiting searches on the lanes that are free, then answer the ended batches."""
         over = []
         for slot in self._lanes.collect_ended():
             self._finished_slots[slot // _ROOM].append(slot)
@@ -133,7 +133,7 @@ class StaticBatches:
 
 
 class Hnswlib:
-    """One call per query. The length of the list belongs to an index, so there is one per class."""
+    """One call per query. An index has one length of the list, so each class has its own index."""
 
     def __init__(self, index: Any, efforts: dict[SearchKind, int], folder: Path) -> None:
         import hnswlib

@@ -1,9 +1,9 @@
 """Part of the search benchmark: searches of decode and of prefill through one server, open loop.
 
-The traffic is `mixed_arrivals.py`'s. The capacity of a server is what callers get who always have
-some searches under way. Open loops then send Poisson arrivals at shares of our engine's capacity,
-whatever the server does: several runs of each rate, the servers in turns, of which medians count,
-since on a shared machine one stall of milliseconds decides what a run's 99th percentile is.
+`mixed_arrivals.py` makes the traffic. The capacity of a server is the rate at which it answers
+callers that always have searches in flight. Open loops then send Poisson arrivals at shares of our
+engine's capacity, independent of the server. Each rate has several runs, the servers in turns, and
+medians count, since on a shared machine one stall of milliseconds decides a run's 99th percentile.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
 def mixed(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 4: capacities, and times under load."""
+    """Run part 4: capacities, and times under load."""
     index = scene.system(OURS).index
     makers: dict[str, Callable[[], SearchServer]] = {
         OURS: lambda: EngineServer(index),
@@ -51,7 +51,7 @@ def mixed(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
 
 
 def _equal_efforts(scene: SearchScene) -> dict[SearchKind, int]:
-    """The least effort with which hnswlib finds about as much as we do, by class."""
+    """Return the lowest effort with which hnswlib has about our recall, by class."""
     queries, truth = scene.queries[:500], scene.truth[:500]
     efforts = {}
     for kind, top_m in TOP_M.items():
@@ -70,7 +70,7 @@ async def _measure(
     }
     for driver in traffic.values():
         await driver.closed(_WARM_UP_S)
-    with garbage.deferred_gc():  # as a retrieval worker: a full collection stops all for 30-40 ms
+    with garbage.deferred_gc():  # as in a retrieval worker: a full collection takes 30-40 ms
         figures = await _figures(scene, traffic)
     for server in servers.values():
         await server.close()
@@ -89,7 +89,7 @@ async def _figures(scene: SearchScene, traffic: dict[str, MixedTraffic]) -> dict
         figures[name] |= {"unloaded": unloaded[name], "loads": {}}
     for share in scene.options.load_shares:
         rate_per_s = share * figures[OURS]["capacity_per_s"]
-        able = {  # the others are asked far more than they can do
+        able = {  # without servers that this rate would overload by far
             name: driver
             for name, driver in traffic.items()
             if rate_per_s <= 1.2 * figures[name]["capacity_per_s"]
@@ -100,7 +100,8 @@ async def _figures(scene: SearchScene, traffic: dict[str, MixedTraffic]) -> dict
 
 
 def _capacity(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of several runs of callers who always ask; beside other load only CPU times mean much."""
+    """Return capacities and CPU times of several closed loops. On a machine with other load only
+    the CPU times mean much."""
     rates = [run["searches_per_s"] for run in runs]
     minima = {key: min(run[key] for run in runs) for key in _OF_CPU}
     return {"capacities_per_s": rates, "capacity_per_s": percentile(rates, 50), **minima}
@@ -109,7 +110,7 @@ def _capacity(runs: list[dict[str, Any]]) -> dict[str, Any]:
 async def _runs(
     scene: SearchScene, traffic: dict[str, MixedTraffic], rate_per_s: float, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Servers take turns with runs of `seconds` in all."""
+    """Run an open loop on each server in turns, `seconds` in all; return figures by server."""
     scene.progress(f"mixed traffic: {', '.join(traffic)} at {rate_per_s:.0f} searches/s")
     runs, cells = scene.options.load_runs, {name: list[TrafficCell]() for name in traffic}
     for _ in range(runs):
@@ -119,7 +120,7 @@ async def _runs(
 
 
 def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
-    """The highest rate at which decode's p99 is within `decode_ms` and 99 % of prefill in time."""
+    """Return the highest rate with decode's p99 within `decode_ms` and 99 % of prefill in time."""
     return max(
         (
             row["asked_per_s"]
@@ -132,19 +133,19 @@ def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
 
 
 def _times(value: float | None, base: float | None) -> float | None:
-    """A ratio; None where either could not be measured."""
+    """Return a ratio, or None if either value is missing."""
     return value / base if value is not None and base else None
 
 
 def _at(server: dict[str, Any], share: str, figure: str) -> float | None:
-    """A figure at a share of our capacity; None where that load was not measured."""
+    """Return a figure at a share of our capacity, or None if that load was not measured."""
     value: float | None = server["loads"].get(share, {}).get(figure)
     return value
 
 
 def _bars(figures: dict[str, Any]) -> list[Bar]:
-    """What continuous batching buys on a CPU is the tail and deadlines: a batch that shrinks wastes
-    no core there, so of capacity it is only asked that it costs none."""
+    """Return the bars. On a CPU, continuous batching improves tails and deadlines. A batch that
+    shrinks wastes no core there, so the capacity must only be no lower."""
     servers = figures["servers"]
     ours, static = servers[OURS], servers["static batches"]
     for name, row in servers.items():

@@ -1,10 +1,10 @@
-"""Part of the search benchmark: the scheduler taken apart, in a simulation on virtual time.
+"""Part of the search benchmark: variants of the scheduler, in a simulation on virtual time.
 
-The real `Scheduler` drives a batch of places that all advance one extend a step, as the engine's
-do; first come first served and static priority drive the same. The load steps: calm, a surge of
-prefill searches, a surge of decode searches, calm. A miss is a prefill search that ends after its
-deadline, or not at all, or a decode search that takes longer than twice its unloaded time. Nothing
-here reads a clock; a seed decides the arrivals.
+The real `SearchScheduler` controls a batch of places that all advance one extend per step, as the
+engine's do. First come first served and static priority control the same batch. The load has four
+phases: calm, a surge of prefill searches, a surge of decode searches, calm. A miss is a prefill
+search that ends after its deadline or never, or a decode search that takes longer than
+`DECODE_SLO_MS`. Nothing here reads a clock; a seed decides the arrivals.
 """
 
 import math
@@ -32,14 +32,14 @@ STEPS = {
     "surge below capacity": (_CALM, (0.68, 0.26), (0.30, 0.64), _CALM),
     "surge beyond capacity": (_CALM, (0.80, 0.26), (0.36, 0.70), _CALM),
 }
-BASE = replace(RetrievalSettings().scheduler(), ms_per_extend=STEP_MS)  # as workers run it
+BASE = replace(RetrievalSettings().scheduler(), ms_per_extend=STEP_MS)  # the settings of workers
 SHARES, PARK_AFTER_MS = (0.0, 0.1, 0.3, 0.5, 0.9), (1.0, 5.0, 20.0, 50.0)
 IN_ORDER, PREFILL_FIRST = "first come first served", "prefill always first"
 HALF, GATHERED = "slack, half reserved", "slack, four gathered"
 
 
 class Queues(Protocol):
-    """What decides who gets the free places."""
+    """Decides which searches get the free places."""
 
     def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None: ...
 
@@ -50,7 +50,7 @@ class Queues(Protocol):
 
 
 class FifoQueues:
-    """First come first served, over both classes or, with `prefill_first`, within each."""
+    """First come first served, over both classes or, with `prefill_first`, prefill always first."""
 
     def __init__(self, *, prefill_first: bool) -> None:
         self._prefill_first = prefill_first
@@ -81,7 +81,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """Holds the times and misses of one simulated run."""
+    """The times and misses of one simulated run."""
 
     taken_ms: dict[SearchKind, list[float]] = field(
         default_factory=lambda: {k: [] for k in EXTENDS}
@@ -96,7 +96,7 @@ class SimulationResult:
 
 
 def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
-    """Searches in order of arrival: Poisson, equally long in each phase of the load step."""
+    """Return Poisson arrivals in order of time; all phases of the load step are equally long."""
     random, items = np.random.default_rng(seed), []
     phases = STEPS[step]
     phase_ms = duration_ms / len(phases)
@@ -150,7 +150,7 @@ class Simulation:
         return bool(self._active)
 
     def _turn(self, now_ms: float) -> float:
-        """Make a plan and do what it says; when to make the next one at the latest."""
+        """Make a plan and carry it out; return when the next one is due at the latest."""
         plan = self.queues.plan(
             now_ms, PLACES - len(self._active), len(self._free),
             list(self._running(self._active)), list(self._running(self._parked)),
@@ -197,7 +197,7 @@ class Simulation:
 
 
 def variants() -> dict[str, SchedulerSettings | None]:
-    """Settings of the scheduler, None for others."""
+    """Return the scheduler's settings by variant; None for other schedulers."""
     grid = [replace(BASE, share=r, park_after_ms=park) for r in SHARES for park in PARK_AFTER_MS]
     return {
         IN_ORDER: None,
@@ -213,7 +213,7 @@ def _variant_name(settings: SchedulerSettings) -> str:
 
 
 def ablation(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 6: misses of each variant over the same arrivals."""
+    """Run part 6: misses of each variant over the same arrivals."""
     at: dict[str, Any] = {}
     bars: list[Bar] = []
     for step in STEPS:

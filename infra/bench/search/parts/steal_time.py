@@ -1,9 +1,9 @@
-"""When a host took a core away from this machine: beside what is measured, one process per core.
+"""Detects when the host takes a core from this virtual machine, with one process per core.
 
-A virtual machine's core stops now and then for milliseconds; no thread on it waits in the system's
-queue meanwhile, and none uses time. Nothing within the process tells that from a lock which another
-thread holds. So a process that is bound to each core does nothing but sleep for a millisecond: what
-it was late by, without its own time in the queue, was taken from that core. Linux only.
+A virtual machine's core stops now and then for milliseconds. Meanwhile no thread on it waits in the
+kernel's run queue, and none uses CPU time. Within a process this looks like a lock that another
+thread holds. So a process that is bound to each core only sleeps for a millisecond again and again.
+Its delay, less its own time in the run queue, was taken from that core. Linux only.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _SLEEP_S = 0.001
-_LEAST_S = 0.001  # that is told
+_LEAST_S = 0.001  # shorter gaps are not reported
 _READY = b"ready\n"
-Gap = tuple[float, float]  # first and last moment, seconds as of `time.perf_counter`
+Gap = tuple[float, float]  # begin and end, seconds of `time.perf_counter`
 
 
 class StealTime:
-    """Holds the time stolen from each core; complete when its block ends."""
+    """The time stolen from each core; complete when its block has ended."""
 
     def __init__(self) -> None:
         self.gaps: list[list[Gap]] = []  # by core
 
     def within(self, first_s: float, last_s: float) -> float:
-        """Seconds that the core which lost most lost between two moments."""
+        """Return the seconds stolen between two times from the core that lost most."""
         return max(
             (
                 sum(max(0.0, min(last_s, end) - max(first_s, begin)) for begin, end in gaps)
@@ -62,7 +62,7 @@ async def watch_steal() -> AsyncIterator[StealTime]:
 
 async def _read(lines: asyncio.StreamReader, gaps: list[Gap]) -> None:
     async for line in lines:
-        if line.endswith(b"\n"):  # and not cut off by the end
+        if line.endswith(b"\n"):  # not cut off by the kill
             begin, end = map(float, line.split())
             gaps.append((begin, end))
 
@@ -76,7 +76,7 @@ def _look(core: int) -> None:
         return int(os.pread(counted, 100, 0).split()[1]) / 1e9
 
     def both() -> tuple[float, float]:
-        """The time and the wait so far, of one moment: neither wait nor stop lies between them."""
+        """Return the time and the total wait of one moment, with no wait or stop between them."""
         while True:
             queued_s, now_s = waited_s(), time.perf_counter()
             if waited_s() == queued_s:

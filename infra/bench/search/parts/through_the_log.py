@@ -1,9 +1,9 @@
-"""Part of the search benchmark: what the log adds to a retrieval, over the same call in process.
+"""Part of the search benchmark: the time that the log adds to a retrieval, over a call in process.
 
-A broker, one retrieval worker process and an asker here; beside them the same index in this
-process. Both ways are asked the same queries in the same Poisson arrivals, in turns, at a rate at
-which every retrieval finds everybody asleep and at one at which they meet. Times count from when an
-arrival was due, less the event loop's timer, which wakes up to 1 ms late.
+Runs a broker, one retrieval worker process and a client in this process, and the same index in this
+process. Both get the same queries in the same Poisson arrivals, in turns, at a rate at which every
+retrieval finds all processes idle, and at one at which retrievals overlap. Times count from when an
+arrival was due, less the error of the event loop's timer, which wakes up to 1 ms late.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from workers.search.index.index import Index
 from workers.search.index.query import Query
 from workers.search.kernels.arrays import Array
 
-Ask = Callable[[Array], Awaitable[list[int]]]  # rows of the nearest to a vector
+Ask = Callable[[Array], Awaitable[list[int]]]  # vector to its nearest rows
 
 RATES_PER_S = (1, 200)
 IN_PROCESS, KAFKA = "in process", "through Kafka"
@@ -60,7 +60,7 @@ _LOOK_S = 0.05
 
 @dataclass(slots=True)
 class LogCell:
-    """Holds the figures of one way at one rate, over all repeats."""
+    """The figures of one way at one rate, over all repeats."""
 
     took_ms: list[list[float]] = field(default_factory=list)  # by repeat
     recalls: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ class LogCell:
 
 @dataclass(frozen=True, slots=True)
 class LogScene:
-    """The data, and the two ways to it."""
+    """The queries, their true neighbours, and both ways to search."""
 
     queries: Array
     truth: Array
@@ -90,10 +90,10 @@ class LogScene:
 
 
 def kafka(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 7: measure what Kafka adds to a retrieval."""
+    """Run part 7: measure the time that Kafka adds to a retrieval."""
     folder = BENCH_DIR.absolute() / "search-kafka"
     shutil.rmtree(folder, ignore_errors=True)
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)  # new topics look for their leaders
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)  # it warns of new topics without leaders
     progress("a broker starts")
     with running_broker(folder) as (log, broker_pid):
         return asyncio.run(_measure(options, log, broker_pid, folder, progress))
@@ -101,9 +101,9 @@ def kafka(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], l
 
 @contextmanager
 def running_broker(folder: Path) -> Iterator[tuple[LogSettings, int]]:
-    """A broker of the benchmark's own, and its process id."""
+    """Run a broker for the benchmark, and yield its log settings and process id."""
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
-    log = LogSettings(bootstrap=broker.start())  # in this thread, with which it ends
+    log = LogSettings(bootstrap=broker.start())  # a tethered broker ends with this thread
     try:
         asyncio.run(create_topics(log))
         yield log, broker.status().pid
@@ -150,7 +150,7 @@ async def _cells(
 async def _play(
     scene: LogScene, way: str, cell: LogCell, rate_per_s: int, count: int, seed: int
 ) -> None:
-    """Send the same queries at the same times in one way."""
+    """Send queries at times that the seed decides, one way, and add the results to the cell."""
     random = np.random.default_rng(seed)
     due_s = np.cumsum(random.exponential(1 / rate_per_s, count)).tolist()
     chosen = random.integers(0, len(scene.queries), count).tolist()
@@ -215,7 +215,7 @@ async def _load(log: LogSettings, rows: Array) -> None:
 
 @asynccontextmanager
 async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[RetrievalClient, int]]:
-    """An asker, and the process id of a retrieval worker that is ready to answer it."""
+    """Yield a retrieval client, and the process id of a retrieval worker that is ready."""
     log_env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     log_env["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
     spec = ProcessSpec(

@@ -1,8 +1,8 @@
-"""Searches while rows come and go: how long the event loop stands still, and what linking takes.
+"""Part of the search benchmark: stalls of the event loop during updates, and the cost of links.
 
-Stalls are those of an index of many rows, a part of which is deleted: a view after a change, a
-filter in it, a snapshot, a compaction, half as many rows again. Its rows lie on a line, so that its
-graph needs no build. A field has a label of its own for each row.
+Stalls are measured on an index of many rows, some of which are deleted: a view after a change, a
+filter on it, a snapshot, a compaction, half as many rows again. Its rows lie on a line, so that its
+graph needs no build. One metadata field has a different label in each row.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def updates(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any],
 
 
 def _link_cost(options: SearchOptions, rows: int, progress: Progress) -> dict[str, Any]:
-    """Processor time of batches that are linked, one thread."""
+    """Return the CPU time to link a batch of rows to an index, one thread."""
     progress(f"rows are linked to {rows}")
     batches = options.linked_batches
     vectors, _ = overlapping(rows + batches * LINK_BATCH, 0, dim=options.dim, seed=options.seed)
@@ -67,7 +67,7 @@ def _link_cost(options: SearchOptions, rows: int, progress: Progress) -> dict[st
 
 
 def _on_a_line(rows: int) -> Index:
-    """Linked rows, with metadata and payloads, of which some are deleted."""
+    """Return an index of linked rows with metadata and payloads, some of them deleted."""
     vectors = np.zeros((rows, _DIM), np.float32)
     vectors[:, 0] = np.arange(rows)
     metadata: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ def _on_a_line(rows: int) -> Index:
 def _line(
     vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
 ) -> Array:
-    """Edges of half the places to the next rows, and of the others ever farther."""
+    """Return a graph: half of the edges lead to the next rows, the others ever farther."""
     rows, half = len(vectors), degree // 4
     near = np.arange(1, half + 1)
     far = np.unique(np.geomspace(half + 1, rows // 2, degree // 2 - half).astype(np.int64))

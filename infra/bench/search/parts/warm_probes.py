@@ -1,8 +1,8 @@
-"""Part of the search benchmark: probes of decode that begin where the probe before ended.
+"""Part of the search benchmark: decode's probes that begin where the previous probe ended.
 
-Sequences drift; the first probe of each is cold with a long routing list, later ones hand the
-routing list of the one before over as seeds and keep a short one. Cold searches of all probes with
-rising effort say how many distances the same recall costs without.
+Sequences drift. The first probe of each is cold, with a long routing list. Later ones start from
+the routing list of the previous probe as seeds, and have a short one. Cold searches of all probes
+with rising effort show how many distances the same recall costs without seeds.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _COLD = (32, 48, 64, 96, 128, 160, 192, 256)
 
 
 async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Array, Array]:
-    """Rows of each probe, shape (probes, sequences, k), and its distances per search."""
+    """Return rows, shape (probes, sequences, k), and each probe's distances per search."""
 
     async def search(vector: Array, seeds: Array | None) -> tuple[Array, Array, int]:
         query = Query(
@@ -49,7 +49,7 @@ async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Arra
 
 
 def warm(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
-    """Part 5: recall and distances of warm probes, and of cold searches of equal recall."""
+    """Run part 5: recall and distances of warm probes, and of cold searches of equal recall."""
     options, index = scene.options, scene.system(OURS).index
     scene.progress(f"warm probes: {options.probes} of {options.sequences} sequences")
     start = scene.queries[: options.sequences]
@@ -89,7 +89,8 @@ def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
 
 
 def _distances_at(cold: list[dict[str, float]], recall: float) -> float | None:
-    """Between the efforts around it: linear in the logarithm of what is missed."""
+    """Return the distances of cold searches at a recall, interpolated over the logarithm of the
+    missed share; None beyond the measured efforts."""
     missed = [-np.log(max(1e-6, 1 - row["recall"])) for row in cold]
     target = -np.log(max(1e-6, 1 - recall))
     if not missed[0] <= target <= missed[-1]:

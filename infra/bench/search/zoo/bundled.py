@@ -16,14 +16,14 @@ _TERMS = 20_000
 
 
 def digits(queries: int = 200, *, seed: int = 0) -> tuple[Array, Array]:
-    """The handwritten digits that scikit-learn bundles, 64 dimensions, some held out as queries."""
+    """Return the handwritten digits of scikit-learn, 64 dimensions, some held out as queries."""
     from sklearn.datasets import load_digits
 
     return _held_out(load_digits().data.astype(np.float32), queries, seed)
 
 
 def patches(rows: int, queries: int, *, seed: int = 0) -> tuple[Array, Array]:
-    """8 x 8 pixels from the photographs that scikit-learn bundles, 192 dimensions."""
+    """Return patches of 8 x 8 pixels from scikit-learn's photographs, 192 dimensions."""
     from sklearn.datasets import load_sample_images
 
     pieces = []
@@ -42,7 +42,7 @@ def _held_out(vectors: Array, queries: int, seed: int) -> tuple[Array, Array]:
 
 
 def texts(rows: int, queries: int, *, dim: int = 384) -> tuple[Array, Array]:
-    """Pieces of Python's own library, six lines each, by TF-IDF and SVD."""
+    """Return vectors of pieces of Python's own library, six lines each, by TF-IDF and SVD."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 

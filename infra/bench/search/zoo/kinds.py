@@ -1,9 +1,9 @@
 """The data-set zoo: kinds of vectors on which graph searches have failed, or might.
 
-What most share is that distance alone says little about where a search should begin: some clusters
-are ten thousand times wider than others, outliers lie far from everything, rows are equal by the
-dozen. Each kind gives vectors and queries, float32 (rows, dim), by seed. Kinds that nobody chose
-are drawn in `random_kinds.py`.
+In most of them, distance alone is a poor guide to where a search should begin: some clusters are
+ten thousand times wider than others, outliers are far from everything, dozens of rows are equal.
+Each kind returns vectors and queries, float32 (rows, dim), from fixed seeds. `random_kinds.py`
+draws further kinds at random.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from infra.bench.search.zoo import bundled
 from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 
-Draw = Callable[[int, int], tuple[Array, Array]]  # rows and queries, both as a count and drawn
+Draw = Callable[[int, int], tuple[Array, Array]]  # numbers of rows and queries to arrays
 
 _SPLIT_SEED = 1
 _CLUSTERS = 48
@@ -24,7 +24,7 @@ _CLUSTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class DataKind:
-    """Data of one kind, and how it is usually asked."""
+    """A kind of data, with its full size and its usual metric."""
 
     draw: Draw
     rows: int  # full size
@@ -32,12 +32,12 @@ class DataKind:
 
 
 def few_of_each(rows: int, queries: int) -> tuple[Array, Array]:
-    """The benchmark's separated clusters, with fewer rows of each."""
+    """Return the benchmark's separated clusters, with fewer rows of each."""
     return plain.separated(rows, queries)
 
 
 def with_outliers(rows: int, queries: int, share: float = 0.02) -> tuple[Array, Array]:
-    """Separated clusters, and rows far from all of them."""
+    """Return separated clusters, and rows far from all of them."""
     near, query_rows = plain.separated(rows, queries)
     random = np.random.default_rng(2)
     outliers = random.random(rows) < share
@@ -48,14 +48,14 @@ def with_outliers(rows: int, queries: int, share: float = 0.02) -> tuple[Array, 
 
 
 def one_wild_row(rows: int, queries: int) -> tuple[Array, Array]:
-    """Overlapping clusters, and one row multiplied by a hundred."""
+    """Return overlapping clusters, with one row multiplied by a hundred."""
     usual, query_rows = plain.overlapping(rows, queries)
     usual[rows // 2] *= 100
     return usual, query_rows
 
 
 def many_scales(rows: int, queries: int, dim: int = 64, apart: float = 3) -> tuple[Array, Array]:
-    """Clusters as wide as 0.0001 to 10."""
+    """Return clusters with widths from 0.0001 to 10."""
     random = np.random.default_rng(3)
     scales = np.logspace(-4, 1, _CLUSTERS)
     centres = apart * random.standard_normal((_CLUSTERS, dim))
@@ -65,12 +65,12 @@ def many_scales(rows: int, queries: int, dim: int = 64, apart: float = 3) -> tup
 
 
 def close_scales(rows: int, queries: int) -> tuple[Array, Array]:
-    """The same about centres three times closer: narrow clusters lie inside of wide ones."""
+    """Return `many_scales` with centres three times closer: narrow clusters lie in wide ones."""
     return many_scales(rows, queries, apart=1)
 
 
 def copies(rows: int, queries: int, dim: int = 64, repeats: int = 20) -> tuple[Array, Array]:
-    """Copies of random vectors, each about `repeats` times; queries lie beside them."""
+    """Return copies of random vectors, each about `repeats` times, and queries near them."""
     random = np.random.default_rng(4)
     distinct = random.standard_normal((rows // repeats, dim))
     points = distinct[random.integers(0, len(distinct), rows)]
@@ -79,7 +79,7 @@ def copies(rows: int, queries: int, dim: int = 64, repeats: int = 20) -> tuple[A
 
 
 def many_copies_of_few(rows: int, queries: int, dim: int = 32) -> tuple[Array, Array]:
-    """Half of all rows are copies of 20 vectors, as empty pages and default pictures are."""
+    """Return rows of which half are copies of 20 vectors, like empty pages in a collection."""
     random = np.random.default_rng(7)
     points = random.standard_normal((rows + queries, dim))
     often = random.random(rows + queries) < 0.5
@@ -88,7 +88,7 @@ def many_copies_of_few(rows: int, queries: int, dim: int = 32) -> tuple[Array, A
 
 
 def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Array]:
-    """Features of image patches, of which many are equal: skies and walls have one grey."""
+    """Return features of image patches, many of them equal: skies and walls have one grey."""
     patches, _ = bundled.patches(rows + queries, 0)
     greys = np.round(patches.reshape(len(patches), 64, 3).mean(2) * 8) / 8
     random = np.random.default_rng(5)
@@ -97,12 +97,12 @@ def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Arra
 
 
 def one_dimension(rows: int, queries: int) -> tuple[Array, Array]:
-    """Points on a line: vectors of one dimension."""
+    """Return points on a line: vectors of one dimension."""
     return split(np.random.default_rng(8).standard_normal((rows + queries, 1)), queries)
 
 
 def log_normal_norms(rows: int, queries: int, dim: int = 96) -> tuple[Array, Array]:
-    """Directions without structure and lengths with a long tail, for inner products."""
+    """Return random directions and lengths with a long tail, for inner products."""
     random = np.random.default_rng(9)
     points = random.standard_normal((rows + queries, 24)) @ random.standard_normal((24, dim))
     points += random.standard_normal(points.shape)
@@ -111,14 +111,14 @@ def log_normal_norms(rows: int, queries: int, dim: int = 96) -> tuple[Array, Arr
 
 
 def heavy_tails(rows: int, queries: int, dim: int = 48) -> tuple[Array, Array]:
-    """Student's t with two degrees of freedom in each direction of a subspace."""
+    """Return Student's t with two degrees of freedom in each direction of a subspace."""
     random = np.random.default_rng(10)
     inner = random.standard_t(2, (rows + queries, 12))
     return split(inner @ random.standard_normal((12, dim)), queries)
 
 
 def mixture(rows: int, queries: int, dim: int = 64) -> tuple[Array, Array]:
-    """A part of each of the others, in one collection of 64 values: cut short, or zeros behind."""
+    """Return parts of other kinds in one collection, truncated or zero-padded to `dim` values."""
     parts = (
         few_of_each, with_outliers, many_scales, copies, many_copies_of_few, one_dimension,
         heavy_tails, bundled.patches,
@@ -151,7 +151,7 @@ KINDS: dict[str, DataKind] = {
 
 
 def split(points: Array, queries: int) -> tuple[Array, Array]:
-    """Rows and the queries that are held out of them."""
+    """Return rows, and the queries that are held out of them."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(points))
     return float32(points[order[queries:]]), float32(points[order[:queries]])
 

@@ -1,5 +1,6 @@
-"""Kinds of data that nobody chose: compositions of clusters, scales, manifolds, copies, outliers
-and norms, drawn from a seed. So nobody can tune to a list."""
+"""Draws kinds of data from a seed, so that no engine can be tuned to a fixed list.
+
+They combine clusters, scales, manifolds, copies, outliers and norms."""
 
 import numpy as np
 
@@ -11,13 +12,13 @@ _METRICS = (Metric.SQEUCLIDEAN, Metric.SQEUCLIDEAN, Metric.COSINE, Metric.INNER_
 
 
 def random_kind(seed: int, rows: int = 30_000) -> DataKind:
-    """The kind of a seed; its metric is drawn, too."""
+    """Return the kind of a seed, which also decides its metric."""
     metric = _METRICS[int(np.random.default_rng([11, seed]).integers(0, len(_METRICS)))]
     return DataKind(lambda count, queries: vectors(seed, count, queries), rows, metric)
 
 
 def vectors(seed: int, rows: int, queries: int) -> tuple[Array, Array]:
-    """Vectors and queries of a seed."""
+    """Return the vectors and queries of a seed."""
     random = np.random.default_rng([6, seed])
     count, dim = rows + queries, int(random.choice([8, 24, 64, 160]))
     clusters = int(random.choice([1, 7, 60, 400, 1_500]))

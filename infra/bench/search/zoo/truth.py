@@ -1,4 +1,4 @@
-"""Exact neighbours and recall, in float64, with ties counted as right."""
+"""Computes exact neighbours and recall in float64, with ties counted as right."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 
 _BLOCK = 128
-_CLOSE = 1e-5  # relative: distances that float32 cannot tell apart
+_CLOSE = 1e-5  # relative difference of distances that float32 cannot distinguish
 
 
 def farthest(vectors: Array, queries: Array, k: int, metric: Metric) -> Array:
-    """The distance of each query's k-th nearest row, float64 (queries,)."""
+    """Return the distance of each query's k-th nearest row, float64 (queries,)."""
     rows, spare = _ready(vectors, metric), min(len(vectors), k + 16)
     norms = np.einsum("ij,ij->i", rows, rows)
     out = np.empty(len(queries))
@@ -26,8 +26,8 @@ def farthest(vectors: Array, queries: Array, k: int, metric: Metric) -> Array:
 
 
 def recall(vectors: Array, queries: Array, results: Array, limits: Array, metric: Metric) -> float:
-    """The share of `results` rows, shape (queries, k), that are as near as the k-th nearest, of
-    which `limits` are the distances; rows of -1, or found twice, are not."""
+    """Return the share of `results` rows, shape (queries, k), that are no farther than the k-th
+    nearest row, at distance `limits`; rows of -1 and duplicates do not count."""
     hits = 0
     for query, rows, limit in zip(_ready(queries, metric), results, limits, strict=True):
         near = np.unique(rows[rows >= 0])

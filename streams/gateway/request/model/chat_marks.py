@@ -1,8 +1,8 @@
-"""What callers say in a chat, marked so that it names no control token (`schemas.model`).
+"""Marks the texts of callers in a chat, so that they name no control token (`schemas.model`).
 
-Knows how a chat is built: roles choose tokens of the template, which some templates put together of
-them (`'<|' + role + '|>'`); an answer that comes back may have what the template looks for in
-answers, such as `</think>`, unless that is marked as special. All else is text.
+A role may select tokens of the template, which some templates compose from it (`'<|' + role +
+'|>'`). An answer in the history may contain names that the template searches for in answers, such
+as `</think>`, unless they are special tokens. All other texts are plain text.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -12,19 +12,20 @@ from jinja2 import nodes
 
 from schemas.model.control_tokens import ControlTokens, Names
 
-_LOOKING = set(  # methods of a text
+_LOOKING = set(  # methods of strings that search
     "split rsplit partition rpartition replace startswith endswith find rfind index rindex count "
     "strip lstrip rstrip removeprefix removesuffix".split()
 )
 
 
 class ChatMarks:
-    """Marks what callers say in the chats of one model."""
+    """Marks the texts of callers in the chats of one model."""
 
     def __init__(
         self, control: ControlTokens, template: nodes.Template, special: Mapping[str, str]
     ) -> None:
-        """`special` are names by their use, as `eos_token`."""
+        """Analyse a template. `special` has the special tokens' names by their use, such as
+        `eos_token`."""
         texts = {data.data for data in template.find_all(nodes.TemplateData)}
         texts |= set(_constants(template))
         sought = set(_search_operands(template))
@@ -37,7 +38,7 @@ class ChatMarks:
         template_words = filter(
             _is_word, texts | {node.attr for node in template.find_all(nodes.Getattr)}
         )
-        self._own_words = {*template_words} - control.names  # which it compares with
+        self._own_words = {*template_words} - control.names  # that the template compares with
         self._names, self._names_in_answers = control.without(()), control.without(in_answers)
         self._words = set[str]().union(*composed.values()) - self._own_words
         ends = control.names.intersection(special.values())
@@ -51,7 +52,7 @@ class ChatMarks:
         return {**marked, "role": self._mark(role, self._names, self._no_roles)}
 
     def value(self, value: Any) -> Any:
-        """Tools, or variables, with marks."""
+        """Mark the texts in tools or variables."""
         return self._mark_value(value, self._names)
 
     def _mark_value(self, value: Any, names: Names) -> Any:
@@ -71,12 +72,12 @@ class ChatMarks:
 
 
 def _constants(node: nodes.Node) -> Iterator[str]:
-    """Find the texts in a template's expressions."""
+    """Yield the texts in a template's expressions."""
     return (const.value for const in node.find_all(nodes.Const) if isinstance(const.value, str))
 
 
 def _search_operands(template: nodes.Template) -> Iterator[str]:
-    """What a template looks for in other texts."""
+    """Yield the texts for which a template searches in other texts."""
     operands = list[nodes.Node]()
     for compare in template.find_all(nodes.Compare):
         operands += (compare.expr, *(side.expr for side in compare.ops))
@@ -91,7 +92,7 @@ def _search_operands(template: nodes.Template) -> Iterator[str]:
 
 
 def _composed_words(name: str, texts: Set[str]) -> Iterator[str]:
-    """Words that make this name of two texts of a template, which it writes around them."""
+    """Yield the words from which a template composes this name, between two of its own texts."""
     begins = [i for i in range(1, len(name)) if any(text.endswith(name[:i]) for text in texts)]
     ends = [i for i in range(1, len(name)) if any(text.startswith(name[i:]) for text in texts)]
     for begin in begins:

@@ -1,9 +1,9 @@
-"""Pieces of text to token ids, packed, by one of two libraries that give the same ones.
+"""Converts pieces of text to packed token ids, with one of two libraries that give the same ids.
 
-`fastokens` takes a fiftieth of the time, without the interpreter's lock, and makes no integers of
-Python's: 100 000 tokens in 2 to 5 ms. It reads most byte-level BPE models. `tokenizers` reads all,
-and knows the vocabulary. It encodes for a model, or a text, that the other one does not take, and
-where a probe shows that they differ. Knows nothing of chats.
+`fastokens` takes a fiftieth of the time, releases the interpreter's lock, and creates no Python
+integers: 100 000 tokens take 2 to 5 ms. It reads most byte-level BPE models. `tokenizers` reads all
+models, and has the vocabulary. It encodes if `fastokens` does not accept a model or a text, or if a
+probe finds a difference between the two. This module knows nothing of chats.
 """
 
 import asyncio
@@ -20,14 +20,15 @@ from tokenizers import Tokenizer
 
 from schemas.errors import TooManyRequests
 
-# Neither has a pool of threads: it would block this thread until the machine finds time for that.
+# Without thread pools: they would block this thread until the machine has time for them.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
 
 Made = TypeVar("Made")
-# Of a text that a thread encodes: most take some milliseconds, the worst about a second.
+# Limits of texts that a thread encodes: most take a few milliseconds, the worst about a second.
 _FAST_CHARS_MAX, _PLAIN_CHARS_MAX = 1 << 20, 1 << 18
-_WAITING_CHARS_MAX = 1 << 22  # of a tenant's texts that wait for the thread: all wait for that
+# of a tenant's texts that wait for the thread, which serves all tenants
+_WAITING_CHARS_MAX = 1 << 22
 _PROBE = (
     "Hello, WORLD!  It's 3.14159 = \u03c0,\r\n\r\n\tisn't it?\u00a0   x_1+=(y**2);//\n  \n#\n"
     "na\u00efve nai\u0308ve \ufb01 \u0130\u017f \u4f60\u597d\u3002 \u3053\u3093\u306b\u3061\u306f "
@@ -37,11 +38,11 @@ _PROBE = (
 
 
 class TooLong(Exception):
-    """A text that this process would encode for too long."""
+    """A text would take this process too long to encode."""
 
 
 class Encoder:
-    """What turns texts into token ids of one model. May be called from any thread."""
+    """Converts texts into token ids of one model. May be called from any thread."""
 
     def __init__(self, file: Path, *, inline_chars: int = 0) -> None:
         self._inline_chars = inline_chars
@@ -53,7 +54,7 @@ class Encoder:
             self._fast = None
         is_fast = self._fast is not None
         self.thread_chars_max = _FAST_CHARS_MAX if is_fast else _PLAIN_CHARS_MAX
-        # It remembers up to 90 MB of words for each thread that encodes; one keeps up.
+        # `fastokens` caches up to 90 MB of words per thread; one thread is enough.
         self._pool = ThreadPoolExecutor(1, "tokens") if is_fast else None
         self._waiting_chars: Counter[str] = Counter()  # by tenant
 
@@ -62,7 +63,7 @@ class Encoder:
         return [_PROBE, " ".join(names), "x".join(names)]
 
     def _is_agreed(self, text: str) -> bool:
-        """Whether a text has the same tokens by both."""
+        """Return whether both libraries give the same tokens for a text."""
         return all(
             self.ids([text], add_special_tokens=special) == self._plain([text], special)
             for special in (False, True)
@@ -71,8 +72,8 @@ class Encoder:
     def ids(
         self, pieces: Sequence[str], *, add_special_tokens: bool = False, in_thread: bool = False
     ) -> "array[int]":
-        """Token ids of all pieces, one after the other. Raises TooLong `in_thread` for a long text
-        that the fast library refuses."""
+        """Return the token ids of all pieces in order. Raises TooLong if `in_thread` and a long
+        text has bytes that the fast library refuses."""
         if self._fast is not None:
             try:
                 packed, _ = self._fast.encode_batch_flat(
@@ -85,8 +86,9 @@ class Encoder:
         return self._plain(pieces, add_special_tokens)
 
     async def offload(self, make: Callable[[], Made], chars: int, tenant: str = "") -> Made:
-        """What `make` gives of so many characters; of many from a thread, so that streams go on.
-        Raises TooLong, and TooManyRequests where too many of a tenant's wait."""
+        """Return the result of `make` for a text of `chars` characters; long texts use a thread, so
+        that streams continue. Raises TooLong, and TooManyRequests if too many characters of a
+        tenant wait."""
         if chars > self.thread_chars_max:
             raise TooLong
         if chars <= self._inline_chars:
@@ -105,14 +107,14 @@ class Encoder:
     def _plain(self, pieces: Sequence[str], special: bool) -> "array[int]":
         ids = array("i")
         for piece in pieces:
-            # The fast form leaves out where in the text each token lies; it is for batches only.
+            # The fast method does not compute offsets in the text; it takes batches only.
             (encoding,) = self.raw.encode_batch_fast([piece], add_special_tokens=special)
             ids.extend(encoding.ids)
         return ids
 
 
 def _fast_one(file: Path) -> Any:
-    """The other library's, if it reads this model."""
+    """Return the fast library's tokenizer, or None if it cannot read this model."""
     try:
         fast = fastokens.Tokenizer.from_file(str(file))
     except ValueError:

@@ -1,6 +1,6 @@
-"""The sandbox in which chat templates are compiled, set up as the models' authors expect it.
+"""The sandbox that compiles chat templates, with the functions that the models' authors expect.
 
-It offers what Hugging Face's own renderer offers (block trimming, loop controls, `raise_exception`,
+It has those of Hugging Face's renderer (block trimming, loop controls, `raise_exception`,
 `strftime_now`, `tojson`, `generation` blocks), so templates render to the same text.
 """
 
@@ -15,9 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks the assistant's text for training; for serving it is just its
-    content.
-    """
+    """`{% generation %}` marks the assistant's text for training; for serving it is only its
+    content."""
 
     tags = {"generation"}
 
@@ -47,7 +46,7 @@ def _tojson(
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """An environment of its own for one template."""
+    """Return a new environment for one template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )

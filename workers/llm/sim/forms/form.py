@@ -1,8 +1,8 @@
-"""The text of an answer whose form is constrained, drawn from a seed. Pure.
+"""Generates the text of an answer with a constrained form from a seed. Pure.
 
-The same constraint and seed give the same text, in every attempt and on every worker. Values of a
-JSON schema are checked by a validator, of bounded work; patterns in it are drawn to match, and not
-matched again.
+The same constraint and seed give the same text, in every attempt and on every worker. A validator
+with bounded work checks values of a JSON schema. Texts for patterns are generated to match, and are
+not matched again.
 """
 
 import json
@@ -26,10 +26,10 @@ from schemas.records import Structured, StructuredKind
 from workers.llm.sim.forms import pattern
 from workers.llm.sim.forms.schema_values import SchemaValues
 
-_TRIES = 24  # draws of one schema
-_STEPS_MAX = 20_000  # of the validator, for one draw
-_UNMATCHED = ("pattern", "patternProperties")  # would match what anyone wrote, at any cost
-# What comes of a schema or a list that is none, or that contradicts itself.
+_TRIES = 24  # generated values per schema
+_STEPS_MAX = 20_000  # of the validator, for one value
+_UNMATCHED = ("pattern", "patternProperties")  # a caller's pattern may take unbounded time
+# Errors of a schema or list that is malformed or contradicts itself.
 _UNREADABLE = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError,
     SchemaError, Unresolvable,
@@ -38,7 +38,7 @@ _OBJECT = '{"type": "object", "minProperties": 1}'
 
 
 def draw_text(structured: Structured, seed: int) -> str:
-    """A text that keeps the form; raises InvalidRequest where this engine finds none."""
+    """Return a text of this form; raises InvalidRequest if this engine finds none."""
     try:
         text = _draw(structured, random.Random(seed))
         text.encode()
@@ -81,7 +81,7 @@ def _read(text: str) -> tuple[Any, "_BoundedValidator"]:
 
 
 class _BoundedValidator:
-    """A validator that gives up after so many steps, asks nobody for references, and matches no
+    """A validator with at most `_STEPS_MAX` steps that fetches no references and matches no
     patterns.
     """
 
@@ -103,7 +103,7 @@ class _BoundedValidator:
         self._validator = extend(kind, counted)(schema, registry=Registry())
 
     def is_valid(self, value: Any) -> bool:
-        """Whether it is; raises InvalidRequest where that takes too long."""
+        """Return whether the value is valid; raises InvalidRequest after too many steps."""
         self._steps_left = _STEPS_MAX
         return bool(self._validator.is_valid(value))
 

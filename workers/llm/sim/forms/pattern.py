@@ -1,7 +1,7 @@
-"""A text that a regular expression matches as a whole, drawn by a generator's numbers. Pure.
+"""Generates a text that a regular expression matches as a whole, from random numbers. Pure.
 
-Knows Python's expressions less what looks around or back to a word's edge, which engines that
-constrain answers do not know either. A repetition without a bound takes a few.
+It supports Python's expressions except lookarounds and word boundaries, which engines with
+constrained answers do not support either. An unbounded repetition is repeated a few times.
 """
 
 import random
@@ -15,7 +15,7 @@ from typing import Any
 from schemas.errors import InvalidRequest
 
 CHARS_MAX = 16_384
-_MORE_MAX = 3  # repetitions beyond those that must be
+_MORE_MAX = 3  # repetitions beyond the minimum
 _WORD = string.ascii_lowercase
 _ANY = string.ascii_letters + string.digits + " .,:;-_!?#/()"
 _CATEGORIES = {
@@ -34,7 +34,7 @@ Part = tuple[Any, Any]
 
 
 def draw(pattern: str, rng: random.Random) -> str:
-    """The text; raises InvalidRequest for what it does not know."""
+    """Return a text that matches; raises InvalidRequest for unsupported or invalid patterns."""
     try:
         parts = _parse(pattern)
     except re.error as error:
@@ -54,13 +54,13 @@ def _parse(pattern: str) -> Sequence[Part]:
 
 
 class _Drawing:
-    """One walk through one expression."""
+    """One text for one expression."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._groups: dict[int, str] = {}
         self._chars = 0
-        self._is_over = False  # `$` was passed: nothing may follow
+        self._is_over = False  # `$` was passed: no text may follow
         self._parts: Mapping[str, Callable[[Any], str]] = {
             "literal": lambda code: self._say(chr(code)),
             "not_literal": lambda code: self._say(self._other_than({chr(code)})),
@@ -75,7 +75,7 @@ class _Drawing:
         }
 
     def all_of(self, parts: Sequence[Part]) -> str:
-        """One part after the other."""
+        """Return the texts of all parts, joined."""
         return "".join([self._part(*part) for part in parts])
 
     def _part(self, code: Any, argument: Any) -> str:
@@ -105,7 +105,7 @@ class _Drawing:
         texts = []
         for _ in range(count):
             texts.append(self.all_of(parts))
-            if not texts[-1]:  # any further one is as empty
+            if not texts[-1]:  # further repetitions are empty too
                 break
         return "".join(texts)
 
@@ -138,7 +138,7 @@ class _Drawing:
 
 
 def _holds(choice: Part, char: str) -> bool:
-    """Whether a character is one of these."""
+    """Return whether a character is in this range, category or literal."""
     code, argument = choice
     match _kind_of(code):
         case "range":

@@ -1,8 +1,8 @@
-"""A value that a JSON schema allows, drawn by a generator's numbers. Pure.
+"""Generates a value for a JSON schema from random numbers. Pure.
 
-Follows what schemas of answers are made of: types, properties, items, bounds, formats, patterns,
-enumerations, `$ref` within the schema, `anyOf`, `oneOf`, `allOf`. Whether the value is valid says a
-validator (`form.py`); here nothing is checked twice.
+It supports the usual keywords of schemas for answers: types, properties, items, bounds, formats,
+patterns, enumerations, `$ref` within the schema, `anyOf`, `oneOf`, `allOf`. It does not check the
+value; a validator in `form.py` does.
 """
 
 import math
@@ -14,11 +14,11 @@ from schemas.errors import InvalidRequest
 from workers.llm.sim.forms import pattern
 from workers.models.sim import WORDS
 
-VALUES_MAX = 2_000  # of one answer, and branches on the way to them
-_DEPTH = 5  # below it: only what must be
-_OPTIONAL = 0.7  # of the properties that need not be are there
-_ITEMS = 3  # beyond those that must be
-_SPAN = 100  # of numbers with one bound or none
+VALUES_MAX = 2_000  # values of one answer, with the branches and references on the way to them
+_DEPTH = 5  # from this depth on, only required properties and items
+_OPTIONAL = 0.7  # share of the optional properties that are generated
+_ITEMS = 3  # items beyond the required ones
+_SPAN = 100  # range of numbers with one bound or none
 _BY_KEYWORD = {
     "properties": "object", "required": "object", "additionalProperties": "object",
     "items": "array", "prefixItems": "array", "minItems": "array", "pattern": "string",
@@ -40,7 +40,7 @@ _FORMATS: Mapping[str, str] = {
 
 
 class SchemaValues:
-    """Draws of one schema with one generator."""
+    """Values of one schema from one random generator."""
 
     def __init__(self, schema: Any, rng: random.Random) -> None:
         self._root, self._rng = schema, rng
@@ -56,7 +56,7 @@ class SchemaValues:
         }
 
     def draw(self) -> Any:
-        """One value of the whole schema."""
+        """Return one value of the whole schema; raises InvalidRequest if there is none."""
         return self._value(self._root, 0)
 
     def _value(self, schema: Any, depth: int) -> Any:
@@ -73,7 +73,7 @@ class SchemaValues:
         return self._kinds[kinds](schema, depth)
 
     def _flatten(self, schema: Any, depth: int) -> dict[str, Any]:
-        """Without references, branches and conjunctions."""
+        """Return the schema without references, branches and conjunctions."""
         self._values_left -= 1
         if self._values_left < 0 or schema is False:
             _nothing("it" if schema is False else "so large a schema")
@@ -89,7 +89,7 @@ class SchemaValues:
         return flat
 
     def _branch(self, branches: Sequence[Any], depth: int) -> Any:
-        if depth >= _DEPTH:  # what refers to something goes on for longer
+        if depth >= _DEPTH:  # branches with references may recurse
             branches = sorted(branches, key=lambda branch: "$ref" in str(branch))[:1]
         return self._rng.choice(branches)
 
@@ -159,7 +159,7 @@ class SchemaValues:
     def _bounds(self, schema: Mapping[str, Any], step: float) -> tuple[float, float]:
         low, high = schema.get("minimum"), schema.get("maximum")
         above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-        if above is True or below is True:  # as draft 4 has it
+        if above is True or below is True:  # booleans, as in draft 4
             above, below = (low if above is True else None), (high if below is True else None)
         lows = [
             bound
@@ -196,7 +196,7 @@ _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf")
 
 
 def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Both at once, where that can be said simply; the later one else."""
+    """Return a schema for both where that is simple; otherwise the second one's keyword wins."""
     both = {**first, **second}
     if "properties" in first and "properties" in second:
         names = {**first["properties"], **second["properties"]}

@@ -1,9 +1,9 @@
-"""Follows the topic `documents`, as `follower.py` says, and what stands beside the documents there.
+"""Follows the topic `documents`, and the collections' dimensions and declarations on it.
 
-The oldest document of a collection fixes its dimension, for every replica and at every start. That
-document may be replaced one day and a wrong one be the oldest then, so a shard's first replica
-writes the dimension beside the documents, to partition 0; at a start it is read from there before
-them. What operators declare of collections stands in the same partition.
+The oldest document of a collection fixes its dimension, for every replica and at every start. When
+that document is replaced, a wrong one may become the oldest. So a shard's first replica writes the
+dimension to partition 0, and every start reads it before the documents. Operators' declarations of
+collections are in the same partition. `follower.py` has the common part.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ log = logging.getLogger("trivium.retrieval")
 
 
 class DocumentFollower(FeedFollower[DocumentChange]):
-    """`start` rebuilds, `run` follows until cancelled."""
+    """The follower of `documents`: `start` reads its history, then `run` until cancelled."""
 
     topic = "documents"
     history_batch, batch_max = 5_000, 256
-    _is_live = False  # before, what was declared is learned ahead of the documents
+    _is_live = False  # the start applies declarations before it reads the documents
 
     async def start(self, offsets: dict[int, int] | None = None) -> int:
-        """Everything up to the end as of now, from `offsets` on; returns the number of records."""
+        """Apply all existing records from `offsets` on; return their number."""
         self._is_live = False
         await self._learn_dimensions(offsets or {})
         count = await super().start(offsets)
@@ -42,30 +42,30 @@ class DocumentFollower(FeedFollower[DocumentChange]):
         return count
 
     async def run(self) -> None:
-        """Apply what comes, and tell what it made."""
+        """Apply records and publish dimensions of new collections, until cancelled."""
         while True:
             await self._tell_dimensions()
             if batch := await self._reader.batch(max_records=self.batch_max):
                 await self._apply(batch)
 
     async def _learn_dimensions(self, offsets: dict[int, int]) -> None:
-        """What collections are, before any document is looked at."""
+        """Learn the dimensions and declarations of collections before documents are applied."""
         reader = AssignedReader(
             self._settings, "documents", [0], client_id=f"{self.membership.member_id}-made"
         )
         async with reader.reading({0: offsets[0]} if offsets else "earliest"):
             stream = reader.by_time(await reader.end_offsets())
             records = [record async for record in stream if (record.key or b"").startswith(b"/")]
-        for record in reversed(records):  # of several the oldest counts: later ones follow in time
-            with suppress(RecordError, *BUGS):  # buried where it is read with all others
+        for record in reversed(records):  # the oldest of several counts: `run` applies later ones
+            with suppress(RecordError, *BUGS):  # refused when it is read again with the documents
                 if not _is_declaration(record):
                     self._learn_dimension(record)
-        for record in filter(_is_declaration, records):  # of several the last counts
+        for record in filter(_is_declaration, records):  # the last of several counts
             with suppress(TriviumError, *BUGS):
                 await self._declare(record)
 
     def _learn_dimension(self, record: ConsumerRecord) -> bool:
-        """Whether a record is no document, but says what a collection is; raises RecordError."""
+        """Learn a collection's dimension; return False for a document. Raises RecordError."""
         if not (record.key or b"").startswith(b"/"):
             return False
         if record.value:
@@ -80,7 +80,7 @@ class DocumentFollower(FeedFollower[DocumentChange]):
         return True
 
     async def _declare(self, record: ConsumerRecord) -> None:
-        """What an operator says of a collection; raises RecordError or InvalidRequest."""
+        """Apply an operator's declaration; raises RecordError or InvalidRequest."""
         try:
             name, declaration = (record.key or b"").decode().removeprefix(declaration_key("")), None
         except UnicodeDecodeError as error:
@@ -99,7 +99,7 @@ class DocumentFollower(FeedFollower[DocumentChange]):
             await asyncio.to_thread(self._collections.declare, name, declaration)
 
     async def _tell_dimensions(self) -> None:
-        """Write down what new collections are; once more with the next documents if it fails."""
+        """Write the dimensions of new collections; on a failure, retry after the next batch."""
         if not (untold := self._collections.unpublished_dims()) or not self._is_first():
             return
         place = self._place

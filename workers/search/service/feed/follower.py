@@ -1,8 +1,8 @@
-"""Follows a topic that every replica of a shard reads whole: what is there at the start, then live.
+"""Follows a topic that every replica of a shard reads whole: first its history, then new records.
 
-All partitions are read with no consumer group; documents of other shards are skipped by their id.
-What is there at the start is read in the order of its timestamps, from the beginning or from the
-offsets that a snapshot holds. What cannot be used goes to the dead letters, once for a shard.
+All partitions are read without a consumer group; documents of other shards are skipped by their id.
+The history is read in the order of timestamps, from the beginning or from a snapshot's offsets.
+Unusable records go to the dead-letter topic, once per shard.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from workers.search.service.settings import ShardPlace
 from workers.search.words.changes import AnyChange, Failures
 
 log = logging.getLogger("trivium.retrieval")
-# What one record may raise that nobody foresaw; all others are of memory, disks and devices.
+# Unexpected errors that one record can cause; others are of memory, disks and devices.
 BUGS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
@@ -35,11 +35,11 @@ BUGS = (
 
 
 class FeedFollower(ABC, Generic[AnyChange]):
-    """`start` rebuilds, `run` follows until cancelled."""
+    """The follower of one topic: `start` reads its history, then `run` until cancelled."""
 
     topic: str
     history_batch: int  # records that are applied together at the start
-    batch_max: int  # and live
+    batch_max: int  # records that are applied together later
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
         self._codec, self._producer = codec, producer
         self._collections = collections
         self._place = place
-        self.membership = membership  # of the present life
+        self.membership = membership  # of the present session
         name, partitions = membership.member_id, range(settings.document_partitions)
         self._reader = AssignedReader(
             settings, self.topic, partitions, client_id=f"{name}-{self.topic}"
@@ -67,21 +67,21 @@ class FeedFollower(ABC, Generic[AnyChange]):
 
     @abstractmethod
     async def _change(self, record: ConsumerRecord) -> AnyChange | None:
-        """What a record says of a document; None where it is of something else, which is done then.
+        """Return a record's change of a document; None if it is no document, and is applied here.
 
-        Raises RecordError or InvalidRequest for what nobody can use.
+        Raises RecordError or InvalidRequest for an unusable record.
         """
 
     @abstractmethod
     def _apply_changes(self, changes: Sequence[AnyChange]) -> Failures[AnyChange]:
-        """Bring the collections up to date; what could not be done. Blocks."""
+        """Apply changes to the collections, and return those that failed. Blocks."""
 
     def _after(self, before: AnyChange | None, change: AnyChange) -> AnyChange:
-        """A change, where another of the same document comes before it in a batch."""
+        """Return a change in the light of the document's change before it in the same batch."""
         return change
 
     async def start(self, offsets: dict[int, int] | None = None) -> int:
-        """Everything up to the end as of now, from `offsets` on; returns the number of records."""
+        """Apply all existing records from `offsets` on; return their number."""
         started_ms, count = wall_ms(), 0
         batch: list[ConsumerRecord] = []
         await self._reader.start(offsets or "earliest")
@@ -97,7 +97,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
         return count
 
     async def fits(self, offsets: dict[int, int]) -> bool:
-        """Whether the topic still holds everything from these offsets on."""
+        """Return whether the topic still has all records from these offsets on."""
         return await self._reader.reaches(offsets)
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
                 await self._apply(batch)
 
     async def stop(self) -> None:
-        """Close; a batch that is being applied is waited for, since a thread cannot be stopped."""
+        """Close the reader; waits for a batch that a thread is applying."""
         if self._applying is not None:
             await asyncio.wait([self._applying])
         await self.refusals.look()
@@ -115,12 +115,12 @@ class FeedFollower(ABC, Generic[AnyChange]):
 
     @property
     def behind(self) -> int:
-        """Records that are not applied yet."""
+        """Return the number of records that are not applied yet."""
         return self._reader.lag(self.offsets)
 
     @property
     def applied_offsets(self) -> tuple[int, ...]:
-        """By partition: the offset before which all is applied, or buried."""
+        """Return, by partition, the offset below which records are applied or dead-lettered."""
         waiting = self.refusals.first_waiting()
         return tuple(
             min(offset, waiting.get(partition, offset))
@@ -132,7 +132,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
         return is_first(member.view, self._place, member.member_id, wall_ms())
 
     async def _apply(self, batch: Sequence[ConsumerRecord]) -> None:
-        """Records that cannot be used are their shard's to bury, or the first shard's."""
+        """Apply a batch. Shard 0 refuses unreadable records; a document's shard refuses others."""
         changes: dict[tuple[str, str], tuple[AnyChange, ConsumerRecord]] = {}
         async for record in in_slices(batch):
             try:
@@ -143,7 +143,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
                 continue
             if change is not None and self._is_wanted(change, record):
                 key = (change.collection, change.document_id)
-                before = changes.pop(key, None)  # it stands where it was written last
+                before = changes.pop(key, None)  # keep the order of the last changes
                 changes[key] = (self._after(before and before[0], change), record)
         await self._collections.wait_for_room()
         async with self._collections.change_lock:
@@ -157,9 +157,9 @@ class FeedFollower(ABC, Generic[AnyChange]):
         await self.refusals.keep_bound()
 
     def _tried(self, changes: Sequence[AnyChange]) -> Failures[AnyChange]:
-        """What could not be done; where one change fails as nobody foresaw, the others are done.
+        """Apply changes and return those that failed; after an unexpected error, in halves.
 
-        The worker would end otherwise, and again at every start. Blocks.
+        Otherwise one record would end the worker, and again at every start. Blocks.
         """
         try:
             return self._apply_changes(changes)
@@ -171,7 +171,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
             return failed + self._tried(changes[middle:])
 
     def _is_wanted(self, change: AnyChange, record: ConsumerRecord) -> bool:
-        """Whether it is of this shard, and not in a snapshot already."""
+        """Return whether a change is of this shard and not in the snapshot."""
         is_mine = shard_of(change.document_id, self._place.shards) == self._place.shard
         return is_mine and not self._collections.has(
             self.topic, change.collection, record.partition, record.offset
@@ -185,7 +185,7 @@ class FeedFollower(ABC, Generic[AnyChange]):
 
 
 def _as_trivium_error(error: Exception) -> TriviumError:
-    """An error as the dead letters tell it; a fault of ours is logged with its place."""
+    """Return an error for the dead-letter topic; an unexpected one is logged with its traceback."""
     if isinstance(error, TriviumError):
         return error
     log.error("a record cannot be applied: a fault of ours, please report it", exc_info=error)

@@ -1,7 +1,8 @@
-"""Follows the topic `passages`: what the embedding pool made of documents that came as text.
+"""Follows the topic `passages`, where the embedding pool writes passages of text documents.
 
-After `documents`: what is there at the start counts only for documents that live as text. Passages
-that nobody can mean, or by another model than their collection's, go to the dead letters.
+It is read after `documents`: passages that exist at the start count only for documents that still
+come as text. Invalid passages, and those by another model than their collection's, go to the
+dead-letter topic.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,13 @@ from workers.search.words.changes import Failures, PassagesChange, names_of
 
 
 class PassageFollower(FeedFollower[PassagesChange]):
-    """`start` once documents are read, `run` until cancelled."""
+    """The follower of `passages`: `start` after the documents are read, then `run`."""
 
     topic = "passages"
     history_batch, batch_max = 1_000, 64
 
     def __init__(self, *parts: Any, read_to: Callable[[], Mapping[int, int]]) -> None:
-        """`read_to` tells up to where `documents` is read."""
+        """Set up a follower; `read_to` returns the next offsets of `documents`, by partition."""
         super().__init__(*parts)
         self._read_to = read_to
 

@@ -1,8 +1,8 @@
-"""Documents that cannot be used, on their way to the dead letters: each once, whoever reads it.
+"""Sends unusable records to the dead-letter topic, each once although all replicas read it.
 
-All replicas of a shard read all documents of it, again at every start, and some while others are
-away. What a replica refuses waits here until it stands among the dead letters. The first of those
-that live writes it there; should it die, another is the first.
+All replicas of a shard read all its documents, again at every start. A record that a replica
+refuses waits here until it is on the dead-letter topic. The first live replica writes it there; if
+that replica dies, another one is the first.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from workers.search.service.settings import ShardPlace
 log = logging.getLogger("trivium.retrieval")
 WAITING_MAX = 1_000
 _LOOK_S = 2.0
-_CLOCKS_APART_MS = 600_000  # of who wrote a document and who buried it
-_Origin = tuple[str, str, str]  # partition, offset and timestamp, as dead letters tell them
+_CLOCKS_APART_MS = 600_000  # between the writer of a document and the writer of its dead letter
+_Origin = tuple[str, str, str]  # partition, offset and timestamp, from the dead letter's headers
 
 
 class Refusals:
-    """`add` what was refused, `run` until cancelled, and `look` once more before the end."""
+    """Refused records of one topic: `add` them, `run` until cancelled, and `look` at the end."""
 
     def __init__(
         self,
@@ -57,21 +57,21 @@ class Refusals:
         self._added.set()
 
     async def keep_bound(self) -> None:
-        """Drop the oldest refusals beyond `WAITING_MAX`, after one more try to bury them."""
+        """Drop the oldest refusals beyond `WAITING_MAX`, after one more try to send them."""
         if len(self._waiting) > WAITING_MAX:
             await self.look()
         while len(self._waiting) > WAITING_MAX:
             del self._waiting[next(iter(self._waiting))]
 
     def first_waiting(self) -> dict[int, int]:
-        """By partition, the offset of the first that is not buried yet."""
+        """Return, by partition, the first offset that is not on the dead-letter topic yet."""
         first: dict[int, int] = {}
         for record, _ in self._waiting.values():
             first[record.partition] = min(record.offset, first.get(record.partition, record.offset))
         return first
 
     async def run(self) -> None:
-        """Look when there is something, until it is buried."""
+        """Call `look` while records wait, until cancelled."""
         while True:
             await self._added.wait()
             self._added.clear()
@@ -81,7 +81,7 @@ class Refusals:
                 await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Forget what is buried; bury the rest, if this replica is the first."""
+        """Forget records that have dead letters; send the others if this replica is the first."""
         async with self._looking:
             try:
                 if self._waiting:
@@ -99,7 +99,7 @@ class Refusals:
                 self._waiting.pop(origin, None)
 
     async def _buried(self) -> list[ConsumerRecord]:
-        """Dead letters that may be of what waits."""
+        """Return the dead letters that may be those of waiting records."""
         topic = self._topic + DEAD_LETTER_SUFFIX
         reader = AssignedReader(self._settings, topic, [0], client_id=self._client_id)
         async with reader.reading("earliest"):
@@ -118,7 +118,7 @@ def _origin(record: ConsumerRecord) -> Any:
 def is_first(
     view: FleetView, place: ShardPlace, member_id: str, now_ms: int, *, of_ready: bool = False
 ) -> bool:
-    """Whether no replica of a shard that lives (and is ready) has a smaller id."""
+    """Return whether no live replica of the shard has a smaller id; `of_ready`: no ready one."""
     for member in view.living(MemberKind.WORKER, now_ms):
         search = member.registration.search
         if of_ready and member.state is not MemberState.READY:
