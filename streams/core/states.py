@@ -48,16 +48,16 @@ Word = PhaseKind | Literal["lost"]
 LOST: Final = "lost"  # no report: the router found that the worker is lost
 
 MEANING = {
-    State.RETRIEVING: "waits for what is searched for its prompt, or for word that nothing is",
+    State.RETRIEVING: "waits for the result of its search, or for the notice that there is none",
     State.QUEUED: "waits in the router's queue, for the first time or again",
-    State.CONTINUING: "waits for word of how much there is of its answer, to be queued again",
-    State.PREFILLING: "a prefill worker computes the prompt",
-    State.HANDING_OVER: "the KV is computed and lies on the prefill worker; decode has no room yet",
-    State.ALLOCATING: "of a pair, decode makes room for the KV that prefill is to write",
-    State.PAIRED: "a prefill and a decode worker hold it together",
-    State.RECEIVED: "of a pair, decode has the KV, and prefill has not said that it is done",
-    State.DECODING: "a decode or replica worker generates the answer",
-    State.CANCELLING: "was given up; the worker that will end it was told to stop",
+    State.CONTINUING: "waits for its readers to report how much of its answer they have",
+    State.PREFILLING: "runs on a prefill worker, which computes the prompt",
+    State.HANDING_OVER: "has its KV on the prefill worker; no decode worker has room yet",
+    State.ALLOCATING: "runs as a pair: the decode worker allocates blocks for the KV",
+    State.PAIRED: "runs on a prefill and a decode worker together",
+    State.RECEIVED: "runs as a pair: decode has the KV, prefill has not reported its end",
+    State.DECODING: "runs on a decode or replica worker, which generates the answer",
+    State.CANCELLING: "was given up; the router told the worker that will end it to stop",
     State.ENDED: "has its outcome",
 }
 
@@ -124,18 +124,18 @@ ON_WORKERS = frozenset(
 
 def render_tables() -> str:
     """Return the tables as Markdown, for `streams/core/README.md`."""
-    lines = ["| state | the request | stands on |", "| --- | --- | --- |"]
+    lines = ["| state | the request | runs on |", "| --- | --- | --- |"]
     for state, meaning in MEANING.items():
         between = " or " if state is State.CANCELLING else " and "
         lines.append(f"| `{state}` | {meaning} | {between.join(STANDS_ON[state])} |")
-    lines += ["", "| in state | side | says | next state |", "| --- | --- | --- | --- |"]
+    lines += ["", "| in state | side | reports | next state |", "| --- | --- | --- | --- |"]
     for state, sides, words, following in _ROWS:
         word_text = ", ".join("*lost*" if word == LOST else f"`{word}`" for word in words)
         lines.append(f"| `{state}` | {' or '.join(sides)} | {word_text} | `{following}` |")
     lines += ["", "| the router | in state | next state |", "| --- | --- | --- |"]
-    lines.append(f"| reads what was found for it | `{State.RETRIEVING}` | `{State.QUEUED}` |")
-    lines.append(f"| gives its attempt up, and it can go on | any | `{State.CONTINUING}` |")
-    lines.append(f"| reads what there is of it | `{State.CONTINUING}` | `{State.QUEUED}` |")
+    lines.append(f"| reads the result of its search | `{State.RETRIEVING}` | `{State.QUEUED}` |")
+    lines.append(f"| gives up an attempt that can be continued | any | `{State.CONTINUING}` |")
+    lines.append(f"| reads how much its readers have | `{State.CONTINUING}` | `{State.QUEUED}` |")
     for orchestration, state in BEGINS.items():
         name = "in place" if orchestration is Orchestration.NONE else f"`{orchestration}`"
         lines.append(f"| places it, {name} | `{State.QUEUED}` | `{state}` |")
