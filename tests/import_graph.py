@@ -1,19 +1,62 @@
-"""Which modules import which, and circles among them; of the same kind for modules and folders."""
+"""The project's files and their syntax trees; which modules import which, and circles among them.
+
+The graph is of the same kind for modules and for folders.
+"""
 
 import ast
+import gc
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("schemas", "streams", "workers", "infra")
+FOLDERS = (*PRODUCT, "tests")
+Tree = tuple[str, ast.Module]
 Graph = dict[str, set[str]]
 
 
-def modules_of(sources: Iterable[tuple[str, ast.Module]]) -> Graph:
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Every file that git knows or would add; without git, everything in our folders."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
+        return (*ROOT.glob("*.*"), *below)
+    return tuple(p for name in listed.stdout.splitlines() if (p := ROOT / name).is_file())
+
+
+@cache
+def all_sources() -> tuple[Tree, ...]:
+    """Name and tree of each Python file, read once for all rules."""
+    paths = sorted(path for path in tracked() if path.suffix == ".py")
+    gc.disable()  # it would look at all trees again and again, and they stay
+    try:
+        return tuple(
+            (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+            for path in paths
+        )
+    finally:
+        gc.enable()
+
+
+@cache
+def sources(*folders: str) -> tuple[Tree, ...]:
+    """Those under the folders."""
+    starts = tuple(f"{folder}/" for folder in folders or FOLDERS)
+    return tuple((name, tree) for name, tree in all_sources() if name.startswith(starts))
+
+
+def modules_of(files: Iterable[Tree]) -> Graph:
     """Each module, such as `infra/stack/plan`, and what it imports anywhere, if only for types.
 
     Takes names and trees of files, and leaves out imports of anything else.
     """
-    trees = {name.removesuffix(".py"): tree for name, tree in sources}
+    trees = {name.removesuffix(".py"): tree for name, tree in files}
     graph: Graph = {name: set() for name in trees}
     for name, tree in trees.items():
         graph[name] |= {target for target in _targets(tree) if target in trees and target != name}

@@ -1,21 +1,19 @@
 """Which files a request passes: those that `ARCHITECTURE.md` names, and those that run."""
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.import_graph import ROOT
+from tests.tidy_pages import way_files
 
 
-def named_files(folder: str) -> list[str]:
-    """Files below a folder in the table from HTTP to the engine, in order, one a row."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    table = text.partition("## The way of a request\n")[2].partition("### The way back")[0]
-    return re.findall(rf"^\|[^|]*\| `({folder}/\S+\.py)` \|", table, re.MULTILINE)
+def named_files(*folders: str) -> list[str]:
+    """Files below the folders in the table from HTTP to the engine, in order."""
+    prefixes = tuple(f"{folder}/" for folder in folders)
+    return [name for name in way_files() if name.startswith(prefixes)]
 
 
 @contextmanager

@@ -4,29 +4,33 @@ Reads the source with `ast`; imports nothing of what it judges. Each line names 
 """
 
 import ast
-import gc
 import re
-import subprocess
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests import tidy_names, tidy_pages
-from tests.import_graph import circles, entries_of, folders_of, longest_chain, modules_of
+from tests.import_graph import (
+    FOLDERS,
+    ROOT,
+    circles,
+    entries_of,
+    folders_of,
+    longest_chain,
+    modules_of,
+    sources,
+    tracked,
+)
 from tests.waits import PATIENCE_S
 
-ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "schemas": {"schemas"},
     "streams": {"schemas", "streams"},
     "workers": {"schemas", "workers"},
     "infra": {"schemas", "streams", "workers", "infra"},
 }
-FOLDERS = (*MAY_IMPORT, "tests")
 
 # The core decides; whatever waits, reads a clock, draws, or talks belongs to its callers.
 IMPURE_MODULES = set(
@@ -95,40 +99,7 @@ PLACES = re.compile(
     )
 )
 
-Found = Iterator[str]
-Tree = tuple[str, ast.Module]
-
-
-@cache
-def tracked() -> tuple[Path, ...]:
-    """Every file that git knows or would add; without git, everything in our folders."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    try:
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return tuple(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"))
-    return tuple(p for name in listed.stdout.splitlines() if (p := ROOT / name).is_file())
-
-
-@cache
-def all_sources() -> tuple[Tree, ...]:
-    """Name and tree of each Python file, read once for all rules."""
-    paths = sorted(path for path in tracked() if path.suffix == ".py")
-    gc.disable()  # it would look at all trees again and again, and they stay
-    try:
-        return tuple(
-            (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
-            for path in paths
-        )
-    finally:
-        gc.enable()
-
-
-@cache
-def sources(*folders: str) -> tuple[Tree, ...]:
-    """Those under the folders."""
-    starts = tuple(f"{folder}/" for folder in folders or FOLDERS)
-    return tuple((name, tree) for name, tree in all_sources() if name.startswith(starts))
+Findings = Iterator[str]
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -150,7 +121,7 @@ def called(node: ast.AST) -> str:
     return ".".join([part.id if isinstance(part, ast.Name) else "?", *names])
 
 
-def imports_point_downward() -> Found:
+def imports_point_downward() -> Findings:
     for name, tree in sources(*MAY_IMPORT):
         allowed = MAY_IMPORT[name.partition("/")[0]]
         for line, module in imports(tree):
@@ -159,20 +130,20 @@ def imports_point_downward() -> Found:
                 yield f"{name}:{line}: imports {module}"
 
 
-def imports_are_absolute() -> Found:
+def imports_are_absolute() -> Findings:
     for name, tree in sources():
         for line, module in imports(tree):
             if module.startswith("."):
                 yield f"{name}:{line}: relative import"
 
 
-def packages_are_empty() -> Found:
+def packages_are_empty() -> Findings:
     for path in tracked():
         if path.name == "__init__.py" and path.stat().st_size:
             yield f"{path.relative_to(ROOT)}: not empty"
 
 
-def the_core_is_pure() -> Found:
+def the_core_is_pure() -> Findings:
     for name, tree in sources("streams/core"):
         for line, module in imports(tree):
             if module.partition(".")[0] in IMPURE_MODULES:
@@ -184,7 +155,7 @@ def the_core_is_pure() -> Found:
                 yield f"{name}:{node.lineno}: calls {called(node)}"  # type: ignore[attr-defined]  # a Call
 
 
-def heavy_packages_have_one_importer() -> Found:
+def heavy_packages_have_one_importer() -> Findings:
     importers: dict[str, set[str]] = defaultdict(set)
     for name, tree in sources(*MAY_IMPORT):
         for _line, module in imports(tree):
@@ -198,32 +169,32 @@ def heavy_packages_have_one_importer() -> Found:
                 yield f"{package}: imported by {file}, expected in {HEAVY[package] or 'no file'}"
 
 
-def folders_hold_few_modules() -> Found:
+def folders_hold_few_modules() -> Findings:
     counts = Counter(name.rpartition("/")[0] for name, _ in sources() if "__init__" not in name)
     for folder, count in counts.items():
         if count > FOLDER_MODULES_MAX:
             yield f"{folder}: {count} modules, more than {FOLDER_MODULES_MAX}"
 
 
-def modules_import_in_no_circle() -> Found:
+def modules_import_in_no_circle() -> Findings:
     for circle in circles(modules_of(sources())):
         yield f"{', '.join(circle)} import each other"
 
 
-def rooms_import_one_way() -> Found:
+def rooms_import_one_way() -> Findings:
     graph = modules_of(sources())
     for folder in folders_of(graph):
         for circle in circles(entries_of(graph, folder)):
             yield f"{folder or 'top level'}: {', '.join(circle)} import each other"
 
 
-def the_core_has_few_floors() -> Found:
+def the_core_has_few_floors() -> Findings:
     floors = longest_chain(modules_of(sources("streams/core")), "streams/core")
     if len(floors) > CORE_FLOORS_MAX:
         yield f"{len(floors)} floors of imports: {' -> '.join(floors)}"
 
 
-def functions_are_short() -> Found:
+def functions_are_short() -> Findings:
     for name, tree in sources():
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -234,7 +205,7 @@ def functions_are_short() -> Found:
                 yield f"{name}:{node.lineno}: {node.name} has {lines} lines"
 
 
-def files_are_short() -> Found:
+def files_are_short() -> Findings:
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name, _ in sources()}
     for name, lines in lengths.items():
         lines_max = TEST_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX
@@ -245,7 +216,7 @@ def files_are_short() -> Found:
         yield f"{len(longer)} of {len(lengths)} files exceed {FILE_LINES_USUAL} lines: {longer}"
 
 
-def modules_say_what_they_do() -> Found:
+def modules_say_what_they_do() -> Findings:
     for name, tree in sources():
         if name.endswith("__init__.py"):
             continue
@@ -257,7 +228,7 @@ def modules_say_what_they_do() -> Found:
             yield f"{name}:1: docstring of {lines} lines"
 
 
-def errors_are_not_swallowed() -> Found:
+def errors_are_not_swallowed() -> Findings:
     for name, tree in sources():
         for node in ast.walk(tree):
             if not isinstance(node, ast.ExceptHandler):
@@ -270,7 +241,7 @@ def errors_are_not_swallowed() -> Found:
                 yield f"{name}:{node.lineno}: except {broad.pop()}: pass"
 
 
-def tasks_are_kept() -> Found:
+def tasks_are_kept() -> Findings:
     spawns = re.compile(r"^(asyncio|.*loop)\.(create_task|ensure_future)$|^ensure_future$")
     for name, tree in sources():
         for node in ast.walk(tree):
@@ -278,7 +249,7 @@ def tasks_are_kept() -> Found:
                 yield f"{name}:{node.lineno}: the task may be collected while it runs"
 
 
-def no_sleeps_in_tests() -> Found:
+def no_sleeps_in_tests() -> Findings:
     for name, tree in sources("tests"):
         for node in ast.walk(tree):
             if called(node) in {"asyncio.sleep", "time.sleep"} and name not in POLLING_FILES:
@@ -295,14 +266,14 @@ def in_real_time(tree: ast.Module) -> Iterator[ast.AST]:
             yield from nodes
 
 
-def only_clients_pause_in_real_time() -> Found:
+def only_clients_pause_in_real_time() -> Findings:
     for name, tree in sources("tests"):
         for node in ast.walk(tree):
             if called(node) == "pause" and name not in PAUSING_FILES:
                 yield f"{name}:{node.lineno}: wait for a condition, or on virtual time"  # type: ignore[attr-defined]  # a Call
 
 
-def only_hangs_reach_the_bounds_of_tests() -> Found:
+def only_hangs_reach_the_bounds_of_tests() -> Findings:
     for name, tree in sources("tests"):
         for node in in_real_time(tree):
             if not isinstance(node, ast.Call):
@@ -324,7 +295,7 @@ def only_hangs_reach_the_bounds_of_tests() -> Found:
                     yield f"{name}:{node.lineno}: {value} s; see `tests/waits.py`"
 
 
-def no_test_judges_by_the_clock() -> Found:
+def no_test_judges_by_the_clock() -> Findings:
     def reads(node: ast.AST) -> bool:
         return any(called(part) in CLOCKS for part in ast.walk(node))
 
@@ -345,7 +316,7 @@ def no_test_judges_by_the_clock() -> Found:
                     yield f"{name}:{node.lineno}: count, or use virtual or processor time"
 
 
-def nothing_is_unfinished() -> Found:
+def nothing_is_unfinished() -> Findings:
     for path in tracked():
         if path.suffix in {".py", ".md", ".toml", ".xml", ".avsc"}:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -353,7 +324,7 @@ def nothing_is_unfinished() -> Found:
                     yield f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
 
 
-def no_place_of_one_machine() -> Found:
+def no_place_of_one_machine() -> Findings:
     for path in tracked():
         try:
             text = path.read_text(encoding="utf-8")
@@ -364,7 +335,7 @@ def no_place_of_one_machine() -> Found:
                 yield f"{path.relative_to(ROOT)}:{number}: {match.group()}"
 
 
-def nothing_built_is_kept() -> Found:
+def nothing_built_is_kept() -> Findings:
     """Maven's note that something was unpacked had every clean clone go without it."""
     for path in tracked():
         name = path.relative_to(ROOT)
@@ -372,7 +343,7 @@ def nothing_built_is_kept() -> Found:
             yield f"{name}: built, so not for git"
 
 
-RULES: tuple[Callable[[], Found], ...] = (
+RULES: tuple[Callable[[], Findings], ...] = (
     imports_point_downward,
     imports_are_absolute,
     packages_are_empty,
@@ -400,6 +371,6 @@ RULES: tuple[Callable[[], Found], ...] = (
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_rule(rule: Callable[[], Found]) -> None:
+def test_rule(rule: Callable[[], Findings]) -> None:
     broken = list(rule())
     assert not broken, "\n".join([rule.__name__.replace("_", " ") + ", but:", *broken])

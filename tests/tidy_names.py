@@ -7,11 +7,10 @@ says what happened to it, or how many there are, and a reader has to look up the
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ("schemas", "streams", "workers", "infra")
+from tests.import_graph import PRODUCT, sources
+
 BARE = frozenset(
     "told said found held kept asked known seen ended given taken sent gone heard wished made left "
     "begun done drawn wanted named shown grown spent owed lent lost each other others one mine "
@@ -33,13 +32,6 @@ DOCSTRING_WORDS_MIN = 5
 Findings = Iterator[str]
 
 
-@cache
-def modules(*folders: str) -> tuple[tuple[str, ast.Module], ...]:
-    """Name and tree of every module in these folders."""
-    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in paths)
-
-
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of every argument, assigned name, attribute and function."""
     for node in ast.walk(tree):
@@ -54,31 +46,36 @@ def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.name
 
 
+def bare_names(tree: ast.Module) -> list[tuple[int, str]]:
+    """Those of the bound names that say nothing."""
+    return [(line, name) for line, name in bound_names(tree) if name.strip("_") in BARE]
+
+
 def names_say_what_things_are() -> Findings:
-    for path, tree in modules(*FOLDERS, "tests"):
-        bare = [(line, name) for line, name in bound_names(tree) if name.strip("_") in BARE]
+    for path, tree in sources():
+        bare = bare_names(tree)
         if len(bare) > KNOWN_OUTSIDE.get(path, 0):
             yield from (f"{path}:{line}: {name} does not say what it is" for line, name in bare)
 
 
 def bare_names_that_stay_are_counted() -> Findings:
     """A file with fewer of them than it may have gets a lower number."""
-    trees = dict(modules(*FOLDERS))
+    trees = dict(sources(*PRODUCT))
     for path, expected in KNOWN_OUTSIDE.items():
-        count = sum(name.strip("_") in BARE for _, name in bound_names(trees[path]))
+        count = len(bare_names(trees[path]))
         if count < expected:
             yield f"{path}: {count} bare names, KNOWN_OUTSIDE says {expected}"
 
 
 def modules_are_named_by_what_they_hold() -> Findings:
-    for path, _ in modules(*FOLDERS, "tests"):
+    for path, _ in sources():
         if Path(path).stem.strip("_") in BARE | GERUNDS:
             yield f"{path}: expected a noun"
 
 
 def one_class_name_has_one_place() -> Findings:
     places = defaultdict(list)
-    for path, tree in modules(*FOLDERS):
+    for path, tree in sources(*PRODUCT):
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
@@ -88,7 +85,7 @@ def one_class_name_has_one_place() -> Findings:
 
 
 def docstrings_are_sentences() -> Findings:
-    for path, tree in modules(*FOLDERS):
+    for path, tree in sources(*PRODUCT):
         for node in ast.walk(tree):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 words = (ast.get_docstring(node) or "").split()

@@ -6,35 +6,26 @@ say (`tests/infra/docs/test_commands.py`).
 
 import itertools
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.import_graph import FOLDERS, ROOT, tracked
+
 PROSE_COLUMNS_MAX = 120
 PAGE_LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250}
 WAY_FILES_MAX = 25  # from HTTP to the engine
 HISTORY = ("LOG.md", "CHANGELOG.md", "infra/docs/log/")  # what they name may be gone
-_FOLDERS = "schemas|streams|workers|infra|tests"
-_NAMED = re.compile(rf"`((?:{_FOLDERS})/[\w./*-]*|[A-Z]+\.md)`")
+_NAMED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*|[A-Z]+\.md)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
-Found = Iterator[str]
+Findings = Iterator[str]
 
 
 @cache
 def pages() -> dict[str, str]:
     """Name and text of every page that git knows or would add."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    try:
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        names = listed.stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
-        folders = (ROOT, *(ROOT / folder for folder in _FOLDERS.split("|")))
-        paths = {path for folder in folders for path in folder.glob("**/*.md")}
-        names = [path.relative_to(ROOT).as_posix() for path in paths if ".venv" not in path.parts]
-    return {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
+    paths = (path for path in tracked() if path.suffix == ".md")
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
 
 def of_today() -> dict[str, str]:
@@ -58,27 +49,27 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def prose_is_narrow() -> Found:
+def prose_is_narrow() -> Findings:
     for name, text in pages().items():
         for number, line in without_code(text):
             if len(line) > PROSE_COLUMNS_MAX and not line.lstrip().startswith("|"):
                 yield f"{name}:{number}: {len(line)} columns"
 
 
-def pages_are_short() -> Found:
+def pages_are_short() -> Findings:
     for name, lines_max in PAGE_LINES_MAX.items():
         if (lines := len(pages()[name].splitlines())) > lines_max:
             yield f"{name}: {lines} lines, expected at most {lines_max}"
 
 
-def pages_have_one_title() -> Found:
+def pages_have_one_title() -> Findings:
     for name, text in pages().items():
         titles = [line for _, line in without_code(text) if line.startswith("# ")]
         if len(titles) != 1:
             yield f"{name}: {len(titles)} titles"
 
 
-def pages_name_files_that_exist() -> Found:
+def pages_name_files_that_exist() -> Findings:
     for name, text in of_today().items():
         for number, line in enumerate(text.splitlines(), 1):
             for path in _NAMED.findall(line):
@@ -86,7 +77,7 @@ def pages_name_files_that_exist() -> Found:
                     yield f"{name}:{number}: {path} is not there"
 
 
-def sources_name_pages_that_exist() -> Found:
+def sources_name_pages_that_exist() -> Findings:
     sources = (
         path
         for top in ("schemas", "streams", "workers", "infra")
@@ -98,7 +89,7 @@ def sources_name_pages_that_exist() -> Found:
                 yield f"{path.relative_to(ROOT)}: {page} is not there"
 
 
-def links_lead_somewhere() -> Found:
+def links_lead_somewhere() -> Findings:
     for name, text in pages().items():
         for number, line in without_code(text):
             for link in _LINK.findall(line):
@@ -112,16 +103,21 @@ def links_lead_somewhere() -> Found:
                     yield f"{name}:{number}: {link} names no heading"
 
 
-def the_way_of_a_request_is_short() -> Found:
+def way_files() -> list[str]:
+    """Files that a request passes from HTTP to the engine, in the order of their rows."""
     _, _, rest = pages()["ARCHITECTURE.md"].partition("## The way of a request\n")
     way, _, _ = rest.partition("\n### The way back")
     rows = [line.split("|")[2] for line in way.splitlines() if line.startswith("| ")]
-    files = [path for row in rows for path in _NAMED.findall(row)]
+    return [path for row in rows for path in _NAMED.findall(row)]
+
+
+def the_way_of_a_request_is_short() -> Findings:
+    files = way_files()
     if not files or len(set(files)) > WAY_FILES_MAX:
         yield f"ARCHITECTURE.md: {len(set(files))} files, expected 1 to {WAY_FILES_MAX}"
 
 
-def experiments_have_verdicts() -> Found:
+def experiments_have_verdicts() -> Findings:
     """Each has a title and a verdict in one line on the page of its month; `LOG.md` lists both."""
     listed = " ".join(pages()["LOG.md"].split())
     for name in sorted(name for name in pages() if name.startswith("infra/docs/log/")):
@@ -136,7 +132,7 @@ def experiments_have_verdicts() -> Found:
                 yield f"LOG.md: expected the line - {title}: *{verdict[1]}*"
 
 
-def pages_name_targets_that_exist() -> Found:
+def pages_name_targets_that_exist() -> Findings:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
     for name, text in of_today().items():
@@ -146,7 +142,7 @@ def pages_name_targets_that_exist() -> Found:
                 yield f"{name}: make {target} is no target"
 
 
-RULES: tuple[Callable[[], Found], ...] = (
+RULES: tuple[Callable[[], Findings], ...] = (
     prose_is_narrow,
     pages_are_short,
     pages_have_one_title,

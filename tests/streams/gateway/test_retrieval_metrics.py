@@ -21,8 +21,8 @@ from schemas.records import (
 )
 from schemas.rules.buckets import SEARCH_MS, Buckets
 from streams.gateway.metrics import Metrics
+from tests.import_graph import ROOT
 from tests.streams.gateway.in_process import InProcessGateway
-from tests.tidy_pages import ROOT
 
 PREFIX = "trivium_retrieval_"
 BOOKS = CollectionState(
