@@ -90,7 +90,7 @@ bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside 
 	@$(BIN)/trivium bench search-gpu $(ARGS)
 
 bench-search-host: setup  ## What a search costs the host, with a device that takes no time
-	@$(BIN)/python -m tests.workers.search.engine.host_time $(ARGS)
+	@$(BIN)/python -m tests.workers.vector.engine.host_time $(ARGS)
 
 bench-retrieval: setup  ## Right answers with documents, and what looking them up costs
 	@$(BIN)/trivium bench retrieval $(ARGS)
@@ -249,11 +249,11 @@ build/broker/java: anew | build/stamps/environment
 .PHONY: anew
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
-KERNELS := workers/search/limits.py workers/search/engine/lane_loop.py \
-	$(wildcard $(addprefix workers/search/,kernels/*.py walk/*.py graph/*.py))
+KERNELS := workers/vector/limits.py workers/vector/engine/lane_loop.py \
+	$(wildcard $(addprefix workers/vector/,kernels/*.py walk/*.py graph/*.py))
 build/stamps/kernels: $(KERNELS) build/stamps/environment
 	@echo "[6/7] kernels of the vector engine: compiled, beside their source"
-	@$(BIN)/python -m workers.search.service.compiling
+	@$(BIN)/python -m workers.retrieval.compiling
 	@touch $@
 
 build/stamps/model: workers/models/conversion.py build/stamps/environment

@@ -3,7 +3,7 @@
 `schemas/encoder.py` writes bodies, fastavro reads them. Every schema version that was ever
 committed can be read: `avro` holds the current ones, `history` the older ones, which are resolved
 to the current one.
-Calls of a schema registry happen once, at start (`schemas/log/registry.py`). A schema is parsed at
+Calls of a schema registry happen once, at start (`streams/log/registry.py`). A schema is parsed at
 its first record: most processes write and read few kinds. Threads may share a codec.
 """
 

@@ -1,4 +1,4 @@
-"""The table of all topics; `schemas/log/admin.py` creates and checks them.
+"""The table of all topics; `streams/log/admin.py` creates and checks them.
 
 Records whose key is a request are still on their session's partition if the table says so: the
 owner of a partition owns all state of its sessions, and compaction keeps one record per key.

@@ -183,7 +183,7 @@ def bootstrap(trivium_home: Path, broker_folder: Path) -> Iterator[str]:
 
 
 async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
-    from schemas.log.admin import create_topics
+    from streams.log.admin import create_topics
 
     few = {"session_partitions": 2, "worker_partitions": 4, "gateway_partitions": 2}
     few |= {"retrieval_partitions": 2, "asker_partitions": 2, "document_partitions": 2}
@@ -197,8 +197,8 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
 
 async def _delete_topics(logs: list[LogSettings]) -> None:
     """A broker of few hundred MiB holds some thousand partitions, then fences itself for ever."""
-    from schemas.log.admin import expected_topics
-    from schemas.log.connecting import client_options
+    from streams.log.admin import expected_topics
+    from streams.log.connecting import client_options
 
     for settings in logs:
         client = AIOKafkaAdminClient(**client_options(settings))

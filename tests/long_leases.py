@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schemas import fleet
-from schemas.log import lease_monitor, membership
 from streams.core.fleet import members, workers
+from streams.log import lease_monitor, membership
 
 _TESTS = Path(__file__).parent
 _PATH = f"{_TESTS / 'child_site'}:{_TESTS.parent}"

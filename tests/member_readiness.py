@@ -1,7 +1,7 @@
 """What the log says of a member, which is what others know of it."""
 
-from schemas.log.membership import Membership
 from schemas.records import MemberState
+from streams.log.membership import Membership
 
 
 def is_seen_ready(membership: Membership) -> bool:

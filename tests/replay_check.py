@@ -5,8 +5,8 @@ from pathlib import Path
 
 from infra.replay.collecting import record
 from infra.replay.replaying import ReplayReport, replay
-from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
+from streams.log.clock import wall_ms
 from tests.long_leases import LONG_LEASE_MS, long_leases
 
 

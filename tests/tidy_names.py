@@ -24,8 +24,8 @@ GERUNDS = frozenset(
 # Bare names that are known outside, by file: settings, options, keys of JSON, fields of records.
 KNOWN_OUTSIDE = {
     "infra/cli/measure/plan_pools.py": 1,  # --found
-    "schemas/log/admin.py": 1,  # trivium topics describe --json
-    "schemas/log/dead_letters.py": 4,  # trivium dlq retry --json
+    "streams/log/admin.py": 1,  # trivium topics describe --json
+    "streams/log/dead_letters.py": 4,  # trivium dlq retry --json
 }
 DOCSTRING_WORDS_MIN = 5
 

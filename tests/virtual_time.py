@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
-from schemas.log import clock
+from streams.log import clock
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """One incarnation of a worker that reads its records with Faust agents: it serves and drains.
 
-Called by `workers/search/service/worker.py` and `workers/embed/worker.py`.
+Called by `workers/retrieval/worker.py` and `workers/embed/worker.py`.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from schemas.log.clients import LogProducer
-from schemas.log.faust.app import run_app
-from schemas.log.faust.group import Group
-from schemas.log.faust.watchdog import watch
-from schemas.log.membership import Membership
 from schemas.records import MemberState
 from schemas.settings import LogSettings
+from streams.log.clients import LogProducer
+from streams.log.faust.app import run_app
+from streams.log.faust.group import Group
+from streams.log.faust.watchdog import watch
+from streams.log.membership import Membership
 from workers.tasks import Tasks, close
 
 log = logging.getLogger("trivium.worker")

@@ -13,9 +13,9 @@ from aiokafka.errors import KafkaError
 
 from schemas import prefix
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import KvEvents
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 from workers.llm.stream import WorkerIdentity

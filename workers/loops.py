@@ -17,11 +17,11 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, EngineDead, RecordError
-from schemas.log.clients import Ack, AssignedReader, LogProducer, send_dead_letter
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Retrieved, WarmPrefix, Work
 from schemas.rules.sizes import check_size
+from streams.log.clients import Ack, AssignedReader, LogProducer, send_dead_letter
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
 from workers.config import WorkerSettings
 from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import Engine, Output

@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
-from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase, Retrieved
+from streams.log.clients import Ack, Headers, LogProducer
 from workers.llm.reports import PendingReport, Reports
 
 GATHER_S = 0.02  # how long an outcome waits for others

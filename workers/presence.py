@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership, OnRecord
 from workers import credits
 from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import Engine, EngineLoad, KnowsPeers

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retrieval.leased_client import LeasedRetrievalClient
-from schemas.log.retrieval.result_record import retrieved_record
 from schemas.records import Retrieved
 from schemas.retrieval import RetrievalResult
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.leased_client import LeasedRetrievalClient
+from streams.log.retrieval.result_record import retrieved_record
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
 log = logging.getLogger("trivium.worker")

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.membership import Membership
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retry import run_with_reconnect
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.membership import Membership
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retry import run_with_reconnect
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine, KnowsPeers

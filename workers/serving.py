@@ -16,12 +16,12 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, EngineDead, TriviumError, WorkerRefused
 from schemas.fleet import HEARTBEAT_MS
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import MemberState, Role, WireError
 from schemas.settings import LogSettings, ModelSettings
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership, OnRecord
+from streams.log.retrieval.client import RetrievalClient
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.kv_events import KvEventsPublisher

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from schemas.errors import EngineDead
-from schemas.log.cancellation import cancel_and_wait, run_within
+from streams.log.cancellation import cancel_and_wait, run_within
 
 log = logging.getLogger("trivium.worker")
 Result = TypeVar("Result")

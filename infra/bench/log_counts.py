@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from schemas.log.admin import expected_topics
-from schemas.log.clients import AssignedReader
-from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
+from streams.log.admin import expected_topics
+from streams.log.clients import AssignedReader
+from streams.log.connecting import query_client
 
 SETTLE_S = 1.5  # until the records that follow an answer are on the log
 _ANSWER_MS = 60_000  # request timeout, for a broker under load

@@ -10,7 +10,7 @@ import logging
 
 from infra.broker.node import Broker
 from schemas.errors import BrokerUnavailable, TriviumError
-from schemas.log.retry import Backoff
+from streams.log.retry import Backoff
 
 log = logging.getLogger("trivium.broker")
 _POLL_S, _LOOK_S = 0.1, 0.5

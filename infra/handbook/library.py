@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from schemas.codec import Codec
 from schemas.errors import EngineFailed, TriviumError
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.documents import send_document
-from schemas.log.registry import make_codec
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.documents import send_document
+from streams.log.registry import make_codec
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.member import open_retrieval_client
 
 _LOOK_S = 0.05
 _ASK_MS = 10_000

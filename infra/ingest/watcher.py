@@ -10,7 +10,7 @@ from watchfiles import Change, awatch
 
 from infra.ingest.batch import Refusal, SourceReader
 from infra.ingest.files import FileSource, source_of
-from schemas.log.clock import wall_ms
+from streams.log.clock import wall_ms
 
 if TYPE_CHECKING:
     from schemas.records import Document

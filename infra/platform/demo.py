@@ -42,9 +42,9 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.terminal.output import stdout_console
 from schemas.errors import EngineFailed
-from schemas.log.clock import wall_ms
 from schemas.state_folder import home
 from streams.bridge.config import BridgeSettings, DocumentSource, TopicPair
+from streams.log.clock import wall_ms
 
 COLLECTION = "handbook"
 PREFIX = "rows"  # of the topics of both tables

@@ -13,7 +13,7 @@ from collections.abc import Callable
 _INTERVAL_S = 10.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # They log every step of every start and stop; Faust's services log as the modules of their classes.
-_TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust.app")
+_TALKATIVE = ("aiokafka", "faust", "mode", "streams.log.faust.app")
 _REPETITIVE = "aiokafka"
 
 

@@ -18,13 +18,13 @@ from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
 from infra.replay.redacting import redact
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.registry import make_codec
 from schemas.records import JournalBatch, JournalSnapshot
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK, STOPPED
 from streams.journal.journal import JournalLine
+from streams.log.clients import AssignedReader
+from streams.log.registry import make_codec
 
 COMPARED = ("decisions", "outcomes", "usage")  # recorded beside what was applied
 BODIES, NAMES = "bodies", "names"  # what a recording may leave out

@@ -13,13 +13,13 @@ from infra.replay.collecting import Place
 from infra.replay.shadow import Shadow, places_to_read
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.retry import run_with_reconnect
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK
 from streams.journal.journal import JournalEntry
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.retry import run_with_reconnect
 
 TOPIC = "decisions.shadow"
 _READ_S, _LOOK_MS, _ENTRIES = 60.0, 500, 200

@@ -6,8 +6,8 @@ from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
 from schemas.fleet import SCALING_TARGET_MS
-from schemas.log.clients import LogProducer
 from schemas.records import Wanted, WantedPool
+from streams.log.clients import LogProducer
 
 KEY = "#wanted"  # beside the keys of members
 

@@ -18,13 +18,13 @@ from infra.stack.announcer import Announcer
 from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
 from schemas.errors import ConfigError, TriviumError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
-from schemas.log.retry import retry_forever
 from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
+from streams.log.retry import retry_forever
 
 log = logging.getLogger("trivium.scaling")
 LOOK_S = 1.0

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from aiokafka import ConsumerRecord
 
-from schemas.log.admin import group_owners, partition_counts
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.transactions import CommittedOffset, FullPlace, committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.answers import HEADERS
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings, TopicPair, pairs_of
 from streams.bridge.progress import decode
+from streams.log.admin import group_owners, partition_counts
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.transactions import CommittedOffset, FullPlace, committed_offsets
 
 RATE_MS = 10_000  # the window over which answers are counted
 _RATE_RECORDS_MAX = 20_000  # per partition; of more, only the newest are counted

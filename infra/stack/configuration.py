@@ -25,7 +25,7 @@ from workers.config import WorkerSettings
 from workers.embed.settings import EmbeddingSettings
 from workers.llm.sim.settings import SimSettings
 from workers.llm.vllm.settings import VllmSettings
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
 
 DEFAULT_FILE = Path("trivium.toml")
 ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from schemas.errors import EngineFailed
-from schemas.log.clock import wall_ms
 from schemas.records import Sampling, WorkPhase
+from streams.log.clock import wall_ms
 from workers.llm.engine import Engine, Job
 
 _DEADLINE_MS = 3_600_000

@@ -14,12 +14,12 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.fleet import LEASE_MS, FleetView
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.retry import PAUSE_MAX_S
 from schemas.records import Heartbeat, Registration, Wanted
 from schemas.settings import LogSettings
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.retry import PAUSE_MAX_S
 
 FORGET_MS = 600_000
 SLOW_S = 10.0  # a member that is silent for less may only be slow

@@ -28,14 +28,14 @@ from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
-from schemas.log.admin import create_topics
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
-from schemas.log.retry import retry_until
 from schemas.records import MemberKind, MemberState, Role
 from schemas.state_folder import home
 from streams.gateway.http.listener import listen
+from streams.log.admin import create_topics
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
+from streams.log.retry import retry_until
 from workers.models.folder import resolve_model
 
 READY_TIMEOUT_S = 240.0

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from infra.stack.fleet_watch import SLOW_S, FleetWatch, wait_for_update
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import Member
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import AssignRoles, MemberKind, MemberState, Role
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from workers.roles import check_roles, lease_topics
 
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from infra.story.story import Story, build_stories
 from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
 from schemas.records import Outcome, Request
 from schemas.settings import LogSettings
 from schemas.topic import DAY_MS
 from schemas.topics import TOPICS, partition_of
 from streams.gateway.ids import arrival_of, from_public
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 
 CLOCKS_MS = 10_000  # the largest difference between the clocks of processes
 ACCEPT_MS = 60_000  # a request is on the log at most this long after its arrival

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.registry import make_codec
 from schemas.records import OutcomeKind, Usage
 from schemas.settings import LogSettings
+from streams.log.clients import AssignedReader
+from streams.log.registry import make_codec
 
 NAMED_MAX = 5  # gaps and repeats that are named
 

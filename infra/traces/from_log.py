@@ -13,12 +13,12 @@ import numpy as np
 from infra.replay.recording import Recording, open_recording
 from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
 from infra.traces.trace import BLOCK_TOKENS, Arrival, BlockIds, Trace, TraceBuilder
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
 from schemas.prefix import chain
 from schemas.records import Outcome, Request
 from schemas.rules.outcomes import counting_outcomes
 from schemas.settings import LogSettings
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 
 
 async def read_log(

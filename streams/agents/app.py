@@ -5,9 +5,9 @@ Called by `streams/agents/lifecycle.py`.
 
 from typing import Any
 
-from schemas.log.faust import app as faust_app
-from schemas.log.faust.app import GroupMember
 from schemas.settings import LogSettings
+from streams.log.faust import app as faust_app
+from streams.log.faust.app import GroupMember
 
 TOPICS = ("requests", "cancellations", "phases", "outcomes")
 

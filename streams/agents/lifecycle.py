@@ -9,11 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.admin import check_retention, needs_of_requests
-from schemas.log.cancellation import cancel_and_wait, run_within
-from schemas.log.faust.app import run_app
-from schemas.log.faust.watchdog import watch
-from schemas.log.retry import run_with_reconnect
 from schemas.settings import LogSettings
 from schemas.topics import live_ms_max
 from streams.agents.app import make_app
@@ -21,6 +16,11 @@ from streams.agents.marks import keep_marks
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
+from streams.log.admin import check_retention, needs_of_requests
+from streams.log.cancellation import cancel_and_wait, run_within
+from streams.log.faust.app import run_app
+from streams.log.faust.watchdog import watch
+from streams.log.retry import run_with_reconnect
 
 log = logging.getLogger(__name__)
 

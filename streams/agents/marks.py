@@ -14,8 +14,8 @@ from typing import Protocol
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.log.connecting import query_client
 from schemas.settings import LogSettings
+from streams.log.connecting import query_client
 
 MARK_S = 1.0  # between two commits
 _SPARE = 1_024  # entries of a list beyond twice its live requests

@@ -1,7 +1,7 @@
 """Carries effects out in the order in which they were decided, and acknowledges their causes.
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
-and never before an earlier record of its partition (`schemas/log/faust/receipts.py`). A failed send
+and never before an earlier record of its partition (`streams/log/faust/receipts.py`). A failed send
 is fatal to the process, except for work that is too large: then a phase reports that in place of
 the worker, and only the attempt fails.
 
@@ -20,9 +20,6 @@ from typing import Any
 from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.errors import RecordTooLarge
-from schemas.log.clients import Ack, Headers, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.faust.receipts import Receipt
 from schemas.records import Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
@@ -44,6 +41,9 @@ from streams.core.effects import (
     WarmCache,
 )
 from streams.core.requests.sessions import SessionKey, session_key
+from streams.log.clients import Ack, Headers, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.faust.receipts import Receipt
 
 TRACES_MAX = 100_000
 

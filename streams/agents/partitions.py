@@ -13,12 +13,6 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import send_dead_letter
-from schemas.log.clock import wall_ms
-from schemas.log.faust.app import consumer_record
-from schemas.log.faust.receipts import Place
-from schemas.log.slices import in_slices
 from schemas.records import (
     MemberState,
     Outcome,
@@ -41,6 +35,12 @@ from streams.core.events import (
     UsageLoaded,
 )
 from streams.journal.inputs import PASSED_OVER, event_of
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import send_dead_letter
+from streams.log.clock import wall_ms
+from streams.log.faust.app import consumer_record
+from streams.log.faust.receipts import Place
+from streams.log.slices import in_slices
 
 log = logging.getLogger(__name__)
 

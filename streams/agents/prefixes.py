@@ -12,10 +12,10 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader, LogProducer, send_dead_letter
 from schemas.records import KvEvents
 from schemas.settings import LogSettings
 from schemas.topics import check_record
+from streams.log.clients import AssignedReader, LogProducer, send_dead_letter
 
 RECORDS_PER_TURN = 8  # a record may have thousands of hashes; other tasks run in between
 

@@ -15,19 +15,19 @@ from typing import Literal, cast
 
 from schemas.codec import Codec
 from schemas.errors import NotReady, QueueFull, TriviumError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retrieval.leased_client import LeasedRetrievalClient
-from schemas.log.retrieval.result_record import retrieved_record
 from schemas.records import Quoted, Request, Retrieval, Retrieved
 from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import StartRetrieval
 from streams.core.requests.context import quoted_in
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.leased_client import LeasedRetrievalClient
+from streams.log.retrieval.result_record import retrieved_record
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,6 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import ConfigError, LeaseError, TriviumError
-from schemas.log.clients import LogProducer
-from schemas.log.clock import SLEWED_MS, wall_ms
-from schemas.log.faust.group import Group
-from schemas.log.membership import Membership
 from schemas.records import (
     Heartbeat,
     KvEvents,
@@ -39,6 +35,10 @@ from streams.journal.inputs import TICK
 from streams.journal.journal import Journal, JournalEntry
 from streams.journal.snapshot import pack_router
 from streams.journal.snapshot_fork import snapshot_in_fork
+from streams.log.clients import LogProducer
+from streams.log.clock import SLEWED_MS, wall_ms
+from streams.log.faust.group import Group
+from streams.log.membership import Membership
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from contextlib import aclosing
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import query_client
-from schemas.log.faust.receipts import Place
-from schemas.log.slices import in_slices
-from schemas.log.transactions import committed_offsets
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.connecting import query_client
+from streams.log.faust.receipts import Place
+from streams.log.slices import in_slices
+from streams.log.transactions import committed_offsets
 
 ORDER = ("sessions", "usage", "outcomes", "decisions", "phases", "cancellations", "requests")
 SKEW_MS = 60_000  # how far the clocks of two producers may differ

@@ -26,19 +26,19 @@ from aiokafka import TopicPartition
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import Ack, AssignedReader, event_headers
-from schemas.log.connecting import query_client
-from schemas.log.faust.receipts import Place
-from schemas.log.transactions import (
+from schemas.records import Usage
+from schemas.settings import LogSettings
+from streams.core.effects import RecordUsage
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import Ack, AssignedReader, event_headers
+from streams.log.connecting import query_client
+from streams.log.faust.receipts import Place
+from streams.log.transactions import (
     CommittedOffset,
     OutgoingRecord,
     Transactions,
     committed_offsets,
 )
-from schemas.records import Usage
-from schemas.settings import LogSettings
-from streams.core.effects import RecordUsage
 
 COMMIT_S = 0.5  # time for which records are gathered
 _LOOK_BACK = 256  # offsets to search for the last record; 16 times as many at each further try

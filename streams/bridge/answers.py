@@ -16,10 +16,6 @@ import orjson
 
 from schemas.codec import Codec, full_schema, to_dict
 from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, TriviumError
-from schemas.log.clients import Headers
-from schemas.log.clock import wall_ms
-from schemas.log.retrieval.embedding import EmbeddedTexts
-from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart
 from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
@@ -30,6 +26,10 @@ from streams.gateway.stream import answers, citations
 from streams.gateway.stream.chunks import whole_answer
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.stream import Stream
+from streams.log.clients import Headers
+from streams.log.clock import wall_ms
+from streams.log.retrieval.embedding import EmbeddedTexts
+from streams.log.transactions import OutgoingRecord
 
 HEADERS = "trivium-prompt-"  # prefix of the headers with the prompt's position
 ERROR_STEPS = 3  # steps in which an error is made smaller

@@ -7,9 +7,9 @@ transactions (`streams/bridge/partition_processor.py`), so no record is acknowle
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.log.faust import app as faust_app
-from schemas.log.faust.app import GroupMember
 from schemas.settings import LogSettings
+from streams.log.faust import app as faust_app
+from streams.log.faust.app import GroupMember
 
 BUFFER_MAX = 64  # prompts that wait for their agent; further ones wait in Kafka
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from schemas.codec import why_unreadable
 from schemas.errors import TriviumError, clip_message
-from schemas.log.transactions import OutgoingRecord
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX
 from streams.bridge.records.record import PromptRecord
+from streams.log.transactions import OutgoingRecord
 
 NAME_CHARS_MAX = 1_024
 

@@ -10,14 +10,14 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.slices import in_slices
-from schemas.log.transactions import FullPlace
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader
 from streams.gateway.stream.hub import Hub
+from streams.log.clients import AssignedReader
+from streams.log.slices import in_slices
+from streams.log.transactions import FullPlace
 
 _RECORDS_MAX = 5_000  # per fetch
 _GAP_BYTES = 64 << 10  # per fetch; small, because records after a gap were already read

@@ -1,6 +1,6 @@
 """Processes one partition of prompts, from its assignment to this bridge until it is revoked.
 
-A processor fences the former one (`schemas/log/transactions.py`), reads the commit, and continues
+A processor fences the former one (`streams/log/transactions.py`), reads the commit, and continues
 from there. Answers, dead letters, position and note are committed together. If a processor fails,
 all processors of the process end, and new ones start from the log.
 """
@@ -16,8 +16,6 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, RecordTooLarge, TriviumError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.answers import ERROR_STEPS
 from streams.bridge.log_reader import PromptLogReader, replay
@@ -28,6 +26,8 @@ from streams.bridge.records.record import PromptRecord
 from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Hub
+from streams.log.cancellation import cancel_and_wait
+from streams.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
 
 log = logging.getLogger(__name__)
 COMMIT_EVERY_S = 0.03  # answers of this interval are committed together

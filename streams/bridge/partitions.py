@@ -13,14 +13,14 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.log.connecting import query_client
-from schemas.log.faust.app import consumer_record, pause_partition, resume_partition
-from schemas.log.faust.group import Group
-from schemas.log.faust.receipts import Place
-from schemas.log.transactions import FullPlace
 from schemas.settings import LogSettings
 from streams.bridge.log_reader import prompt_record
 from streams.bridge.partition_processor import PartitionProcessor
+from streams.log.connecting import query_client
+from streams.log.faust.app import consumer_record, pause_partition, resume_partition
+from streams.log.faust.group import Group
+from streams.log.faust.receipts import Place
+from streams.log.transactions import FullPlace
 
 _LOOKS = 5  # checks within the time after which a consumer counts as stuck
 WAITING_MAX = 64  # waiting records of a partition; beyond it, no more are fetched

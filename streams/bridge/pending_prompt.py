@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from schemas.errors import TriviumError
-from schemas.log.transactions import OutgoingRecord
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
@@ -12,6 +11,7 @@ from streams.bridge.records.record import PromptRecord
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.request.intake import CallIntake
 from streams.gateway.stream.hub import Call
+from streams.log.transactions import OutgoingRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,6 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
-from schemas.log.admin import bytes_max_of, create_extra_topics
-from schemas.log.cancellation import cancel_and_wait, run_within
-from schemas.log.clock import wall_ms
-from schemas.log.faust.app import run_app
-from schemas.log.faust.group import Group
-from schemas.log.reading.faults import FAULTS
-from schemas.log.retry import TRANSIENT_ERRORS, run_with_reconnect
 from schemas.model.files import model_folder
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
@@ -42,6 +35,13 @@ from streams.gateway.request.intake import ServedModel
 from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
+from streams.log.admin import bytes_max_of, create_extra_topics
+from streams.log.cancellation import cancel_and_wait, run_within
+from streams.log.clock import wall_ms
+from streams.log.faust.app import run_app
+from streams.log.faust.group import Group
+from streams.log.reading.faults import FAULTS
+from streams.log.retry import TRANSIENT_ERRORS, run_with_reconnect
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.25

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 
 from schemas.errors import Cancelled, SystemFault, TriviumError
-from schemas.log.faust.crash_notes import CRASHES_MAX, crash_error
 from streams.bridge.pending_prompt import PendingPrompt
 from streams.bridge.progress import CommitNote
 from streams.bridge.submitter import Submitter
+from streams.log.faust.crash_notes import CRASHES_MAX, crash_error
 
 log = logging.getLogger(__name__)
 STARTS_MAX = 2  # processors without an answer; the next one reads with care

@@ -23,9 +23,6 @@ from schemas.errors import (
     TooManyRequests,
     TriviumError,
 )
-from schemas.log.clock import wall_ms
-from schemas.log.retry import Backoff
-from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, CancelReason, Endpoint
 from schemas.rules.trace import trace_of
 from schemas.topics import DEAD_LETTER_SUFFIX
@@ -51,6 +48,9 @@ from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import call_error
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
+from streams.log.clock import wall_ms
+from streams.log.retry import Backoff
+from streams.log.transactions import OutgoingRecord
 
 log = logging.getLogger(__name__)
 VECTORS_AT_ONCE = 16  # embedding calls of one bridge at once

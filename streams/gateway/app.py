@@ -18,8 +18,6 @@ from starlette.routing import Route
 
 from schemas.codec import Codec
 from schemas.errors import TriviumError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
 from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
@@ -47,6 +45,8 @@ from streams.gateway.responses.create import create
 from streams.gateway.responses.stored import cancel, delete, input_items, retrieve
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.05

@@ -11,10 +11,10 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from schemas.fleet import FleetView
-from schemas.log.clock import wall_ms
 from schemas.records import MemberKind, Wanted
 from schemas.rules.buckets import Buckets, cumulative_counts
 from streams.gateway import retrieval_metrics
+from streams.log.clock import wall_ms
 
 _TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)

@@ -18,8 +18,6 @@ from schemas.errors import (
     TooManyRequests,
 )
 from schemas.fleet import Member
-from schemas.log.clients import Headers
-from schemas.log.clock import wall_ms
 from schemas.records import (
     Cancellation,
     CancelReason,
@@ -45,6 +43,8 @@ from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
 from streams.gateway.stream.response_id import ResponseIds
 from streams.gateway.stream.timeouts import failure_of
+from streams.log.clients import Headers
+from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25

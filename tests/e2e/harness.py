@@ -17,11 +17,11 @@ from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Superviso
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from schemas.log.clock import wall_ms
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
+from streams.log.clock import wall_ms
 from tests.e2e.audits import know_workers
 from tests.long_leases import LONG_LEASE_MS, long_leases, process_leases
 from tests.replay_check import replayed

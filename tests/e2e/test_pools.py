@@ -15,11 +15,11 @@ from infra.stack.launcher import Stack
 from infra.stack.reassignment import move_worker
 from schemas.codec import Codec
 from schemas.fleet import Member
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import MemberState, OutcomeKind, Reason, Role, Work
 from schemas.settings import LogSettings
 from streams.core.fleet.workers import Life
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.log.clients import AssignedReader
 from schemas.settings import LogSettings
+from streams.log.clients import AssignedReader
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.schemas.log.registry_stub import running_registry
+from tests.streams.log.registry_stub import running_registry
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 

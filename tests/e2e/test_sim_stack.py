@@ -17,9 +17,9 @@ from infra.traces.from_log import read_log
 from infra.traces.report import report
 from infra.traces.sender import Pace, send
 from infra.traces.trace import Arrival, Trace
-from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
+from streams.log.clock import wall_ms
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waits import until
@@ -270,7 +270,7 @@ async def test_consumer_dead_letters_undecodable_record_and_continues(
     client: Client, log: LogSettings, topic: str
 ) -> None:
     from schemas.codec import Codec
-    from schemas.log.clients import LogProducer
+    from streams.log.clients import LogProducer
 
     producer = LogProducer(log, Codec(), durable=True, client_id="poison")
     await producer.start()

@@ -17,9 +17,9 @@ from infra.bench.faults.log_audit import audit
 from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
 from schemas.errors import ConfigError
-from schemas.log.admin import create_topics
-from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
+from streams.log.admin import create_topics
+from streams.log.connecting import client_options
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waits import until
 

@@ -13,9 +13,9 @@ from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Superviso
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
-from schemas.log.clock import wall_ms
 from schemas.records import MemberKind, MemberState, Role
 from schemas.settings import LogSettings
+from streams.log.clock import wall_ms
 from tests.e2e.harness import Answer, Client, PatientStack, sim_settings
 from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
 from tests.waits import START_S, until

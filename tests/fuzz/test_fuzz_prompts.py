@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from schemas.codec import Schema
 from schemas.errors import ConfigError, RecordError, TriviumError
-from schemas.log.registry import SchemaId
-from schemas.log.transactions import OutgoingRecord
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import FORMATS, TopicPair
@@ -21,6 +19,8 @@ from streams.bridge.prompts import FIELDS, PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.template import Template
 from streams.bridge.records.writer_schemas import WriterSchemas, decode_body, readable
+from streams.log.registry import SchemaId
+from streams.log.transactions import OutgoingRecord
 from tests.fuzz.strategies import CODEC, JSON, changed_bytes, examples, record_bytes, text_of
 from tests.loop_stalls import unstalled
 from tests.streams.bridge.samples import body_of, pair

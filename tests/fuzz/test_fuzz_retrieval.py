@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import RecordError, RecordTooLarge
-from schemas.log.clock import wall_ms
 from schemas.records import (
     CollectionMade,
     Document,
@@ -26,19 +25,20 @@ from schemas.rules.metadata import METADATA_CHARS_MAX
 from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
+from streams.log.clock import wall_ms
 from tests.fuzz.strategies import CODEC, JSON, examples, record_bytes, text_of
 from tests.loop_stalls import unstalled
 from tests.schemas.examples import example
 from tests.streams.agents.fakes import FakeEvent, FakeProducer
-from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.index import Index
-from workers.search.service.collections import Collections
-from workers.search.service.feed.documents import DocumentFollower
-from workers.search.service.feed.refusals import Refusals
-from workers.search.service.intake import RetrievalIntake
-from workers.search.service.responder import Responder
-from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.words.changes import DocumentChange
+from workers.retrieval.collections import Collections
+from workers.retrieval.feed.documents import DocumentFollower
+from workers.retrieval.feed.refusals import Refusals
+from workers.retrieval.intake import RetrievalIntake
+from workers.retrieval.responder import Responder
+from workers.retrieval.settings import RetrievalSettings, ShardPlace
+from workers.vector.engine.engine import EngineSettings, SearchEngine
+from workers.vector.fulltext.changes import DocumentChange
+from workers.vector.index.index import Index
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import NotReady, TriviumError
-from schemas.log.retrieval.routes import EMBEDDING
 from schemas.records import RetrievalRequest
 from schemas.retrieval import pack_vector
+from streams.log.retrieval.routes import EMBEDDING
 from tests.fuzz.strategies import CODEC, examples, record_bytes
 from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS
 from tests.loop_stalls import unstalled
 from tests.schemas.examples import example, instances
-from tests.schemas.log.retrieval.pool_stub import Pool, ask, asking, hits
+from tests.streams.log.retrieval.pool_stub import Pool, ask, asking, hits
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(0, 0), (-1, 1), (1, 1), (0, 2**31 - 1), (0, -5)])

@@ -9,12 +9,12 @@ from rich.console import Console
 from infra.cli.operate.status import _view
 from schemas.codec import Codec
 from schemas.fleet import FleetView
-from schemas.log.clock import wall_ms
 from schemas.records import (
     Capability,
     Orchestration,
     Role,
 )
+from streams.log.clock import wall_ms
 from tests.streams.builders import beat, registration
 
 CODEC = Codec()

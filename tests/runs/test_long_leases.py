@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 from schemas import fleet
-from schemas.log import membership
+from streams.log import membership
 from tests.long_leases import long_leases
 
 

@@ -11,10 +11,6 @@ from aiokafka import ConsumerRecord
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError, NotReady
 from schemas.fleet import FleetView
-from schemas.log.clients import AssignedReader, Headers, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership, OnRecord
-from schemas.log.retrieval.client import RetrievalClient
 from schemas.records import (
     CancelWork,
     Capability,
@@ -35,6 +31,10 @@ from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import check_size
 from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
+from streams.log.clients import AssignedReader, Headers, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership, OnRecord
+from streams.log.retrieval.client import RetrievalClient
 from tests.waits import until
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from schemas.log.clock import wall_ms
 from schemas.records import (
     Grant,
     Outcome,
@@ -18,6 +17,7 @@ from schemas.records import (
     TokenFrame,
     WorkPhase,
 )
+from streams.log.clock import wall_ms
 from tests.request_path import named_files, recorded_files
 from tests.schemas.examples import TRACEPARENT
 from tests.virtual_time import virtual

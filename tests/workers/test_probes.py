@@ -3,7 +3,6 @@
 from typing import Any
 
 from schemas.errors import DeadlineExceeded, UnknownCollection
-from schemas.log.clock import wall_ms
 from schemas.records import (
     Load,
     Outcome,
@@ -16,6 +15,7 @@ from schemas.records import (
 )
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.tokens import pack_tokens
+from streams.log.clock import wall_ms
 from tests.virtual_time import virtual
 from tests.waits import until
 from tests.workers.fakes import EPOCH, MODEL, WORKER, out, work

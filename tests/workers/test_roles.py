@@ -9,7 +9,6 @@ import pytest
 
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.fleet import HEARTBEAT_MS
-from schemas.log.clock import wall_ms
 from schemas.records import (
     AssignRoles,
     MemberState,
@@ -20,6 +19,7 @@ from schemas.records import (
     Role,
     WorkPhase,
 )
+from streams.log.clock import wall_ms
 from tests.virtual_time import virtual
 from tests.waits import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work

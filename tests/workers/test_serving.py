@@ -9,7 +9,6 @@ from schemas.errors import (
     BrokerUnavailable,
     EngineDead,
 )
-from schemas.log.clock import wall_ms
 from schemas.records import (
     MemberState,
     Outcome,
@@ -18,6 +17,7 @@ from schemas.records import (
     PhaseKind,
     WorkPhase,
 )
+from streams.log.clock import wall_ms
 from tests.virtual_time import virtual
 from tests.waits import until
 from tests.workers.fakes import (

@@ -11,11 +11,11 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.slices import in_slices
 from schemas.records import CollectionDeclared, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key
+from streams.log.clients import AssignedReader
+from streams.log.slices import in_slices
 from workers.embed.content import Cutting, PassagesRef, passages_ref
 from workers.embed.settings import EmbeddingSettings
 

@@ -15,15 +15,15 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import EngineFailed, RecordError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import Headers, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.documents import KEPT
-from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.retrieval import Vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import Headers, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.documents import KEPT
+from streams.log.membership import Membership
 from workers.embed.batcher import Batcher
 from workers.embed.catalog import ChunkingDeclarations, PassageCatalog
 from workers.embed.chunking import Span, cut, split_long_tokens, tokens_of

@@ -3,7 +3,7 @@
 A record is acknowledged when the broker has its output, and after all earlier records of its
 partition. A record that cannot be used goes to the dead-letter topic; the others continue. A record
 on which a worker crashed is processed alone; after `CRASHES_MAX` crashes it goes to the dead-letter
-topic (`schemas/log/faust/crash_notes.py`).
+topic (`streams/log/faust/crash_notes.py`).
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import EngineFailed, RecordError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import LogProducer, send_dead_letter
-from schemas.log.faust.app import consumer_record
-from schemas.log.faust.crash_notes import CRASHES_MAX, CrashNotes, crash_error
-from schemas.log.faust.group import Group
-from schemas.log.faust.receipts import Receipt
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import LogProducer, send_dead_letter
+from streams.log.faust.app import consumer_record
+from streams.log.faust.crash_notes import CRASHES_MAX, CrashNotes, crash_error
+from streams.log.faust.group import Group
+from streams.log.faust.receipts import Receipt
 
 Handle = Callable[[ConsumerRecord], Awaitable[None]]
 

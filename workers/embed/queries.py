@@ -13,13 +13,13 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, RecordError, TriviumError
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import Embedded, EmbedRequest, RetrievalRequest
 from schemas.retrieval import pack_vector
 from schemas.rules.sizes import TEXTS_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from workers.embed.batcher import Batcher
 from workers.embed.catalog import ChunkingDeclarations
 from workers.embed.documents import Totals

@@ -16,16 +16,16 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import LogProducer
-from schemas.log.documents import embedding_group
-from schemas.log.faust.app import add_agents, follow_rebalances, make_app
-from schemas.log.faust.crash_notes import CrashNotes
-from schemas.log.faust.receipts import Place
-from schemas.log.faust.start_offsets import commit_start_offsets
-from schemas.log.membership import Membership
-from schemas.log.retry import run_with_reconnect
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
+from streams.log.clients import LogProducer
+from streams.log.documents import embedding_group
+from streams.log.faust.app import add_agents, follow_rebalances, make_app
+from streams.log.faust.crash_notes import CrashNotes
+from streams.log.faust.receipts import Place
+from streams.log.faust.start_offsets import commit_start_offsets
+from streams.log.membership import Membership
+from streams.log.retry import run_with_reconnect
 from workers import tasks
 from workers.agent_session import AgentSession
 from workers.embed.batcher import Batcher

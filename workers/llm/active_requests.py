@@ -23,7 +23,6 @@ from schemas.errors import (
     UnknownModel,
     WorkerRefused,
 )
-from schemas.log.clients import Headers
 from schemas.records import (
     CancelWork,
     Outcome,
@@ -40,6 +39,7 @@ from schemas.records import (
 from schemas.rules.phases import phase_of
 from schemas.rules.tokens import token_array
 from schemas.rules.trace import trace_of
+from streams.log.clients import Headers
 from workers.deadlines import NEVER_MS, Deadlines
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output

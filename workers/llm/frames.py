@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from schemas.frozen import frozen
-from schemas.log.clients import Headers
 from schemas.records import (
     Outcome,
     Phase,
@@ -25,6 +24,7 @@ from schemas.records import (
     TokenLogprob,
 )
 from schemas.rules.sizes import FRAME_BYTES_MAX
+from streams.log.clients import Headers
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # at most, without texts
 _CHAR_BYTES = 4

@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
-from schemas.log.clients import Headers
 from schemas.records import Outcome, Phase, PhaseKind, Retrieved
 from schemas.rules.outcomes import outcome_key
+from streams.log.clients import Headers
 
 RETRY_MS = 100  # pause before a retry, times the number of tries so far
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schemas.log.clients import Headers
 from schemas.records import (
     KvHandle,
     Outcome,
@@ -23,6 +22,7 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
+from streams.log.clients import Headers
 from workers.llm.engine import ProbeTotals
 from workers.llm.frames import FrameColumns
 

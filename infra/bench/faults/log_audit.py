@@ -15,8 +15,6 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.registry import make_codec
 from schemas.records import (
     Continued,
     Decision,
@@ -31,6 +29,8 @@ from schemas.records import (
 from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
+from streams.log.clients import AssignedReader
+from streams.log.registry import make_codec
 
 PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
 SETTLE_S = 60.0  # timeout of requests in flight

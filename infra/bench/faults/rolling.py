@@ -34,8 +34,8 @@ from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
 from infra.stack.launcher import Stack
 from infra.stack.rolling import restart
-from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
+from streams.log.connecting import client_options
 
 RESTARTS, BROKERS = "restarts", "brokers"
 BROKER = BrokerSettings(port=0, heap_mb=256, start_timeout_s=200.0, stop_timeout_s=1.0)

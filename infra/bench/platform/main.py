@@ -23,7 +23,7 @@ from infra.bench.platform.run import PlatformRun
 from infra.bench.platform.stacks import hurt_stack
 from infra.bench.results import BENCH_DIR
 from infra.bench.retrieval.stacks import running
-from schemas.log.registry import make_codec
+from streams.log.registry import make_codec
 
 ANSWERS, BATCH, FLINK, VLLM = "answers", "batch", "flink", "vllm"
 PARTS = (ANSWERS, BATCH, FLINK, VLLM)

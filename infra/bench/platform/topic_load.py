@@ -14,9 +14,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from infra.bench.platform.questions import LoadQuestion
 from schemas.codec import Codec
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.connecting import client_options, stop_consumer
 from schemas.settings import LogSettings
+from streams.log.cancellation import cancel_and_wait
+from streams.log.connecting import client_options, stop_consumer
 
 _AT_ONCE = 2_000  # sent and not acknowledged
 _PATIENCE_MS = 180_000  # the run fails if the broker does not acknowledge a prompt in this time

@@ -9,7 +9,7 @@ from infra.bench.platform.questions import FORM_EVERY, draw_questions
 from infra.bench.platform.run import PlatformRun
 from infra.bench.platform.stacks import vllm_stack
 from infra.bench.retrieval.stacks import running
-from schemas.log.registry import make_codec
+from streams.log.registry import make_codec
 
 
 async def measure(count: int, seed: int, progress: Progress) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from infra.bench.results import Bar, at_most, median
 from infra.handbook.handbook import HandbookQuestion, handbook, questions
 from infra.handbook.library import Library, TextDocument
 from schemas.errors import EngineFailed
-from schemas.log.clock import wall_ms
+from streams.log.clock import wall_ms
 
 COLLECTION = "early"
 PROMPT, SEARCH, BOTH = "prompt alone", "search alone", "both"

@@ -24,8 +24,8 @@ from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from schemas.errors import EngineFailed, TriviumError
 from schemas.fleet import Member
-from schemas.log.clock import wall_ms
 from schemas.records import MemberKind, Role
+from streams.log.clock import wall_ms
 
 COLLECTION, FILLER = "handbook", "filler"
 _PAGES, _DIM = 300, 384

@@ -20,11 +20,11 @@ from rich.table import Table
 from infra.bench.results import Bar, at_most
 from infra.bench.retrieval.docstrings import DocumentedObject, corpus
 from infra.handbook.library import Library, TextDocument
-from schemas.log.clock import wall_ms
 from schemas.records import DocumentPassages
 from schemas.retrieval import unpack_vector
 from schemas.rules.ranks import RANK_OFFSET
-from workers.search.words.terms import query_terms, terms_of
+from streams.log.clock import wall_ms
+from workers.vector.fulltext.terms import query_terms, terms_of
 
 COLLECTION = "docstrings"
 MODES = ("vector", "words", "hybrid")

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.index import Index
-from workers.search.index.query import Effort
-from workers.search.kernels.arrays import Array
-from workers.search.kernels.metrics import Metric
+from workers.vector.index.index import Index
+from workers.vector.index.query import Effort
+from workers.vector.kernels.arrays import Array
+from workers.vector.kernels.metrics import Metric
 
 Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads to rows
 

@@ -8,7 +8,7 @@ from infra.bench.results import number
 from infra.bench.search.parts import every_kind
 from infra.bench.search.parts.updates import DEAD_SHARE
 from infra.bench.search.systems import OURS
-from workers.search.index.index import LINK_BATCH
+from workers.vector.index.index import LINK_BATCH
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array
+from workers.vector.kernels.arrays import Array
 
 _SUBSPACE = 24
 

@@ -21,14 +21,14 @@ from infra.bench.benchmark import Benchmark, BenchmarkResult
 from infra.bench.results import Bar, at_most
 from infra.bench.search.parts.through_the_log import running_broker
 from infra.bench.takeover.hour_of_traffic import RecordSource
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from streams.agents.marks import marks_group
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
+from streams.log.clock import wall_ms
+from streams.log.connecting import client_options
 
 YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: live requests are young, or as old as the traffic
 

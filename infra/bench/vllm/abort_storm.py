@@ -17,8 +17,8 @@ from infra.bench.results import Bar, at_least, at_most, percentiles
 from infra.bench.vllm.streams import NAME, StreamClient
 from infra.bench.vllm.words import draw_prompt
 from infra.stack.launcher import Stack
-from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
+from streams.log.clock import wall_ms
 
 LOOPS, LOOP_TOKENS, LOOP_WORDS = 8, 16, 12
 STORM_TOKENS, STORM_WORDS = 400, 12

@@ -31,11 +31,11 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan, core_shares
 from infra.stack.reassignment import move_worker
 from schemas.errors import NotReady
-from schemas.log.clients import LogProducer
-from schemas.log.registry import make_codec
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
+from streams.log.clients import LogProducer
+from streams.log.registry import make_codec
 from workers.config import WorkerSettings
 
 HOST, MODEL = "127.0.0.1", "model"

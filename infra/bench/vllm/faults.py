@@ -26,9 +26,9 @@ from infra.broker.section import BrokerSettings
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from schemas.log.clock import wall_ms
 from schemas.settings import ModelSettings
 from streams.gateway.config import GatewaySettings
+from streams.log.clock import wall_ms
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2
 

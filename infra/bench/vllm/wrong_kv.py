@@ -24,9 +24,9 @@ from rich.progress import Progress
 from infra.bench.results import Bar, at_most
 from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
-from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Role, Sampling, WorkPhase
 from schemas.settings import ModelSettings
+from streams.log.clock import wall_ms
 from workers.llm.engine import Job, Output
 from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, check_params
 

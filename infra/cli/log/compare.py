@@ -44,7 +44,7 @@ def compare(
     Examples: `trivium compare`, `trivium compare --since 1h --set local_share=1 --json`
     """
     from infra.prediction.agreement import agreement, outcomes
-    from schemas.log.clock import wall_ms
+    from streams.log.clock import wall_ms
 
     settings = settings_of_running(config, bootstrap)
     overrides, now_ms = parse_overrides("", changed or []), wall_ms()
@@ -73,7 +73,7 @@ async def read(
     from infra.replay.collecting import record
     from infra.replay.shadowing import TOPIC
     from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
-    from schemas.log.registry import make_codec
+    from streams.log.registry import make_codec
 
     finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
     window = Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)

@@ -22,8 +22,8 @@ from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
     from schemas.codec import Codec
-    from schemas.log.dead_letters import DeadLetter, LetterSelection, Place, RetryCounts
     from schemas.settings import LogSettings
+    from streams.log.dead_letters import DeadLetter, LetterSelection, Place, RetryCounts
 
 app = typer.Typer(
     help="Dead letters: records that nobody could read or answer. Look at them, send them again.",
@@ -141,7 +141,7 @@ class LetterListing:
 async def _list_letters(
     settings: "Settings", topics: list[str] | None, letter_filter: "LetterSelection", count: int
 ) -> LetterListing:
-    from schemas.log.dead_letters import read_letters
+    from streams.log.dead_letters import read_letters
 
     listing = LetterListing()
     for topic, (_, partitions) in (await _counts(settings, topics)).items():
@@ -157,8 +157,8 @@ async def _list_letters(
 
 
 async def _find_letter(settings: "Settings", name: str) -> "tuple[DeadLetter, Codec]":
-    from schemas.log.dead_letters import read_letters
-    from schemas.log.registry import make_codec
+    from streams.log.dead_letters import read_letters
+    from streams.log.registry import make_codec
 
     place = topic, *_ = _place(settings.log, name)
     _, partitions = (await _counts(settings, [topic])).get(topic, (0, 0))
@@ -172,7 +172,7 @@ async def _find_letter(settings: "Settings", name: str) -> "tuple[DeadLetter, Co
 async def _retry_letters(
     settings: "Settings", topics: list[str] | None, letter_filter: "LetterSelection", dry_run: bool
 ) -> "RetryCounts":
-    from schemas.log.dead_letters import RetryCounts, count_retries, retry
+    from streams.log.dead_letters import RetryCounts, count_retries, retry
 
     result, send = RetryCounts(), count_retries if dry_run else retry
     try:
@@ -185,9 +185,9 @@ async def _retry_letters(
 
 async def _counts(settings: "Settings", topics: list[str] | None) -> Counts:
     """Return partition counts of the topics that have dead letters: all, or the named ones."""
-    from schemas.log.admin import partition_counts
-    from schemas.log.dead_letters import topics_with_letters
     from streams.bridge.config import pairs_of
+    from streams.log.admin import partition_counts
+    from streams.log.dead_letters import topics_with_letters
 
     log = settings.log
     names = [_full(log, topic) for topic in topics or []] or [
@@ -220,7 +220,7 @@ def _place(log: "LogSettings", name: str) -> "Place":
 def _letter_filter(
     since: str, before: str, error: str, places: "Iterable[Place]" = ()
 ) -> "LetterSelection":
-    from schemas.log.dead_letters import LetterSelection
+    from streams.log.dead_letters import LetterSelection
 
     now_ms = int(time.time() * 1000)
     return LetterSelection(

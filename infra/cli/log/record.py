@@ -47,7 +47,7 @@ def record(
     """
     from infra.replay.collecting import BODIES, NAMES
     from infra.replay.collecting import record as collect
-    from schemas.log.clock import wall_ms
+    from streams.log.clock import wall_ms
 
     now_ms = wall_ms()
     since_ms = now_ms - duration_ms(since)

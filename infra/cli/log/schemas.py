@@ -25,7 +25,7 @@ Url = Annotated[
 @app.command(epilog="Example: trivium schemas register --url http://registry:8081")
 def register(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
     """Register missing schemas; safe to repeat. Every process does so when it starts."""
-    from schemas.log.registry import register_all
+    from streams.log.registry import register_all
 
     log = settings_from(config).log
     ids = register_all(
@@ -64,7 +64,7 @@ def check(
 def _breaks_of(log: "LogSettings", url: str) -> list[str]:
     from schemas.codec import full_schema
     from schemas.compatibility import unreadable
-    from schemas.log.registry import Registry, subjects
+    from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms)
     there = registry.subjects()
@@ -110,7 +110,7 @@ def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> No
 def _subjects(log: "LogSettings", url: str) -> list[Subject]:
     from schemas.codec import schema_fingerprint
     from schemas.compatibility import current_marks, older_versions
-    from schemas.log.registry import Registry, subjects
+    from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms) if url else None
     there = registry.subjects() if registry is not None else set()

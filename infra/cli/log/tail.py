@@ -47,8 +47,8 @@ def tail(
 async def _follow(
     log: "LogSettings", topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
 ) -> None:
-    from schemas.log.clients import AssignedReader
-    from schemas.log.registry import make_codec
+    from streams.log.clients import AssignedReader
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     reader = AssignedReader(

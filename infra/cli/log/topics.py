@@ -41,7 +41,7 @@ def list_(config: Config = None, as_json: AsJson = False) -> None:
 @app.command(epilog="Example: trivium topics create --bootstrap kafka:9092")
 def create(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Create missing topics; safe to repeat. Fails where partition counts differ."""
-    from schemas.log.admin import create_topics
+    from streams.log.admin import create_topics
 
     created = asyncio.run(create_topics(settings_of_running(config, bootstrap).log))
     if as_json:
@@ -58,7 +58,7 @@ def verify(
     quiet: Quiet = False,
 ) -> None:
     """Exit with an error unless every topic exists as the settings require."""
-    from schemas.log.admin import expected_topics, verify_topics
+    from streams.log.admin import expected_topics, verify_topics
 
     log = settings_of_running(config, bootstrap).log
     asyncio.run(verify_topics(log))
@@ -73,7 +73,7 @@ def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson
     """Show every topic: records, partitions, retention."""
     from rich.table import Table
 
-    from schemas.log.admin import describe_topics
+    from streams.log.admin import describe_topics
 
     rows = asyncio.run(describe_topics(settings_of_running(config, bootstrap).log))
     if as_json:

@@ -53,7 +53,7 @@ def usage(
     Examples: `trivium usage`, `trivium usage --by tenant,hour --since 1d --json`,
     `trivium usage --check`
     """
-    from schemas.log.clock import wall_ms
+    from streams.log.clock import wall_ms
 
     names = _names(by)
     since_ms = wall_ms() - duration_ms(since) if since else 0

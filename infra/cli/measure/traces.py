@@ -161,7 +161,7 @@ def _read(source: str, since: str, config: Path | None, bootstrap: str | None) -
 
         return read(Path(source))
     from infra.traces.from_log import read_log
-    from schemas.log.clock import wall_ms
+    from streams.log.clock import wall_ms
 
     now_ms = wall_ms()
     log = settings_of_running(config, bootstrap).log

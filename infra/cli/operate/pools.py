@@ -51,7 +51,7 @@ async def _list(log: "LogSettings", as_json: bool) -> None:
 
     from infra.cli.operate.status import members
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.registry import make_codec
+    from streams.log.registry import make_codec
 
     async with FleetWatch(log, await asyncio.to_thread(make_codec, log)) as fleet:
         rows = [_row(member) for member in members(fleet) if member["kind"] == "worker"]
@@ -86,9 +86,9 @@ async def _move(
 
     from infra.stack.fleet_watch import FleetWatch
     from infra.stack.reassignment import move_worker, wait_for_worker
-    from schemas.log.clients import LogProducer
-    from schemas.log.clock import wall_ms
-    from schemas.log.registry import make_codec
+    from streams.log.clients import LogProducer
+    from streams.log.clock import wall_ms
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     making = LogProducer(log, codec, durable=True, client_id="trivium-pool")

@@ -46,7 +46,7 @@ def scale(
 async def _once(settings: "Settings", as_json: bool) -> None:
     from infra.scaling.scaler import Scaler
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.registry import make_codec
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, settings.log)
     async with FleetWatch(settings.log, codec).followed() as fleet:
@@ -62,7 +62,7 @@ async def first_look(scaler: "Scaler", fleet: "FleetWatch") -> "ScalingPlan | No
     Returns None where there is no router, or none has reported. `fleet` must be followed.
     """
     from infra.stack import fleet_watch
-    from schemas.log.clock import wall_ms
+    from streams.log.clock import wall_ms
 
     look = scaler.plan(fleet.view, wall_ms())
     with contextlib.suppress(TimeoutError):
@@ -86,9 +86,9 @@ async def _watch(settings: "Settings", publish: bool, as_json: bool) -> None:
     from infra.scaling.scaler import Scaler
     from infra.stack.announcer import Announcer
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clients import LogProducer
-    from schemas.log.clock import wall_ms
-    from schemas.log.registry import make_codec
+    from streams.log.clients import LogProducer
+    from streams.log.clock import wall_ms
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, settings.log)
     scaler = Scaler(settings.scaling)

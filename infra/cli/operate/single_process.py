@@ -61,7 +61,7 @@ def worker(
 
     async def run(stop: asyncio.Event) -> None:
         from infra.stack.engine_source import engine_source
-        from schemas.log.registry import make_codec
+        from streams.log.registry import make_codec
         from workers.runtime import run_worker
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
@@ -96,15 +96,15 @@ def retrieval(
     Every shard needs one worker; more of them share its retrievals. Examples:
     `trivium retrieval`, `trivium retrieval --shard 0/2 --id left-a --bootstrap kafka:9092`
     """
-    from workers.search.service.settings import ShardPlace
+    from workers.retrieval.settings import ShardPlace
 
     settings = settings_from(config, bootstrap, retrieval={"device": device})
     place = ShardPlace.parse(shard)
     name = member_id or f"{_default_id('retrieval')}-{place.shard}"
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.log.registry import make_codec
-        from workers.search.service.worker import RetrievalWorker
+        from streams.log.registry import make_codec
+        from workers.retrieval.worker import RetrievalWorker
 
         codec = await asyncio.to_thread(make_codec, settings.log)
         await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
@@ -134,7 +134,7 @@ def embedding(
     name = member_id or _default_id("embedding")
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.log.registry import make_codec
+        from streams.log.registry import make_codec
         from workers.embed.process import run_embedding
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
@@ -178,7 +178,7 @@ def router(
         raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.log.registry import make_codec
+        from streams.log.registry import make_codec
 
         name = member_id or _default_id("shadow" if shadow else "router")
         codec = await asyncio.to_thread(make_codec, settings.log)
@@ -223,9 +223,9 @@ def gateway(
     settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.log.registry import make_codec
         from streams.gateway.app import run_gateway
         from streams.gateway.stream.event_key import event_key
+        from streams.log.registry import make_codec
 
         name = member_id or _default_id("gateway")
         resolved = await asyncio.to_thread(_with_model_folder, settings)
@@ -256,8 +256,8 @@ def bridge(
     settings = settings_from(config, bootstrap)
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.log.registry import make_codec
         from streams.bridge.process import run_bridge
+        from streams.log.registry import make_codec
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
         await run_bridge(

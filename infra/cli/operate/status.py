@@ -43,7 +43,7 @@ async def _show(log: "LogSettings", once: bool, as_json: bool) -> None:
     from rich.live import Live
 
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.registry import make_codec
+    from streams.log.registry import make_codec
 
     fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
     try:
@@ -90,8 +90,8 @@ def _show_launched(error: BrokerUnavailable, as_json: bool) -> None:
 
 def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
     """Return one dictionary per member that is not gone, in order of kind and id."""
-    from schemas.log.clock import wall_ms
     from schemas.records import MemberState
+    from streams.log.clock import wall_ms
 
     now_ms, rows = wall_ms(), []
     for member in fleet.view.members.values():

@@ -122,11 +122,11 @@ def declare(
 
 
 async def _declare(log: "LogSettings", name: str, fields: dict[str, Any], withdraw: bool) -> None:
-    from schemas.log.clients import LogProducer
-    from schemas.log.clock import wall_ms
-    from schemas.log.documents import declare as declare_collection
-    from schemas.log.registry import make_codec
     from schemas.records import CollectionDeclared
+    from streams.log.clients import LogProducer
+    from streams.log.clock import wall_ms
+    from streams.log.documents import declare as declare_collection
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     producer = LogProducer(log, codec, durable=True, client_id="trivium-collections")
@@ -140,9 +140,9 @@ async def _declare(log: "LogSettings", name: str, fields: dict[str, Any], withdr
 
 async def _read_listing(log: "LogSettings") -> dict[str, Any]:
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clock import wall_ms
-    from schemas.log.registry import make_codec
     from schemas.records import MemberKind
+    from streams.log.clock import wall_ms
+    from streams.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     fleet = FleetWatch(log, codec)
@@ -184,9 +184,9 @@ def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
 async def _read_declarations(log: "LogSettings", codec: Any) -> "Iterable[CollectionDeclared]":
     """Return the last declaration of each collection; reads a partition of `documents`."""
     from schemas.errors import RecordError
-    from schemas.log.clients import AssignedReader
     from schemas.records import CollectionDeclared
     from schemas.topics import declaration_key
+    from streams.log.clients import AssignedReader
 
     reader = AssignedReader(log, "documents", [0], client_id="trivium-collections")
     await reader.start("earliest")
@@ -211,8 +211,8 @@ async def _count_waiting(log: "LogSettings") -> int:
     """Count the records of `documents` that the embedding pool has not acknowledged."""
     from aiokafka import TopicPartition
 
-    from schemas.log.connecting import query_client
-    from schemas.log.documents import embedding_group
+    from streams.log.connecting import query_client
+    from streams.log.documents import embedding_group
 
     topic = log.topic_prefix + "documents"
     places = [TopicPartition(topic, partition) for partition in range(log.document_partitions)]

@@ -79,8 +79,8 @@ async def _dimension(log: "LogSettings", codec: Any, collection: str) -> int:
     Where no retrieval worker is alive, the last recorded one counts.
     """
     from infra.stack.fleet_watch import FleetWatch
-    from schemas.log.clock import wall_ms
     from schemas.records import MemberKind
+    from streams.log.clock import wall_ms
 
     async with FleetWatch(log, codec) as fleet:
         living = list(fleet.view.living(MemberKind.WORKER, wall_ms()))
@@ -92,8 +92,8 @@ async def _dimension(log: "LogSettings", codec: Any, collection: str) -> int:
 
 async def _recorded_dimension(log: "LogSettings", codec: Any, collection: str) -> int:
     from schemas.errors import RecordError
-    from schemas.log.clients import AssignedReader
     from schemas.records import CollectionMade
+    from streams.log.clients import AssignedReader
 
     reader, dim = AssignedReader(log, "documents", [0], client_id="trivium-documents"), 0
     async with reader.reading("earliest"):
@@ -119,8 +119,8 @@ class _LoadCommand:
         from rich.console import Console
         from rich.progress import Progress
 
-        from schemas.log.clients import LogProducer
-        from schemas.log.registry import make_codec
+        from streams.log.clients import LogProducer
+        from streams.log.registry import make_codec
 
         codec = await asyncio.to_thread(make_codec, self._log)
         producer = LogProducer(self._log, codec, durable=True, client_id="trivium-documents")
@@ -150,10 +150,10 @@ class _LoadCommand:
 
 
 async def _send(log: "LogSettings", producer: Any, collection: str, row: VectorRow) -> Any:
-    from schemas.log.clock import wall_ms
-    from schemas.log.documents import send_document
     from schemas.records import Document
     from schemas.retrieval import pack_vector
+    from streams.log.clock import wall_ms
+    from streams.log.documents import send_document
 
     document = Document(
         document_id=row.id,

@@ -12,7 +12,7 @@ from infra.cli.retrieve.rows import read_whole
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
 from schemas.rules.sizes import SHARDS_MAX
-from workers.search.limits import DEGREE_MAX
+from workers.vector.limits import DEGREE_MAX
 
 app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
 Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
@@ -38,11 +38,11 @@ def build(
     """
     from rich.console import Console
 
-    from workers.search.engine import backend
-    from workers.search.index import snapshot
-    from workers.search.index.index import Index
-    from workers.search.kernels.metrics import Metric, Storage
-    from workers.search.service.settings import SHARD_FIELD
+    from workers.retrieval.settings import SHARD_FIELD
+    from workers.vector.engine import backend
+    from workers.vector.index import snapshot
+    from workers.vector.index.index import Index
+    from workers.vector.kernels.metrics import Metric, Storage
 
     kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
     for option, (value, kind) in kinds.items():
@@ -83,7 +83,7 @@ def info(path: Target, as_json: AsJson = False) -> None:
     `audit.missed_share` is the share of its own rows that searches did not find when it was
     written.
     """
-    from workers.search.index import snapshot
+    from workers.vector.index import snapshot
 
     header = _read(snapshot.info, path)
     fields = {name: value for name, value in header.items() if name != "sections"}
@@ -97,7 +97,7 @@ def verify(path: Target, as_json: AsJson = False) -> None:
     `missed_share` is the share of these rows whose search found nothing as near as the row itself;
     above 0.05, build the file again.
     """
-    from workers.search.index import snapshot
+    from workers.vector.index import snapshot
 
     index = _read(snapshot.load, path)
     missed = index.missed_share()

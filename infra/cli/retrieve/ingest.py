@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from infra.ingest.batch import Refusal, SourceReader, Target
     from infra.ingest.watcher import FileChanges
-    from schemas.log.ingester import IngestCounts, Ingester
     from schemas.settings import LogSettings
+    from streams.log.ingester import IngestCounts, Ingester
 
 EXIT_INCOMPLETE = 1
 
@@ -114,10 +114,10 @@ class _IngestCommand:
     async def run(self, *, watch: bool) -> bool:
         """Ingest all files; return whether all were accepted, and embedded if it waits for that."""
         from infra.stack.fleet_watch import FleetWatch
-        from schemas.log.clock import wall_ms
-        from schemas.log.ingester import Ingester
-        from schemas.log.registry import make_codec
         from schemas.retrieval import embedding_workers
+        from streams.log.clock import wall_ms
+        from streams.log.ingester import Ingester
+        from streams.log.registry import make_codec
 
         codec = await asyncio.to_thread(make_codec, self._log)
         async with FleetWatch(self._log, codec).followed() as fleet:
@@ -139,7 +139,7 @@ class _IngestCommand:
         from rich.progress import MofNCompleteColumn, Progress
 
         from infra.ingest.files import sources
-        from schemas.log.clock import wall_ms
+        from streams.log.clock import wall_ms
 
         files = await asyncio.to_thread(lambda: list(sources(self._roots)))
         errors = Console(stderr=True)

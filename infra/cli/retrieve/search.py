@@ -105,9 +105,9 @@ def vector_from(text: str | None, file: Path | None) -> Any:
 async def _search(
     log: "LogSettings", values: Any, deadline_ms: int, fields: dict[str, Any]
 ) -> "RetrievalResult":
-    from schemas.log.clock import wall_ms
-    from schemas.log.registry import make_codec
-    from schemas.log.retrieval.member import open_retrieval_client
+    from streams.log.clock import wall_ms
+    from streams.log.registry import make_codec
+    from streams.log.retrieval.member import open_retrieval_client
 
     codec = await asyncio.to_thread(make_codec, log)
     async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as client:

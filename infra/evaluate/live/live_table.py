@@ -21,11 +21,11 @@ from infra.evaluate.points.plan_table import TurnMeasurement, table_from
 from infra.stack.configuration import Settings
 from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
 from schemas.errors import ConfigError
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
 from schemas.records import Decision, DecisionKind
 from schemas.settings import LogSettings
 from streams.core.placement.ppd_table import PpdCell, PpdTable
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 
 PROBE = PpdTable(
     {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},

@@ -27,8 +27,8 @@ from infra.replay.collecting import record
 from infra.replay.redeciding import with_overrides
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from schemas.log.clock import wall_ms
 from schemas.records import Outcome
+from streams.log.clock import wall_ms
 
 AIMS = {"p50": 0.15, "p99": 0.25}  # largest relative errors of TTFT and of the whole answer
 _AIMED = ("ttft_ms", "e2e_ms")

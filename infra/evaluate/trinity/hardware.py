@@ -85,7 +85,7 @@ class IndexSpec:
     @property
     def extends(self) -> int:
         """Return the extends of one search, by the engine's estimate
-        (`workers/search/index/plans.py`)."""
+        (`workers/vector/index/plans.py`)."""
         return self.top_m // self.width + 3
 
     @property

@@ -24,10 +24,10 @@ from schemas.records import Role, Sampling
 from schemas.settings import ModelSettings
 from workers.llm.engine import Engine
 from workers.models.folder import model_folder
-from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.index import Index
-from workers.search.index.kinds import SearchKind
-from workers.search.index.query import Query
+from workers.vector.engine.engine import EngineSettings, SearchEngine
+from workers.vector.index.index import Index
+from workers.vector.index.kinds import SearchKind
+from workers.vector.index.query import Query
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPT, SHORT, ANSWER = 64, 8, 24  # tokens

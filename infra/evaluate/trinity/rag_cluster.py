@@ -37,9 +37,9 @@ from schemas.records import Passage, Request, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
 from streams.core.effects import StartRetrieval
-from workers.search.engine.scheduler import Drop
-from workers.search.index.kinds import SearchKind as SearchKind
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.engine.scheduler import Drop
+from workers.vector.index.kinds import SearchKind as SearchKind
 
 _WORD = 1 << 29  # token id of passages, which no conversation has
 

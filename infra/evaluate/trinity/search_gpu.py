@@ -2,7 +2,7 @@
 
 Theory of operation. All searches on the places of a GPU advance together, one extend after the
 other, and a search ends after the extends that the engine estimates for it.
-`workers/search/engine/scheduler.py` decides what follows from an arrival or an end, as in the
+`workers/vector/engine/scheduler.py` decides what follows from an arrival or an end, as in the
 engine's dispatcher; the extends between two such events are counted, not stepped. An arrival is
 handled at the end of the current extend.
 """
@@ -14,10 +14,10 @@ from math import ceil
 from infra.evaluate.trinity.hardware import SearchCosts
 from infra.simulator.log.clock import Alarm, Clock
 from workers.deadlines import NEVER_MS
-from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
-from workers.search.index.kinds import SearchKind
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.engine.queues import QueuedSearch
+from workers.vector.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
+from workers.vector.index.kinds import SearchKind
 
 PLACES = 256  # of a CUDA device, the engine's default
 PARKED_MAX = 64

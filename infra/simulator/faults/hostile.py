@@ -19,7 +19,6 @@ from infra.simulator.members.worker import SimWorker
 from infra.simulator.traffic.poisson import unique_tokens
 from infra.simulator.traffic.script import SimTurn, conversation
 from schemas.errors import RecordError
-from schemas.log.membership import check_leases
 from schemas.records import (
     Cancellation,
     CancelReason,
@@ -51,6 +50,7 @@ from streams.core.events import (
     PhaseArrived,
     RequestArrived,
 )
+from streams.log.membership import check_leases
 
 Draw = np.random.Generator
 _LOG = LogSettings()

@@ -1,6 +1,6 @@
 """Members that sleep, whose heartbeats are lost or whose clocks are wrong; and a broker outage.
 
-A worker keeps the rules of `schemas/log/membership.py`: without an acknowledged heartbeat for the
+A worker keeps the rules of `streams/log/membership.py`: without an acknowledged heartbeat for the
 length of a lease it writes nothing. When it learns that its lease has ended, it joins again in a
 new epoch.
 """

@@ -14,18 +14,6 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, RecordTooLarge, SystemFault
-from schemas.log.admin import create_extra_topics
-from schemas.log.connecting import client_options, start_client, stop_consumer
-from schemas.log.reading.faults import FAULTS
-from schemas.log.reading.fetching import LONGEST_MS, prepare_fetches
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
-from schemas.log.slices import in_slices
-from schemas.log.transactions import (
-    CommittedOffset,
-    OutgoingRecord,
-    Transactions,
-    committed_offsets,
-)
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
@@ -35,6 +23,18 @@ from streams.bridge.documents.rows import change_of
 from streams.bridge.log_reader import prompt_record
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
+from streams.log.admin import create_extra_topics
+from streams.log.connecting import client_options, start_client, stop_consumer
+from streams.log.reading.faults import FAULTS
+from streams.log.reading.fetching import LONGEST_MS, prepare_fetches
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
+from streams.log.slices import in_slices
+from streams.log.transactions import (
+    CommittedOffset,
+    OutgoingRecord,
+    Transactions,
+    committed_offsets,
+)
 
 log = logging.getLogger("trivium.bridge")
 _RECORDS_MAX = 500  # in one transaction

@@ -18,9 +18,9 @@ import fastavro
 
 from schemas.codec import CONFLUENT_MAGIC, BoundedBytes, Schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
-from schemas.log.reading.faults import FAULTS
-from schemas.log.registry import NotRegistered, Registry, SchemaId
-from schemas.log.retry import Backoff
+from streams.log.reading.faults import FAULTS
+from streams.log.registry import NotRegistered, Registry, SchemaId
+from streams.log.retry import Backoff
 
 logger = logging.getLogger(__name__)
 KNOWN_MAX = 1_024

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from schemas.errors import NotReady
-from schemas.log.clock import wall_ms
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.objects.batches import tenant_of
 from streams.gateway.objects.table import ObjectTable
+from streams.log.clock import wall_ms
 
 
 class BatchLines:

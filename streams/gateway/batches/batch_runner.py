@@ -19,11 +19,6 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, OverloadError, RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
-from schemas.log.slices import in_slices
-from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Batch, BatchProgress, FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
@@ -41,6 +36,11 @@ from streams.gateway.objects.batches import (
     line_key,
 )
 from streams.gateway.objects.table import key_of
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
+from streams.log.slices import in_slices
+from streams.log.transactions import OutgoingRecord, Transactions
 
 logger = logging.getLogger(__name__)
 ID, FENCE = "batches", "/batches"  # id of the transactions; a key of `objects` that no object has

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from schemas.log.slices import Slices
 from schemas.records import StoredFile
 from streams.gateway.batches.lines import LINE_BYTES_MAX, BatchFileError, BatchLine
 from streams.gateway.log.objects import PART_BYTES, Objects
+from streams.log.slices import Slices
 
 LINES_READ_MAX = 1_000_000  # blank lines count, although no batch uses them
 

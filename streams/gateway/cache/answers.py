@@ -12,7 +12,6 @@ import logging
 from dataclasses import dataclass
 
 from schemas.errors import EmptyIndex, TriviumError, UnknownCollection, UnknownFilterField
-from schemas.log.clock import wall_ms
 from schemas.records import Passage
 from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, CacheEntry, document_of, parse_entry
 from streams.gateway.cache.guard import asks_the_same
@@ -20,6 +19,7 @@ from streams.gateway.cache.query import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import RetrievalPool
 from streams.gateway.metrics import Metrics
+from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 CANDIDATES = 4  # nearest entries that are checked

@@ -7,7 +7,6 @@ DELETE /v1/cache/{id} evicts an answer. `streams/gateway/cache` decides what is 
 from dataclasses import dataclass
 
 from schemas.errors import NotFound
-from schemas.log.clock import wall_ms
 from streams.gateway.cache.answers import CacheHit
 from streams.gateway.cache.entry import belongs_to, entry_of
 from streams.gateway.cache.hit_writer import write_hit
@@ -17,6 +16,7 @@ from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.intake import CallIntake
 from streams.gateway.state import Gateway
 from streams.gateway.stream.stream import Stream
+from streams.log.clock import wall_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from schemas.errors import InvalidRequest, NotFound
-from schemas.log.clock import wall_ms
 from schemas.records import Batch
 from streams.gateway.batches.lines import ENDPOINTS
 from streams.gateway.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_json
@@ -22,6 +21,7 @@ from streams.gateway.objects.batches import ENDED, PREFIX
 from streams.gateway.objects.bodies import StorePaging
 from streams.gateway.objects.shapes import page
 from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
 
 _BATCH = "/v1/batches/{batch_id}"
 

@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 
 from schemas.errors import InvalidRequest, UnknownModel
-from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import new_request_id
 from streams.gateway.log.pool import RetrievalPool
@@ -28,6 +27,7 @@ from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.gateway.request.options import DEADLINE_HEADER
 from streams.gateway.state import Gateway
 from streams.gateway.stream.delivery import COMPLETED
+from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 
 
 async def embeddings(gateway: Gateway, exchange: HttpExchange) -> str:

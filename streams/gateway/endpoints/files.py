@@ -10,7 +10,6 @@ from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile
 
 from schemas.errors import BodyTooLarge, InvalidRequest, NotFound
-from schemas.log.clock import wall_ms
 from schemas.records import StoredFile
 from streams.gateway.http.errors import shorten
 from streams.gateway.http.exchange import headers_of
@@ -21,6 +20,7 @@ from streams.gateway.objects.bodies import FilePaging
 from streams.gateway.objects.shapes import file_json, page
 from streams.gateway.objects.table import STORED, UPLOADING
 from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
 
 PURPOSES = ("assistants", "batch", "user_data")
 FILENAME_CHARS_MAX = 255

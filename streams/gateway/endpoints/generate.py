@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from schemas.log.clients import Headers
 from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
@@ -28,6 +27,7 @@ from streams.gateway.stream.chunks import ChunkWriter, whole_answer
 from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
+from streams.log.clients import Headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from starlette.routing import BaseRoute
 
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
-from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.gateway.config import GatewaySettings
 from streams.gateway.endpoints.answer_cache import evict
@@ -31,6 +30,7 @@ from streams.gateway.request.intake import ServedModel, chat_prompt, check_lengt
 from streams.gateway.request.messages import chat_of
 from streams.gateway.request.search import ALIAS, collection_of
 from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
 
 _ID_CHARS_MAX = 64
 

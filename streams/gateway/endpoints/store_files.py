@@ -7,8 +7,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from schemas.errors import InvalidRequest, NotFound
-from schemas.log.clock import wall_ms
-from schemas.log.slices import in_slices
 from schemas.records import FileBatch, VectorStore
 from streams.gateway.endpoints.files import require_file
 from streams.gateway.endpoints.vector_stores import note_use, read_body, require_store
@@ -26,6 +24,8 @@ from streams.gateway.objects.bodies import (
 from streams.gateway.objects.shapes import batch_json, content_page, page, store_file_json
 from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, StoreEntry, kind_of
 from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
+from streams.log.slices import in_slices
 
 _STORE = "/v1/vector_stores/{vector_store_id}"
 _FILE, _BATCH = _STORE + "/files/{file_id}", _STORE + "/file_batches/{batch_id}"

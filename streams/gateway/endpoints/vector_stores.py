@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
-from schemas.log.clock import wall_ms
 from schemas.records import StoreUsed, VectorStore
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
@@ -32,6 +31,7 @@ from streams.gateway.objects.filters import filter_text
 from streams.gateway.objects.shapes import page, store_json, whole_page
 from streams.gateway.request.body import Body, parse
 from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
 
 RESULTS = 10  # of a search that names no number
 SEARCH_MS = 10_000  # longest time of a search

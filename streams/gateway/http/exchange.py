@@ -18,10 +18,10 @@ from schemas.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
 from streams.gateway.fair_share import FairShare
 from streams.gateway.http.errors import error_body, retry_headers
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
 
 Result = TypeVar("Result")
 RawHeaders = Mapping[bytes, bytes]

@@ -2,14 +2,14 @@
 
 import asyncio
 
-from schemas.log.clock import wall_ms
-from schemas.log.documents import declare
-from schemas.log.slices import in_slices
 from schemas.records import CollectionDeclared
 from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.stores import DELETED
 from streams.gateway.objects.table import STORED, UPLOADING, key_of, mark_deleted
+from streams.log.clock import wall_ms
+from streams.log.documents import declare
+from streams.log.slices import in_slices
 
 LOOK_S = 2.0
 UPLOAD_MS = 900_000  # an upload that takes longer was interrupted

@@ -17,11 +17,6 @@ from dataclasses import replace
 from schemas.codec import Codec
 from schemas.errors import OverloadError, TriviumError
 from schemas.fleet import FleetView
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
-from schemas.log.ingester import Ingester
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
-from schemas.log.slices import in_slices
 from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.gateway.indexing.documents import declaration, document_id, documents_of
@@ -37,6 +32,11 @@ from streams.gateway.objects.stores import (
     StoreEntry,
 )
 from streams.gateway.objects.table import FileKey, key_of
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
+from streams.log.ingester import Ingester
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
+from streams.log.slices import in_slices
 from streams.parsing.document import INVALID
 
 logger = logging.getLogger(__name__)

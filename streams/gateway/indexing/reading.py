@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from schemas.log.slices import in_slices
 from schemas.records import StoredFile
 from streams.gateway.request.check_process import CheckProcess, TooSlow
+from streams.log.slices import in_slices
 from streams.parsing.document import INVALID, ParsedDocument, Unreadable
 
 _MODULE = "streams.gateway.indexing.parsing"

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from aiokafka.errors import KafkaError
 
 from schemas.errors import TriviumError
-from schemas.log.clients import Ack, LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import Continued
 from streams.gateway.stream.hub import AnswerProgress, Hub
+from streams.log.clients import Ack, LogProducer
+from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)
 PENDING_MAX = 10_000  # the oldest are dropped

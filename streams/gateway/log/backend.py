@@ -22,13 +22,6 @@ from schemas.errors import (
     TopicError,
 )
 from schemas.fleet import FleetView, Member
-from schemas.log.admin import check_retention, needs_of_requests
-from schemas.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import is_unreachable
-from schemas.log.membership import Membership
-from schemas.log.reading.faults import FAULTS
-from schemas.log.retry import TRANSIENT_ERRORS, Backoff
 from schemas.records import (
     Cancellation,
     Heartbeat,
@@ -52,6 +45,13 @@ from streams.gateway.metrics import Metrics
 from streams.gateway.objects.quota import Quota
 from streams.gateway.request.conversation import ConversationTurn
 from streams.gateway.stream.hub import Hub
+from streams.log.admin import check_retention, needs_of_requests
+from streams.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
+from streams.log.clock import wall_ms
+from streams.log.connecting import is_unreachable
+from streams.log.membership import Membership
+from streams.log.reading.faults import FAULTS
+from streams.log.retry import TRANSIENT_ERRORS, Backoff
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0

@@ -6,10 +6,10 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.slices import in_slices
 from schemas.records import TokenFrame
 from schemas.settings import LogSettings
+from streams.log.clients import AssignedReader
+from streams.log.slices import in_slices
 
 FRAMES_MAX = 200  # per batch; other tasks run between batches
 

@@ -17,15 +17,15 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
-from schemas.log.slices import in_slices
-from schemas.log.topic_follower import TopicFollower
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
 from streams.gateway.objects.quota import Quota
 from streams.gateway.objects.table import ObjectRecord, ObjectTable, key_of
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
+from streams.log.slices import in_slices
+from streams.log.topic_follower import TopicFollower
 
 logger = logging.getLogger(__name__)
 PART_BYTES = 1 << 20

@@ -14,18 +14,18 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clients import Ack
-from schemas.log.clock import wall_ms
-from schemas.log.documents import send_document
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
-from schemas.log.retrieval.member import open_retrieval_client
-from schemas.log.retry import TRANSIENT_ERRORS
 from schemas.records import Document, Quoted
 from schemas.retrieval import RetrievalResult
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clients import Ack
+from streams.log.clock import wall_ms
+from streams.log.documents import send_document
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.embedding import EmbeddedTexts, Texts
+from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retry import TRANSIENT_ERRORS
 
 logger = logging.getLogger(__name__)
 

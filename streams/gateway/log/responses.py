@@ -16,16 +16,16 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
-from schemas.log.clients import Ack, AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
-from schemas.log.slices import in_slices
-from schemas.log.topic_follower import TopicFollower
 from schemas.records import ResponseDeleted, StoredResponse
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.gateway.ids import RESPONSE_PREFIX
 from streams.gateway.stream.response_id import RecordPosition
+from streams.log.clients import Ack, AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
+from streams.log.slices import in_slices
+from streams.log.topic_follower import TopicFollower
 
 logger = logging.getLogger(__name__)
 TOPIC, DELETED = "responses", "responses.deleted"

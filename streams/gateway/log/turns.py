@@ -14,13 +14,13 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import RecordError, TopicError
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.retry import TRANSIENT_ERRORS, retry_forever
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 from streams.gateway.request.conversation import ConversationTurn
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.retry import TRANSIENT_ERRORS, retry_forever
 
 logger = logging.getLogger(__name__)
 BATCHES_MAX = 100  # per read; other tasks run between reads

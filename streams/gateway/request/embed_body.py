@@ -5,10 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from schemas.errors import InvalidRequest
-from schemas.log.retrieval.embedding import Texts
 from schemas.rules.sizes import TEXTS_MAX
 from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import PromptField, StrictBody, Whole, whole_numbers
+from streams.log.retrieval.embedding import Texts
 
 TEXT_CHARS_MAX = 65_536  # of each text: embedding models read its beginning only
 VALUES_MAX = 262_144  # of a body: token ids of all texts, or all other values

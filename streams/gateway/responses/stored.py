@@ -14,7 +14,6 @@ from urllib.parse import parse_qs
 import orjson
 
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
-from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.endpoints.resume import read_on, resumed_call
 from streams.gateway.http.exchange import HttpExchange
@@ -28,6 +27,7 @@ from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
 from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.hub import Call, CallStream, Hub
 from streams.gateway.stream.timeouts import DEADLINE_GRACE_MS
+from streams.log.clock import wall_ms
 
 _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53

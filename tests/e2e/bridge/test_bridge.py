@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from schemas.log.admin import create_extra_topics
-from schemas.log.transactions import committed_offsets
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings, TopicPair
+from streams.log.admin import create_extra_topics
+from streams.log.transactions import committed_offsets
 from tests.e2e.bridge.topics import AnswerReader, Sent, produce
 from tests.e2e.harness import sim_settings, stack
 

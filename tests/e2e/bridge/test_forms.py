@@ -15,13 +15,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
-from schemas.log.admin import expected_topics
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, TopicPair
 from streams.bridge.prompts import VALUE_BYTES_MAX
+from streams.log.admin import expected_topics
 from tests.e2e.harness import sim_settings, stack
-from tests.schemas.log.reading.odd_batches import CODECS
+from tests.streams.log.reading.odd_batches import CODECS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]
 CODEC = Codec()

@@ -17,9 +17,9 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
-from schemas.log.admin import create_extra_topics
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, TopicPair
+from streams.log.admin import create_extra_topics
 from tests.e2e.bridge.topics import AnswerReader, Read, Sent, produce
 from tests.e2e.harness import met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS

@@ -9,8 +9,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from schemas.log.connecting import stop_consumer
 from schemas.settings import LogSettings
+from streams.log.connecting import stop_consumer
 
 Place = tuple[int, int]  # partition and offset of a prompt
 

@@ -9,12 +9,12 @@ import pytest
 
 from infra.handbook.library import Library, TextDocument, library
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
 from schemas.records import Quoted, Work
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.waits import PATIENCE_S, until
 

@@ -8,10 +8,10 @@ import pytest
 
 from infra.handbook.library import Library, TextDocument, library
 from schemas.codec import Codec
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.bridge.config import BridgeSettings, DocumentSource
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from tests.e2e.harness import sim_settings, stack
 from tests.waits import PATIENCE_S, until
 

@@ -25,13 +25,13 @@ from infra.traces.resend import Resend, ResendComparison
 from infra.traces.sender import Pace, send
 from schemas.codec import Codec
 from schemas.errors import ConfigError, RecordError
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import client_options
-from schemas.log.registry import make_codec
 from schemas.records import DecisionKind
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.connecting import client_options
+from streams.log.registry import make_codec
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import LONG_LEASE_MS, long_leases
 from tests.replay_check import replayed

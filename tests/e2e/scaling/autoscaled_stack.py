@@ -9,8 +9,8 @@ import httpx
 from infra.stack.autoscaler import Autoscaler
 from infra.stack.launcher import Stack
 from schemas.fleet import Member
-from schemas.log.clock import wall_ms
 from schemas.records import MemberState, Role
+from streams.log.clock import wall_ms
 from tests.e2e.harness import Answer, Client
 from tests.waits import PATIENCE_S
 

@@ -14,9 +14,9 @@ from schemas.settings import LogSettings
 from tests.e2e.harness import sim_settings, stack
 from tests.e2e.scaling.autoscaled_stack import metric, scaled, serves
 from tests.waits import START_S, pause, until
-from tests.workers.search.data import gaussian
-from tests.workers.search.service.retrieval_workers import Library, library, ready
-from workers.search.service.settings import RetrievalSettings
+from tests.workers.retrieval.retrieval_workers import Library, library, ready
+from tests.workers.vector.data import gaussian
+from workers.retrieval.settings import RetrievalSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(1_800)]
 ROWS, DIM = 2_000, 32

@@ -5,9 +5,9 @@ import pytest
 from infra.bench import log_counts
 from infra.bench.log_counts import counts, end_offsets
 from schemas.codec import Codec
-from schemas.log.clients import LogProducer
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
+from streams.log.clients import LogProducer
 
 
 @pytest.mark.kafka

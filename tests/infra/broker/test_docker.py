@@ -5,10 +5,10 @@ import subprocess
 import pytest
 
 from schemas.codec import Codec
-from schemas.log.admin import create_topics
-from schemas.log.clients import AssignedReader, LogProducer
 from schemas.records import Cancellation, CancelReason
 from schemas.settings import LogSettings
+from streams.log.admin import create_topics
+from streams.log.clients import AssignedReader, LogProducer
 from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.docker

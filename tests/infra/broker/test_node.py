@@ -16,8 +16,8 @@ from infra.broker.probe import broker_answers, free_ports, port_is_taken, reserv
 from infra.broker.section import BrokerSettings
 from infra.processes.identity import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.log.admin import create_topics, describe_topics
 from schemas.settings import LogSettings
+from streams.log.admin import create_topics, describe_topics
 from tests.waits import PATIENCE_S
 
 QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)

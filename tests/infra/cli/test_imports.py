@@ -61,7 +61,7 @@ def test_help_imports_few_modules(arguments: list[str], modules_max: int) -> Non
 
 _COMMAND = "from infra.cli.commands import load_command; load_command('worker'); import uvloop; "
 _SETTINGS = _COMMAND + "from infra.stack.configuration import load; load(environ={}); "
-_CODEC = _SETTINGS + "import schemas.log.registry; "
+_CODEC = _SETTINGS + "import streams.log.registry; "
 _READER = {"aiokafka", "fastavro", "numpy", "pydantic"}  # of the log
 _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its topics
 
@@ -89,7 +89,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
             _MEMBER | {"tokenizers"},
             860,
         ),
-        (_CODEC + "import workers.search.service.worker", _MEMBER | {"numba", "tantivy"}, 1_210),
+        (_CODEC + "import workers.retrieval.worker", _MEMBER | {"numba", "tantivy"}, 1_210),
     ],
     ids=["settings", "router", "gateway", "simulated worker", "embedding", "retrieval"],
 )

@@ -11,16 +11,16 @@ from aiokafka import AIOKafkaConsumer
 from infra.stack import bridge_lag
 from infra.stack.bridge_lag import Lag, bridge_lags
 from schemas.codec import Codec
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import client_options
-from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from streams.bridge.app import group_id
 from streams.bridge.config import BridgeSettings
 from streams.bridge.progress import CommitNote, encode
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.connecting import client_options
+from streams.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from tests.infra.cli.trivium_runner import trivium_here
-from tests.schemas.log.transaction_wait import settle
+from tests.streams.log.transaction_wait import settle
 
 pytestmark = pytest.mark.kafka
 AGE_MS = 60_000

@@ -20,7 +20,7 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState, read_state
 from schemas.errors import BrokerUnavailable
-from schemas.log import retry
+from streams.log import retry
 from tests.infra.cli.trivium_runner import trivium
 from tests.virtual_time import virtual
 
@@ -117,7 +117,7 @@ async def test_stack_start_retries_after_slow_broker(tmp_path: Path) -> None:
         async def position(self, place: Any) -> int:
             return 0
 
-    with patch("schemas.log.clients.AIOKafkaConsumer", lambda **_: Consumer()):
+    with patch("streams.log.clients.AIOKafkaConsumer", lambda **_: Consumer()):
         stack = Stack(Settings(), StackPlan(), folder=tmp_path)
         await stack._retry_until(FleetWatch(stack.settings.log).start, time.monotonic() + 30)
     assert calls == ["beginnings"] * 2

@@ -9,8 +9,8 @@ from infra.stack import reassignment
 from infra.stack.reassignment import find_worker, wait_for_worker
 from schemas.errors import ConfigError
 from schemas.fleet import LEASE_MS
-from schemas.log.clock import wall_ms
 from schemas.records import Role
+from streams.log.clock import wall_ms
 from tests.infra.watched_fleet import fleet
 from tests.streams.builders import registration
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.faust.receipts import Place
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.agents.partitions import OwnedPartitions
@@ -14,6 +13,7 @@ from streams.agents.router import RouterProcess
 from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
+from streams.log.faust.receipts import Place
 from tests.streams.builders import T0
 
 LOG = LogSettings(topic_prefix="test.")

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership
 from schemas.records import Grant, JournalBatch, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings
 from streams.agents.lifecycle import run_router
 from streams.config import RouterSettings
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
 from tests.long_leases import long_leases
 from tests.streams import builders
 

@@ -9,9 +9,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from schemas.codec import Codec
 from schemas.errors import ConfigError
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.connecting import client_options
 from schemas.records import OutcomeKind, Session
 from schemas.settings import LogSettings
 from schemas.topic import HOUR_MS
@@ -22,6 +19,9 @@ from streams.agents.takeover import _committed, past_records
 from streams.config import RouterSettings
 from streams.core.effects import End
 from streams.core.events import CancellationArrived
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.connecting import client_options
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeEvent, router_with_partition
 from tests.streams.core.router_harness import PARTITION

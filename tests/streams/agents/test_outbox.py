@@ -9,8 +9,6 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge
-from schemas.log.clients import Ack
-from schemas.log.faust.receipts import Receipts
 from schemas.records import (
     AssignRoles,
     Outcome,
@@ -40,6 +38,8 @@ from streams.core.effects import (
     WarmCache,
 )
 from streams.core.events import PhaseArrived, Tick
+from streams.log.clients import Ack
+from streams.log.faust.receipts import Receipts
 from tests.schemas.examples import TRACEPARENT, example
 from tests.streams import builders
 from tests.streams.agents.fakes import (

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from schemas.codec import Codec
-from schemas.log.clock import wall_ms
 from schemas.records import (
     PhaseKind,
     Session,
@@ -19,6 +18,7 @@ from streams.agents import partitions as partitions_module
 from streams.agents.partitions import Gate
 from streams.core.effects import Dispatch
 from streams.core.events import PartitionReady, PartitionTaken
+from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.agents.fakes import (
     CODEC,

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from schemas.log.clock import wall_ms
 from schemas.records import Role, Work
+from streams.log.clock import wall_ms
 from tests.request_path import named_files, recorded_files
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, FakeEvent, router_with_partition

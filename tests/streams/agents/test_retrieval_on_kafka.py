@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.log.membership import Membership
 from schemas.records import (
     Hits,
     MemberKind,
@@ -25,6 +22,9 @@ from schemas.records import (
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from streams.core.requests.context import with_context
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
 from tests.streams.agents.stage import Stage, fresh, of, router, stage, worker
 from tests.streams.builders import passage, retrieval
 from tests.waits import run

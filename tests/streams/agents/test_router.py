@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, LeaseError
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.clock import wall_ms
 from schemas.records import (
     DecisionKind,
     Reason,
@@ -23,6 +21,8 @@ from streams.core.events import PartitionTaken, RequestArrived, Tick
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.placement.ppd_table import AXES, PpdCell, PpdTable
 from streams.journal.inputs import TICK
+from streams.log.cancellation import cancel_and_wait
+from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.agents.fakes import (
     FakeEvent,

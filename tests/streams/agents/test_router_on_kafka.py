@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from schemas import prefix
-from schemas.log.clock import wall_ms
 from schemas.records import (
     Decision,
     DecisionKind,
@@ -22,6 +21,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS
+from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.agents.stage import applied, fresh, of, router, stage, worker
 from tests.waits import run

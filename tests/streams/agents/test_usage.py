@@ -13,10 +13,6 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from infra.story.usage import read_usage
 from schemas.codec import Codec
 from schemas.errors import Fenced
-from schemas.log.clients import Ack, AssignedReader
-from schemas.log.connecting import client_options
-from schemas.log.faust.receipts import Receipts
-from schemas.log.transactions import Transactions
 from schemas.records import OutcomeKind
 from schemas.settings import LogSettings
 from streams.agents import usage as usage_module
@@ -26,10 +22,14 @@ from streams.core.effects import Decide, Dispatch, Effect, End, RecordUsage
 from streams.core.events import Tick
 from streams.core.requests.live import new_live_request
 from streams.core.requests.usage import usage_of
-from tests.schemas.log.reading.odd_batches import batch, produce_batch
+from streams.log.clients import Ack, AssignedReader
+from streams.log.connecting import client_options
+from streams.log.faust.receipts import Receipts
+from streams.log.transactions import Transactions
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing
 from tests.streams.core.router_setups import replicas
+from tests.streams.log.reading.odd_batches import batch, produce_batch
 from tests.waits import until
 
 PLACE = ("requests", 0)

@@ -4,7 +4,6 @@ import pytest
 
 from infra.story.usage import Check, read_usage
 from schemas.codec import Codec
-from schemas.log.clock import wall_ms
 from schemas.records import Role, Usage, Work
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
@@ -13,6 +12,7 @@ from streams.agents.usage import UsageWriter
 from streams.core.effects import RecordUsage
 from streams.core.requests.live import new_live_request
 from streams.core.requests.usage import usage_of
+from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.agents.stage import Stage, applied, fresh, of, router, stage, worker
 from tests.streams.core.router_setups import replicas

@@ -15,7 +15,6 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, Fenced, RecordTooLarge, TriviumError
-from schemas.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from schemas.records import Answer, TokenFrame
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
@@ -31,6 +30,7 @@ from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.turns.slots import Slots
 from streams.gateway.stream.hub import Call, Hub
+from streams.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from tests.streams.bridge.samples import KEY, pair, record
 from tests.streams.gateway.samples import MODEL
 from tests.waits import pass_time

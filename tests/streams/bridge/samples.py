@@ -8,8 +8,6 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import Headers
-from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, AnswerPart, Endpoint, OutcomeKind, Request, StreamRetrieved
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from streams.bridge.answers import AnswerBuilder
@@ -23,6 +21,8 @@ from streams.bridge.submitter import Submitter
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.stream import Stream
+from streams.log.clients import Headers
+from streams.log.transactions import OutgoingRecord
 from tests.streams.gateway.in_process import FakeLog, InProcessGateway
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from schemas.log.clients import AssignedReader
-from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.settings import LogSettings
 from streams.bridge.log_reader import PromptLogReader
+from streams.log.clients import AssignedReader
+from streams.log.transactions import OutgoingRecord, Transactions
 
 pytestmark = pytest.mark.kafka
 

@@ -14,9 +14,6 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable, TriviumError
-from schemas.log.clock import wall_ms
-from schemas.log.faust.group import Group
-from schemas.log.transactions import FullPlace
 from schemas.records import StreamVoid, TokenFrame
 from schemas.settings import LogSettings
 from streams.bridge import partitions as bridge_partitions
@@ -24,6 +21,9 @@ from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.partitions import WAITING_MAX, BridgePartitions
 from streams.bridge.records.record import PromptRecord
 from streams.gateway.stream.hub import AnswerProgress
+from streams.log.clock import wall_ms
+from streams.log.faust.group import Group
+from streams.log.transactions import FullPlace
 from tests.streams.bridge.memory_log import PLACE, Bridge, MemoryLog, memory_log
 from tests.streams.bridge.samples import AskingBridge, pair
 from tests.streams.gateway.samples import frame, stream_end

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.cancellation import cancel_and_wait
-from schemas.log.faust.crash_notes import CRASHES_MAX
 from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.prompt_reader import STARTS_MAX
 from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
+from streams.log.cancellation import cancel_and_wait
+from streams.log.faust.crash_notes import CRASHES_MAX
 from tests.streams.bridge.memory_log import Bridge, MemoryLog, memory_log
 from tests.virtual_time import virtual
 from tests.waits import pass_time, until

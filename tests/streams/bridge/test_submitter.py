@@ -16,8 +16,6 @@ from schemas.errors import (
     TooManyRequests,
     WorkerLost,
 )
-from schemas.log.clock import wall_ms
-from schemas.log.transactions import OutgoingRecord
 from schemas.records import Answer, Request
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.limits import TopicLimits
@@ -25,6 +23,8 @@ from streams.bridge.pending_prompt import PairIO
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.submitter import VECTORS_AT_ONCE
 from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.log.clock import wall_ms
+from streams.log.transactions import OutgoingRecord
 from tests.streams.bridge.samples import CODEC, AskingBridge, answer_of, limits, pair, record
 from tests.streams.gateway.samples import MODEL, frame
 from tests.virtual_time import virtual

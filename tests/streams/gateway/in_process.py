@@ -13,8 +13,6 @@ import numpy as np
 from schemas.codec import Codec
 from schemas.errors import NotFound, TriviumError
 from schemas.fleet import Member
-from schemas.log.clients import Headers
-from schemas.log.retrieval.embedding import EmbeddedTexts, Texts
 from schemas.records import (
     Cancellation,
     Document,
@@ -42,6 +40,8 @@ from streams.gateway.request.intake import ServedModel
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.response_id import RecordPosition
+from streams.log.clients import Headers
+from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer

@@ -16,15 +16,15 @@ from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
 from schemas.codec import Codec
 from schemas.errors import ConfigError, NameTaken
-from schemas.log.admin import create_topics
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.membership import Membership
 from schemas.records import Capability, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.listener import listen
+from streams.log.admin import create_topics
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.membership import Membership
 from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, events_of, frame, stream_end, text_of

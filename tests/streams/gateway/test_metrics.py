@@ -1,9 +1,9 @@
 """What /metrics shows."""
 
 from schemas.fleet import FleetView
-from schemas.log.clock import wall_ms
 from schemas.records import Role, Wanted, WantedPool
 from streams.gateway.metrics import Metrics
+from streams.log.clock import wall_ms
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.fleet import FleetView
-from schemas.log.clock import wall_ms
 from schemas.records import (
     CollectionState,
     Heartbeat,
@@ -21,6 +20,7 @@ from schemas.records import (
 )
 from schemas.rules.buckets import SEARCH_MS, Buckets
 from streams.gateway.metrics import Metrics
+from streams.log.clock import wall_ms
 from tests.import_graph import ROOT
 from tests.streams.gateway.in_process import InProcessGateway
 

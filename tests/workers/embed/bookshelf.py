@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.clock import wall_ms
 from tests.long_leases import LONG_LEASES
 from tests.member_readiness import is_seen_ready
 from tests.waits import until

@@ -8,9 +8,9 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from schemas.errors import LeaseError
-from schemas.log import retry
-from schemas.log.faust.crash_notes import CRASHES_MAX
 from schemas.settings import LogSettings
+from streams.log import retry
+from streams.log.faust.crash_notes import CRASHES_MAX
 from tests.waits import until
 from tests.workers.embed.bookshelf import bookshelf, worker
 from workers.embed.documents import DocumentWork

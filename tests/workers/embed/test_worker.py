@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from schemas.errors import LeaseError
-from schemas.log.clock import wall_ms
 from schemas.records import (
     CollectionDeclared,
     Embedded,
@@ -20,6 +19,7 @@ from schemas.records import (
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key
+from streams.log.clock import wall_ms
 from tests.long_leases import long_leases
 from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf, worker

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schemas.log.clock import wall_ms
 from schemas.records import (
     KvHandle,
     Orchestration,
@@ -16,6 +15,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.settings import ModelSettings
+from streams.log.clock import wall_ms
 from tests.workers.kv.faulty_transfer import FaultyTransfer
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim import engine as sim_engine

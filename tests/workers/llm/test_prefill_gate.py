@@ -1,7 +1,7 @@
 """How many prompts of prefill work an engine has at once, by plain calls."""
 
 from schemas.errors import WorkerRefused
-from schemas.log.clock import wall_ms
+from streams.log.clock import wall_ms
 from tests.virtual_time import run_virtual
 from tests.waits import until
 from tests.workers.fakes import cancel_work, out, work

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from schemas.log.clients import Headers
 from schemas.records import (
     Outcome,
     Phase,
@@ -13,6 +12,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from streams.log.clients import Headers
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.active_requests import ActiveRequests, RequestLimits

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.membership import Membership
 from schemas.records import (
     MemberKind,
     MemberState,
@@ -22,6 +20,8 @@ from schemas.records import (
 from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.membership import Membership
 from tests.long_leases import long_leases
 from tests.waits import until
 from tests.workers.fakes import work

@@ -17,9 +17,9 @@ from schemas.errors import (
     TriviumError,
     WorkerRefused,
 )
-from schemas.log.clock import wall_ms
 from schemas.records import Capability
 from schemas.settings import ModelSettings
+from streams.log.clock import wall_ms
 from workers.kv.block_log import BlockLog
 from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer

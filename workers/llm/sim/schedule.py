@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.errors import DeadlineExceeded
-from schemas.log.clock import wall_ms
 from schemas.records import Orchestration, WireError, WorkPhase
+from streams.log.clock import wall_ms
 from workers.deadlines import Deadlines
 from workers.llm.engine import EngineLoad, Output
 from workers.llm.sim.answers import RunningAnswers

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.errors import EngineFailed, KvUnavailable
-from schemas.log.clock import wall_ms
+from streams.log.clock import wall_ms
 from workers.llm.engine import Output
 from workers.llm.stop_strings import certain_text
 from workers.llm.vllm.handover import Handover, Releases

@@ -36,8 +36,8 @@ from schemas.errors import (
     NoProgress,
     TriviumError,
 )
-from schemas.log.clock import wall_ms
 from schemas.records import WorkPhase
+from streams.log.clock import wall_ms
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.pieces import repeated_chars, texts_of

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from rich.table import Table
 
 from infra.bench.results import median, number
-from workers.search.cuda import feeds
-from workers.search.cuda.batch import BatchSettings, DeviceBatch
-from workers.search.cuda.device import Device, DeviceMemory, Launch
-from workers.search.index import inputs
-from workers.search.index.index import Index
-from workers.search.index.query import Effort
-from workers.search.kernels.arrays import Array
+from workers.vector.cuda import feeds
+from workers.vector.cuda.batch import BatchSettings, DeviceBatch
+from workers.vector.cuda.device import Device, DeviceMemory, Launch
+from workers.vector.index import inputs
+from workers.vector.index.index import Index
+from workers.vector.index.query import Effort
+from workers.vector.kernels.arrays import Array
 
 _COPY_BYTES, _COPIES, _COPY_REPEATS = 1 << 28, 8, 5
 _QUERIES_OF_A_PLACE = 4

@@ -21,17 +21,17 @@ from infra.bench.search.gpu.kernels_alone import Stopwatch
 from infra.bench.search.options import Progress
 from infra.bench.search.systems import OURS, OperatingPoint, at_recall
 from schemas.errors import ConfigError
-from workers.search.cuda import builder, feeds
-from workers.search.cuda.batch import BatchSettings, DeviceBatch
-from workers.search.cuda.cuvs_graph import Cagra
-from workers.search.cuda.launch import reason_against
-from workers.search.engine import backend
-from workers.search.graph.build import GraphOf
-from workers.search.index import bulk, inputs
-from workers.search.index.index import Index
-from workers.search.index.query import Effort
-from workers.search.kernels.arrays import Array
-from workers.search.limits import DEGREE
+from workers.vector.cuda import builder, feeds
+from workers.vector.cuda.batch import BatchSettings, DeviceBatch
+from workers.vector.cuda.cuvs_graph import Cagra
+from workers.vector.cuda.launch import reason_against
+from workers.vector.engine import backend
+from workers.vector.graph.build import GraphOf
+from workers.vector.index import bulk, inputs
+from workers.vector.index.index import Index
+from workers.vector.index.query import Effort
+from workers.vector.kernels.arrays import Array
+from workers.vector.limits import DEGREE
 
 Search = Callable[[int], Array]  # effort to rows of all queries
 

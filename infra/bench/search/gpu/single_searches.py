@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 from infra.bench.results import percentiles
-from workers.search.cuda.batch import BatchSettings
-from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.index import Index
-from workers.search.index.query import Query
-from workers.search.kernels.arrays import Array
+from workers.vector.cuda.batch import BatchSettings
+from workers.vector.engine.engine import EngineSettings, SearchEngine
+from workers.vector.index.index import Index
+from workers.vector.index.query import Query
+from workers.vector.kernels.arrays import Array
 
 TOP_M = 64
 LONE_WIDTH = 8  # fewer and larger extends, which make a search alone faster

@@ -19,8 +19,8 @@ from infra.bench.search.systems import OURS, OperatingPoint, System, at_recall, 
 from infra.bench.search.zoo import truth
 from infra.bench.search.zoo.kinds import KINDS, DataKind
 from infra.bench.search.zoo.random_kinds import random_kind
-from workers.search.kernels.arrays import Array
-from workers.search.limits import TOP_M_MAX
+from workers.vector.kernels.arrays import Array
+from workers.vector.limits import TOP_M_MAX
 
 K = 10
 RECALLS = (0.93, 0.98)

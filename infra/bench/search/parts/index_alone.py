@@ -14,7 +14,7 @@ from infra.bench.results import Bar, at_least, at_most, median, median_ratio
 from infra.bench.search import vectors
 from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_rate, at_recall, build
-from workers.search.kernels.arrays import Array
+from workers.vector.kernels.arrays import Array
 
 Curves = dict[str, list[list[OperatingPoint]]]  # by system, by repeat
 

@@ -29,16 +29,16 @@ from infra.bench.search.vectors import drawer, recall, truth
 from infra.processes import garbage
 from schemas.records import Document
 from schemas.retrieval import pack_vector
-from workers.search.engine.engine import SearchEngine
-from workers.search.index.index import Index
-from workers.search.index.query import Effort, Query
-from workers.search.kernels.arrays import Array
-from workers.search.service.collections import Collections
-from workers.search.service.feed.documents import DocumentFollower
-from workers.search.service.settings import RetrievalSettings
-from workers.search.service.upkeep import Upkeep
-from workers.search.service.worker import SWITCH_S
-from workers.search.words.changes import DocumentChange
+from workers.retrieval.collections import Collections
+from workers.retrieval.feed.documents import DocumentFollower
+from workers.retrieval.settings import RetrievalSettings
+from workers.retrieval.upkeep import Upkeep
+from workers.retrieval.worker import SWITCH_S
+from workers.vector.engine.engine import SearchEngine
+from workers.vector.fulltext.changes import DocumentChange
+from workers.vector.index.index import Index
+from workers.vector.index.query import Effort, Query
+from workers.vector.kernels.arrays import Array
 
 SEARCH_SHARE = 0.7
 _CORES = 2

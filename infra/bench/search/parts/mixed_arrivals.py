@@ -16,9 +16,9 @@ import numpy as np
 from infra.bench.results import median, percentiles
 from infra.bench.search.parts.mixed_servers import BATCH, THREADS, TOP_M, SearchServer
 from schemas.errors import TriviumError
-from schemas.log.clock import wall_ms
-from workers.search.index.kinds import SearchKind
-from workers.search.kernels.arrays import Array
+from streams.log.clock import wall_ms
+from workers.vector.index.kinds import SearchKind
+from workers.vector.kernels.arrays import Array
 
 PREFILL_SHARE = 0.2
 DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms

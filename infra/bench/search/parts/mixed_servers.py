@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from workers.search.engine.core_lanes import CoreLanes
-from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index import inputs, plans
-from workers.search.index.index import Index
-from workers.search.index.kinds import SearchKind
-from workers.search.index.query import Query
-from workers.search.kernels.arrays import Array
-from workers.search.walk.results import SlotReader
-from workers.search.walk.slots import CpuSlots
+from workers.vector.engine.core_lanes import CoreLanes
+from workers.vector.engine.engine import EngineSettings, SearchEngine
+from workers.vector.index import inputs, plans
+from workers.vector.index.index import Index
+from workers.vector.index.kinds import SearchKind
+from workers.vector.index.query import Query
+from workers.vector.kernels.arrays import Array
+from workers.vector.traversal.results import SlotReader
+from workers.vector.traversal.slots import CpuSlots
 
 K, THREADS = 10, 2
 PLACES = EngineSettings().places  # searches that a lane of ours advances together

@@ -23,7 +23,7 @@ from infra.bench.search.parts.mixed_servers import (
 )
 from infra.bench.search.systems import OURS
 from infra.processes import garbage
-from workers.search.index.kinds import SearchKind
+from workers.vector.index.kinds import SearchKind
 
 _UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
 DECODE_P99_MS = 3.0

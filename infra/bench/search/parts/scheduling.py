@@ -17,10 +17,10 @@ import numpy as np
 
 from infra.bench.results import Bar, at_least, percentiles
 from infra.bench.search.options import Progress, SearchOptions
-from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
-from workers.search.index.kinds import SearchKind
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.engine.queues import QueuedSearch
+from workers.vector.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
+from workers.vector.index.kinds import SearchKind
 
 STEP_MS = 0.2
 PLACES, SLOTS = 8, 24

@@ -30,19 +30,19 @@ from infra.broker.section import BrokerSettings
 from infra.processes.supervisor import ProcessSpec, Supervisor
 from schemas.codec import Codec
 from schemas.errors import NotReady, TriviumError
-from schemas.log.admin import create_topics
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.documents import send_document
-from schemas.log.retrieval.client import RetrievalClient
-from schemas.log.retrieval.member import open_retrieval_client
 from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector
 from schemas.settings import LogSettings
-from workers.search.engine.engine import SearchEngine
-from workers.search.index.index import Index
-from workers.search.index.query import Query
-from workers.search.kernels.arrays import Array
+from streams.log.admin import create_topics
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.documents import send_document
+from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.member import open_retrieval_client
+from workers.vector.engine.engine import SearchEngine
+from workers.vector.index.index import Index
+from workers.vector.index.query import Query
+from workers.vector.kernels.arrays import Array
 
 Ask = Callable[[Array], Awaitable[list[int]]]  # vector to its nearest rows
 

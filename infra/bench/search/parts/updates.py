@@ -21,13 +21,13 @@ from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.parts.lateness import watch_lateness
 from infra.bench.search.vectors import overlapping
 from infra.processes import garbage
-from workers.search.engine.engine import SearchEngine
-from workers.search.index import snapshot
-from workers.search.index.index import LINK_BATCH, Index
-from workers.search.index.query import Query
-from workers.search.kernels.arrays import Array
-from workers.search.metadata.filters import EqualFilter
-from workers.search.service.worker import SWITCH_S
+from workers.retrieval.worker import SWITCH_S
+from workers.vector.engine.engine import SearchEngine
+from workers.vector.filters.filters import EqualFilter
+from workers.vector.index import snapshot
+from workers.vector.index.index import LINK_BATCH, Index
+from workers.vector.index.query import Query
+from workers.vector.kernels.arrays import Array
 
 _DIM = 64  # of rows on a line
 DEAD_SHARE = 0.15

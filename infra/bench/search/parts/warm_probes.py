@@ -14,11 +14,11 @@ from infra.bench.results import Bar, at_least, at_most
 from infra.bench.search import vectors
 from infra.bench.search.parts.index_alone import K, SearchScene
 from infra.bench.search.systems import OURS
-from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index import bulk, inputs
-from workers.search.index.index import Index
-from workers.search.index.query import Effort, Query
-from workers.search.kernels.arrays import Array
+from workers.vector.engine.engine import EngineSettings, SearchEngine
+from workers.vector.index import bulk, inputs
+from workers.vector.index.index import Index
+from workers.vector.index.query import Effort, Query
+from workers.vector.kernels.arrays import Array
 
 DRIFT = 0.1
 COLD_TOP_M, WARM_TOP_M = 128, 32

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array
+from workers.vector.kernels.arrays import Array
 
 _LINES = 6  # of a piece of text
 _TERMS = 20_000

@@ -13,8 +13,8 @@ import numpy as np
 
 from infra.bench.search import vectors as plain
 from infra.bench.search.zoo import bundled
-from workers.search.kernels.arrays import Array
-from workers.search.kernels.metrics import Metric
+from workers.vector.kernels.arrays import Array
+from workers.vector.kernels.metrics import Metric
 
 Draw = Callable[[int, int], tuple[Array, Array]]  # numbers of rows and queries to arrays
 

@@ -5,8 +5,8 @@ They combine clusters, scales, manifolds, copies, outliers and norms."""
 import numpy as np
 
 from infra.bench.search.zoo.kinds import DataKind, split
-from workers.search.kernels.arrays import Array
-from workers.search.kernels.metrics import Metric
+from workers.vector.kernels.arrays import Array
+from workers.vector.kernels.metrics import Metric
 
 _METRICS = (Metric.SQEUCLIDEAN, Metric.SQEUCLIDEAN, Metric.COSINE, Metric.INNER_PRODUCT)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from workers.search.kernels.arrays import Array
-from workers.search.kernels.metrics import Metric
+from workers.vector.kernels.arrays import Array
+from workers.vector.kernels.metrics import Metric
 
 _BLOCK = 128
 _CLOSE = 1e-5  # relative difference of distances that float32 cannot distinguish

@@ -9,9 +9,9 @@ from infra.bench.platform.checker import check
 from infra.bench.platform.checking import make_task
 from infra.bench.platform.questions import draw_questions
 from schemas.codec import AVRO_DIR, Codec
-from schemas.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from schemas.records import Answer
 from schemas.settings import LogSettings
+from streams.log.transactions import CommittedOffset, OutgoingRecord, Transactions
 from tests.waits import until
 
 pytestmark = pytest.mark.kafka

@@ -8,8 +8,8 @@ import pytest
 
 from infra.bench.retrieval.latency import wait_held_by_all
 from schemas.errors import EngineFailed
-from schemas.log.clock import wall_ms
 from schemas.records import CollectionState, Role, SearchLoad
+from streams.log.clock import wall_ms
 from tests.infra.watched_fleet import fleet
 from tests.streams.builders import beat, registration
 

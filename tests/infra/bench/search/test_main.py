@@ -17,9 +17,9 @@ from infra.bench.search.parts import mixed_traffic, scheduling, through_the_log
 from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
 from schemas.settings import LogSettings
 from tests.long_leases import LONG_LEASES, long_leases
-from workers.search.engine.scheduler import SearchScheduler
-from workers.search.index.kinds import SearchKind
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.engine.scheduler import SearchScheduler
+from workers.vector.index.kinds import SearchKind
 
 TOY = replace(
     QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,

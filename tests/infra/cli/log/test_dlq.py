@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from schemas.codec import Codec, to_dict
-from schemas.log.clients import LogProducer
 from schemas.settings import LogSettings
+from streams.log.clients import LogProducer
 from tests.conftest import _fresh_topics
 from tests.infra.cli.trivium_runner import Ran, trivium_here
 from tests.schemas.examples import example
-from tests.schemas.log.test_dead_letters import bury_some, prompts
+from tests.streams.log.test_dead_letters import bury_some, prompts
 
 pytestmark = pytest.mark.kafka
 

@@ -3,9 +3,9 @@
 import json
 
 from schemas.codec import full_schema
-from schemas.log.registry import Registry, subjects
+from streams.log.registry import Registry, subjects
 from tests.infra.cli.trivium_runner import trivium_here
-from tests.schemas.log.registry_stub import running_registry
+from tests.streams.log.registry_stub import running_registry
 
 
 def test_schemas_command_registers_lists_and_checks() -> None:

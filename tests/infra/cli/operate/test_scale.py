@@ -14,10 +14,10 @@ from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from schemas.codec import Codec
 from schemas.fleet import LEASE_MS
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
 from schemas.records import Heartbeat, Load, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
 from tests.infra.scaling.samples import TARGETS, backlog, measured
 from tests.infra.watched_fleet import fleet
 from tests.long_leases import long_leases

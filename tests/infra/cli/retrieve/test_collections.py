@@ -11,7 +11,6 @@ import pytest
 from infra.cli.retrieve import collections, search
 from schemas.errors import ConfigError, UnknownCollection
 from schemas.fleet import FleetView
-from schemas.log.clock import wall_ms
 from schemas.records import (
     CollectionState,
     Heartbeat,
@@ -25,10 +24,11 @@ from schemas.records import (
 )
 from schemas.retrieval import embedding_workers
 from schemas.settings import LogSettings
+from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.embed.bookshelf import bookshelf
 from tests.workers.embed.bookshelf import worker as embedder
-from tests.workers.search.service.retrieval_workers import calm, library, ready, worker
+from tests.workers.retrieval.retrieval_workers import calm, library, ready, worker
 
 
 async def command_output(

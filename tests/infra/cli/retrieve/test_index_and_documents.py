@@ -15,15 +15,15 @@ from infra.cli.retrieve.rows import VectorRow, open_rows, read_array, read_rows,
 from infra.cli.retrieve.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
-from schemas.log.clients import AssignedReader
 from schemas.records import RetrievalRequest, WireError
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.settings import LogSettings
+from streams.log.clients import AssignedReader
 from tests.infra.cli.trivium_runner import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
 from tests.waits import until
-from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.service.worker import RetrievalWorker
+from workers.retrieval.settings import RetrievalSettings, ShardPlace
+from workers.retrieval.worker import RetrievalWorker
 
 VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
-from schemas.log.clock import wall_ms
 from schemas.records import RetrievalRequest
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
+from streams.log.clock import wall_ms
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.waits import until
-from tests.workers.search.data import gaussian
-from tests.workers.search.service.retrieval_workers import (
+from tests.workers.retrieval.retrieval_workers import (
     SETTINGS,
     calm,
     dead_letter_reasons,
@@ -25,10 +24,11 @@ from tests.workers.search.service.retrieval_workers import (
     wait_for_documents,
     worker,
 )
-from workers.search.graph.build import own_graph
-from workers.search.index.kinds import SearchKind
-from workers.search.service import index_files
-from workers.search.service.settings import RetrievalSettings, ShardPlace
+from tests.workers.vector.data import gaussian
+from workers.retrieval import index_files
+from workers.retrieval.settings import RetrievalSettings, ShardPlace
+from workers.vector.graph.build import own_graph
+from workers.vector.index.kinds import SearchKind
 
 ROWS, DIM = 2_400, 80  # so many of a shard that they are walked, not scanned
 VECTORS = gaussian(ROWS, DIM)

@@ -19,8 +19,8 @@ from tests.infra.cli.trivium_runner import trivium_here
 from tests.long_leases import long_leases
 from tests.waits import until
 from tests.workers.embed.bookshelf import Bookshelf, bookshelf, worker
-from tests.workers.search.service.retrieval_workers import calm
-from tests.workers.search.service.retrieval_workers import worker as searcher
+from tests.workers.retrieval.retrieval_workers import calm
+from tests.workers.retrieval.retrieval_workers import worker as searcher
 
 pytestmark = pytest.mark.kafka
 

@@ -11,12 +11,12 @@ import pytest
 from infra.cli.operate.status import _collection
 from infra.cli.retrieve.index_files import verify
 from schemas.settings import LogSettings
-from tests.workers.search.data import gaussian
-from workers.search.index import snapshot
-from workers.search.index.index import Index
-from workers.search.index.view import IndexAudit
-from workers.search.service.collections import Collections
-from workers.search.service.settings import RetrievalSettings
+from tests.workers.vector.data import gaussian
+from workers.retrieval.collections import Collections
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.index import snapshot
+from workers.vector.index.index import Index
+from workers.vector.index.view import IndexAudit
 
 
 def test_missed_share_is_reported_by_status_and_verify(

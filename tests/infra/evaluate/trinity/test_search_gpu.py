@@ -3,9 +3,9 @@
 from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts
 from infra.evaluate.trinity.search_gpu import PLACES, SearchGpu
 from infra.simulator.log.clock import Clock
-from workers.search.engine.scheduler import Drop
-from workers.search.index.kinds import SearchKind
-from workers.search.service.settings import RetrievalSettings
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.engine.scheduler import Drop
+from workers.vector.index.kinds import SearchKind
 
 HEAVY = SearchCosts(index=IndexSpec(width=64))  # a full GPU takes longer than the floor
 

@@ -12,13 +12,13 @@ from infra.platform.connect.connectors import file_sink
 from infra.platform.connect.worker import Connect
 from schemas.codec import Codec
 from schemas.errors import ConfigError, QueueFull
-from schemas.log.clients import LogProducer
-from schemas.log.transactions import OutgoingRecord
 from schemas.records import AnswerPart
 from schemas.settings import LogSettings
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
 from streams.bridge.records.record import PromptRecord
+from streams.log.clients import LogProducer
+from streams.log.transactions import OutgoingRecord
 from tests.waits import until
 
 pytestmark = [pytest.mark.platform, pytest.mark.kafka]

@@ -11,10 +11,10 @@ from aiokafka import AIOKafkaProducer
 from infra.platform.flink.jobs import LIBS, SqlJob, check_jars, script
 from schemas.codec import full_schema
 from schemas.errors import ConfigError
-from schemas.log.registry import make_codec
 from schemas.settings import LogSettings
+from streams.log.registry import make_codec
 from tests.schemas.examples import example
-from tests.schemas.log.registry_stub import running_registry
+from tests.streams.log.registry_stub import running_registry
 
 platform = [
     pytest.mark.kafka,

@@ -16,9 +16,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from infra.platform.registry.node import running_apicurio
 from schemas.codec import Codec, full_schema, to_dict
 from schemas.errors import ConfigError
-from schemas.log.registry import NotRegistered, Registry, make_codec, register_all, subjects
 from schemas.records import Prompt
 from schemas.settings import LogSettings
+from streams.log.registry import NotRegistered, Registry, make_codec, register_all, subjects
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.schemas.examples import example
 

@@ -16,9 +16,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from infra.platform.registry.node import running_apicurio
 from schemas.codec import to_dict
 from schemas.errors import ConfigError, RecordError
-from schemas.log.registry import make_codec
 from schemas.settings import LogSettings
 from streams.bridge.answers import AnswerBuilder
+from streams.log.registry import make_codec
 from tests.streams.bridge.samples import KEY, body_of, pair, question_of, record, stream
 
 PROMPTS = SerializationContext("rows", MessageField.VALUE)

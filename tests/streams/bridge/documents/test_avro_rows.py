@@ -13,8 +13,8 @@ from streams.bridge.config import DocumentSource
 from streams.bridge.documents.rows import RowChange, change_of
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
-from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.streams.bridge.records.test_writer_schemas import registered, written
+from tests.streams.log.registry_stub import StubRegistry, running_registry
 
 SOURCE = DocumentSource(
     topic="rows.documents", collection="handbook", text="{title}: {body?}", metadata=("day", "fee")

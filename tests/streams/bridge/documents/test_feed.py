@@ -13,14 +13,14 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from schemas.codec import Codec
 from schemas.errors import Fenced
-from schemas.log.admin import create_extra_topics
-from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.connecting import client_options
-from schemas.log.transactions import Transactions, committed_offsets
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from streams.bridge.config import DocumentSource
 from streams.bridge.documents.feed import _Feed, feed_documents, feed_group
+from streams.log.admin import create_extra_topics
+from streams.log.clients import AssignedReader, LogProducer
+from streams.log.connecting import client_options
+from streams.log.transactions import Transactions, committed_offsets
 from tests.waits import until
 
 pytestmark = pytest.mark.kafka

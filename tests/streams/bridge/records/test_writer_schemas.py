@@ -18,13 +18,13 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.codec import full_schema
 from schemas.errors import BrokerUnavailable, ConfigError, RecordError
-from schemas.log.registry import Registry
 from streams.bridge.prompts import PromptParser, answer_format
 from streams.bridge.records.writer_schemas import AWAY_S, WriterSchemas, decode_body, readable
+from streams.log.registry import Registry
 from tests.loop_stalls import unstalled
-from tests.schemas.log.registry_stub import StubRegistry, running_registry
 from tests.streams.bridge.samples import CODEC, body_of, pair, question_of, record
 from tests.streams.gateway.samples import MODEL
+from tests.streams.log.registry_stub import StubRegistry, running_registry
 from tests.virtual_time import run_virtual, virtual
 
 ROW: dict[str, Any] = {

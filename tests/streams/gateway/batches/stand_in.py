@@ -11,10 +11,10 @@ from uuid import uuid4
 from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
-from schemas.log.clients import AssignedReader
-from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Answer, Prompt
 from schemas.settings import LogSettings
+from streams.log.clients import AssignedReader
+from streams.log.transactions import OutgoingRecord, Transactions
 from tests.waits import meanwhile
 
 CODEC = Codec()

@@ -12,14 +12,14 @@ import openai
 import pytest
 
 from schemas.errors import RecordTooLarge
-from schemas.log.clock import wall_ms
-from schemas.log.transactions import OutgoingRecord, Transactions
 from schemas.records import Batch
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.gateway.batches import batch_run, batch_runner, shapes, turns
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.table import key_of
+from streams.log.clock import wall_ms
+from streams.log.transactions import OutgoingRecord, Transactions
 from tests.streams.gateway.batches.samples import file_of, line
 from tests.streams.gateway.batches.stand_in import CODEC, answered, standing_in
 from tests.streams.gateway.indexing.kafka_gateway import KEYS, gateway

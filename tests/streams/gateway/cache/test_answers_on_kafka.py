@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from schemas.errors import EmptyIndex
-from schemas.log.clock import wall_ms
 from schemas.records import Quoted
 from schemas.settings import LogSettings
 from streams.gateway.cache.answers import AnswerCache
@@ -15,9 +14,10 @@ from streams.gateway.cache.query import CacheQuery
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
+from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.embed import bookshelf
-from tests.workers.search.service import retrieval_workers
+from tests.workers.retrieval import retrieval_workers
 
 WISH = CacheQuery(key="ab" * 16, question="Where is the ferry?", threshold=0.8, ttl_s=600)
 SETTINGS = GatewaySettings(cache_wait_ms=20_000)

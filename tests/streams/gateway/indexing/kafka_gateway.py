@@ -17,7 +17,7 @@ from tests.streams.gateway.samples import MODEL
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 from tests.waits import PATIENCE_S, until
 from tests.workers.embed.bookshelf import worker as embedder
-from tests.workers.search.service.retrieval_workers import worker as searcher
+from tests.workers.retrieval.retrieval_workers import worker as searcher
 from workers.embed.settings import EmbeddingSettings
 
 KEYS = ("one", "two")

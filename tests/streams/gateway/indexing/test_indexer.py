@@ -9,16 +9,16 @@ import openai
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.gateway.endpoints import vector_stores
 from streams.gateway.indexing import expiry
 from streams.gateway.objects.table import DAY_MS
+from streams.log.clients import AssignedReader
+from streams.log.clock import wall_ms
 from tests.streams.gateway.indexing.kafka_gateway import gateway, pools
 from tests.streams.parsing.pdfs import pdf_bytes
 from tests.waits import until
-from tests.workers.search.service.retrieval_workers import calm
+from tests.workers.retrieval.retrieval_workers import calm
 
 pytestmark = pytest.mark.kafka
 FERRY = b"# Ferries\n\nThe Ondry ferry leaves from pier 7 every 12 minutes."

@@ -9,10 +9,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
-from schemas.log.clients import LogProducer
-from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from streams.gateway.log.frames import decode_frame, frames_from
+from streams.log.clients import LogProducer
+from streams.log.connecting import client_options
 from tests.streams.gateway.samples import frame
 
 

@@ -9,12 +9,12 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import NotReady, RecordError
-from schemas.log.clients import LogProducer
 from schemas.records import StoredFile
 from schemas.settings import LogSettings
 from streams.gateway.log.objects import ObjectLog
 from streams.gateway.objects.quota import Quota
 from streams.gateway.objects.table import STORED
+from streams.log.clients import LogProducer
 from tests.waits import meanwhile, until
 
 CODEC = Codec()

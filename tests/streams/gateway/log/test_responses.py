@@ -7,11 +7,11 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotFound
-from schemas.log.clients import LogProducer
 from schemas.records import StoredResponse
 from schemas.settings import LogSettings
 from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.stream.response_id import RecordPosition
+from streams.log.clients import LogProducer
 from tests.waits import meanwhile
 
 CODEC = Codec()

@@ -7,10 +7,10 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.log.clients import LogProducer
 from schemas.settings import LogSettings
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.request.conversation import ConversationTurn
+from streams.log.clients import LogProducer
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat
 from tests.waits import until

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, InvalidRequest
-from schemas.log.clock import wall_ms
 from schemas.records import Endpoint
 from streams.gateway.config import GatewaySettings
 from streams.gateway.stream.event_id import ClientPosition, EventIds, StreamKey, positions_text
 from streams.gateway.stream.event_key import FILE_NAME, event_key
+from streams.log.clock import wall_ms
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
 from tests.streams.gateway.streamed_call import WITH_IDS

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
 from schemas.rules.tokens import pack_tokens
+from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.llm.engine_pair import EnginePair
 from tests.workers.llm.engines import (

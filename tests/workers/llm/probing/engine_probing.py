@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from schemas.log.clock import wall_ms
 from schemas.records import Passage, Probes, Retrieved
+from streams.log.clock import wall_ms
 from tests.workers.fakes import work
 from tests.workers.llm.probing.probes import search_result
 from workers.llm.engine import Engine, Job, Output

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.log.clock import wall_ms
 from schemas.records import Orchestration
+from streams.log.clock import wall_ms
 from tests.virtual_time import run_virtual
 from tests.waits import until
 from tests.workers.llm.engines import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
+from streams.log.clock import wall_ms
 from tests.waits import run, until
 from tests.workers.llm.engines import (
     PATIENT,

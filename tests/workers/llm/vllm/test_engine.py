@@ -15,9 +15,9 @@ from unittest.mock import patch
 import pytest
 
 from schemas.errors import EngineDead
-from schemas.log.clock import wall_ms
 from schemas.prefix import chain
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
+from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.llm.engine_pair import EnginePair, VllmPair
 from tests.workers.llm.engines import (

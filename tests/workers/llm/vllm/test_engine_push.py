@@ -19,8 +19,8 @@ import pytest
 from zmq.asyncio import Context
 from zmq.constants import SocketType
 
-from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
+from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.kv.sockets import listening_sockets
 from tests.workers.llm.engine_pair import EnginePair, VllmPair

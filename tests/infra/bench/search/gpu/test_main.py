@@ -16,15 +16,15 @@ from infra.bench.search.gpu import main as search_gpu
 from infra.bench.search.systems import OURS
 from infra.bench.search.vectors import truth
 from schemas.errors import ConfigError
-from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
-from workers.search.cuda import builder
-from workers.search.cuda.batch import BatchSettings
-from workers.search.cuda.device import Launch
-from workers.search.cuda.launch import reason_against
-from workers.search.engine import backend
-from workers.search.graph.build import own_graph
-from workers.search.kernels.metrics import SQUARED_L2
-from workers.search.limits import DEGREE
+from tests.workers.vector.cuda.emulator import COMPILER, EmulatedDevice
+from workers.vector.cuda import builder
+from workers.vector.cuda.batch import BatchSettings
+from workers.vector.cuda.device import Launch
+from workers.vector.cuda.launch import reason_against
+from workers.vector.engine import backend
+from workers.vector.graph.build import own_graph
+from workers.vector.kernels.metrics import SQUARED_L2
+from workers.vector.limits import DEGREE
 
 Array = np.ndarray[Any, Any]
 

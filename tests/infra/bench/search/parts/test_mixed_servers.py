@@ -3,8 +3,8 @@
 import asyncio
 
 from infra.bench.search.parts.mixed_servers import BATCH, EngineServer, StaticBatches
-from tests.workers.search.data import clustered_index, gaussian
-from workers.search.index.kinds import SearchKind
+from tests.workers.vector.data import clustered_index, gaussian
+from workers.vector.index.kinds import SearchKind
 
 QUERIES = gaussian(6 * BATCH, 20, seed=6)
 

@@ -1,0 +1,212 @@
+"""The client of the retrieval pool: sends a retrieval to all shards and merges their answers.
+
+A client is a member of the fleet that leases a partition of `hits`. `exchange.py` decides where a
+retrieval is sent, and when it is sent again; `embedding.py` requests vectors only.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, InvalidRequest, RecordError
+from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
+from schemas.retrieval import (
+    CHECK,
+    MODES,
+    WORDS,
+    RetrievalResult,
+    check_hits,
+    embedding_workers,
+    pack_vector,
+)
+from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
+from schemas.settings import LogSettings
+from schemas.topics import check_record
+from streams.log.clients import AssignedReader, LogProducer, send_dead_letter
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
+from streams.log.retrieval.embedding import EmbeddedTexts, EmbeddingClient, Texts
+from streams.log.retrieval.exchange import RetrievalExchange, by_words
+from streams.log.retrieval.routes import Route
+from streams.log.slices import in_slices
+
+
+class RetrievalClient:
+    """Searches: `start`, then `run` until cancelled, with any number of searches; then `stop`."""
+
+    def __init__(
+        self, settings: LogSettings, codec: Codec, producer: LogProducer, membership: Membership
+    ) -> None:
+        """Create a client; `membership` must have joined with a lease on `hits`, and be running."""
+        self._codec = codec
+        self.producer = producer
+        self.membership = membership
+        self._partition = membership.leases["hits"]
+        self._reader = AssignedReader(
+            settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
+        )
+        direct, by_pool = (Route(settings.retrieval_partitions) for _ in range(2))
+        self._exchange = RetrievalExchange(producer, membership, direct, by_pool, settings.place)
+        self._embedding = EmbeddingClient(producer, membership, by_pool)
+
+    async def start(self) -> None:
+        """Start the reader; no hits are missed from now on."""
+        await self._reader.start("latest")
+
+    async def stop(self) -> None:
+        """Stop reading and close the reader."""
+        await self._reader.stop()
+
+    async def run(self) -> None:
+        """Pass hits to the searches that wait for them, until cancelled."""
+        while True:
+            async for record in in_slices(await self._reader.batch()):
+                try:
+                    answer = self._codec.decode(record.value)
+                    check_record("hits", answer)
+                    self._take(answer)
+                except RecordError as error:
+                    await send_dead_letter(self.producer, record, error)
+
+    def _take(self, answer: Hits | Embedded) -> None:
+        if isinstance(answer, Embedded):
+            self._embedding.take(answer)
+        else:
+            check_hits(answer)
+            self._exchange.take(answer)
+
+    async def search(
+        self,
+        vector: Any,
+        *,
+        collection: str,
+        k: int = 10,
+        deadline_ms: int,
+        kind: Literal["prefill", "decode"] = "decode",
+        filter: str = "",
+        top_m: int = 0,
+        width: int = 0,
+        patience: int = 0,
+        seeds: Sequence[str] = (),
+        wants_seeds: bool = False,
+        wants_passages: bool = False,
+        tenant: str = "",
+        request_id: str = "",
+    ) -> RetrievalResult:
+        """Return the k nearest documents of all shards, by the deadline (wall time).
+
+        `missing` has the shards that did not answer. Raises NotReady if no retrieval worker is
+        ready, DeadlineExceeded if no shard answered, QueueFull, BrokerUnavailable, and the error
+        with which the shards refused the retrieval.
+        """
+        fields = {"top_m": top_m, "width": width, "patience": patience, "tenant": tenant}
+        request = self._request(
+            collection, k, deadline_ms, kind, vector=pack_vector(vector), filter=filter,
+            seeds=tuple(seeds), wants_seeds=wants_seeds, wants_passages=wants_passages,
+            request_id=request_id, **fields,
+        )  # fmt: skip
+        return await self._ask(request)
+
+    async def search_text(
+        self,
+        text: str,
+        *,
+        collection: str,
+        k: int = 5,
+        deadline_ms: int,
+        kind: Literal["prefill", "decode"] = "prefill",
+        mode: Literal["hybrid", "vector", "words"] = "hybrid",
+        filter: str = "",
+        min_score: float = -1.0,
+        tenant: str = "",
+        seeds: Sequence[str] = (),
+        wants_seeds: bool = False,
+        wants_passages: bool = True,
+        request_id: str = "",
+        quoted: Sequence[Quoted] = (),
+    ) -> RetrievalResult:
+        """Return the k best passages of all shards for a text, by its vector, its words, or both
+        fused.
+
+        `RetrievalResult.passages` has their texts. Passages below `min_score` (a cosine) are left
+        out. If the text got no vector, `RetrievalResult.degraded` says why, and the search is by
+        words only. `RetrievalResult.changed` has the `quoted` documents that must not be quoted any
+        more, as `check` returns them. Raises the errors of `search`, and InvalidRequest.
+        """
+        if mode not in MODES:
+            raise InvalidRequest(f"expected {', '.join(MODES)}, found {mode!r:.80}", "mode")
+        if not text.strip():
+            raise InvalidRequest("expected a text to search for, found none", "text")
+        request = self._request(
+            collection, k, deadline_ms, kind, vector=b"", text=text, mode=mode, filter=filter,
+            min_score=min_score, tenant=tenant, seeds=tuple(seeds), wants_seeds=wants_seeds,
+            wants_passages=wants_passages, request_id=request_id, quoted=tuple(quoted),
+        )  # fmt: skip
+        if mode == WORDS:
+            return await self._ask(request)
+        if not embedding_workers(self.membership.view, wall_ms()):
+            result = await self._ask(by_words(request))
+            return replace(result, degraded="no embedding worker is ready")
+        result = await self._ask(request)
+        if result.mode != WORDS:
+            return result
+        return replace(result, degraded="the embedding pool made no vector in time")
+
+    async def check(
+        self,
+        quoted: Sequence[Quoted],
+        *,
+        collection: str,
+        tenant: str = "",
+        deadline_ms: int,
+        kind: Literal["prefill", "decode"] = "prefill",
+        request_id: str = "",
+    ) -> frozenset[str]:
+        """Return the ids of those documents that are deleted, changed, or not for this tenant.
+
+        Documents of shards that do not answer are included. Raises the errors of `search`.
+        """
+        if not quoted:
+            return frozenset()
+        request = self._request(
+            collection, 1, deadline_ms, kind, vector=b"", mode=CHECK, tenant=tenant,
+            quoted=tuple(quoted), request_id=request_id,
+        )  # fmt: skip
+        return (await self._ask(request)).changed
+
+    async def embed(self, texts: Texts, *, deadline_ms: int, tenant: str = "") -> EmbeddedTexts:
+        """Return the vectors of texts, in their order, all or none.
+
+        Raises NotReady if no embedding worker is ready, DeadlineExceeded, BrokerUnavailable, and
+        the error with which the pool refused the texts.
+        """
+        self._check_valid()
+        return await self._embedding.embed(texts, deadline_ms, tenant)
+
+    def _request(
+        self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any
+    ) -> RetrievalRequest:
+        for name, limit in (("seeds", SEEDS_MAX), ("quoted", QUOTED_MAX)):
+            if (count := len(fields.get(name, ()))) > limit:
+                raise InvalidRequest(f"expected at most {limit} {name}, found {count}", name)
+        return RetrievalRequest(
+            retrieval_id=uuid.uuid4().hex,
+            asker_id=self.membership.member_id,
+            reply_partition=self._partition,
+            collection=collection,
+            k=k,
+            urgency=kind,
+            asked_ms=wall_ms(),
+            deadline_ms=deadline_ms,
+            **fields,
+        )
+
+    async def _ask(self, request: RetrievalRequest) -> RetrievalResult:
+        self._check_valid()
+        return await self._exchange.ask(request)
+
+    def _check_valid(self) -> None:
+        if not self.membership.is_valid():
+            raise BrokerUnavailable("the log does not answer; hits would not arrive")
