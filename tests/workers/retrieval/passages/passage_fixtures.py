@@ -7,8 +7,8 @@ import numpy as np
 from schemas.records import Chunk, CollectionDeclared, Document, DocumentPassages
 from schemas.retrieval import pack_vector
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange, PassagesChange
 from workers.retrieval.settings import RetrievalSettings
-from workers.vector.fulltext.changes import DocumentChange, PassagesChange
 
 EMBEDDER = "hash@1"
 

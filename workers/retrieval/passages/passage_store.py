@@ -10,8 +10,8 @@ its later record with a vector, deletes them. Pure except for the word index.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from workers.retrieval.passages.texts import row_id
 from workers.vector.fulltext.index import WordIndex
-from workers.vector.fulltext.texts import row_id
 
 _FLOORS_MAX = 100_000
 

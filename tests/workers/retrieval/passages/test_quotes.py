@@ -2,7 +2,7 @@
 
 from schemas.records import Quoted
 from schemas.retrieval import shard_of
-from tests.workers.vector.fulltext.passage_fixtures import (
+from tests.workers.retrieval.passages.passage_fixtures import (
     collections,
     deletion,
     document,
@@ -11,7 +11,7 @@ from tests.workers.vector.fulltext.passage_fixtures import (
     vector_of,
 )
 from workers.retrieval.collections import Collections
-from workers.vector.fulltext.quotes import changed_quotes
+from workers.retrieval.responder import changed_quotes
 
 
 def ask(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InvalidRequest, InvalidVector, WrongDimension
 from schemas.records import Chunk
-from tests.workers.vector.fulltext.passage_fixtures import (
+from tests.workers.retrieval.passages.passage_fixtures import (
     collections,
     declared,
     deletion,
@@ -21,7 +21,7 @@ from tests.workers.vector.fulltext.passage_fixtures import (
     text,
     vector_of,
 )
-from workers.vector.fulltext.changes import DocumentChange, PassagesChange
+from workers.retrieval.passages.changes import DocumentChange, PassagesChange
 
 V = vector_of("v")
 

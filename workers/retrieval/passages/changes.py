@@ -10,7 +10,7 @@ from schemas.records import DocumentPassages as Passages
 from schemas.rules import metadata as rules
 from schemas.rules.filters import Value
 from schemas.rules.metadata import TENANT, Metadata, values_of
-from workers.vector.fulltext.texts import PassageText
+from workers.retrieval.passages.texts import PassageText
 
 
 @dataclass(frozen=True, slots=True)

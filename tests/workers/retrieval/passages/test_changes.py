@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import InvalidRequest
-from workers.vector.fulltext.changes import metadata_of
+from workers.retrieval.passages.changes import metadata_of
 
 THIRD = "0.333333333333333314829616256247390992939472198486328125"  # a float, written whole
 

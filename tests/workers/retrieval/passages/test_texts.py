@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from tests.workers.vector.fulltext.passage_fixtures import record
-from workers.vector.fulltext.changes import texts_of
-from workers.vector.fulltext.texts import PassageText, unpack
+from tests.workers.retrieval.passages.passage_fixtures import record
+from workers.retrieval.passages.changes import texts_of
+from workers.retrieval.passages.texts import PassageText, unpack
 
 
 def packed_formerly(text: PassageText) -> bytes:
