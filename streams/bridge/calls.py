@@ -16,7 +16,7 @@ from streams.gateway.request.body import Body, ChatBody, CompletionBody
 from streams.gateway.request.embed_body import EmbeddingsBody, inputs_of
 from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
-from streams.gateway.responses.create import ResponseCall
+from streams.gateway.responses.call import ResponseCall
 from streams.gateway.responses.items import REFERENCE, items_of
 
 _OF_STREAMS = ("stream", "stream_options")  # ignored: an answer is one record

@@ -26,7 +26,7 @@ from streams.gateway.http.errors import shorten
 from streams.gateway.request.body import ChatBody, Message, ResponseFormat
 from streams.gateway.request.conversation import check_session_id
 from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.responses.create import ResponseCall
+from streams.gateway.responses.call import ResponseCall
 
 VALUE_BYTES_MAX = 4 << 20  # the limit of a call's body
 LIST_MAX = 16_384  # messages or stop strings

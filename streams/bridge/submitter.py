@@ -42,10 +42,10 @@ from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.embed_body import EmbeddingsBody
 from streams.gateway.request.intake import CallIntake, take_in_body
 from streams.gateway.request.options import CallOptions
-from streams.gateway.responses.create import ResponseCall
+from streams.gateway.responses.call import ResponseCall
 from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import call_error
+from streams.gateway.stream.answers import call_error
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
 from streams.log.clock import wall_ms

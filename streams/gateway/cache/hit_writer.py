@@ -11,8 +11,8 @@ import orjson
 from streams.gateway.cache.answers import CacheHit
 from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import CHAT_PREFIX
-from streams.gateway.stream.chunks import DONE
-from streams.gateway.stream.delivery import STREAM_HEADERS, one_line_each
+from streams.gateway.stream.chunks import DONE, one_line_each
+from streams.gateway.stream.delivery import STREAM_HEADERS
 
 Json = dict[str, Any]
 

@@ -54,7 +54,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
-    options = options_of(exchange, intake, gateway.settings)
+    options = options_of(exchange.headers, exchange.arrived_ms, intake, gateway.settings)
     cache_lookup = await answer_cache.look_up(gateway, exchange, intake)
     if cache_lookup and await answer_cache.serve(
         gateway, exchange, cache_lookup, intake, conversation

@@ -1,14 +1,13 @@
 """The options of a call, from its body or its headers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.exchange import HttpExchange, RawHeaders
 from streams.gateway.request.fields import one_of, priority_of
 from streams.gateway.request.intake import CallIntake
 
@@ -17,6 +16,7 @@ WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnec
 EVENT_IDS_HEADER = "x-trivium-event-ids"
 POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _WEIGHTS = ("ttft", "tpot")
+RawHeaders = Mapping[bytes, bytes]  # by lower-case name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +34,19 @@ class CallOptions:
 
 
 def options_of(
-    exchange: HttpExchange, intake: CallIntake, settings: GatewaySettings
+    headers: RawHeaders, arrived_ms: int, intake: CallIntake, settings: GatewaySettings
 ) -> CallOptions:
     """Return the options of a call; raises InvalidRequest."""
-    headers = exchange.headers
     priority = intake.priority or priority_of(
         settings, _text_of(headers, PRIORITY_HEADER), PRIORITY_HEADER
     )
-    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
+    deadline_ms = deadline_of(headers, arrived_ms, settings)
     w_ttft, w_tpot = _weights(headers)
     keeps_running = _choice(headers, DISCONNECT_HEADER, "cancel", "continue")
     event_ids = _choice(headers, EVENT_IDS_HEADER, "false", "true")
     return CallOptions(
         priority=Priority(priority or settings.priority),
-        deadline_ms=exchange.arrived_ms + (relative_ms or settings.deadline_ms),
+        deadline_ms=deadline_ms,
         w_ttft=w_ttft,
         w_tpot=w_tpot,
         policy=intake.policy or _wish(headers, POLICY_HEADER, POLICIES),
@@ -55,6 +54,21 @@ def options_of(
         keeps_running=bool(keeps_running),
         event_ids=bool(keeps_running) if event_ids is None else event_ids,
     )
+
+
+def deadline_of(headers: RawHeaders, arrived_ms: int, settings: GatewaySettings) -> int:
+    """Return the wall-clock time in ms by which a call has to end; raises InvalidRequest."""
+    value = headers.get(DEADLINE_HEADER.encode())
+    if value is None:
+        return arrived_ms + settings.deadline_ms
+    text, maximum = value.strip(), settings.deadline_ms_max
+    if not text.isdigit() or len(text) > 15 or not 1 <= int(text) <= maximum:
+        raise InvalidRequest(
+            f"{DEADLINE_HEADER}: expected a whole number from 1 to {maximum}, "
+            f"found {value.decode('latin-1')[:40]!r}",
+            DEADLINE_HEADER,
+        )
+    return arrived_ms + int(text)
 
 
 def _text_of(headers: RawHeaders, name: str) -> str | None:

@@ -15,7 +15,7 @@ import orjson
 from schemas.errors import TriviumError
 from schemas.records import TokenLogprob
 from streams.gateway.responses.form import AnswerText, Form, Json, annotations, logprobs
-from streams.gateway.stream.delivery import KEEPALIVE
+from streams.gateway.stream.chunks import KEEPALIVE
 from streams.gateway.stream.hub import Call
 
 _BEFORE, _WITH_SEARCH = 2, 7  # events before those of the message

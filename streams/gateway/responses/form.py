@@ -14,7 +14,7 @@ from streams.gateway.ids import MESSAGE_PREFIX, RESPONSE_PREFIX, SEARCH_PREFIX
 from streams.gateway.request.responses_body import RESULTS
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import in_order
-from streams.gateway.stream.delivery import call_error
+from streams.gateway.stream.answers import call_error
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call, CallStream
 

@@ -7,7 +7,7 @@ response.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,11 +19,14 @@ from streams.gateway.endpoints.resume import read_on, resumed_call
 from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import IN_NO_PROMPT, MESSAGE_PREFIX, RESPONSE_PREFIX, new_request_id
 from streams.gateway.request.responses_body import check_include
+from streams.gateway.responses.call import EarlierTurns
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import AnswerText, Form, whole_of
 from streams.gateway.responses.items import REFERENCE, Item, messages_of
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import COMPLETED, KEEPALIVE, call_error
+from streams.gateway.stream.answers import call_error
+from streams.gateway.stream.chunks import KEEPALIVE
+from streams.gateway.stream.delivery import COMPLETED
 from streams.gateway.stream.event_id import ClientPosition
 from streams.gateway.stream.hub import Call, CallStream, Hub
 from streams.gateway.stream.timeouts import DEADLINE_GRACE_MS
@@ -33,14 +36,6 @@ _INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
 REFERENCES_MAX = 64  # per call; each is read from the log
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierTurns:
-    """The messages of a conversation before a call; none in a new conversation."""
-
-    session_id: str = ""
-    messages: Sequence[dict[str, Any]] = ()
 
 
 async def load_conversation(

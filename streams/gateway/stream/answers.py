@@ -19,6 +19,7 @@ from schemas.records import Endpoint, OutcomeKind, StreamEnd, StreamStart, Token
 from streams.gateway.ids import CHAT_PREFIX, COMPLETION_PREFIX
 from streams.gateway.stream import citations
 from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call
 from streams.gateway.stream.stream import Stream
 
 Json = dict[str, Any]
@@ -46,6 +47,13 @@ def end_error(end: StreamEnd) -> TriviumError:
         return from_wire(end.error)
     error, message = _BY_KIND[end.kind]
     return error(message)
+
+
+def call_error(call: Call) -> TriviumError | None:
+    """Return the error that ended a call, or None while it has none."""
+    if call.failure is None and call.failed_end is not None:
+        return end_error(call.failed_end)
+    return call.failure
 
 
 def usage(streams: Sequence[Stream], prompts: int) -> Json:

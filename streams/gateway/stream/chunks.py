@@ -17,12 +17,30 @@ from schemas.records import Endpoint, OutcomeKind, StreamEnd
 from streams.gateway.http.errors import error_body
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import annotations
-from streams.gateway.stream.delivery import KEEPALIVE
 from streams.gateway.stream.event_id import ClientPosition, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
+# Only for clients that asked for event ids: readers of benchmarks take a comment for JSON. No blank
+# line follows: it would end an event, and `openai` then makes one without data (in Go always, in
+# Python once events have had ids).
+KEEPALIVE = b": keep-alive\n"
+# JSON may contain these unescaped, but Python's `str.splitlines`, which `httpx` and packages based
+# on it use, ends a line at each.
+_LINE_ENDS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
 _NOT_FINISHED = b',"finish_reason":null}]'
+
+
+def one_line_each(events: bytes) -> bytes:
+    """Escape the characters in JSON that some clients take for the end of a line."""
+    if not events.isascii():
+        for end, escape in _LINE_ENDS:
+            events = events.replace(end, escape)
+    return events
 
 
 class ChunkWriter:

@@ -9,21 +9,11 @@ from typing import Protocol
 
 from schemas.errors import TriviumError
 from streams.gateway.http.exchange import HeaderList, HttpExchange
-from streams.gateway.stream.answers import end_error, placement_headers
+from streams.gateway.stream.answers import call_error, placement_headers
+from streams.gateway.stream.chunks import one_line_each
 from streams.gateway.stream.hub import Call
 
 COMPLETED, CLIENT_GONE = "completed", "client_gone"
-# Only for clients that asked for event ids: readers of benchmarks take a comment for JSON. No blank
-# line follows: it would end an event, and `openai` then makes one without data (in Go always, in
-# Python once events have had ids).
-KEEPALIVE = b": keep-alive\n"
-# JSON may contain these unescaped, but Python's `str.splitlines`, which `httpx` and packages based
-# on it use, ends a line at each.
-_LINE_ENDS = (
-    (b"\xc2\x85", b"\\u0085"),
-    (b"\xe2\x80\xa8", b"\\u2028"),
-    (b"\xe2\x80\xa9", b"\\u2029"),
-)
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -50,14 +40,6 @@ class EventWriter(Protocol):
         """Return the event of an error that breaks the stream; it is the last one."""
 
 
-def one_line_each(events: bytes) -> bytes:
-    """Escape the characters in JSON that some clients take for the end of a line."""
-    if not events.isascii():
-        for end, escape in _LINE_ENDS:
-            events = events.replace(end, escape)
-    return events
-
-
 def reply_headers(call: Call) -> HeaderList:
     """Return the headers with the ids of the answer, and its placement as far as known."""
     parent_id = call.key.parent_id.encode()
@@ -70,12 +52,6 @@ def reply_headers(call: Call) -> HeaderList:
         if stream.start is not None or stream.end is not None:
             return headers + placement_headers(stream.start, stream.end)
     return headers
-
-
-def call_error(call: Call) -> TriviumError | None:
-    if call.failure is None and call.failed_end is not None:
-        return end_error(call.failed_end)
-    return call.failure
 
 
 async def write_stream(exchange: HttpExchange, call: Call, writer: EventWriter) -> str:
