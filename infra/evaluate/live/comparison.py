@@ -32,7 +32,7 @@ from infra.story.record_finder import read_stories
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.models.sim import make_sim_model
 

@@ -12,21 +12,21 @@ import numpy as np
 import orjson
 
 from schemas.errors import InvalidRequest, UnknownModel
-from streams.gateway.http.exchange import HttpExchange
-from streams.gateway.ids import new_request_id
-from streams.gateway.log.pool import RetrievalPool
-from streams.gateway.request.body import Body, parse
-from streams.gateway.request.embed_body import (
+from streams.calls.ids import new_request_id
+from streams.calls.log.pool import RetrievalPool
+from streams.calls.request.body import Body, parse
+from streams.calls.request.embed_body import (
     VALUES_MAX,
     EmbeddingsBody,
     RerankBody,
     inputs_of,
     texts_to_rank,
 )
-from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
-from streams.gateway.request.options import deadline_of
+from streams.calls.request.fields import EMBEDDING_NEUTRAL, refuse_extras
+from streams.calls.request.options import deadline_of
+from streams.gateway.http.delivery import COMPLETED
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import COMPLETED
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 
 

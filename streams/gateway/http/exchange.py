@@ -17,9 +17,9 @@ from schemas.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from streams.gateway.fair_share import FairShare
-from streams.gateway.http.errors import error_body, retry_headers
-from streams.gateway.request.options import RawHeaders
+from streams.calls.errors import error_body, retry_headers
+from streams.calls.fair_share import FairShare
+from streams.calls.request.options import RawHeaders
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 
