@@ -110,7 +110,8 @@ class SimKvExchange:
         partner = peer.computations.get(computation.job_id)
         if computation.job.orchestration is Orchestration.DECODE_FIRST:
             computation.valid_tokens = target.tokens
-            if target.tokens > computation.cached_tokens and partner is not None:
+            lacks_tokens = target.tokens > computation.cached_tokens
+            if lacks_tokens and partner is not None and not self._has_expired(target):
                 self._read_back(here, computation, peer)
                 return
         elif partner is not None and partner.blocks is not None:  # decode allocated first
@@ -141,9 +142,10 @@ class SimKvExchange:
         if not computation.is_computed or computation.is_posted or computation.valid_tokens is None:
             return
         computation.is_posted = True
-        peer = self.engines[_target(computation).engine_id]
+        target = _target(computation)
+        peer = self.engines[target.engine_id]
         partner = peer.computations.get(computation.job_id)
-        if partner is None:  # the decode job has ended: there is no memory to write to
+        if partner is None or self._has_expired(target):  # there is no memory to write to
             self._finish_write(here, computation, 0, 0.0)
             return
         kv_bytes = self._bytes(computation.prompt_tokens - computation.valid_tokens)
@@ -160,7 +162,7 @@ class SimKvExchange:
                 self._finish_write(here, computation, kv_bytes, took_ms)
                 here.wake()
 
-        move = self._move(MoveKind.WRITE, _target(computation), here, peer, partner)
+        move = self._move(MoveKind.WRITE, target, here, peer, partner)
         self._carry(move, kv_bytes, on_done)
 
     def _finish_write(
@@ -225,6 +227,9 @@ class SimKvExchange:
             return 0
         cached = len(computation.blocks.hashes) * self.setup.block_tokens
         return min(cached, computation.prompt_tokens)
+
+    def _has_expired(self, handle: KvHandle) -> bool:
+        return self._clock.now_ms >= handle.expires_at_ms
 
     def _bytes(self, tokens: int) -> int:
         return max(0, tokens) * self.setup.model.kv_bytes_per_token
