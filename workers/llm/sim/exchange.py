@@ -18,8 +18,7 @@ from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.handles import EngineOwner, HandleRules, PinnedPrompt
-from workers.llm.sim.moves import Moves, Moving
-from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.moves import Moves, Moving, Notice, NoticeKind
 from workers.llm.sim.pushes import Pushes
 from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
