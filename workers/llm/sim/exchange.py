@@ -151,7 +151,7 @@ class KvExchange:
         if former_engine:
             self._drop_peer(former_engine)
         find = self._moves.peer_metadata
-        if self._settings.warm_up and find is not None and find(engine_id):
+        if find is not None and find(engine_id):  # connect now, not at its first use
             self._moves.tell(engine_id, b"", b"")
 
     def begin(self, run: SimRun, now_s: float, now_ms: int) -> bool:

@@ -23,6 +23,7 @@ from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.settings import SimSettings
 
 _log = logging.getLogger(__name__)
+_RETRY_S = 0.005  # pause before the second try; it doubles with every further one
 
 
 class NoticeKind(StrEnum):
@@ -110,9 +111,7 @@ class Moves:
         self.transfer = transfer
         self._settings, self._blocks = settings, blocks
         self._in_flight: dict[int, Moving] = {}
-        self._retries = Retries[Moving](
-            settings.transfer_tries_max, settings.transfer_retry_ms / 1_000
-        )
+        self._retries = Retries[Moving](settings.transfer_tries_max, _RETRY_S)
         self._serial = 0
         self._now_s = 0.0
         self.failures_total = 0
