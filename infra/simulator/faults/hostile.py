@@ -6,13 +6,12 @@ since writers of a topic are trusted that far (infra/docs/operate.md, "Say who m
 later epoch or heartbeat of a present worker is forged, and no order about a present request.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, SimFault
+from infra.simulator.cluster import Cluster
 from infra.simulator.members import fleet
 from infra.simulator.members.router import PARTITION
 from infra.simulator.members.worker import SimWorker
@@ -57,7 +56,6 @@ _LOG = LogSettings()
 TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
 ORDERS = "decode"  # any topic of work; all are delivered alike
 LARGE_PROMPT_TOKENS = 16
-NEAR_BYTES = 600  # most bytes of a large request below the limit; its work may fit or not
 _NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
 _FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
 
@@ -82,55 +80,27 @@ class OpenCluster(Cluster):
             self.router.apply(event)
 
 
-def hostile_faults(
-    seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
-) -> tuple[SimFault, ...]:
-    """Return `count` faults of all kinds between two times; large requests are near the limit."""
-    draw = np.random.default_rng([seed, count])
-    kinds: tuple[Callable[[Draw, float], SimFault], ...] = (
-        lambda draw, at_ms: repeat_record(at_ms, str(draw.choice(TOPICS))),
-        lambda draw, at_ms: forge_record(at_ms, draw),
-        lambda draw, at_ms: large_request(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
-    )
-    times = sorted(draw.uniform(begin_ms, end_ms, count).tolist())
-    return tuple(kinds[int(draw.integers(len(kinds)))](draw, at_ms) for at_ms in times)
-
-
-def repeat_record(at_ms: float, topic: str) -> SimFault:
-    """Deliver the topic's next record twice."""
-    return SimFault(at_ms, lambda cluster: cluster.bus.repeated_topics.add(topic))
-
-
-def large_request(at_ms: float, grammar_chars: int) -> SimFault:
+def large_request(cluster: Cluster, grammar_chars: int) -> None:
     """Send a request with a grammar of `grammar_chars` characters."""
-
-    def strike(cluster: Cluster) -> None:
-        turn = SimTurn(
-            prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars
-        )
-        tokens = unique_tokens(int(at_ms), LARGE_PROMPT_TOKENS + 4)
-        name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
-        cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
-
-    return SimFault(at_ms, strike)
+    turn = SimTurn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
+    at_ms = cluster.clock.now_ms
+    tokens = unique_tokens(int(at_ms), LARGE_PROMPT_TOKENS + 4)
+    name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
+    cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
 
 
-def forge_record(at_ms: float, draw: Draw) -> SimFault:
-    """Write a record about a piece of work that some worker has at that time."""
-
-    def strike(cluster: Cluster) -> None:
-        assert isinstance(cluster, OpenCluster)
-        work_lists = [
-            worker.process.requests.works for worker in cluster.workers.values() if worker.alive
-        ]
-        busy = [works for works in work_lists if works]
-        if busy:
-            works = busy[int(draw.integers(len(busy)))]
-            work = works[int(draw.integers(len(works)))]
-            make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
-            make(cluster, work, draw)
-
-    return SimFault(at_ms, strike)
+def forge_record(cluster: Cluster, draw: Draw) -> None:
+    """Write a record about a piece of work that some worker has now."""
+    assert isinstance(cluster, OpenCluster)
+    work_lists = [
+        worker.process.requests.works for worker in cluster.workers.values() if worker.alive
+    ]
+    busy = [works for works in work_lists if works]
+    if busy:
+        works = busy[int(draw.integers(len(busy)))]
+        work = works[int(draw.integers(len(works)))]
+        make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
+        make(cluster, work, draw)
 
 
 def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:

@@ -54,7 +54,6 @@ class SimMembership:
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
-        self.unheard_workers: set[str] = set()  # workers whose heartbeats are lost
 
     def peer_view_of(self, worker_id: str) -> "PeerView":
         """Return a worker's view of other workers."""
@@ -104,7 +103,7 @@ class SimMembership:
                 fleet.member_heartbeat(gateway.gateway_id, gateway.epoch, self._beats, now_ms)
             )
         for worker in self.workers.values():
-            if not worker.is_silent and worker.worker_id not in self.unheard_workers:
+            if not worker.is_silent:
                 worker.beat_ms = now_ms
                 beat = fleet.heartbeat(worker, self._beats)
                 self.recent_beats[worker.worker_id].append(beat)
