@@ -16,9 +16,8 @@ from typing import Any
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.gpu import SimGpu
-from infra.simulator.machine.kv_exchange import KvMove, SimKvExchange
+from infra.simulator.machine.kv_exchange import KvLinks, KvMove, SimKvExchange
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import KvLinks
 from infra.simulator.members.clients import ClientRequest, Clients
 from infra.simulator.members.gateways import Gateways
 from infra.simulator.members.membership import SimMembership

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from infra.simulator.cluster import Cluster
-from infra.simulator.members import fleet
+from infra.simulator.members.membership import FleetRecord, heartbeat, registration
 from infra.simulator.members.router import PARTITION
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.traffic.poisson import unique_tokens
@@ -210,26 +210,26 @@ def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Forge a worker that joins, sometimes with another worker's leases, and gets work."""
     worker = cluster.workers[work.worker_id]
     name = f"stranger-{cluster.bus.next_offset('fleet', PARTITION)}"
-    registration = fleet.registration(worker, (work.orchestration,))
-    assert registration.capability is not None
-    capability, sizes = registration.capability, ("block_size", "max_model_len", "running_max")
+    real = registration(worker, (work.orchestration,))
+    assert real.capability is not None
+    capability, sizes = real.capability, ("block_size", "max_model_len", "running_max")
     if draw.random() < 0.5:
         odd: dict[str, Any] = {size: int(draw.choice(_NUMBERS)) for size in sizes}
         capability = replace(capability, engine_id=name, **odd)
-    leases = registration.leases
+    leases = real.leases
     if draw.random() < 0.3:
         leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
     stranger = cluster.make_worker(name, worker.roles, worker.partition)
     stranger.crash()  # it never serves
     cluster.workers[name] = stranger
-    joined = replace(registration, member_id=name, capability=capability, leases=leases)
+    joined = replace(real, member_id=name, capability=capability, leases=leases)
     _to_fleet(cluster, joined)
     if draw.random() < 0.7:
         _to_fleet(cluster, replace(_odd_beat(cluster, worker, draw), member_id=name))
 
 
 def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
-    beat = fleet.heartbeat(worker, 0)
+    beat = heartbeat(worker, 0)
     counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
     load = replace(
         beat.load,
@@ -244,17 +244,16 @@ def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Forge a record of a present worker: of a former epoch, or a heartbeat with an old number."""
     worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
-    registration = fleet.registration(worker, ())
-    records: tuple[fleet.FleetRecord, ...] = (
+    records: tuple[FleetRecord, ...] = (
         replace(beat, epoch=worker.epoch - 1, seq=1 << 62, state=MemberState.GONE),
         replace(beat, seq=int(draw.choice((0, -1)))),
-        replace(registration, epoch=worker.epoch - 1, leases=[], roles=[]),
+        replace(registration(worker, ()), epoch=worker.epoch - 1, leases=[], roles=[]),
         replace(beat, member_id="nobody", seq=1),
     )
     _to_fleet(cluster, records[int(draw.integers(len(records)))])
 
 
-def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
+def _to_fleet(cluster: OpenCluster, record: FleetRecord) -> None:
     offset = cluster.bus.next_offset("fleet", PARTITION)
     cluster.forge("fleet", record, FleetRecordArrived(record, offset))
 

@@ -1,4 +1,4 @@
-"""The kinds of faults by name: what each does to a cluster now, and how it ends.
+"""The kinds of faults by name: what each does to a cluster now; and the end of all faults.
 
 A kind gets a generator of its own, and the request at which it is aimed, if any. Faults of workers
 then mostly hit a worker of that request.
@@ -11,6 +11,7 @@ import numpy as np
 from infra.simulator.cluster import Cluster
 from infra.simulator.faults import hostile, losses, members
 from infra.simulator.members.worker import SimWorker
+from schemas.fleet import LEASE_MS
 from streams.core.requests.live import LiveRequest
 
 Draw = np.random.Generator
@@ -165,3 +166,38 @@ KINDS: dict[str, Kind] = {
     "large record": _large_record,
     "forged record": lambda cluster, draw, live: hostile.forge_record(cluster, draw),
 }
+
+
+def heal(cluster: Cluster) -> None:
+    """Heal all faults of a cluster."""
+    bus = cluster.bus
+    bus.delay_ms, bus.held_until_ms = cluster.setup.bus_ms, 0.0
+    for pending in (bus.slow, bus.repeat_after_ms, bus.repeated_topics, bus.losing):
+        pending.clear()
+    cluster.links.slow, cluster.exchange.failures = 1.0, 0
+    _heal_workers(cluster)
+    while cluster.router.is_asleep:  # twice if it slept and was replaced by one that sleeps
+        cluster.router.wake()
+    if not cluster.router.alive:
+        cluster.router.take_over()
+        cluster.members.join_router()
+    for name, gateway in cluster.gateways.by_id.items():
+        if gateway.is_cut:
+            cluster.members.join_gateway(cluster.gateways.join_again(name))
+        elif not gateway.alive:
+            cluster.members.join_gateway(cluster.gateways.restart(name))
+
+
+def _heal_workers(cluster: Cluster) -> None:
+    for name, _ in cluster.shape.roles():
+        worker = cluster.workers[name]
+        worker.wall.ahead_ms, worker.is_mute = 0.0, False
+        late = cluster.clock.now_ms - worker.beat_ms >= LEASE_MS
+        if not worker.alive:
+            worker.restart()
+            cluster.members.join(worker)
+        elif late or worker.process.requests.draining:
+            cluster.members.rejoin(worker)
+        elif worker.clock.is_asleep:
+            worker.clock.wake()
+        worker.clear_slowdown()

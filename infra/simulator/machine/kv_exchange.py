@@ -4,7 +4,7 @@ prefill_first: the decode engine reads the KV that it lacks. decode_first: the p
 the KV that only the decode engine has, computes, and writes the rest. concurrent: both start at
 once, the decode engine reports its cached tokens, and the prefill engine writes the rest. An engine
 that has ended neither reads nor writes, and nothing is read from it. A fault may make transfers
-fail.
+fail. `KvLinks` decides how long they take.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,44 @@ from enum import Enum
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.computation import Computation
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import KvLinks
 from infra.simulator.machine.state import EngineState
 from schemas.errors import KvUnavailable
 from schemas.records import KvHandle, Orchestration
 from workers.llm.engine import Output
+
+
+class KvLinks:
+    """All links of a cluster; counts the bytes moved by each request.
+
+    A worker has one link per direction, which carries one transfer at a time, in order of posting.
+    The last of several transfers finishes as if they had shared the bandwidth.
+    """
+
+    def __init__(self, clock: Clock, setup: Setup) -> None:
+        self.clock = clock
+        self.setup = setup
+        self.slow = 1.0  # a fault: factor on the time of transfers
+        self.moved_bytes: dict[str, int] = {}  # by request
+        self._free_ms: dict[tuple[str, bool], float] = {}  # by worker, and whether it sends
+
+    def move(
+        self,
+        request_id: str,
+        source: str,
+        target: str,
+        kv_bytes: int,
+        on_done: Callable[[float], None],
+    ) -> None:
+        """Move bytes; `on_done` gets the time that it took in ms, waiting included."""
+        now_ms = self.clock.now_ms
+        out, into = (source, True), (target, False)
+        begin_ms = max(now_ms, self._free_ms.get(out, 0.0), self._free_ms.get(into, 0.0))
+        latency_ms = self.setup.link.latency_ms
+        carry_ms = self.slow * (self.setup.transfer_ms(kv_bytes) - latency_ms)
+        self._free_ms[out] = self._free_ms[into] = begin_ms + carry_ms
+        self.moved_bytes[request_id] = self.moved_bytes.get(request_id, 0) + kv_bytes
+        end_ms = begin_ms + carry_ms + latency_ms
+        self.clock.at(end_ms, lambda: on_done(end_ms - now_ms))
 
 
 class MoveKind(Enum):

@@ -11,13 +11,12 @@ from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.credits import Credits, Idle
 from infra.simulator.checkers.handles import Handles
 from infra.simulator.checkers.readers import Readers
-from infra.simulator.checkers.reasons import Reasons
 from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.checkers.usage import UsageChecker
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster, SimFault
 from infra.simulator.faults import hostile, losses
 from infra.simulator.machine.latency import Setup
-from infra.simulator.outcomes import OneOutcome
+from infra.simulator.outcomes import OneOutcome, Reasons
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as TurnShape
