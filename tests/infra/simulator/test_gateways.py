@@ -79,7 +79,7 @@ def test_router_cancels_exactly_requests_without_reader(seed: int) -> None:
         )
 
 
-def lost(resumed_after_ms: Sequence[float | None]) -> SimFault:
+def gateway_loss(resumed_after_ms: Sequence[float | None]) -> SimFault:
     """Lose a gateway, whose clients resume after these times."""
     return SimFault(READY_MS + 6_000, lose_gateway, "gateway-1", resumed_after_ms)
 
@@ -88,7 +88,7 @@ def lost(resumed_after_ms: Sequence[float | None]) -> SimFault:
 def test_resuming_clients_keep_their_answers(resumes: bool) -> None:
     """All clients of a lost gateway resume, or none does."""
     readers = Readers(GRACE_MS)
-    cluster = serve(1, (lost((500.0,) if resumes else (None,)),), readers)
+    cluster = serve(1, (gateway_loss((500.0,) if resumes else (None,)),), readers)
     assert bool(readers.lost_ids) != resumes
     assert all(kind is OutcomeKind.COMPLETED for kind in ends(cluster).values()) == resumes
 
@@ -126,4 +126,4 @@ def test_readers_checker_finds_work_without_reader(monkeypatch: pytest.MonkeyPat
     """Without the watch on gateways the work runs to its end."""
     monkeypatch.setattr(ReaderWatch, "lost_gateways", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
-        serve(1, (lost((None,)),), Readers(GRACE_MS))
+        serve(1, (gateway_loss((None,)),), Readers(GRACE_MS))
