@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request
 
 from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
 from schemas.records import StoreUsed, VectorStore
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
@@ -32,6 +31,7 @@ from streams.gateway.objects.shapes import page, store_json, whole_page
 from streams.gateway.request.body import Body, parse
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit, RetrievalResult
 
 RESULTS = 10  # of a search that names no number
 SEARCH_MS = 10_000  # longest time of a search

@@ -34,7 +34,7 @@ from streams.gateway.objects.stores import (
 from streams.gateway.objects.table import FileKey, key_of
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
-from streams.log.ingester import Ingester
+from streams.log.documents import Ingester
 from streams.log.retry import TRANSIENT_ERRORS, retry_forever
 from streams.log.slices import in_slices
 from streams.parsing.document import INVALID

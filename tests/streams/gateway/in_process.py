@@ -26,7 +26,7 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
-from schemas.retrieval import Hit, RetrievalResult, unpack_vector
+from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.gateway.app import create_app
@@ -42,6 +42,7 @@ from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.response_id import RecordPosition
 from streams.log.clients import Headers
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
+from streams.log.retrieval.results import Hit, RetrievalResult
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer
