@@ -10,15 +10,15 @@ byte, as Lucene does, so neighbours in its ranking may be swapped.
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.progress import Progress
-from rich.table import Table
 
+from infra.bench.benchmark import counting
 from infra.bench.results import Bar, at_most
 from infra.bench.retrieval.docstrings import DocumentedObject, corpus
+from infra.bench.retrieval.scene import Figures, Scene
 from infra.handbook.library import Library, TextDocument
 from schemas.records import DocumentPassages
 from schemas.retrieval import unpack_vector
@@ -30,7 +30,7 @@ COLLECTION = "docstrings"
 MODES = ("vector", "words", "hybrid")
 _K, _DEPTH = 5, 50  # documents, and passages to choose them from
 _K1, _B = 1.2, 0.75
-_FOUND_S, _ASK_MS = 600.0, 30_000
+_ASK_MS = 30_000
 
 
 class Exact:
@@ -74,25 +74,23 @@ class Exact:
         return list(dict.fromkeys(self.documents[row] for row in best))[:_K]
 
 
-async def measure(
-    books: Library, documents: int, questions: int, seed: int, progress: Progress
-) -> Mapping[str, Any]:
+async def measure(scene: Scene) -> Figures:
     """Return the recall by mode, of the pool and of the exact computation."""
-    described = corpus()[: documents or None]
+    options, books = scene.options, scene.books
+    described = corpus()[: options.docstrings or None]
     texts = [TextDocument(document.document_id, document.text) for document in described]
-    await books.put(COLLECTION, texts)
-    await books.wait_for_all(COLLECTION, texts, _FOUND_S)
+    await scene.put(COLLECTION, texts)
     exact = Exact(await books.passages(COLLECTION))
-    sample = random.Random(seed).sample(described, min(questions, len(described)))
-    task = progress.add_task("recall", total=len(sample))
-    hits = {mode: {"pool": 0, "exact": 0} for mode in MODES}
+    count = min(options.questions, len(described))
+    sample = random.Random(options.seed).sample(described, count)
+    progress, hits = counting("recall", count), {mode: {"pool": 0, "exact": 0} for mode in MODES}
     for document in sample:
         for mode, best in (await _exact(books, exact, document)).items():
             hits[mode]["exact"] += document.document_id in best
             hits[mode]["pool"] += document.document_id in await _pool(books, document, mode)
-        progress.advance(task)
+        progress(advance=1)
     shares = {
-        mode: {who: count / len(sample) for who, count in counts.items()}
+        mode: {who: hit_count / count for who, hit_count in counts.items()}
         for mode, counts in hits.items()
     }
     return {"documents": len(texts), "passages": len(exact.documents), "recall": shares}
@@ -119,21 +117,9 @@ async def _pool(books: Library, document: DocumentedObject, mode: Any) -> list[s
     return list(dict.fromkeys(passage.document_id for passage in answer.passages))[:_K]
 
 
-def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Figures) -> list[Bar]:
     """Return bars on how far the pool's recall is below the exact one."""
     return [
         at_most(f"recall@5 below exact, {mode}", row["exact"] - row["pool"], 0.01, "share")
-        for mode, row in (figures["recall"] if figures else {}).items()
+        for mode, row in figures["recall"].items()
     ]
-
-
-def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Return the table of recall by search mode."""
-    part = figures.get("recall")
-    if part is None:
-        return []
-    title = f"{part['documents']} docstrings, {part['passages']} passages"
-    table = Table("recall@5", "pool", "exact", title=title)
-    for mode, row in part["recall"].items():
-        table.add_row(mode, f"{row['pool']:.3f}", f"{row['exact']:.3f}")
-    return [table]

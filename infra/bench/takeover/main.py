@@ -19,7 +19,7 @@ from rich.console import Console
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult
 from infra.bench.results import Bar, at_most
-from infra.bench.search.parts.through_the_log import running_broker
+from infra.bench.stacks import running_log
 from infra.bench.takeover.hour_of_traffic import RecordSource
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
@@ -51,63 +51,68 @@ def chunks(traffic: TakeoverTraffic) -> Iterator[range]:
         yield range(second * traffic.requests_per_s, (second + 1) * traffic.requests_per_s)
 
 
+class BatchWriter:
+    """Writes records of one moment, in one batch for each partition as long as they fit."""
+
+    def __init__(self, producer: AIOKafkaProducer, log: LogSettings) -> None:
+        self._producer, self._prefix = producer, log.topic_prefix
+        self._batches: dict[tuple[str, int], Any] = {}
+
+    async def add(self, topic: str, partition: int, key: bytes, value: bytes, at_ms: int) -> None:
+        """Add a record to the batch of its partition, and send the batch if it is full."""
+        place = (topic, partition)
+        if (batch := self._batches.get(place)) is None:
+            batch = self._batches[place] = self._producer.create_batch()
+        if batch.append(key=key, value=value, timestamp=at_ms) is None:
+            await self._send(place, batch)
+            batch = self._batches[place] = self._producer.create_batch()
+            batch.append(key=key, value=value, timestamp=at_ms)
+
+    async def flush(self) -> None:
+        """Send all batches to their partitions."""
+        for place, batch in self._batches.items():
+            await self._send(place, batch)
+        self._batches.clear()
+
+    async def _send(self, place: tuple[str, int], batch: Any) -> None:
+        await self._producer.send_batch(batch, self._prefix + place[0], partition=place[1])
+
+
 async def write_traffic(log: LogSettings, traffic: TakeoverTraffic) -> dict[int, int]:
     """Write all records; return the number of ended requests by partition."""
     source = RecordSource(prompt_tokens=traffic.prompt_tokens, turns=traffic.turns)
     producer = AIOKafkaProducer(**client_options(log), max_request_size=8 << 20, acks=1)
-    began_ms = wall_ms() - traffic.seconds * 1_000
+    writer, began_ms = BatchWriter(producer, log), wall_ms() - traffic.seconds * 1_000
     ended_counts: dict[int, int] = dict.fromkeys(range(log.session_partitions), 0)
     last = (traffic.seconds - traffic.live_s) * traffic.requests_per_s
     await producer.start()
     try:
-        await write_conversations(producer, log, traffic, source)
+        await write_conversations(writer, log, traffic, source)
         for second, numbers in enumerate(chunks(traffic)):
-            at_ms = began_ms + second * 1_000
-            batches: dict[tuple[str, int], Any] = {}
             for number in numbers:
                 partition = partition_of(source.session_id(number), log.session_partitions)
                 ended_counts[partition] += number < last
                 for topic, key, value in source.records(number, has_ended=number < last):
-                    place = (topic, partition)
-                    if place not in batches:
-                        batches[place] = producer.create_batch()
-                    if batches[place].append(key=key, value=value, timestamp=at_ms) is None:
-                        await _send(producer, log, place, batches.pop(place))
-                        batches[place] = producer.create_batch()
-                        batches[place].append(key=key, value=value, timestamp=at_ms)
-            for place, batch in batches.items():
-                await _send(producer, log, place, batch)
+                    await writer.add(topic, partition, key, value, began_ms + second * 1_000)
+            await writer.flush()
     finally:
         await producer.stop()
     return ended_counts
 
 
 async def write_conversations(
-    producer: AIOKafkaProducer, log: LogSettings, traffic: TakeoverTraffic, source: RecordSource
+    writer: BatchWriter, log: LogSettings, traffic: TakeoverTraffic, source: RecordSource
 ) -> None:
     """Write the conversations of earlier hours, each after its last turn."""
     number = traffic.seconds * traffic.requests_per_s  # beyond the numbers of the hour's requests
     began_ms = wall_ms() - traffic.seconds * 1_000
     for minute in range(-60 * traffic.earlier_hours, 0):
-        at_ms, batches = began_ms + minute * 60_000, dict[int, Any]()
         for _ in range(60 * traffic.requests_per_s // traffic.turns):
             number += traffic.turns
             partition = partition_of(source.session_id(number), log.session_partitions)
             key, value = source.session(number)
-            if partition not in batches:
-                batches[partition] = producer.create_batch()
-            if batches[partition].append(key=key, value=value, timestamp=at_ms) is None:
-                await _send(producer, log, ("sessions", partition), batches.pop(partition))
-                batches[partition] = producer.create_batch()
-                batches[partition].append(key=key, value=value, timestamp=at_ms)
-        for partition, batch in batches.items():
-            await _send(producer, log, ("sessions", partition), batch)
-
-
-async def _send(
-    producer: AIOKafkaProducer, log: LogSettings, place: tuple[str, int], batch: Any
-) -> None:
-    await producer.send_batch(batch, log.topic_prefix + place[0], partition=place[1])
+            await writer.add("sessions", partition, key, value, began_ms + minute * 60_000)
+        await writer.flush()
 
 
 async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
@@ -175,15 +180,15 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
 
 def run(traffic: TakeoverTraffic, console: Console) -> BenchmarkResult:
     """Run the benchmark on its own broker."""
-    with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
+    with tempfile.TemporaryDirectory() as folder, running_log(Path(folder)) as (log, _):
         figures = asyncio.run(measure(log, traffic, console))
     return BenchmarkResult(figures=figures, bars=bars_of(figures))
 
 
 BENCHMARK = Benchmark(
-    name="takeover",
-    about=__doc__,
-    run=run,
+    "takeover",
+    __doc__,
+    run,
     full=TakeoverTraffic(),
     quick=TakeoverTraffic(seconds=120, earlier_hours=0),
     quick_help="two minutes of traffic, not an hour, and nothing before",

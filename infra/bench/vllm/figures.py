@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from infra.bench.results import Bar, at_least, at_most, median, median_ratio
+from infra.bench.results import Bar, at_least, at_most, median, median_ratio, table
 from infra.bench.vllm.closed_loop import LoadCell
 
 PAIR, VLLM_PAIR = "Trivium 1P+1D", "vLLM 1P+1D"
@@ -34,10 +34,12 @@ def bars(cells: Cells) -> list[Bar]:
             ("both roles, of the best of all", BOTH_RATIO, _of_best),
         ):
             value = _mean([ratio(cells, cell) for cell in cells[PAIR] if cell.streams == streams])
-            judged.append(at_least(f"{name}: {streams} streams", value, target, ""))
-    ours = [row for name in (PAIR, BOTH, REPLICAS) for row in _all(cells.get(name, {}))]
-    errors = sum(sum(row["errors"].values()) for row in ours)
-    return [*judged, at_most("Trivium's errors", errors, 0, "")]
+            judged.append(at_least(f"{name}: {streams} streams", value, target))
+    ours = [
+        row for name in (PAIR, BOTH, REPLICAS) for rows in cells.get(name, {}).values()
+        for row in rows
+    ]  # fmt: skip
+    return [*judged, at_most("Trivium's errors", _errors(ours), 0)]
 
 
 def _of(name: str, rival: str) -> Callable[[Cells, LoadCell], float | None]:
@@ -65,10 +67,6 @@ def _mean(ratios: list[float | None]) -> float | None:
     return math.exp(sum(map(math.log, positive_ratios)) / len(positive_ratios))
 
 
-def _all(by_cell: Mapping[LoadCell, list[CellRow]]) -> list[CellRow]:
-    return list(itertools.chain.from_iterable(by_cell.values()))
-
-
 def figures(cells: Cells) -> dict[str, Any]:
     """Return every repeat of every cell, by peer and cell."""
     return {
@@ -88,22 +86,20 @@ def equal_answers(answers: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[
     return pairs
 
 
-def table(cells: Cells) -> Table:
-    """Return the table of requests/s and TTFT p50, a row for each cell."""
-    names = [name for name in NAMES if name in cells]
-    result = Table("cell", *names, title="requests/s, TTFT p50 in ms")
-    for cell in cells[names[0]]:
-        texts = [_text(cells[name].get(cell, [])) for name in names]
-        result.add_row(cell.name, *texts)
-    return result
+def summary(cells: Cells) -> Table:
+    """Return the table of requests/s, TTFT p50 in ms and errors, a row for each cell and peer."""
+    rows = {
+        f"{cell.name}: {name}": {
+            "requests_per_s": median([rate(row) for row in repeats]),
+            "ttft_ms_p50": median([row["ttft_ms"]["p50"] for row in repeats]),
+            "errors": _errors(repeats),
+        }
+        for cell in cells.get(PAIR, {})
+        for name in NAMES
+        if (repeats := cells.get(name, {}).get(cell))
+    }
+    return table("Cells by peer", rows)
 
 
-def _text(repeats: list[CellRow]) -> str:
-    per_s = median([rate(row) for row in repeats])
-    first_ms = median([row["ttft_ms"]["p50"] for row in repeats])
-    errors = sum(sum(row["errors"].values()) for row in repeats)
-    return (
-        ("-" if per_s is None else f"{per_s:.2f}")
-        + ("" if first_ms is None else f", {first_ms:.0f}")
-        + (f", {errors} errors" if errors else "")
-    )
+def _errors(repeats: list[CellRow]) -> int:
+    return sum(sum(row["errors"].values()) for row in repeats)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from tokenizers import Tokenizer
 
-from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, measuring, option
 from infra.bench.results import BENCH_DIR
+from infra.bench.stacks import running_broker
 from infra.bench.vllm.closed_loop import TOKENS, ConversationStreams, LoadCell
 from infra.bench.vllm.contenders import ENGINE, MODEL, VllmPeer, give_roles, trivium, vllm_pair
 from infra.bench.vllm.figures import (
@@ -32,11 +32,9 @@ from infra.bench.vllm.figures import (
     bars,
     equal_answers,
     figures,
-    table,
+    summary,
 )
-from infra.bench.vllm.words import MODEL_HELP, plain_words
-from infra.broker.node import Broker
-from infra.broker.section import BrokerSettings
+from infra.bench.vllm.streams import MODEL_HELP, plain_words
 from infra.stack.plan import StackPlan
 from schemas.records import Role
 from schemas.settings import ModelSettings
@@ -76,10 +74,9 @@ class VllmOptions:
 class VllmComparison:
     """Measures all cells of one run."""
 
-    def __init__(self, options: VllmOptions, model: Path, progress: Progress) -> None:
+    def __init__(self, options: VllmOptions, model: Path) -> None:
         self._options = options
         self._words = plain_words(Tokenizer.from_file(str(model / "tokenizer.json")))
-        self._progress = progress
         self.cells: Cells = {}
         self.answers: dict[str, dict[str, tuple[int, ...]]] = {}  # by peer
 
@@ -88,20 +85,18 @@ class VllmComparison:
         cells = self._options.cells()
         for peer in peers:
             await self._run(peer, _WARM, f"{self._options.seed} warm {name}")
-        total = len(cells) * len(peers) * self._options.repeats
-        task = self._progress.add_task(name, total=total)
+        progress = counting(name, len(cells) * len(peers) * self._options.repeats)
         for repeat in range(self._options.repeats):
             for number, cell in enumerate(cells):
                 order = peers[::-1] if (repeat + number) % 2 else peers
                 for peer in order:
-                    description = f"{name}: {peer.name}, {cell.name}"
-                    self._progress.update(task, description=description)
+                    progress(description=f"{name}: {peer.name}, {cell.name}")
                     seed = f"{self._options.seed} {name} {repeat}"
                     measured = await self._run(peer, cell, seed)
                     self.answers.setdefault(peer.name, {}).update(measured.pop("said"))
                     by_cell = self.cells.setdefault(peer.name, {})
                     by_cell.setdefault(cell, []).append(measured)
-                    self._progress.advance(task)
+                    progress(advance=1)
 
     async def _run(self, peer: VllmPeer, cell: LoadCell, seed: str) -> dict[str, Any]:
         with peer.awake() if peer.freezable else nullcontext():
@@ -115,14 +110,9 @@ async def run(options: VllmOptions, console: Console) -> BenchmarkResult:
     shutil.rmtree(folder, ignore_errors=True)
     console.print(f"Model: {options.model}")
     model = Path(model_folder(ModelSettings(path=options.model)))
-    broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
-    bootstrap = broker.start()  # a tethered broker ends with the thread that starts it
-    try:
-        with counting(console, 58) as progress:
-            comparison = VllmComparison(options, model, progress)
-            await _compare(comparison, bootstrap, model, folder, progress)
-    finally:
-        broker.stop()
+    with running_broker(folder) as (bootstrap, _):
+        comparison = VllmComparison(options, model)
+        await _compare(comparison, bootstrap, model, folder)
     return BenchmarkResult(
         figures={
             "cells": figures(comparison.cells),
@@ -130,20 +120,16 @@ async def run(options: VllmOptions, console: Console) -> BenchmarkResult:
             "elapsed_s": round(time.monotonic() - began_s),
         },
         bars=bars(comparison.cells),
-        tables=[table(comparison.cells)],
+        tables=[summary(comparison.cells)],
         load={"answer_tokens": TOKENS, "engine": ENGINE},
         beside=f"; logs are in {folder}",
     )
 
 
-async def _compare(
-    comparison: VllmComparison, bootstrap: str, model: Path, folder: Path, progress: Progress
-) -> None:
+async def _compare(comparison: VllmComparison, bootstrap: str, model: Path, folder: Path) -> None:
     async def opened(stack: AsyncExitStack, name: str, opening: Any) -> Any:
-        task = progress.add_task(f"starting {name}", total=1)
-        entered = await stack.enter_async_context(opening)
-        progress.update(task, completed=1)
-        return entered
+        with measuring(f"starting {name}"):
+            return await stack.enter_async_context(opening)
 
     def ours(name: str, plan: StackPlan) -> Any:
         return trivium(name, plan, bootstrap, model, folder)
@@ -165,9 +151,9 @@ async def _compare(
 
 
 BENCHMARK = Benchmark(
-    name="vllm",
-    about=__doc__,
-    run=run,
+    "vllm",
+    __doc__,
+    run,
     full=VllmOptions(),
     quick=VllmOptions(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0),
     quick_help="few cells, in about six minutes",
