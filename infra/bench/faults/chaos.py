@@ -255,10 +255,7 @@ def _by_process(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 BENCHMARK = Benchmark(
-    "chaos",
-    __doc__,
-    run,
-    full=ChaosOptions(),
+    "chaos", __doc__, run, full=ChaosOptions(),
     quick=ChaosOptions(seconds=90.0, rate=15.0, broker_kills=1),
     quick_help="90 s at 15 requests/s, the broker once",
-)
+)  # fmt: skip

@@ -148,10 +148,6 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 
 BENCHMARK = Benchmark(
-    "kills",
-    __doc__,
-    run,
-    full=KillsOptions(),
-    quick=KillsOptions(requests=20, kill_after_s=5.0),
+    "kills", __doc__, run, full=KillsOptions(), quick=KillsOptions(requests=20, kill_after_s=5.0),
     quick_help="20 requests a client, killed at 5 s",
-)
+)  # fmt: skip

@@ -104,10 +104,6 @@ def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 
 BENCHMARK = Benchmark(
-    "pauses",
-    __doc__,
-    run,
-    full=PausesOptions(),
-    quick=PausesOptions(tokens=(100, 1_000)),
+    "pauses", __doc__, run, full=PausesOptions(), quick=PausesOptions(tokens=(100, 1_000)),
     quick_help="100 and 1 000 tokens",
-)
+)  # fmt: skip

@@ -155,10 +155,6 @@ async def _under_load(
 
 
 BENCHMARK = Benchmark(
-    "rolling",
-    __doc__,
-    run,
-    full=RollingOptions(),
-    quick=RollingOptions(rate=15.0, minutes=0),
+    "rolling", __doc__, run, full=RollingOptions(), quick=RollingOptions(rate=15.0, minutes=0),
     quick_help="15 requests/s, and only restarts",
-)
+)  # fmt: skip

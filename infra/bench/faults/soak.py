@@ -164,10 +164,7 @@ async def _ask(stack: Stack, watch: MemoryWatch, options: SoakOptions) -> ShortS
 
 
 BENCHMARK = Benchmark(
-    "soak",
-    __doc__,
-    run,
-    full=SoakOptions(),
+    "soak", __doc__, run, full=SoakOptions(),
     quick=SoakOptions(requests=4_000, warm_up=3_000, table=1_000),
     quick_help="4 000 streams after 3 000, with tables of 1 000 conversations",
-)
+)  # fmt: skip

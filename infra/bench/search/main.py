@@ -157,10 +157,6 @@ def run(options: SearchOptions, console: Console) -> BenchmarkResult:
 
 
 BENCHMARK = Benchmark(
-    "search",
-    __doc__,
-    run,
-    full=SearchOptions(),
-    quick=QUICK,
+    "search", __doc__, run, full=SearchOptions(), quick=QUICK,
     quick_help="a quarter of the rows, less of all",
-)
+)  # fmt: skip

@@ -79,10 +79,6 @@ async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
 
 
 BENCHMARK = Benchmark(
-    "serving",
-    __doc__,
-    run,
-    full=ServingOptions(),
-    quick=QUICK,
+    "serving", __doc__, run, full=ServingOptions(), quick=QUICK,
     quick_help="one repeat, short cells",
-)
+)  # fmt: skip

@@ -186,10 +186,7 @@ def run(traffic: TakeoverTraffic, console: Console) -> BenchmarkResult:
 
 
 BENCHMARK = Benchmark(
-    "takeover",
-    __doc__,
-    run,
-    full=TakeoverTraffic(),
+    "takeover", __doc__, run, full=TakeoverTraffic(),
     quick=TakeoverTraffic(seconds=120, earlier_hours=0),
     quick_help="two minutes of traffic, not an hour, and nothing before",
-)
+)  # fmt: skip

@@ -114,10 +114,6 @@ def _prompts(model: Path, options: AttemptsOptions) -> list[list[int]]:
 
 
 BENCHMARK = Benchmark(
-    "attempts",
-    __doc__,
-    run,
-    full=AttemptsOptions(),
-    quick=AttemptsOptions(requests=16, tokens=24),
+    "attempts", __doc__, run, full=AttemptsOptions(), quick=AttemptsOptions(requests=16, tokens=24),
     quick_help="fewer and shorter answers",
-)
+)  # fmt: skip

@@ -158,10 +158,7 @@ def _rng(options: VllmFaultsOptions) -> random.Random:
 
 
 BENCHMARK = Benchmark(
-    "vllm-faults",
-    __doc__,
-    run,
-    full=VllmFaultsOptions(),
+    "vllm-faults", __doc__, run, full=VllmFaultsOptions(),
     quick=VllmFaultsOptions(answers=8, tokens=48, kills=1, calls=60, prompts=2),
     quick_help="fewer and shorter answers, one kill",
-)
+)  # fmt: skip

@@ -151,10 +151,7 @@ async def _compare(comparison: VllmComparison, bootstrap: str, model: Path, fold
 
 
 BENCHMARK = Benchmark(
-    "vllm",
-    __doc__,
-    run,
-    full=VllmOptions(),
+    "vllm", __doc__, run, full=VllmOptions(),
     quick=VllmOptions(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0),
     quick_help="few cells, in about six minutes",
-)
+)  # fmt: skip

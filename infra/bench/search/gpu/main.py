@@ -241,10 +241,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
 
 
 BENCHMARK = Benchmark(
-    "search-gpu",
-    __doc__,
-    run,
-    full=GpuOptions(),
+    "search-gpu", __doc__, run, full=GpuOptions(),
     quick=GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10),
     quick_help="a tenth of the rows, less of all",
-)
+)  # fmt: skip
