@@ -110,7 +110,9 @@ def table(title: str, rows: Mapping[str, Any], *columns: str, caption: str = "")
     `columns` are names of figures, with dots for nested ones (`ttft_ms.p50`). By default they are
     all figures of the first row. A row that is a value and not a mapping has one column.
     """
-    by_label = {name: row if isinstance(row, Mapping) else {"value": row} for name, row in rows.items()}
+    by_label = {
+        name: row if isinstance(row, Mapping) else {"value": row} for name, row in rows.items()
+    }
     columns = columns or tuple(next(iter(by_label.values()), {}))
     heads = (column.replace("_", " ").replace(".", " ") for column in columns)
     result = Table("", *heads, title=title, caption=caption or None)

@@ -1,23 +1,30 @@
 """Measures recall@5 by vectors, by words, and by both, beside an exact computation.
 
-The corpus is Python's docstrings, each without its first sentence, which is the question. The exact
+The corpus is Python's docstrings, of modules, classes and functions, each without its first
+sentence, which is the question. The exact
 computation reads the same passages from the log, and scores all of them: cosine similarity, and
 BM25 (Robertson and Zaragoza 2009; k1 1.2, b 0.75) over the same terms. Both rankings are fused as
 the pool's clients fuse them. The pool's BM25 stores the length of a passage above 40 terms in one
 byte, as Lucene does, so neighbours in its ranking may be swapped.
 """
 
+import importlib
+import inspect
 import math
 import random
+import re
+import sys
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from infra.bench.benchmark import counting
 from infra.bench.results import Bar, at_most
-from infra.bench.retrieval.docstrings import DocumentedObject, corpus
 from infra.bench.retrieval.scene import Figures, Scene
 from infra.handbook.library import Library, TextDocument
 from schemas.records import DocumentPassages
@@ -26,11 +33,69 @@ from schemas.rules.ranks import RANK_OFFSET
 from streams.log.clock import wall_ms
 from workers.vector.fulltext.terms import query_terms, terms_of
 
+CHARS_MIN, CHARS_MAX = 200, 20_000  # of a document
+QUESTION_CHARS_MIN, QUESTION_CHARS_MAX = 25, 300
+# Importing these opens windows, browsers or terminals, or prints.
+_LEFT_OUT = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "test", "tkinter", "lib2to3"}
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`(])|\n\s*\n")
+
 COLLECTION = "docstrings"
 MODES = ("vector", "words", "hybrid")
 _K, _DEPTH = 5, 50  # documents, and passages to choose them from
 _K1, _B = 1.2, 0.75
 _ASK_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentedObject:
+    """An object of the standard library, with its docstring as a question and a text."""
+
+    document_id: str
+    question: str
+    text: str
+
+
+def corpus() -> list[DocumentedObject]:
+    """Return all objects with distinct texts, in order of names; takes some seconds."""
+    by_text: dict[str, DocumentedObject] = {}  # aliases have the same text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated modules
+        docstrings = list(_docstrings())
+    for name, doc in docstrings:
+        first, *rest = _SENTENCE.split(inspect.cleandoc(doc), maxsplit=1)
+        question, text = " ".join(first.split()), rest[0].strip() if rest else ""
+        if not QUESTION_CHARS_MIN <= len(question) <= QUESTION_CHARS_MAX:
+            continue
+        if CHARS_MIN <= len(text) <= CHARS_MAX:
+            by_text.setdefault(text, DocumentedObject(name, question, text))
+    return sorted(by_text.values(), key=lambda document: document.document_id)
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    for name in sorted(sys.stdlib_module_names - _LEFT_OUT):
+        if name.startswith("_"):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except (ImportError, OSError):  # a module of another operating system
+            continue
+        yield from _docstrings_of(module, name)
+
+
+def _docstrings_of(module: ModuleType, name: str) -> Iterator[tuple[str, str]]:
+    if module.__doc__:
+        yield name, module.__doc__
+    for attribute, value in sorted(vars(module).items()):
+        if attribute.startswith("_") or getattr(value, "__module__", None) != name:
+            continue
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        if doc := inspect.getdoc(value):
+            yield f"{name}.{attribute}", doc
+        if inspect.isclass(value):
+            for member, method in sorted(vars(value).items()):
+                if not member.startswith("_") and inspect.isroutine(method) and method.__doc__:
+                    yield f"{name}.{attribute}.{member}", method.__doc__
 
 
 class Exact:

@@ -25,7 +25,6 @@ from infra.bench.search.parts import (
     scheduling,
     through_the_log,
     updates,
-    warm_probes,
 )
 from infra.bench.search.scene import PARTS, QUICK, SearchOptions, SearchScene
 from infra.bench.search.systems import OURS, installed, warm_up
@@ -78,7 +77,7 @@ MEASURED = {
         mixed_traffic.mixed, "Mixed traffic: 80 % decode, 20 % prefill",
         ("asked_per_s", "searches_per_s", "decode_ms_p50", "decode_ms_p99", "prefill_ms_p50",
          "prefill_ms_p99", "prefill_misses", "occupancy"), _loads),
-    "warm": SearchPart(warm_probes.warm, "Warm probes of drifting sequences", rows=_probes),
+    "warm": SearchPart(index_alone.warm, "Warm probes of drifting sequences", rows=_probes),
     "clusters": SearchPart(index_alone.clusters, "Separated clusters, effort 64",
                            ("recall", "queries_per_s")),
     "every-kind": SearchPart(

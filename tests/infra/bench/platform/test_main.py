@@ -6,7 +6,7 @@ from typing import Any
 
 from infra.bench.faults.kill_schedule import victims
 from infra.bench.meters import growth
-from infra.bench.platform import figures
+from infra.bench.platform import main as figures
 from infra.bench.platform.main import PLAN
 from infra.bench.platform.questions import FORM_EVERY, draw_questions
 from infra.bench.results import Bar
