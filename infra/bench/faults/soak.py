@@ -19,7 +19,7 @@ from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_b
 from infra.bench.stacks import HOST, MODEL, make_stack, running
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 
 PLAN = StackPlan(prefill=0, decode=0, replica=1)
 WATCHED = ("gateway-0", "router-0")
