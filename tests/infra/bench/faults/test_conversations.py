@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.bench.faults import conversation_load
-from infra.bench.faults.conversation_load import FOLLOW_UPS, ConversationLoad, openings
+from infra.bench.faults import conversations
+from infra.bench.faults.conversations import FOLLOW_UPS, ConversationLoad, openings
 from infra.bench.faults.http_clients import HUNG_UP, WHOLE, ChatQuestion, ClientAnswer
 from tests.virtual_time import virtual
 from tests.waits import pass_time
@@ -74,7 +74,7 @@ async def test_conversation_load_repeats_by_seed() -> None:
 
 @virtual
 async def test_conversation_load_limits_open_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation_load, "UNDER_WAY_MAX", 20)
+    monkeypatch.setattr(conversations, "UNDER_WAY_MAX", 20)
     load = ConversationLoad(Answering(ever=False), rate=30.0, seed=1, on_answer=lambda answer: None)
     assert await run_load(load, 5.0, 1.0) == 20
     assert load.left_out > 80

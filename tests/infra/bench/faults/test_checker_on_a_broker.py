@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.platform.checker import check
-from infra.bench.platform.checking import make_task
+from infra.bench.faults.checker import check
+from infra.bench.faults.verdict import pairs_task
 from infra.bench.platform.questions import draw_questions
 from schemas.codec import AVRO_DIR, Codec
 from schemas.records import Answer
@@ -53,7 +53,7 @@ async def test_checker_counts_only_committed_records(kafka: LogSettings, tmp_pat
         await transactions.stop()
     notes = tmp_path / "notes"
     notes.write_text("".join(json.dumps({"p": 0, "o": offset}) + "\n" for offset in offsets))
-    wish = json.loads(json.dumps(make_task(log, notes=notes, http=tmp_path / "http")))
+    wish = json.loads(json.dumps(pairs_task(log, notes=notes, http=tmp_path / "http")))
     assert wish["schemas"] == str(AVRO_DIR)
 
     async def all_is_seen() -> bool:

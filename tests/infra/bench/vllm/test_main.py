@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infra.bench.vllm.closed_loop import LoadCell
-from infra.bench.vllm.figures import (
+from infra.bench.vllm.main import (
     BOTH,
     PAIR,
     REPLICAS,

@@ -2,8 +2,14 @@
 
 from typing import Any
 
-from infra.bench.platform.flink_overload import Overload, bars
-from infra.bench.platform.flink_rows import RowCounts, answer_row, own_row, steady_rate
+from infra.bench.platform.flink import (
+    Overload,
+    RowCounts,
+    answer_row,
+    bars,
+    own_row,
+    steady_rate,
+)
 
 
 def test_row_counts_report_missing_and_double_rows() -> None:

@@ -1,13 +1,13 @@
 """The retrieval benchmark's figures of answers."""
 
-from infra.bench.retrieval.quality import JudgedAnswer, figures
+from infra.bench.retrieval.answers import JudgedAnswer, quality_figures
 from infra.handbook.handbook import handbook
 
 
 def test_figures_share_right_answers_overall_and_paraphrased() -> None:
     (page,) = handbook(1)
     plain, paraphrase = page.questions[0], page.paraphrased[0]
-    answer_figures = figures(
+    answer_figures = quality_figures(
         [
             JudgedAnswer(plain, is_right=True, is_cited=True, tokens=30),
             JudgedAnswer(plain, is_right=True, is_cited=False, tokens=10),
@@ -21,4 +21,4 @@ def test_figures_share_right_answers_overall_and_paraphrased() -> None:
 
 
 def test_figures_return_zero_share_without_answers() -> None:
-    assert figures([])["right"] == 0
+    assert quality_figures([])["right"] == 0

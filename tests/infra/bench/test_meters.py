@@ -3,7 +3,7 @@
 import os
 import threading
 
-from infra.bench.cpu_time import CpuMeter, cpu_s, wakeups
+from infra.bench.meters import CpuMeter, cpu_s, wakeups
 
 
 def test_cpu_meter_reads_time_of_this_process() -> None:

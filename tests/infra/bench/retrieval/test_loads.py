@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.bench.retrieval.latency import wait_held_by_all
+from infra.bench.retrieval.loads import wait_held_by_all
 from schemas.errors import EngineFailed
 from schemas.records import CollectionState, Role, SearchLoad
 from streams.log.clock import wall_ms

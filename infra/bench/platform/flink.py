@@ -8,24 +8,20 @@ and process the rows that wait in Kafka. At the end every row must have one answ
 not have restarted.
 """
 
+import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 
-from infra.bench.faults.target_stack import MODEL, make_stack, urls
-from infra.bench.platform.flink_rows import (
-    RowReader,
-    answer_row,
-    own_row,
-    prompt_row,
-    steady_rate,
-)
-from infra.bench.results import Bar, at_least, at_most
+from infra.bench.results import Bar, at_least, at_most, ratio
+from infra.bench.stacks import MODEL, make_stack, running, urls
 from infra.platform.flink.jobs import SqlJob, script
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -67,7 +63,84 @@ class Overload:
         return round(self.capacity * self.seconds / 2)
 
 
-QUICK = Overload(seconds=8.0)
+Key = tuple[str, int, int] | str
+
+
+@dataclass(slots=True)
+class RowCounts:
+    """Counts of each row and of each error in one topic."""
+
+    rows: Counter[Key] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    times_ms: list[int] = field(default_factory=list)  # in the order of reading
+
+    @property
+    def double(self) -> int:
+        """Number of records beyond the first of each row."""
+        return sum(self.rows.values()) - len(self.rows)
+
+    def missing(self, expected: Sequence[Key]) -> int:
+        """Return how many expected rows the topic does not contain."""
+        return sum(row not in self.rows for row in expected)
+
+
+def steady_rate(times_ms: Sequence[int], until_ms: int) -> float:
+    """Return records per second from the first until `until_ms`; 0 without any."""
+    counted = [time_ms for time_ms in times_ms if time_ms <= until_ms]
+    seconds = (until_ms - min(counted, default=until_ms)) / 1_000
+    return (len(counted) - 1) / seconds if seconds else 0.0
+
+
+Look = Callable[[ConsumerRecord, dict[str, Any]], tuple[Key, str]]
+
+
+def own_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """Return the id and the error of a row that Flink wrote."""
+    return str(value["id"]), value.get("error") or ("" if value.get("answer") else "empty")
+
+
+def prompt_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """Return topic, partition and offset of a prompt."""
+    return (record.topic, record.partition, record.offset), ""
+
+
+def answer_row(record: ConsumerRecord, value: dict[str, Any]) -> tuple[Key, str]:
+    """Return topic, partition and offset of the answered prompt, and the error code."""
+    prompt = (value["prompt_topic"], value["prompt_partition"], value["prompt_offset"])
+    return prompt, value.get("error_code") or ""
+
+
+class RowReader:
+    """Reads topics from their beginning; each `read` continues where the last one ended."""
+
+    def __init__(self, bootstrap: str, topics: dict[str, Look]) -> None:
+        self.counts = {topic: RowCounts() for topic in topics}
+        self._topics = topics
+        self._consumer = AIOKafkaConsumer(  # without a group: all partitions of the topics
+            *topics,
+            bootstrap_servers=bootstrap,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._consumer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._consumer.stop()
+
+    async def read(self, *, wait_ms: int = 500) -> None:
+        """Count the records that have arrived since the last call; waits up to `wait_ms`."""
+        for records in (await self._consumer.getmany(timeout_ms=wait_ms)).values():
+            for record in records:
+                row, error = self._topics[record.topic](record, json.loads(record.value))
+                topic_counts = self.counts[record.topic]
+                topic_counts.rows[row] += 1
+                topic_counts.times_ms.append(record.timestamp)
+                if error:
+                    topic_counts.errors[error] += 1
 
 
 async def measure(options: Overload, folder: Path, console: Console) -> dict[str, Any]:
@@ -75,30 +148,27 @@ async def measure(options: Overload, folder: Path, console: Console) -> dict[str
     plan = StackPlan(prefill=0, decode=0, replica=1, bridges=1)
     sim = {"decode_step_ms": STEP_MS, "running_max": SLOTS}
     stack = make_stack(plan, folder, priority=Priority.BATCH, **sim)
-    job: SqlJob | None = None
-    try:
-        await stack.start()
+    async with running(stack):
         await _make_topics(stack.bootstrap)
         job = SqlJob(_script(options, stack), folder)
         job.start()
-        async with _reader(stack) as reader:
-            run = _Run(options, stack, job, reader, console)
-            await run.wait_offered()
-            await stack.scale(replica=1 + options.helpers)
-            await run.wait_drained()
-            return run.figures()
-    finally:
-        if job is not None:
+        try:
+            async with _reader(stack) as reader:
+                run = _Run(options, stack, job, reader, console)
+                await run.wait_offered()
+                await stack.scale(replica=1 + options.helpers)
+                await run.wait_drained()
+                return run.figures()
+        finally:
             await job.stop()
-        await stack.stop(grace_s=10)
 
 
 def bars(figures: Mapping[str, Any]) -> list[Bar]:
     """Return the bars for restarts, lost and double rows, and the offered load."""
     return [
-        at_most("Flink: job restarts", figures["job_restarts"], 0, ""),
-        at_most("Flink: rows lost", figures["rows_lost"], 0, ""),
-        at_most("Flink: rows twice", figures["rows_double"], 0, ""),
+        at_most("Flink: job restarts", figures["job_restarts"], 0),
+        at_most("Flink: rows lost", figures["rows_lost"], 0),
+        at_most("Flink: rows twice", figures["rows_double"], 0),
         at_least("Flink: offered to capacity", figures["offered_to_capacity"], 4.5, "x"),
     ]
 
@@ -133,15 +203,8 @@ async def _make_topics(bootstrap: str) -> None:
 
 def _reader(stack: Stack) -> RowReader:
     prefix = stack.settings.log.topic_prefix
-    return RowReader(
-        stack.bootstrap,
-        {
-            f"{prefix}prompts": prompt_row,
-            f"{prefix}answers": answer_row,
-            ANSWERED: own_row,
-            PREDICTED: own_row,
-        },
-    )
+    looks = {f"{prefix}prompts": prompt_row, f"{prefix}answers": answer_row}
+    return RowReader(stack.bootstrap, {**looks, ANSWERED: own_row, PREDICTED: own_row})
 
 
 class _Run:
@@ -165,11 +228,9 @@ class _Run:
 
     async def wait_drained(self) -> None:
         """Wait until Flink has all answers, or nothing new arrives."""
+        options, answered, predicted = self._options, self._answered.rows, self._predicted.rows
         await self._read_until(
-            lambda: (
-                len(self._answered.rows) >= self._options.tickets
-                and len(self._predicted.rows) >= self._options.calls
-            )
+            lambda: len(answered) >= options.tickets and len(predicted) >= options.calls
         )
         await self._reader.read()  # surplus answers, which count as double
 
@@ -204,12 +265,10 @@ class _Run:
             "offered_s": (until_ms - min(times, default=0)) / 1_000,
             "offered_per_s": offered,
             "capacity_per_s": capacity,
-            "offered_to_capacity": offered / capacity if capacity else None,
+            "offered_to_capacity": ratio(offered, capacity),
             "job_restarts": self._job.restarts(),
             "rows_lost": rows_lost + calls_lost + max(0, options.tickets - len(self._prompts.rows)),
-            "rows_double": sum(
-                topic_counts.double for topic_counts in self._reader.counts.values()
-            ),
+            "rows_double": sum(counts.double for counts in self._reader.counts.values()),
             "answers_missing": self._answers.missing(list(self._prompts.rows)),
             "error_answers": sum(self._answers.errors.values()),
             "errors": dict(self._answers.errors + self._predicted.errors),

@@ -1,6 +1,6 @@
 """The records of an hour: a whole way each, under names of their own."""
 
-from infra.bench.takeover.hour_of_traffic import RecordSource
+from infra.bench.takeover.main import RecordSource
 from schemas.codec import Codec
 from schemas.records import DecisionKind, Mode, OutcomeKind, PhaseKind
 from schemas.rules.tokens import token_count

@@ -9,8 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from infra.bench.platform.batch_load import BatchLoad
-from infra.bench.platform.http_load import HttpLoad, TtftProbes
+from infra.bench.platform.loads import BatchLoad, HttpLoad, TtftProbes
 from infra.bench.platform.questions import draw_questions
 from infra.bench.serving.sim_server import listening
 from infra.broker.probe import free_ports

@@ -4,12 +4,11 @@ from collections import Counter
 from itertools import islice
 from typing import Any
 
-from infra.bench.memory import growth
-from infra.bench.platform import figures
-from infra.bench.platform.kills import kills_between, victims
+from infra.bench.faults.kill_schedule import victims
+from infra.bench.meters import growth
+from infra.bench.platform import main as figures
+from infra.bench.platform.main import PLAN
 from infra.bench.platform.questions import FORM_EVERY, draw_questions
-from infra.bench.platform.run import LoadStep
-from infra.bench.platform.stacks import PLAN
 from infra.bench.results import Bar
 from schemas.codec import Codec
 
@@ -27,16 +26,18 @@ def pair(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names, NONE), "out_of_order": NONE, **counts, **changes}
 
 
-def run_figures(seconds: float = 10.0, **changes: Any) -> dict[str, Any]:
-    steps = {
-        name: LoadStep(seconds=seconds if name == "log" else 10.0, answers=1_000, ttft_ms=[20.0,
-                   30.0], bridge_mib=[100.0, 101.0, 102.0]).figures()
-        for name in ("idle", "idle_hurt", "calm", "log", "http")
-    }  # fmt: skip
+def step(rate_per_s: float = 100.0) -> dict[str, Any]:
+    ttft_ms = {"p50": 20.0, "p99": 30.0}
+    counts = {"seconds": 10.0, "answers": 1_000, "rate_per_s": rate_per_s, "killed": {"broker": 2}}
+    return {**counts, "ttft_ms": ttft_ms, "bridge_mib_max": 102.0, "bridge_memory_growth": 1.02}
+
+
+def run_figures(rate_per_s: float = 100.0, **changes: Any) -> dict[str, Any]:
+    steps = {name: step() for name in ("idle", "idle_hurt", "calm", "http")}
     lines = pair(out_of_order=None)
     return {
-        "answers": steps,
-        "batch": LoadStep(answers=3).figures(),
+        "answers": {**steps, "log": step(rate_per_s)},
+        "batch": step(),
         "checker": {
             "pairs": {"prompts": pair(**changes), "batch.prompts": lines},
             "usage": USAGE,
@@ -60,7 +61,7 @@ def test_bars_fail_for_each_finding() -> None:
     assert missed(figures.bars(run_figures(errors={"shed": 1}))) == [
         "prompts: answered with an error"
     ]
-    assert missed(figures.bars(run_figures(seconds=12.0))) == ["prompts: rate beside HTTP, kills"]
+    assert missed(figures.bars(run_figures(83.0))) == ["prompts: rate beside HTTP, kills"]
     forms = {"wanted": 100, "invalid": finding}
     assert missed(figures.bars(run_figures(forms=forms))) == [
         "simulated engines: answers that keep to their schema"
@@ -69,7 +70,7 @@ def test_bars_fail_for_each_finding() -> None:
 
 def test_bars_omit_parts_that_did_not_run() -> None:
     assert figures.bars({}) == []
-    vllm = {"vllm": {**LoadStep().figures(), "checker": {"pairs": {"prompts": pair()}}}}
+    vllm = {"vllm": {**step(), "checker": {"pairs": {"prompts": pair()}}}}
     assert [bar.met for bar in figures.bars(vllm)] == [True, True]
 
 
@@ -84,7 +85,6 @@ def test_victims_take_turns_by_process_kind() -> None:
     assert counts["bridge"] == counts["router"] == counts["gateway"] == 1_000
     assert counts["prefill"] + counts["decode"] + counts["replica"] == 1_000
     assert set(victim_names) == set(PLAN.names())
-    assert kills_between({"a": 3, "b": 1}, {"a": 1, "b": 1}) == {"a": 2}
 
 
 def test_questions_repeat_by_seed() -> None:

@@ -1,6 +1,6 @@
 """Python's documentation strings as a corpus."""
 
-from infra.bench.retrieval.docstrings import CHARS_MIN, corpus
+from infra.bench.retrieval.recall import CHARS_MIN, corpus
 
 
 def test_corpus_has_enough_distinct_texts() -> None:
