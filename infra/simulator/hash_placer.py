@@ -12,8 +12,7 @@ from hashlib import md5
 
 from schemas.records import Mode, Orchestration, Reason, Role
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Fleet, Life, Worker
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import RequestCase
 from streams.core.placement.orchestration import OrchestrationChoice

@@ -40,7 +40,7 @@ from streams.core.effects import (
     StartRetrieval,
     WarmCache,
 )
-from streams.core.requests.sessions import SessionKey, session_key
+from streams.core.requests.live import SessionKey, session_key
 from streams.log.clients import Ack, Headers, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.faust.receipts import Receipt

@@ -37,9 +37,8 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
-from streams.core.fleet.readers import ReaderWatch
 from streams.core.fleet.role_lending import RoleLending
-from streams.core.fleet.workers import DECODERS, Life
+from streams.core.fleet.workers import DECODERS, Life, ReaderWatch
 from streams.core.handlers import decisions, observations
 from streams.core.handlers.attempts import Attempts
 from streams.core.handlers.backlog import backlog

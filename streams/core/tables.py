@@ -1,18 +1,182 @@
 """The tables of a router: all its data about its partitions and the fleet.
 
 `Router` creates one `RouterTables`, and only the handlers (`streams/core/handlers`) and `Router`
-change it. Decides nothing. `effects` has the effects of the current event so far.
+change it. Every table is bounded in number or age, and evicts the oldest entries first. `Sessions`
+is only a hint: a lost entry costs a cache hit. `Demand` measures the last seconds, with averages
+that decay: an event `MEMORY_MS` ago counts for a third (1/e). Decides nothing. `effects` has the
+effects of the current event so far.
 """
 
+from collections import OrderedDict
+from math import exp
+
+from schemas.records import Cancellation, CancelReason, Request, Session
 from streams.config import RouterSettings
 from streams.core.effects import Effect
-from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Fleet
 from streams.core.requests.admission import Admission
 from streams.core.requests.context import SessionHistories
-from streams.core.requests.demand import Demand
-from streams.core.requests.ended_ids import EarlyCancellations, EndedIds
-from streams.core.requests.live import LiveRequest, LiveRequests
-from streams.core.requests.sessions import Sessions
+from streams.core.requests.live import LiveRequest, LiveRequests, SessionKey, session_key
+
+EARLY_CANCEL_MS = 60_000
+MEMORY_MS = 10_000.0
+
+
+class Sessions:
+    """Sessions by `session_key`, each with its partition, in order of use."""
+
+    def __init__(self, *, sessions_max: int, ttl_ms: int) -> None:
+        self._sessions_max = sessions_max
+        self._ttl_ms = ttl_ms
+        self._sessions: OrderedDict[SessionKey, tuple[Session, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: SessionKey, now_ms: int) -> Session | None:
+        """Return the session, or None if it was evicted or is too old."""
+        entry = self._sessions.get(key)
+        if entry is None or now_ms - entry[0].last_used_ms > self._ttl_ms:
+            return None
+        return entry[0]
+
+    def put(self, session: Session, partition: int) -> None:
+        """Store the latest state of a session."""
+        key = session_key(session)
+        self._sessions[key] = (session, partition)
+        self._sessions.move_to_end(key)
+
+    def evict(self, now_ms: int) -> list[tuple[SessionKey, int]]:
+        """Drop sessions that are too old or beyond the limit; return keys and partitions."""
+        evicted = []
+        while self._sessions:
+            key, (session, partition) = next(iter(self._sessions.items()))
+            too_old = now_ms - session.last_used_ms > self._ttl_ms
+            if not too_old and len(self._sessions) <= self._sessions_max:
+                break
+            del self._sessions[key]
+            evicted.append((key, partition))
+        return evicted
+
+    def drop(self, partition: int) -> None:
+        """Drop a partition's sessions without a record: another router stores them now."""
+        for key in [k for k, (_, p) in self._sessions.items() if p == partition]:
+            del self._sessions[key]
+
+    def all(self) -> dict[SessionKey, Session]:
+        """Return all stored sessions by their keys."""
+        return {key: session for key, (session, _) in self._sessions.items()}
+
+
+class EndedIds:
+    """Ids of ended requests, so that no late record starts one again."""
+
+    def __init__(self, ids_max: int) -> None:
+        self._ids_max = ids_max
+        self._ids: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def add(self, request_id: str, until_ms: int, partition: int) -> None:
+        """Store an id until `until_ms`."""
+        self._ids[request_id] = (until_ms, partition)
+        if len(self._ids) > self._ids_max:
+            self._ids.popitem(last=False)
+
+    def sweep(self, now_ms: int) -> None:
+        """Drop the ids whose time is over."""
+        while self._ids and next(iter(self._ids.values()))[0] <= now_ms:
+            self._ids.popitem(last=False)
+
+    def forget_partition(self, partition: int) -> None:
+        """Drop a partition's entries, because another router stores them now."""
+        for request_id in [r for r, (_, p) in self._ids.items() if p == partition]:
+            del self._ids[request_id]
+
+
+class EarlyCancellations:
+    """Cancellations that arrived before their requests, the first of each tenant."""
+
+    def __init__(self, cancellations_max: int) -> None:
+        self._max = cancellations_max
+        self._cancellations: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = (
+            OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        return len(self._cancellations)
+
+    def add(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
+        """Store a cancellation; the first one of each tenant counts."""
+        key = cancellation.request_id, cancellation.tenant
+        self._cancellations.setdefault(key, (cancellation.reason, partition, now_ms))
+        while len(self._cancellations) > self._max:
+            self._cancellations.popitem(last=False)
+
+    def take(self, request: Request) -> CancelReason | None:
+        """Remove a request's cancellations; return the reason of one that may cancel it, if any."""
+        reason = None
+        for tenant in (request.tenant, ""):
+            reason = self._cancellations.pop((request.request_id, tenant), (reason, 0, 0))[0]
+        return reason
+
+    def sweep(self, now_ms: int) -> None:
+        """Drop cancellations older than `EARLY_CANCEL_MS`."""
+        while (
+            self._cancellations
+            and now_ms - next(iter(self._cancellations.values()))[2] > EARLY_CANCEL_MS
+        ):
+            self._cancellations.popitem(last=False)
+
+    def forget_partition(self, partition: int) -> None:
+        """Drop a partition's entries, because another router stores them now."""
+        for key in [key for key, (_, p, _) in self._cancellations.items() if p == partition]:
+            del self._cancellations[key]
+
+
+class DecayingSums:
+    """Sums that decay with time; the first one counts events."""
+
+    __slots__ = ("_at_ms", "_since_ms", "_sums")
+
+    def __init__(self, *names: str) -> None:
+        self._sums = dict.fromkeys(("count", *names), 0.0)
+        self._at_ms = self._since_ms = 0
+
+    def add(self, now_ms: int, **values: float) -> None:
+        """Count one more event, with its values."""
+        decay = self._decay(now_ms)
+        self._at_ms = max(self._at_ms, now_ms)
+        self._since_ms = self._since_ms or now_ms
+        values["count"] = 1.0
+        self._sums = {name: decay * total + values[name] for name, total in self._sums.items()}
+
+    def per_s(self, now_ms: int) -> float:
+        """Return events per second; the first seconds are extrapolated, as if never different."""
+        counted = self._decay(now_ms) * self._sums["count"]
+        covered_share = 1 - exp(-max(1_000, now_ms - self._since_ms) / MEMORY_MS)
+        return counted * 1_000 / MEMORY_MS / covered_share
+
+    def mean(self, name: str) -> float:
+        """Return the mean of one value; 0 if no event was counted."""
+        count = self._sums["count"]
+        return self._sums[name] / count if count else 0.0
+
+    def _decay(self, now_ms: int) -> float:
+        return exp(min(0, self._at_ms - now_ms) / MEMORY_MS)
+
+
+class Demand:
+    """Sums of the requests that were queued, placed and answered."""
+
+    def __init__(self) -> None:
+        self.queued = DecayingSums("prompt_tokens")
+        self.placed = DecayingSums("prefill_ms", "append_ms")
+        self.answered = DecayingSums("answer_tokens")
 
 
 class RouterTables:

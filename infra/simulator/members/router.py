@@ -51,7 +51,7 @@ from streams.core.events import (
     SessionLoaded,
     UsageLoaded,
 )
-from streams.core.requests.sessions import SessionKey, session_key
+from streams.core.requests.live import SessionKey, session_key
 from streams.core.router import Router
 
 ROUTER = "router-0"

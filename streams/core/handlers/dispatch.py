@@ -28,8 +28,7 @@ from streams.core.placement.case import RequestCase, WarmedPrefix
 from streams.core.placement.placer import Placer
 from streams.core.placement.selection import candidates
 from streams.core.requests.context import beginning
-from streams.core.requests.live import NOBODY, LiveRequest
-from streams.core.requests.sessions import session_key
+from streams.core.requests.live import NOBODY, LiveRequest, session_key
 from streams.core.states import BEGINS, State
 from streams.core.tables import RouterTables
 

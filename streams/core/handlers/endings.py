@@ -25,8 +25,7 @@ from streams.core.handlers import decisions
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
 from streams.core.requests.admission import CLASSES
-from streams.core.requests.live import LiveRequest, is_fault, is_loss
-from streams.core.requests.sessions import session_key
+from streams.core.requests.live import LiveRequest, is_fault, is_loss, session_key
 from streams.core.requests.usage import usage_of
 from streams.core.states import State
 from streams.core.tables import RouterTables

@@ -9,8 +9,7 @@ Decides nothing: the other handlers call this one after they have moved the requ
 
 from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import DECODERS, ActiveAnswer, Life, Worker
+from streams.core.fleet.workers import DECODERS, ActiveAnswer, Fleet, Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
 from streams.core.requests.probe_results import probes_of
 from streams.core.states import State

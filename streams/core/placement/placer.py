@@ -7,8 +7,7 @@ Called by `streams/core/handlers/dispatch.py`.
 
 from schemas.records import Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Life, Worker
+from streams.core.fleet.workers import NOT_LISTED, Fleet, Life, Worker
 from streams.core.placement import orchestration, wishes
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import UNTICKETED, RequestCase

@@ -8,8 +8,7 @@ every turn is then remote, and deadlines do not count.
 """
 
 from schemas.records import MemberState, Role
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Fleet, Life, Worker
 
 Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
 

@@ -14,8 +14,7 @@ from itertools import chain
 import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Worker, WorkerPool
+from streams.core.fleet.workers import NOT_LISTED, Flags, Fleet, Numbers, Worker, WorkerPool
 from streams.core.placement.case import RequestCase
 from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex

@@ -22,6 +22,7 @@ from schemas.records import (
     Reason,
     Request,
     Role,
+    Session,
     StreamEnd,
     StreamRetrieved,
     WireError,
@@ -32,7 +33,6 @@ from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import RequestCase, WarmedPrefix
 from streams.core.requests.context import PromptContext
 from streams.core.requests.probe_results import ProbeResult
-from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
 Key = TypeVar("Key")
@@ -46,6 +46,15 @@ _TOKEN_BYTES = 4
 _LEFT = (State.CONTINUING, State.QUEUED, State.ENDED)
 UNPLACED = (State.RETRIEVING, State.CONTINUING, State.QUEUED)
 _WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]}
+
+
+SessionKey = tuple[str, str]  # tenant and id
+
+
+def session_key(record: Request | Session) -> SessionKey:
+    """Return a session's key. It has the tenant, because tenants choose their ids themselves and
+    never share a home worker or KV."""
+    return record.tenant, record.session_id
 
 
 class Charge(NamedTuple):

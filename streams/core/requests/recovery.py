@@ -50,6 +50,7 @@ from streams.core.requests.context import with_context
 from streams.core.requests.live import (
     NOBODY,
     LiveRequest,
+    SessionKey,
     is_fault,
     is_loss,
     is_outdated,
@@ -57,11 +58,11 @@ from streams.core.requests.live import (
     new_live_request,
     note,
     note_work,
+    session_key,
     step,
     with_reader,
 )
 from streams.core.requests.probe_results import with_probe
-from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import BEGINS, State
 
 PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
