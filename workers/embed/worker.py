@@ -22,7 +22,7 @@ from streams.log.clients import LogProducer
 from streams.log.documents import embedding_group
 from streams.log.faust.app import add_agents, follow_rebalances, make_app
 from streams.log.faust.crash_notes import CrashNotes
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.faust.start_offsets import commit_start_offsets
 from streams.log.membership import Membership
 from streams.log.retry import run_with_reconnect
