@@ -8,18 +8,139 @@ effects of the current event so far.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
 from math import exp
+from typing import TypeVar
 
 from schemas.records import Cancellation, CancelReason, Request, Session
 from streams.config import RouterSettings
 from streams.core.effects import Effect
-from streams.core.fleet.workers import Fleet
-from streams.core.requests.admission import Admission
+from streams.core.fleet.workers import Fleet, Gateway, Life
+from streams.core.requests.admission import CLASSES, Admission
 from streams.core.requests.context import SessionHistories
-from streams.core.requests.live import LiveRequest, LiveRequests, SessionKey, session_key
+from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader
+from streams.core.states import ON_WORKERS, STANDS_ON, Side, State
 
 EARLY_CANCEL_MS = 60_000
 MEMORY_MS = 10_000.0
+
+
+Key = TypeVar("Key")
+_DEADLINES_SPARE = 1_024  # entries of ended requests, beyond twice the number of live requests
+_BEFORE_DECODE = (State.PREFILLING, State.HANDING_OVER)
+_LEFT = (State.CONTINUING, State.QUEUED, State.ENDED)
+_WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]}
+
+
+class LiveRequests:
+    """Live requests by id, worker, reader, session and deadline."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, LiveRequest] = {}
+        self.handovers: dict[str, LiveRequest] = {}  # first in, first out
+        self.before_decode = 0  # prefilling or handing over
+        self.retrieving = 0
+        # The latest request of each session that reached a decode worker.
+        self.by_session: dict[SessionKey, LiveRequest] = {}
+        self._by_worker: dict[Life, dict[str, LiveRequest]] = {}
+        self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
+        self._deadlines: list[tuple[int, int, str]] = []
+        self._seq = 0
+
+    @property
+    def by_worker(self) -> Mapping[Life, Mapping[str, LiveRequest]]:
+        """Return the requests that stand on each worker incarnation."""
+        return self._by_worker
+
+    @property
+    def readers(self) -> Mapping[Gateway, Mapping[str, LiveRequest]]:
+        """Return the requests that each gateway process reads."""
+        return self._by_reader
+
+    def add(self, live: LiveRequest) -> None:
+        """Add a request in any state to the indexes, and watch its deadline."""
+        state, live.state, live.sides = live.state, State.QUEUED, ()
+        self.by_id[live.request_id] = live
+        _enter(self._by_reader, live.readers.gateways, live)
+        self.watch(live, live.request.deadline_ms)
+        self.move(live, state)
+
+    def resume(self, live: LiveRequest, gateway: Gateway) -> None:
+        """Add the gateway to the answer's readers."""
+        live.readers.resumed = True
+        _leave(self._by_reader, live.readers.gateways, live)
+        live.readers.gateways = with_reader(live.readers.gateways, gateway)
+        _enter(self._by_reader, live.readers.gateways, live)
+
+    def watch(self, live: LiveRequest, at_ms: int) -> None:
+        """Have `due` return the request at this time."""
+        self._seq += 1
+        heappush(self._deadlines, (at_ms, self._seq, live.request_id))
+        if len(self._deadlines) > 2 * len(self.by_id) + _DEADLINES_SPARE:
+            self._deadlines = [timer for timer in self._deadlines if timer[2] in self.by_id]
+            heapify(self._deadlines)
+
+    def due(self, now_ms: int) -> list[LiveRequest]:
+        """Return each live request whose watched time has come, once."""
+        due_requests: dict[LiveRequest, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            live = self.by_id.get(heappop(self._deadlines)[2])
+            if live is not None:
+                due_requests[live] = None
+        return list(due_requests)
+
+    def move(self, live: LiveRequest, state: State) -> None:
+        """Change a request's state, and with it its place in all indexes."""
+        if state is live.state:
+            return
+        before, old_holders = live.state, live.holders
+        live.enter(state)
+        holders = live.holders
+        if holders != old_holders:
+            _leave(self._by_worker, [life for life in old_holders if life not in holders], live)
+            _enter(self._by_worker, holders, live)
+        self.retrieving += (state is State.RETRIEVING) - (before is State.RETRIEVING)
+        if before in _BEFORE_DECODE:
+            self.before_decode -= 1
+            self.handovers.pop(live.request_id, None)
+        if state in _BEFORE_DECODE:
+            self.before_decode += 1
+        if state is State.HANDING_OVER:
+            self.handovers[live.request_id] = live
+        session = session_key(live.request)
+        if (before, state) == (State.PAIRED, State.RECEIVED):
+            pass  # it is in `by_session` since it was paired, unless a later request replaced it
+        elif state in _WITH_DECODE:
+            self.by_session[session] = live
+        elif state in _LEFT and self.by_session.get(session) is live:
+            del self.by_session[session]
+
+    def drop(self, live: LiveRequest) -> None:
+        """Take a request out of all indexes."""
+        self.move(live, State.ENDED)
+        _leave(self._by_reader, live.readers.gateways, live)
+        del self.by_id[live.request_id]
+
+    def of_partition(self, partition: int) -> list[LiveRequest]:
+        """Return the live requests of a partition, in order of arrival."""
+        return [live for live in self.by_id.values() if live.partition == partition]
+
+
+def _enter(
+    index: dict[Key, dict[str, LiveRequest]], keys: Iterable[Key], live: LiveRequest
+) -> None:
+    for key in keys:
+        index.setdefault(key, {})[live.request_id] = live
+
+
+def _leave(
+    index: dict[Key, dict[str, LiveRequest]], keys: Iterable[Key], live: LiveRequest
+) -> None:
+    for key in keys:
+        del index[key][live.request_id]
+        if not index[key]:
+            del index[key]
 
 
 class Sessions:
@@ -199,6 +320,7 @@ class RouterTables:
             ageing_ms=settings.ageing_ms,
         )
         self.demand = Demand()
+        self.shed: list[str] = []  # ids that left the full queue and have not ended yet
         self.effects: list[Effect] = []
         self.failed_over: LiveRequest | None = None
 
@@ -206,6 +328,25 @@ class RouterTables:
         """Return a context that blames this request for an exception raised within it. Of nested
         contexts, the innermost one counts."""
         return _BlameScope(self, live)
+
+    def enqueue(self, live: LiveRequest, now_ms: int) -> None:
+        """Put a request into the queue; one that was placed before goes into the best class. Adds
+        the requests that the queue must shed for it to `shed`."""
+        settings, request = self.settings, live.request
+        self.requests.move(live, State.QUEUED)
+        self.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
+        prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
+        decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
+        self.shed += self.admission.arrive(
+            live.request_id,
+            tenant=request.tenant,
+            level=0 if live.attempt.number else CLASSES[request.priority],
+            tokens=live.prompt_tokens,
+            work_ms=prefill_ms + decode_ms,
+            deadline_ms=request.deadline_ms,
+            since_ms=live.queued_ms,
+            now_ms=now_ms,
+        )
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call."""

@@ -23,7 +23,7 @@ from infra.bench.search.parts.through_the_log import running_broker
 from infra.bench.takeover.hour_of_traffic import RecordSource
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
-from streams.agents.marks import marks_group
+from streams.agents.app import marks_group
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings

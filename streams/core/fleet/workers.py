@@ -23,6 +23,7 @@ Gateway = tuple[str, int]  # a gateway process: its member id and `started_ms`
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
+Features = tuple[float, ...]
 NOT_LISTED = -1
 DECODERS = (Role.DECODE, Role.REPLICA)  # a worker with one of these roles ends the request
 FORGET_MS = 600_000
@@ -166,6 +167,23 @@ class Worker:
         """Return whether it is ready and has reported within its lease."""
         member = self.member
         return now_ms - member.seen_ms <= LEASE_MS and member.state is MemberState.READY
+
+
+@dataclass(slots=True)
+class PlacementNote:
+    """The load before a request when it was placed, and what was measured of it so far."""
+
+    at_ms: int
+    max_tokens: int
+    prompt_tokens: int = 0
+    prefill: Features = ()  # without the tokens to compute, which the worker reports
+    append: Features = ()
+    decode: tuple[str, int] = ("", 0)  # the decode worker's id and epoch
+    running: float = 0.0  # requests on the decode worker when this one was placed
+    batch_tokens: int = 0  # likewise, tokens of context
+    appended_tokens: float = 0.0  # likewise, total of `Worker.appended_tokens`
+    moved_tokens: int = 0  # prompt tokens whose KV the decode worker lacks
+    prefill_ms: float = 0.0
 
 
 class WorkerPool:

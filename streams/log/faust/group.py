@@ -1,17 +1,57 @@
 """A member's state in a consumer group: its partitions, offsets, open receipts and failure.
 
-The rules that routers and retrieval workers share. A record is acknowledged after all earlier ones
-of its partition (`receipts`). No exception leaves an agent, because Faust would acknowledge the
-record and continue: the first one ends the process's incarnation instead, and the next owner reads
-the record again (`guard`, `wait_for_failure`). A consumer that stops without an error ends it too
-(`streams/log/faust/watchdog.py`).
+The rules that all members share. Records finish in any order, but Faust commits past a record that
+is still in flight when a later one is acknowledged (its defect 606). So a record is acknowledged
+after all earlier ones of its partition (`Receipts`). No exception leaves an agent, because Faust
+would acknowledge the record and continue: the first one ends the process's incarnation instead, and
+the next owner reads the record again (`guard`, `wait_for_failure`). A consumer that stops without
+an error ends it too (`streams/log/faust/watchdog.py`).
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from streams.log.faust.receipts import Place, Receipts
+Place = tuple[str, int]  # topic, without prefix, and partition
+
+
+@dataclass(slots=True, eq=False)
+class Receipt:
+    """One record that was taken; `pending` is the number of its effects that are not done."""
+
+    line: "deque[Receipt]"
+    acknowledge: Callable[[], object]
+    pending: int
+
+    def settle(self, count: int = 1) -> None:
+        """Count `count` effects as done. The last one acknowledges the record and those behind it
+        that waited for it."""
+        self.pending -= count
+        while self.line and not self.line[0].pending:
+            self.line.popleft().acknowledge()
+
+
+class Receipts:
+    """Records taken and not yet acknowledged, by partition."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Place, deque[Receipt]] = {}
+
+    def open(self, place: Place, acknowledge: Callable[[], object], pending: int = 1) -> Receipt:
+        """Add the next record of a partition; with 0 pending it waits only for earlier ones."""
+        line = self._lines.setdefault(place, deque())
+        receipt = Receipt(line, acknowledge, pending)
+        line.append(receipt)
+        receipt.settle(0)
+        return receipt
+
+    def drop(self) -> None:
+        """Drop all open receipts without acknowledgement: the partitions were revoked."""
+        for line in self._lines.values():
+            line.clear()
+        self._lines.clear()
 
 
 class Group:

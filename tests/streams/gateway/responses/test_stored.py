@@ -7,7 +7,7 @@ import pytest
 
 from schemas.records import OutcomeKind, StreamVoid
 from schemas.rules.tokens import pack_tokens, token_count
-from streams.agents.records import void_frame
+from streams.agents.outbox import void_frame
 from streams.gateway import app
 from streams.gateway.request.tokenizer import Chat
 from tests.streams.gateway.in_process import InProcessGateway, call
