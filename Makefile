@@ -119,7 +119,7 @@ check: build/stamps/environment  ## Lint, formatting, types and house rules, in 
 
 schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it
 	@$(BIN)/python -m schemas.generate.records
-	@$(BIN)/python -m schemas.generate.marks
+	@$(BIN)/python -m schemas.generate.compatibility
 	@$(BIN)/python -m schemas.generate.asyncapi
 	@$(BIN)/python -m schemas.generate.topics_table
 	@$(BIN)/python -m tests.schemas.golden
@@ -250,7 +250,7 @@ build/broker/java: anew | build/stamps/environment
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
 KERNELS := workers/vector/limits.py workers/vector/engine/lane_loop.py \
-	$(wildcard $(addprefix workers/vector/,kernels/*.py walk/*.py graph/*.py))
+	$(wildcard $(addprefix workers/vector/,kernels/*.py traversal/*.py graph/*.py))
 build/stamps/kernels: $(KERNELS) build/stamps/environment
 	@echo "[6/7] kernels of the vector engine: compiled, beside their source"
 	@$(BIN)/python -m workers.retrieval.compiling

@@ -1,4 +1,4 @@
-"""Section [router] of the settings file; `streams/gateway/config.py` has the gateway's."""
+"""Section [router] of the settings file; `streams/calls/config.py` has the gateway's."""
 
 from math import isfinite
 from typing import Annotated, NamedTuple
@@ -8,8 +8,7 @@ from pydantic import Field
 from schemas.errors import ConfigError
 from schemas.records import Priority, Role
 from schemas.sections import Natural, NonNegative, Positive, Share, one_of, section
-from schemas.topic import HOUR_MS
-from schemas.topics import TOPICS
+from schemas.topics import HOUR_MS, TOPICS
 
 
 class PolicyEntry(NamedTuple):

@@ -134,7 +134,7 @@ def embedding(
 
     async def run(stop: asyncio.Event) -> None:
         from streams.log.registry import make_codec
-        from workers.embed.process import run_embedding
+        from workers.embed.worker import run_embedding
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
         await run_embedding(
@@ -222,8 +222,8 @@ def gateway(
     settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
 
     async def run(stop: asyncio.Event) -> None:
+        from streams.calls.stream.event_key import event_key
         from streams.gateway.app import run_gateway
-        from streams.gateway.stream.event_key import event_key
         from streams.log.registry import make_codec
 
         name = member_id or _default_id("gateway")
