@@ -10,8 +10,7 @@ from schemas.codec import Codec
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.inputs import TELLS_ID, event_of_line
-from streams.journal.journal import JournalLine
+from streams.journal.journal import TELLS_ID, JournalLine, event_of_line
 
 
 def content_of(codec: Codec, topic: str, value: bytes) -> Any:

@@ -20,8 +20,7 @@ from schemas.errors import RecordError
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.inputs import STOPPED
-from streams.journal.journal import effects_sum, version_of_core
+from streams.journal.journal import STOPPED, effects_sum, version_of_core
 from streams.journal.snapshot import unpack_router
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from streams.journal.inputs import READ_BACK
-from streams.journal.journal import JournalEntry
+from streams.journal.journal import READ_BACK, JournalEntry
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.retry import run_with_reconnect

@@ -35,7 +35,7 @@ from schemas.rules.outcomes import outcome_key
 from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
-from streams.agents.marks import marks_group
+from streams.agents.app import marks_group
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings

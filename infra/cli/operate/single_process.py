@@ -25,14 +25,13 @@ from infra.cli.options import (
     settings_from,
 )
 from infra.processes import garbage, log_lines
-from infra.processes.identity import PRIVATE
+from infra.processes.identity import DRAIN_MAX_S, PRIVATE
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 from schemas.state_folder import home
 
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
 
-_DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 Id = Annotated[
@@ -318,7 +317,7 @@ def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine
             if stop.is_set():  # a second signal
                 os._exit(1)
             stop.set()
-            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
+            loop.call_later(DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

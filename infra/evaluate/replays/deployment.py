@@ -13,7 +13,7 @@ from infra.simulator.shape import ClusterShape
 from schemas.errors import RecordError
 from schemas.records import JournalSnapshot, MemberState, Orchestration, Registration, Role
 from streams.config import RouterSettings
-from streams.journal.inputs import STOPPED
+from streams.journal.journal import STOPPED
 from streams.journal.snapshot import unpack_router
 
 LLM_ROLES = (Role.PREFILL, Role.DECODE, Role.REPLICA)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.core.requests.demand import MEMORY_MS, DecayingSums
+from streams.core.tables import MEMORY_MS, DecayingSums
 from tests.streams.builders import T0
 
 

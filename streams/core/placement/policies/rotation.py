@@ -1,4 +1,4 @@
-"""Chooses workers in turn, without their load: the policies `pairs` and `round_robin`.
+"""Policies `pairs` and `round_robin`: workers in turn, whatever their load.
 
 `pairs` is static 1P1D: the first prefill worker with the first decode worker, in order of their
 ids, the second with the second. A session gets the next pair, and keeps it. With `round_robin` a
@@ -8,10 +8,22 @@ every turn is then remote, and deadlines do not count.
 """
 
 from schemas.records import MemberState, Role
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Life, Worker
+from streams.core.fleet.workers import Fleet, Life, Worker
+from streams.core.placement.policies.policy import Policy
 
 Pair = tuple[Worker | None, Worker | None]  # prefill and decode worker
+
+
+class PairsPolicy(Policy):
+    """The first prefill worker with the first decode worker, the second with the second."""
+
+    is_fixed = in_turn = fixed_pairs = True
+
+
+class RoundRobinPolicy(Policy):
+    """The next prefill worker for each request, the next decode worker for each session."""
+
+    is_fixed = in_turn = True
 
 
 class WorkerRotation:
