@@ -54,8 +54,18 @@ def settings_from(
     return load(config, flags=flags)
 
 
+def names_broker(settings: "Settings") -> bool:
+    """Return whether file, environment or flags name another broker than Trivium's own."""
+    from schemas.settings import LogSettings
+
+    return settings.log.bootstrap != LogSettings().bootstrap
+
+
 def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "Settings":
-    """Return the settings as above; without `bootstrap`, with the broker that runs here, if any."""
+    """Return the settings as above, with the broker that serves here.
+
+    It is the one of `bootstrap`, of the stack that runs here, of the settings, or Trivium's own.
+    """
     from infra.stack.statefile import read_state
 
     settings = settings_from(config, bootstrap)
@@ -63,6 +73,8 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "S
         return settings
     if (stack := read_state()) is not None:
         address = stack.bootstrap
+    elif names_broker(settings):
+        return settings
     else:
         from infra.broker.node import Broker
 

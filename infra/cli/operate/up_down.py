@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Engine, Quiet, settings_from
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Engine,
+    Quiet,
+    names_broker,
+    settings_from,
+)
 from infra.processes.identity import PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
@@ -101,7 +109,7 @@ def up(
         routers=routers,
         gateways=gateways,
         bridges=bridges,
-        broker=bootstrap is None,
+        broker=bootstrap is None and not names_broker(settings),
         seats=settings.scaling.workers_max if autoscale else 0,
     )
     stack = Stack(settings, plan)

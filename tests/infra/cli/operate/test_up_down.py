@@ -93,7 +93,7 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(configuration.dump(settings(kafka)))
     home, env = tmp_path / "home", {"TRIVIUM_CONFIG": str(file), **LONG_LEASES}
-    up = ["up", "--replica", "1", "--detach", "--bootstrap", kafka.bootstrap]
+    up = ["up", "--replica", "1", "--detach"]  # the settings name the broker
     try:
         code, output, errors = trivium(*up, home=home, env=env)
         assert code == 0, errors
@@ -110,6 +110,27 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
         _, stopped, _ = trivium("down", home=home, env=env)
     assert stopped == "stopped\n"
     assert read_state(home) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "own"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
+)
+def test_up_starts_own_broker_unless_settings_name_one(
+    address: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[StackPlan] = []
+
+    class PlannedOnly(Exception):
+        """Raised in place of a start."""
+
+    def plan_only(settings: Settings, plan: StackPlan) -> None:
+        plans.append(plan)
+        raise PlannedOnly
+
+    monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
+    with pytest.raises(PlannedOnly):
+        trivium_here("up", env={"TRIVIUM_LOG_BOOTSTRAP": address} if address else {})
+    assert [plan.broker for plan in plans] == [own]
 
 
 async def test_stack_start_error_includes_process_output(

@@ -11,6 +11,7 @@ import pytest
 from infra.cli.operate.status import _collection
 from infra.cli.retrieve.index_files import verify
 from schemas.settings import LogSettings
+from tests.infra.cli.trivium_runner import trivium_here
 from tests.workers.vector.data import gaussian
 from workers.retrieval.collections import Collections
 from workers.retrieval.settings import RetrievalSettings
@@ -49,3 +50,21 @@ def test_search_command_sends_all_options(monkeypatch: pytest.MonkeyPatch) -> No
     module.search(vector="1,2", seed=["a"], **options)
     (fields,) = sent_fields
     assert {name: fields[name] for name in (*options, "seeds")} == {**options, "seeds": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--text", "x", "--top-m", "8"), "--top-m: has no effect on a search for a text"),
+        (("--text", "x", "--patience", "2"), "--patience: has no effect on a search for a text"),
+        (("--vector", "1,2", "--mode", "words"), "--mode: has no effect on a search for a vector"),
+        (("--vector", "1", "--min-score", "0.5"), "--min-score: has no effect on a search for a"),
+        (("--text", "x", "--mode", "all"), "--mode: expected "),
+        (("--text", "x", "--vector", "1"), "expected one of --text, --vector and --file"),
+    ],
+)
+def test_search_command_rejects_options_without_effect(
+    options: tuple[str, ...], message: str
+) -> None:
+    code, _, errors = trivium_here("search", *options, "--bootstrap", "127.0.0.1:1")
+    assert (code, message in errors) == (2, True), errors
