@@ -54,11 +54,8 @@ LINES = {  # by help panel and name, in the order of the help
             "usage."
         ),
         "replay": (
-            "Replay a recording: every event into the router core again, every effect compared."
-        ),
-        "compare": (
-            "Sum up what a shadow router would have done: placements, TTFT, TPOT, whole answers, "
-            "KV bytes."
+            "Replay recorded traffic: decide it again, or simulate it with other settings and "
+            "faults."
         ),
         "asyncapi": "Print the AsyncAPI document of all topics and records, or write it as a page.",
         "documents": "Load documents with ready vectors.",
@@ -114,7 +111,6 @@ _PLACES = {  # below infra.cli: a function, or a group as a Typer
     "usage": "log.usage:usage",
     "record": "log.record:record",
     "replay": "log.replay:replay",
-    "compare": "log.compare:compare",
     "asyncapi": "about:asyncapi",
     "documents": "retrieve.documents:app",
     "collections": "retrieve.collections:app",

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from infra.replay.applying import apply_event, content_of, event_of
 from infra.replay.collecting import Place, lines_of
 from infra.replay.redeciding import Redeciding
+from infra.replay.replaying import apply_event, content_of, event_of
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.records import (

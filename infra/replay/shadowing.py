@@ -11,14 +11,17 @@ from contextlib import AsyncExitStack, suppress
 
 from infra.replay.collecting import Place
 from infra.replay.shadow import Shadow, places_to_read
+from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, RecordError
+from schemas.errors import BrokerUnavailable, ConfigError, RecordError
+from schemas.records import Decision
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.journal.inputs import READ_BACK
 from streams.journal.journal import JournalEntry
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 from streams.log.retry import run_with_reconnect
 
 TOPIC = "decisions.shadow"
@@ -67,6 +70,25 @@ async def run_shadow(
                 shadow.mark_written()
 
     await run_with_reconnect(shadow_id, life, stop)
+
+
+async def read_decisions(
+    log: LogSettings, since_ms: int, until_ms: int, shadow_id: str = ""
+) -> list[Decision]:
+    """Return what a shadow decided in that time; without an id, the only shadow.
+
+    Raises ConfigError where the shadow is unknown, or there are several and none is named.
+    """
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)
+    decisions = await finder.find(TOPIC, range(log.session_partitions), "", window)
+    names = sorted({decision.router_id for decision in decisions})
+    if shadow_id and shadow_id not in names:
+        expected = ", ".join(names) or "none"
+        raise ConfigError(f"--shadow-id: expected any of {expected}, found {shadow_id}")
+    if not shadow_id and len(names) > 1:
+        raise ConfigError(f"--shadow-id: expected one of {', '.join(names)}; name it")
+    return [decision for decision in decisions if shadow_id in ("", decision.router_id)]
 
 
 def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEntry]:

@@ -2,7 +2,7 @@
 
 A prompt is the recorded tokens, with the recorded sampling and seed, so that a deterministic engine
 gives the same answer. Where a recording has no bodies, prompts and lengths are those of a trace
-(`prompts.py`). It sends nothing itself; `trivium replay --live` does, by `sender.py`.
+(`prompts.py`). It sends nothing itself; `trivium trace send` does, by `sender.py`.
 """
 
 import json

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from infra.cli.log.explain import duration_ms
-from infra.cli.log.replay import replay
+from infra.cli.log.replay import decide_again, show
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
@@ -77,7 +77,7 @@ def record(
         print_json({"file": str(output), "bytes": size, "lives": rows})
     elif not as_json:
         for row in rows:
-            print(f"{row['router']} life {row['epoch']}: {row['events']:,} events")
+            print(f"{row['router']} epoch {row['epoch']}: {row['events']:,} events")
         print(f"{output}: {size / 1e6:.1f} MB; replay it with `trivium replay {output}`")
     if check:
-        replay(output, as_json=as_json)
+        show(decide_again(output, {}), as_json=as_json)

@@ -1,6 +1,7 @@
 """Implements `trivium trace`: converts, shows and sends traffic traces."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +17,13 @@ from infra.cli.options import (
     in_panel,
     settings_of_running,
 )
-from infra.cli.trace_sender import pace_of, send_trace, show_report
+from infra.cli.trace_sender import pace_of, send_trace, show_comparison, show_report
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from infra.traces.resend import Resend
     from infra.traces.trace import Trace
 
 LOG = "log"  # in place of a file: this deployment's own traffic
@@ -103,7 +105,7 @@ def show(
         f"{figures['sessions']:,} sessions{_left_out(trace)}"
     )
     print(f"requests/s: {figures['mean_per_s']:,} on average, {figures['busiest_per_s']:,} at most")
-    print(f"prompt tokens behind a beginning that came before: {figures['begins_alike']:.1%}")
+    print(f"prompt tokens in prefixes that came before: {figures['begins_alike']:.1%}")
     table = Table("", *(figures["prompt_tokens"]), box=None)
     for name in _FIGURES:
         if figures[name]:
@@ -140,19 +142,39 @@ def send(
     for the end of the one before it, at any speed. With max, no request waits for its time; with
     closed, `--streams` requests at a time are in flight. Exit code 1 if a request failed.
 
+    A recording's own prompts are sent, with their sampling and seeds, unless it has none or
+    `--scale` is given, and the answers are compared with the recorded ones. Exit code 1 if a
+    request fails that completed in the recording.
+
     Examples: `trivium trace send trace.jsonl --requests 20 --scale 0.01`,
     `trivium trace send azure.csv --speed 10 --json`,
+    `trivium trace send last.avro --url http://127.0.0.1:8000`,
     `trivium trace send log --since 10m --speed closed --streams 16`
     """
-    pace = pace_of(speed, streams)
-    trace = _part(_read(source, since, config, bootstrap), requests, scale)
-    responses, report = send_trace(url or gateway_url(config), api_key, trace, pace)
+    pace, resend = pace_of(speed, streams), _resend(source) if scale == 1.0 else None
+    whole = resend.trace if resend else _read(source, since, config, bootstrap)
+    trace, make_body = _part(whole, requests, scale), resend.make_body if resend else None
+    responses, report = send_trace(url or gateway_url(config), api_key, trace, pace, make_body)
+    comparison = resend and resend.compare(responses)
     if as_json:
-        print_json(report)
+        print_json(report | ({"compared": asdict(comparison)} if comparison else {}))
     else:
         show_report(report)
-    if any(response.error for response in responses):
+    if resend and comparison and not as_json:
+        show_comparison(comparison, has_bodies=resend.has_bodies)
+    if comparison.failed if comparison else any(response.error for response in responses):
         raise typer.Exit(1)
+
+
+def _resend(source: str) -> "Resend | None":
+    """Return the requests of a recording, or None for any other source."""
+    from infra.traces.formats import is_recording
+
+    if source == LOG or not is_recording(Path(source)):
+        return None
+    from infra.traces.resend import Resend
+
+    return Resend(Path(source))
 
 
 def _read(source: str, since: str, config: Path | None, bootstrap: str | None) -> "Trace":

@@ -168,7 +168,8 @@ def router(
     """Run one router; several share the sessions among them.
 
     With `--shadow` it follows the journals of all routers, and writes where it would have placed
-    their requests to `decisions.shadow`, for `trivium compare`. No member depends on a shadow.
+    their requests to `decisions.shadow`, for `trivium replay log --shadow`. No member depends on a
+    shadow.
 
     Examples: `trivium router --id router-1 --bootstrap kafka:9092`,
     `trivium router --shadow --policy static --set local_share=0.5`

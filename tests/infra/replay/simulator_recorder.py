@@ -81,7 +81,13 @@ class Recorder(Checker):
             if isinstance(effect, Decide):
                 value = self._codec.encode(effect.decision)
                 self.decided.append(
-                    RecordingRow(RECORD, topic="decisions", now_ms=int(now_ms), value=value)
+                    RecordingRow(
+                        RECORD,
+                        topic="decisions",
+                        offset=len(self.decided),
+                        now_ms=int(now_ms),
+                        value=value,
+                    )
                 )
         if self._seq is None:
             return
@@ -106,4 +112,4 @@ class Recorder(Checker):
                 return "usage", partition, 0, 0, request_id.encode()
         record = getattr(event, type(event).__match_args__[0])
         topic = _TOPICS.get(type(record).__name__, "phases")
-        return topic, event.partition, 0, 0, self._codec.encode(record)
+        return topic, event.partition, len(self.rows), 0, self._codec.encode(record)

@@ -113,10 +113,10 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "own"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
+    ("address", "starts_broker"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
 )
 def test_up_starts_own_broker_unless_settings_name_one(
-    address: str, own: bool, monkeypatch: pytest.MonkeyPatch
+    address: str, starts_broker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[StackPlan] = []
 
@@ -130,7 +130,7 @@ def test_up_starts_own_broker_unless_settings_name_one(
     monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
     with pytest.raises(PlannedOnly):
         trivium_here("up", env={"TRIVIUM_LOG_BOOTSTRAP": address} if address else {})
-    assert [plan.broker for plan in plans] == [own]
+    assert [plan.broker for plan in plans] == [starts_broker]
 
 
 async def test_stack_start_error_includes_process_output(

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from infra.evaluate.live import prediction
 from infra.evaluate.live.prediction import PredictionResults, VariantComparison
-from infra.prediction.speeds import LinearFit, MeasuredSpeeds
+from infra.replay.simulation.speeds import LinearFit, MeasuredSpeeds
 from schemas.records import Outcome, OutcomeKind
 from tests.streams.builders import T0
 
