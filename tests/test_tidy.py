@@ -134,6 +134,16 @@ def imports_point_downward() -> Findings:
                 yield f"{name}:{line}: imports {module}"
 
 
+def research_serves_nobody() -> Findings:
+    """Evaluations of papers may break without a user who notices: nothing is built on them."""
+    for name, tree in sources(*PRODUCT):
+        if name.startswith(("infra/research/", "infra/cli/measure/evaluate")):
+            continue
+        for line, module in imports(tree):
+            if module.startswith("infra.research"):
+                yield f"{name}:{line}: imports {module}"
+
+
 def imports_are_absolute() -> Findings:
     for name, tree in sources():
         for line, module in imports(tree):
@@ -349,6 +359,7 @@ def nothing_built_is_kept() -> Findings:
 
 RULES: tuple[Callable[[], Findings], ...] = (
     imports_point_downward,
+    research_serves_nobody,
     imports_are_absolute,
     packages_are_empty,
     the_core_is_pure,

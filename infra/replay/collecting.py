@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
 from infra.replay.redacting import redact
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.records import JournalBatch, JournalSnapshot

@@ -19,10 +19,10 @@ from math import gcd
 from typing import Any
 
 from infra.replay.prompts import RedactedPrompts
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.replay.replaying import apply_event, content_of, event_of
 from infra.replay.states import objects_in, restate
 from infra.replay.substitutes import FieldSubstitutes, StandIns, names_in
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import pack, unpack

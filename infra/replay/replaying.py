@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.replay.recording import RECORD, SNAPSHOT, RecordingRow, open_recording
+from infra.traces.recording import RECORD, SNAPSHOT, RecordingRow, open_recording
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from streams.core.effects import Effect

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.replay.recording import open_recording
 from infra.traces.from_log import requests_in, trace_of
 from infra.traces.prompts import body
+from infra.traces.recording import open_recording
 from infra.traces.sender import SentRequest
 from infra.traces.trace import Arrival, Trace
 from schemas.errors import RecordError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from infra.evaluate.trinity.hardware import gpu_named, model_named
+from infra.planning.hardware import gpu_named, model_named
 from infra.replay.simulation.speeds import MeasuredSpeeds, measure_speeds
 from infra.replay.simulation.traffic import RecordedTraffic
 from infra.simulator.machine.latency import H100, LLAMA_8B, Link, Setup

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.replay.recording import SNAPSHOT, open_recording
 from infra.replay.replaying import ReplayReport, Watch, replay
 from infra.simulator.traffic import traces
 from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
+from infra.traces.recording import SNAPSHOT, open_recording
 from infra.traces.trace import Trace
 from schemas.errors import RecordError
 from schemas.fleet import Member

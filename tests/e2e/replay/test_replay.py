@@ -13,13 +13,13 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from infra.replay import pieces
 from infra.replay.collecting import BODIES, NAMES, record
 from infra.replay.pieces import replay_side_by_side
-from infra.replay.recording import SNAPSHOT, open_recording
 from infra.replay.shadowing import read_decisions, run_shadow
 from infra.replay.simulation.comparison import LIVE, compare_outcomes, compare_placements
 from infra.replay.simulation.comparison import SHADOW as WITH
 from infra.replay.simulation.deployment import shape_of
 from infra.replay.simulation.run import Changes, what_if
 from infra.replay.simulation.traffic import read
+from infra.traces.recording import SNAPSHOT, open_recording
 from infra.traces.resend import Resend, ResendComparison
 from infra.traces.sender import Pace, send
 from schemas.codec import Codec

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.replay.collecting import Place, RecordedLife, lines_of
-from infra.replay.recording import RECORD, RecordingRow, write
+from infra.traces.recording import RECORD, RecordingRow, write
 from schemas.codec import Codec
 from schemas.records import Decision, Heartbeat, JournalSnapshot, Role
 from streams.config import RouterSettings

@@ -7,8 +7,8 @@ or it only has a snapshot then.
 from collections.abc import Sequence
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.simulator.cluster import Checker, Cluster
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from schemas.codec import Codec
 from schemas.records import JournalSnapshot
 from streams.core.effects import Decide, Effect

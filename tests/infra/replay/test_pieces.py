@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.replay import pieces, recording
+from infra.replay import pieces
 from infra.replay.pieces import replay_side_by_side
-from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from infra.replay.redacting import redact
 from infra.replay.replaying import ReplayReport, replay
 from infra.replay.state_equality import same_state
+from infra.traces import recording
+from infra.traces.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from schemas.errors import RecordError
 from streams.config import RouterSettings
 from streams.core.router import Router

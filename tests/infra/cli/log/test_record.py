@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra.cli.measure import traces
-from infra.replay import recording
-from infra.replay.recording import open_recording
+from infra.traces import recording
+from infra.traces.recording import open_recording
 from infra.traces.report import report
 from infra.traces.sender import SentRequest
 from streams.journal.inputs import TICK

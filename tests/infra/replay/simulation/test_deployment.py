@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.replay.recording import LINE, RecordingRow, write
 from infra.replay.redacting import redact
 from infra.replay.simulation.deployment import (
     on_hardware,
@@ -16,6 +15,7 @@ from infra.replay.simulation.report import Findings
 from infra.replay.simulation.run import AS_IT_WAS, AS_RECORDED, Changes, simulate, what_if
 from infra.replay.simulation.traffic import read
 from infra.simulator.cluster import ORCHESTRATIONS
+from infra.traces.recording import LINE, RecordingRow, write
 from infra.traces.trace import Arrival, Trace
 from schemas.codec import Codec
 from schemas.errors import ConfigError, RecordError
