@@ -5,6 +5,8 @@ commands' own help (`tests/infra/cli/test_commands.py` compares them).
 """
 
 import inspect
+import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -14,118 +16,146 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 MARKUP: Final = "rich"  # of help
-LINES = {  # by help panel and name, in the order of the help
-    "Run": {
-        "up": "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
-        "down": "Stop the stack that runs in this state folder, draining it first.",
-        "restart": "Restart processes of `trivium up` one after the other, under load.",
+COMMANDS = {  # by help panel and name: a line, and a function or Typer below infra.cli
+    "Deployment": {
+        "up": (
+            "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
+            "operate.up_down:up",
+        ),
+        "down": (
+            "Stop the stack that runs in this state folder, draining it first.",
+            "operate.up_down:down",
+        ),
+        "restart": (
+            "Restart processes of `trivium up` one after the other, under load.",
+            "operate.rolling:restart",
+        ),
         "status": (
             "Show workers, routers, gateways and bridges: states, credits, queues, tokens per "
-            "second, KV."
+            "second, KV.",
+            "operate.status:status",
         ),
         "scale": (
-            "Show how many prefill, decode, replica and retrieval workers are wanted, and why."
+            "Show how many prefill, decode, replica and retrieval workers are wanted, and why.",
+            "operate.scale:scale",
         ),
-        "chat": "Talk to the model; each answer says where it was computed. An empty line ends.",
-        "search": "Find passages for a text, or the documents nearest to a vector, in all shards.",
-        "ingest": "Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.",
-        "demo": (
-            "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
-            "explain one."
+        "pool": ("Move workers between pools without a restart.", "operate.pools:app"),
+        "run": (
+            "Run one process in the foreground: a worker, router, gateway, bridge, or one of "
+            "retrieval.",
+            "operate.single_process:run",
         ),
-        "bench": "Run a benchmark; what follows its name goes to it. Results lie in build/bench.",
-        "simulate": (
-            "The real router, gateways and workers on virtual time, while everything breaks."
+        "broker": (
+            "Start and stop Trivium's own Kafka broker, with its data in the state folder.",
+            "log.broker:app",
         ),
-        "pool": "Show the pools of workers, and move workers between them without a restart.",
-        "evaluate": "Published evaluations, on simulated or live engines.",
-        "plan": "Tables that policies look up, and how many workers pools want.",
-        "trace": "Traffic traces: converted, shown, and sent to a running cluster.",
     },
-    "Log": {
-        "tail": "Print decoded records of a topic.",
-        "explain": (
-            "Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, "
-            "outcome."
+    "Requests": {
+        "chat": (
+            "Talk to the model; each answer says where it was computed. An empty line ends.",
+            "chat:chat",
         ),
-        "usage": "Sum what requests have used, by tenant, model, class or hour.",
+        "explain": (
+            "Show what happened to a request: decisions and why, KV transfers, tokens, outcome.",
+            "log.explain:explain",
+        ),
+        "usage": (
+            "Sum what requests have used, by tenant, model, class or hour.",
+            "log.usage:usage",
+        ),
+    },
+    "Topics": {
+        "topics": (
+            "Show what topics are for and their state on a cluster; create and check them.",
+            "log.topics:app",
+        ),
+        "tail": ("Print decoded records of a topic.", "log.tail:tail"),
+        "schemas": (
+            "Register the schemas of all records, check them, list them.",
+            "log.schemas:app",
+        ),
+        "dlq": (
+            "Show dead letters, records that could not be read or answered; send them again.",
+            "log.dlq:app",
+        ),
+    },
+    "Retrieval": {
+        "ingest": (
+            "Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.",
+            "retrieve.ingest:ingest",
+        ),
+        "search": (
+            "Find passages for a text, or the documents nearest to a vector, in all shards.",
+            "retrieve.search:search",
+        ),
+        "collections": (
+            "Show collections, and declare who may search them.",
+            "retrieve.collections:app",
+        ),
+        "index": ("Build index files, show and check them.", "retrieve.index_files:app"),
+    },
+    "Traffic": {
         "record": (
             "Record what routers did: requests, all else that they applied, decisions, outcomes, "
-            "usage."
+            "usage.",
+            "log.record:record",
         ),
         "replay": (
             "Replay recorded traffic: decide it again, or simulate it with other settings and "
-            "faults."
+            "faults.",
+            "log.replay:replay",
         ),
-        "asyncapi": "Print the AsyncAPI document of all topics and records, or write it as a page.",
-        "documents": "Load documents with ready vectors.",
-        "collections": "Show collections, and declare who may search them.",
-        "broker": "Apache Kafka as one node of Trivium's own, with its data in the state folder.",
-        "topics": "Say what topics are for; create them, check them, show them as they are.",
-        "schemas": "Register the schemas of all records, check them, list them.",
-        "dlq": (
-            "Dead letters: records that nobody could read or answer. Look at them, send them again."
+        "trace": (
+            "Convert and show traffic traces, and send them to a running cluster.",
+            "measure.traces:app",
         ),
-    },
-    "Single processes": {
-        "worker": "Run one worker.",
-        "retrieval": (
-            "Run one retrieval worker: a shard of all collections, searched for prefill and decode."
-        ),
-        "embedding": (
-            "Run one embedding worker: it cuts documents into passages and makes vectors, of "
-            "searches too."
-        ),
-        "router": "Run one router; several share the sessions among them.",
-        "gateway": "Run one gateway: the OpenAI API over HTTP.",
-        "bridge": (
-            "Run one bridge: prompts from topics, one answer each, to topics. Several share "
-            "partitions."
+        "plan": (
+            "Plan how many workers pools need, and measure the table of the policy `table`.",
+            "measure.plan_tables:app",
         ),
     },
-    "About": {
-        "version": "Versions of Trivium and of what decides its behaviour.",
-    },
-    "Files": {
-        "index": "Build, look at and check index files.",
+    "Try and evaluate": {
+        "demo": (
+            "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
+            "explain one.",
+            "measure.bench:demo",
+        ),
+        "simulate": (
+            "Run the real router, gateways and workers on virtual time, with faults of all kinds.",
+            "measure.simulate:simulate",
+        ),
+        "bench": (
+            "Run a benchmark; the options after its name go to it. Results are in build/bench.",
+            "measure.bench:bench",
+        ),
+        "evaluate": (
+            "Published evaluations, on simulated or live engines.",
+            "measure.evaluate:app",
+        ),
+        "version": (
+            "Show the versions of Trivium and of the packages that decide its behaviour.",
+            "about:version",
+        ),
     },
 }
-_PLACES = {  # below infra.cli: a function, or a group as a Typer
-    "up": "operate.up_down:up",
-    "down": "operate.up_down:down",
-    "restart": "operate.rolling:restart",
-    "status": "operate.status:status",
-    "scale": "operate.scale:scale",
-    "chat": "chat:chat",
-    "search": "retrieve.search:search",
-    "ingest": "retrieve.ingest:ingest",
-    "demo": "measure.bench:demo",
-    "bench": "measure.bench:bench",
-    "simulate": "measure.simulate:simulate",
-    "pool": "operate.pools:app",
-    "evaluate": "measure.evaluate:app",
-    "plan": "measure.plan_tables:app",
-    "trace": "measure.traces:app",
-    "tail": "log.tail:tail",
-    "explain": "log.explain:explain",
-    "usage": "log.usage:usage",
-    "record": "log.record:record",
-    "replay": "log.replay:replay",
-    "asyncapi": "about:asyncapi",
-    "documents": "retrieve.documents:app",
-    "collections": "retrieve.collections:app",
-    "broker": "log.broker:app",
-    "topics": "log.topics:app",
-    "schemas": "log.schemas:app",
-    "dlq": "log.dlq:app",
-    "worker": "operate.single_process:worker",
-    "retrieval": "operate.single_process:retrieval",
-    "embedding": "operate.single_process:embedding",
-    "router": "operate.single_process:router",
-    "gateway": "operate.single_process:gateway",
-    "bridge": "operate.bridges:app",
-    "version": "about:version",
-    "index": "retrieve.index_files:app",
+_PLACES = {name: place for rows in COMMANDS.values() for name, (_, place) in rows.items()}
+_FORMER = {  # former names, which help does not list: the first words, or options after them
+    **{kind: f"run {kind}" for kind in "worker router gateway retrieval embedding".split()},
+    "bridge status": "status --bridges",
+    "bridge": "run bridge",
+    "pool list": "status",
+    "compare --shadow": "replay log --shadow --shadow-id",
+    "compare": "replay log --shadow",
+    "replay --live": "trace send",
+    "replay --predict": "replay --simulate",
+    "asyncapi": "topics asyncapi",
+    "topics verify": "topics describe --check",
+    "schemas check": "schemas list --check",
+    "dlq show": "dlq list",
+    "broker reset": "broker stop --erase",
+    "documents load": "ingest --vectors",
+    "index verify": "index info --verify",
+    "plan probe": "plan ppd --probe",
 }
 _TYPER_OPTIONS = {  # options of typer by command: a keyword, and its value's name in the module
     "bench": ("context_settings", "PASS_ON"),
@@ -133,12 +163,39 @@ _TYPER_OPTIONS = {  # options of typer by command: a keyword, and its value's na
 }
 
 
+def present_words(args: Sequence[str]) -> list[str]:
+    """Return a command line with present names in place of former ones."""
+    former = _former(args)
+    if former is None:
+        return list(args)
+    words, present = former.split(), _FORMER[former].split()
+    if not words[-1].startswith("--"):
+        return [*present, *args[len(words) :]]
+    options = [word for word in present if word.startswith("--")]
+    at = args.index(words[-1])
+    return [*present[: len(present) - len(options)], *args[1:at], *options, *args[at + 1 :]]
+
+
+def _former(args: Sequence[str]) -> str | None:
+    """Return the former name that a command line begins with, if any."""
+    for former in _FORMER:
+        *names, last = former.split()
+        if last.startswith("--") and [*args[:1]] == names and last in args:
+            return former
+        if [*args[: len(names) + 1]] == [*names, last]:
+            return former
+    return None
+
+
 class CommandsOnUse(TyperGroup):
     """A group whose commands are placeholders, until one of them is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as usual, with fewer imports."""
+        """Parse the arguments as usual, with fewer imports; warn about former names."""
         _flags_are_off(self, ctx)
+        if (former := _former(args)) is not None:
+            print(f"trivium: `{former}` is now `{_FORMER[former]}`", file=sys.stderr)
+            args = present_words(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -164,8 +221,8 @@ def _flags_are_off(command: Any, ctx: Any) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add a placeholder for each command, for help and completion."""
-    for panel, lines in LINES.items():
-        for name, line in lines.items():
+    for panel, rows in COMMANDS.items():
+        for name, (line, _) in rows.items():
             app.command(name, help=line, rich_help_panel=panel)(_placeholder)
 
 

@@ -5,7 +5,7 @@ A shadow reads the routers' journals and applies what they applied, as a replay 
 what really became of each request. At each placement it asks a placer of its own (`redeciding.py`)
 and writes the answer to `decisions.shadow`. It compares the effects of events with the checksum in
 the journal, and drops them. It joins no consumer group and no fleet, so no member waits for it,
-grants it credits, or depends on it. Called by `trivium router --shadow`.
+grants it credits, or depends on it. Called by `trivium run router --shadow`.
 """
 
 import logging

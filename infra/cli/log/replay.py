@@ -95,7 +95,7 @@ def replay(
     workers: name these with --pools.
 
     In place of a file, log is this deployment's own traffic. With --shadow it is compared with what
-    `trivium router --shadow` has decided; name the settings that it was started with.
+    `trivium run router --shadow` has decided; name the settings that it was started with.
 
     Examples: `trivium replay last.avro`, `trivium replay log --since 30m --policy conditional`,
     `trivium replay last.avro --set local_share=1 --simulate`,

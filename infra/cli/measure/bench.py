@@ -32,7 +32,7 @@ BENCHMARKS = {
 }
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
-Run a benchmark; what follows its name goes to it. Results lie in build/bench.
+Run a benchmark; the options after its name go to it. Results are in build/bench.
 
   serving     Trivium beside a direct engine and two HTTP proxies
   costs       what one request and an idle stack cost: CPU, wake-ups, records, bytes, memory
@@ -80,7 +80,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark; what follows its name goes to it. Results lie in build/bench."""
+    """Run a benchmark; the options after its name go to it. Results are in build/bench."""
     if name in ("", "-h", "--help"):
         print(_BENCH_USAGE)
         return

@@ -30,13 +30,13 @@ LOG = "log"  # in place of a file: this deployment's own traffic
 _BARS = 60
 _FIGURES = ("prompt_tokens", "output_tokens", "ttft_ms", "total_ms")
 
-app = typer.Typer(help="Traffic traces: converted, shown, and sent to a running cluster.")
+app = typer.Typer(help="Convert and show traffic traces, and send them to a running cluster.")
 
 _PART = in_panel("Which part")
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="TRACE", help="A file of any format that is known, or log: the own traffic."
+        metavar="TRACE", help="A file of a known format, or log: this deployment's traffic."
     ),
 ]
 Since = Annotated[str, _PART(metavar="DURATION", help="Of log, how far back: 90s, 30m, 2h, 7d.")]
@@ -46,7 +46,7 @@ Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.
 
 @app.callback()
 def _group() -> None:
-    """Traffic traces: converted, shown, and sent to a running cluster.
+    """Convert and show traffic traces, and send them to a running cluster.
 
     It reads Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
     dynamo.request.trace.v1, OpenTelemetry gen_ai spans as OTLP JSON, and files of trivium record.

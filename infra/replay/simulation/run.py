@@ -132,7 +132,7 @@ def what_if(source: RecordedTraffic | Trace, changes: Changes) -> Findings:
     strikes = [fault for kind, text in changes.faults for fault in faults_of(kind, text, workers)]
     before = simulate(deployment, source, streams=bool(strikes))
     runs[AS_IT_WAS] = before.figures()
-    if changed == deployment and not strikes:
+    if not (changes.overrides or changes.pools or strikes):
         return Findings(workers=workers, runs=runs)
     after = simulate(changed, source, strikes, streams=bool(strikes))
     runs[_name(deployment, changed, changes)] = after.figures()

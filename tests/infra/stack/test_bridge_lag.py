@@ -126,7 +126,7 @@ async def test_bridge_lag_excludes_transaction_markers_after_answer(kafka: LogSe
 def test_bridge_status_command_prints_lag(kafka: LogSettings) -> None:
     asyncio.run(ask(kafka, 2))
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": kafka.topic_prefix}
-    command = ("bridge", "status", "--bootstrap", kafka.bootstrap)
+    command = ("status", "--bridges", "--bootstrap", kafka.bootstrap)
     code, output, errors = trivium_here(*command, "--json", env=env)
     assert (code, errors) == (0, "")
     rows = {(row["pair"], row["partition"]): row["lag"] for row in json.loads(output)}

@@ -34,12 +34,14 @@ def check_pool(home: Path, env: dict[str, str]) -> None:
     code, output, errors = trivium_here(*move, "prefill,decode", "--json", home=home, env=env)
     assert code == 0, errors
     assert json.loads(output)["roles"] == ["prefill", "decode"]
-    (row,) = json.loads(trivium_here("pool", "list", "--json", home=home, env=env)[1])
+    rows = json.loads(trivium_here("status", "--json", home=home, env=env)[1])
+    (row,) = [row for row in rows if row["kind"] == "worker"]
     assert row["roles"] == ["prefill", "decode"]
     assert row["leases"].keys() == {"prefill", "decode"}
     _, output, _ = trivium_here(*move, "replica", home=home, env=env)
     assert "replica-0: prefill and decode is now replica, after" in output
-    assert "replica-0 replica ready" in trivium_here("pool", "list", home=home, env=env)[1]
+    _, output, _ = trivium_here("status", home=home, env=env)
+    assert "replica-0 replica ready" in " ".join(output.split())
 
 
 def check_scale(home: Path, env: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.cli.operate.status import _collection
-from infra.cli.retrieve.index_files import verify
+from infra.cli.retrieve.index_files import info
 from schemas.settings import LogSettings
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.workers.vector.data import gaussian
@@ -23,7 +23,7 @@ from workers.vector.index.view import IndexAudit
 def test_missed_share_is_reported_by_status_and_verify(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`trivium index verify` measures it again; workers and `trivium status` report it."""
+    """`trivium index info --verify` measures it again; workers and `trivium status` report it."""
     collections = Collections(RetrievalSettings())
     collections.indexes["books"] = index = Index.build(gaussian(100, 4), degree=8)
     snapshot.save(index, tmp_path / "index")
@@ -33,7 +33,7 @@ def test_missed_share_is_reported_by_status_and_verify(
     assert _collection(asdict(state)) == "books 100 (25.0% not found)"
     assert _collection({**asdict(state), "missed_share": 0.001}) == "books 100"
     monkeypatch.setattr(Index, "missed_share", lambda self: 0.5)
-    verify(tmp_path / "index", as_json=True)
+    info(tmp_path / "index", verify=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["missed_share"] == 0.5
 
 
