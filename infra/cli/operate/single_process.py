@@ -252,8 +252,8 @@ def _shadow(settings: "Settings", name: str, overrides: dict[str, str]) -> Proce
 
 def _gateway(settings: "Settings", name: str) -> Process:
     async def process(stop: asyncio.Event) -> None:
+        from streams.calls.stream.event_key import event_key
         from streams.gateway.app import run_gateway
-        from streams.gateway.stream.event_key import event_key
         from streams.log.registry import make_codec
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
