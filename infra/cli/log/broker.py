@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from infra.broker.node import Broker
 
 app = typer.Typer(
-    help="Start and stop Trivium's own Kafka broker, with its data in the state folder.",
+    help="Start and stop Trivium's own Kafka broker.",
     no_args_is_help=True,
 )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streams.log.dead_letters import DeadLetter, LetterSelection, Place, RetryCounts
 
 app = typer.Typer(
-    help="Show dead letters, records that could not be read or answered; send them again.",
+    help="Show dead letters, and send them again.",
     no_args_is_help=True,
 )
 Topics = Annotated[

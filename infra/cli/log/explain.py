@@ -39,7 +39,9 @@ def explain(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show what happened to a request: decisions and why, KV transfers, tokens, outcome.
+    """Show what happened to a request, and why.
+
+    Show what happened to a request: decisions and why, KV transfers, tokens, outcome.
 
     Examples: `trivium explain r01m7yr198f`, `trivium explain chatcmpl-r01m7yr198fcw... --json`,
     `trivium explain r01m7y --since 30m`

@@ -35,7 +35,9 @@ def record(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
+    """Record what routers did, for a replay.
+
+    Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
 
     The file has all that a replay needs, including prompts. The log keeps this for a day; keep the
     file as long as you need it. With --no-bodies, texts are replaced by digests with a secret salt,

@@ -82,7 +82,7 @@ def replay(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Replay recorded traffic: decide it again, or simulate it with other settings and faults.
+    """Decide recorded traffic again, or simulate it.
 
     Every recorded event is applied to the router core again, and every effect is compared. Exit
     code 1 if any differs; the first difference of each router is shown. With another policy or

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(
-    help="Register the schemas of all records, check them, list them.",
+    help="Register and check schemas of records.",
     no_args_is_help=True,
 )
 Url = Annotated[

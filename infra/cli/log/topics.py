@@ -18,7 +18,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def topics(context: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    """Show what topics are for and their state on a cluster; create and check them."""
+    """Show, create and check topics."""
     if context.invoked_subcommand is None:
         list_(config, as_json)
 

@@ -48,7 +48,7 @@ def usage(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Sum what requests have used, by tenant, model, class or hour.
+    """Sum up what requests have used.
 
     Examples: `trivium usage`, `trivium usage --by tenant,hour --since 1d --json`,
     `trivium usage --check`

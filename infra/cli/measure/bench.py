@@ -62,7 +62,9 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
+    """Hold conversations, and explain one.
+
+    Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
     With `--platform`: a database's rows become searchable, and its table of questions gets answers.
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`,
@@ -80,7 +82,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark; the options after its name go to it. Results are in build/bench."""
+    """Run a benchmark."""
     if name in ("", "-h", "--help"):
         print(_BENCH_USAGE)
         return

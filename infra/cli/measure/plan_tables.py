@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
     from streams.core.placement.ppd_table import PpdTable
 
-app = typer.Typer(
-    help="Plan how many workers pools need, and measure the table of the policy `table`."
-)
+app = typer.Typer(help="Plan sizes of pools, and policy `table`.")
 app.command("pools", epilog=plan_pools.EXAMPLES)(plan_pools.pools)
 _LIVE = in_panel("On a cluster")
 _FOLDER = Path("build/plan")
@@ -42,7 +40,7 @@ trivium plan ppd --url http://HOST:8000 --bootstrap HOST:9092 [dim]on a cluster 
 
 @app.callback()
 def _group() -> None:
-    """Plan how many workers pools need, and measure the table of the policy `table`."""
+    """Plan sizes of pools, and policy `table`."""
 
 
 @app.command("ppd", epilog=_EXAMPLES)

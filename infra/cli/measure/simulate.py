@@ -49,7 +49,9 @@ def simulate(
     jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run the real router, gateways and workers on virtual time, with faults of all kinds.
+    """Run seeds of faults on virtual time.
+
+    Run the real router, gateways and workers on virtual time, with faults of all kinds.
 
     Each seed determines workers, load and faults. Checkers outside the code examine every step.
     Then all faults end, and every client must be served. Exit code 1 if an invariant was broken.

@@ -30,7 +30,7 @@ LOG = "log"  # in place of a file: this deployment's own traffic
 _BARS = 60
 _FIGURES = ("prompt_tokens", "output_tokens", "ttft_ms", "total_ms")
 
-app = typer.Typer(help="Convert and show traffic traces, and send them to a running cluster.")
+app = typer.Typer(help="Convert, show and send traffic traces.")
 
 _PART = in_panel("Which part")
 Source = Annotated[
@@ -46,7 +46,7 @@ Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.
 
 @app.callback()
 def _group() -> None:
-    """Convert and show traffic traces, and send them to a running cluster.
+    """Convert, show and send traffic traces.
 
     It reads Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
     dynamo.request.trace.v1, OpenTelemetry gen_ai spans as OTLP JSON, and files of trivium record.

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(
-    help="Move workers between pools without a restart.",
+    help="Move workers between pools.",
     no_args_is_help=True,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Move workers between pools without a restart."""
+    """Move workers between pools."""
 
 
 @app.command(epilog="Example: trivium pool move prefill-1 --to decode")

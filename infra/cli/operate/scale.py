@@ -30,7 +30,9 @@ def scale(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show how many prefill, decode, replica and retrieval workers are wanted, and why.
+    """Show how many workers are wanted, and why.
+
+    Show how many prefill, decode, replica and retrieval workers are wanted, and why.
 
     The counts follow from queues at the routers, arrivals, and times of workers. Targets and bounds
     are section \\[scaling] of the settings. `trivium up --autoscale` follows the counts. Examples:

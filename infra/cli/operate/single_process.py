@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,22 +32,20 @@ from schemas.state_folder import home
 
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
+    from schemas.codec import Codec
     from schemas.records import Role
+    from workers.retrieval.settings import ShardPlace
 
 _DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
-Process = Callable[[asyncio.Event], Awaitable[None]]  # runs until the event is set
-
-
+UntilStopped = Callable[[asyncio.Event], Awaitable[None]]
+Process = Callable[..., Awaitable[None]]  # of settings and a name; runs until `stop` is set
 Kind = Annotated[
     str,
     typer.Argument(metavar="KIND", help="worker, router, gateway, bridge, retrieval or embedding."),
 ]
-_WORKER, _ROUTER, _GATEWAY = (
-    in_panel("Of a worker"),
-    in_panel("Of a router"),
-    in_panel("Of a gateway"),
-)
+_WORKER, _ROUTER = in_panel("Of a worker"), in_panel("Of a router")
+_GATEWAY = in_panel("Of a gateway")
 _RETRIEVAL, _EMBEDDING = in_panel("Of a retrieval worker"), in_panel("Of an embedding worker")
 _OPTIONS = {  # by kind, the options that only it has
     "worker": ("role", "engine"),
@@ -98,7 +97,9 @@ def run(
         str, typer.Option("--log-level", help="debug, info, warning or error.")
     ] = "info",
 ) -> None:
-    """Run one process in the foreground: a worker, router, gateway, bridge, or one of retrieval.
+    """Run one process in the foreground.
+
+    It is a worker, router, gateway, bridge, or a worker of retrieval.
 
     SIGTERM and Ctrl-C let it finish its work; a second signal ends it at once. Exit code 2: the
     settings are wrong, a restart cannot help; 1: a restart may help.
@@ -128,25 +129,28 @@ def run(
         embedding={"model": model},
         gateway={"host": host, "port": port},
     )
-    process: Process
     match kind:
         case "worker":
             roles = roles_from(role or [], "--role")
-            process = _worker(settings, member_id or _default_id(roles[0].value), roles)
+            process: Process = partial(_worker, roles=roles)
+            member_id = member_id or _default_id(roles[0].value)
         case "router":
             overrides = parse_overrides(policy, changed or [])
             if overrides and not shadow:
                 raise ConfigError(
                     "--policy, --set: expected with --shadow; others have a settings file"
                 )
-            name = member_id or _default_id("shadow" if shadow else "router")
-            process = _shadow(settings, name, overrides) if shadow else _router(settings, name)
+            process = partial(_shadow, overrides=overrides) if shadow else _router
+            member_id = member_id or _default_id("shadow" if shadow else "router")
         case "retrieval":
-            process = _retrieval(settings, member_id, shard or "0/1")
+            from workers.retrieval.settings import ShardPlace
+
+            place = ShardPlace.parse(shard or "0/1")
+            process = partial(_retrieval, place=place)
+            member_id = member_id or f"{_default_id('retrieval')}-{place.shard}"
         case _:
-            kinds = {"gateway": _gateway, "bridge": _bridge, "embedding": _embedding}
-            process = kinds[kind](settings, member_id or _default_id(kind))
-    _serve(process, log_level)
+            process = {"gateway": _gateway, "bridge": _bridge, "embedding": _embedding}[kind]
+    _serve(partial(_with_codec, process, settings, member_id or _default_id(kind)), log_level)
 
 
 def _check_options(kind: str, names: set[str]) -> None:
@@ -160,133 +164,74 @@ def _check_options(kind: str, names: set[str]) -> None:
         raise ConfigError("--role: expected prefill, decode or replica, found none")
 
 
-def _worker(settings: "Settings", name: str, roles: "list[Role]") -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from infra.stack.engine_source import engine_source
-        from streams.log.registry import make_codec
-        from workers.runtime import run_worker
+async def _with_codec(
+    process: Process, settings: "Settings", name: str, stop: asyncio.Event
+) -> None:
+    from streams.log.registry import make_codec
 
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_worker(
-            resolved.log,
-            resolved.worker,
-            resolved.model,
-            worker_id=name,
-            roles=roles,
-            engine=engine_source(resolved, name, roles),
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    return process
+    codec = await asyncio.to_thread(make_codec, settings.log)
+    await process(settings, name, stop=stop, codec=codec)
 
 
-def _retrieval(settings: "Settings", member_id: str | None, shard: str) -> Process:
-    from workers.retrieval.settings import ShardPlace
+async def _worker(settings: "Settings", name: str, *, roles: "list[Role]", **run: Any) -> None:
+    from infra.stack.engine_source import engine_source
+    from workers.runtime import run_worker
 
-    place = ShardPlace.parse(shard)
-    name = member_id or f"{_default_id('retrieval')}-{place.shard}"
-
-    async def process(stop: asyncio.Event) -> None:
-        from streams.log.registry import make_codec
-        from workers.retrieval.worker import RetrievalWorker
-
-        codec = await asyncio.to_thread(make_codec, settings.log)
-        await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
-
-    return process
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    engine = engine_source(resolved, name, roles)
+    parts = resolved.log, resolved.worker, resolved.model
+    await run_worker(*parts, worker_id=name, roles=roles, engine=engine, **run)
 
 
-def _embedding(settings: "Settings", name: str) -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from streams.log.registry import make_codec
-        from workers.embed.process import run_embedding
+async def _retrieval(
+    settings: "Settings", name: str, *, place: "ShardPlace", stop: asyncio.Event, codec: "Codec"
+) -> None:
+    from workers.retrieval.worker import RetrievalWorker
 
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_embedding(
-            resolved.log,
-            resolved.embedding,
-            resolved.model,
-            engine=resolved.worker.engine,
-            worker_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    return process
+    await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
 
 
-def _router(settings: "Settings", name: str) -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from streams.agents.lifecycle import run_router
-        from streams.log.registry import make_codec
+async def _embedding(settings: "Settings", name: str, **run: Any) -> None:
+    from workers.embed.process import run_embedding
 
-        await run_router(
-            settings.log,
-            settings.router,
-            router_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, settings.log),
-            deadline_ms_max=settings.gateway.deadline_ms_max,
-        )
-
-    return process
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    parts, engine = (resolved.log, resolved.embedding, resolved.model), resolved.worker.engine
+    await run_embedding(*parts, engine=engine, worker_id=name, **run)
 
 
-def _shadow(settings: "Settings", name: str, overrides: dict[str, str]) -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from infra.replay.shadowing import run_shadow
-        from streams.log.registry import make_codec
+async def _router(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.agents.lifecycle import run_router
 
-        await run_shadow(
-            settings.log,
-            overrides,
-            shadow_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, settings.log),
-            snapshot_ms=settings.router.snapshot_ms,
-        )
-
-    return process
+    deadline_ms_max = settings.gateway.deadline_ms_max
+    parts = settings.log, settings.router
+    await run_router(*parts, router_id=name, deadline_ms_max=deadline_ms_max, **run)
 
 
-def _gateway(settings: "Settings", name: str) -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from streams.calls.stream.event_key import event_key
-        from streams.gateway.app import run_gateway
-        from streams.log.registry import make_codec
+async def _shadow(
+    settings: "Settings", name: str, *, overrides: dict[str, str], **run: Any
+) -> None:
+    from infra.replay.shadowing import run_shadow
 
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        key = event_key(resolved.gateway.event_key, home())
-        await run_gateway(
-            resolved.log,
-            dataclasses.replace(resolved.gateway, event_key=key),
-            resolved.model,
-            gateway_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    return process
+    snapshot_ms = settings.router.snapshot_ms
+    await run_shadow(settings.log, overrides, shadow_id=name, snapshot_ms=snapshot_ms, **run)
 
 
-def _bridge(settings: "Settings", name: str) -> Process:
-    async def process(stop: asyncio.Event) -> None:
-        from streams.bridge.process import run_bridge
-        from streams.log.registry import make_codec
+async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.calls.stream.event_key import event_key
+    from streams.gateway.app import run_gateway
 
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_bridge(
-            resolved.log,
-            resolved.bridge,
-            resolved.gateway,
-            resolved.model,
-            bridge_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    key = event_key(resolved.gateway.event_key, home())
+    gateway = dataclasses.replace(resolved.gateway, event_key=key)
+    await run_gateway(resolved.log, gateway, resolved.model, gateway_id=name, **run)
 
-    return process
+
+async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.bridge.process import run_bridge
+
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.model
+    await run_bridge(*parts, bridge_id=name, **run)
 
 
 def _default_id(kind: str) -> str:
@@ -304,7 +249,7 @@ def _with_model_folder(settings: "Settings") -> "Settings":
     return dataclasses.replace(settings, model=model)
 
 
-def _serve(process: Process, log_level: str) -> None:
+def _serve(process: UntilStopped, log_level: str) -> None:
     import uvloop
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
@@ -326,7 +271,9 @@ def _serve(process: Process, log_level: str) -> None:
         sys.exit(1)
 
 
-def _until_stopped(process: Process) -> Coroutine[Any, Any, None]:
+def _until_stopped(
+    process: UntilStopped,
+) -> Coroutine[Any, Any, None]:
     async def main() -> None:
         stop = asyncio.Event()
 

@@ -35,7 +35,9 @@ def status(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show workers, routers, gateways and bridges: states, credits, queues, tokens per second, KV.
+    """Show all members, their load and their KV.
+
+    Show workers, routers, gateways and bridges: states, credits, queues, tokens per second, KV.
 
     With --bridges, it shows for each partition of prompts how many records have no answer yet, for
     how long, and which bridge owns it. It asks Kafka alone, so it also works while bridges are

@@ -76,7 +76,9 @@ def up(
         bool, typer.Option("--json", help="A line of JSON per change; with -d, the stack's state.")
     ] = False,
 ) -> None:
-    """Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.
+    """Start a deployment on this machine.
+
+    Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
     `trivium up --retrieval 4 --shards 2`, `trivium up --autoscale --workers-max 6`,
@@ -119,7 +121,7 @@ def up(
 
 
 def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Stop the stack that runs in this state folder, draining it first.
+    """Stop the deployment, draining it first.
 
     Example: `TRIVIUM_HOME=/tmp/other trivium down`
     """

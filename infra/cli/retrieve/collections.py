@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schemas.records import CollectionDeclared, CollectionState
     from schemas.settings import LogSettings
 
-app = typer.Typer(help="Show collections, and declare who may search them.")
+app = typer.Typer(help="Show collections; declare who may search.")
 Name = Annotated[str, typer.Argument(help="The collection.")]
 
 
@@ -55,7 +55,7 @@ def main(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show collections, and declare who may search them."""
+    """Show collections; declare who may search."""
     if ctx.invoked_subcommand is None:
         show(config, bootstrap, as_json)
 

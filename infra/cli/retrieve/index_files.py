@@ -14,7 +14,7 @@ from schemas.errors import ConfigError
 from schemas.rules.sizes import SHARDS_MAX
 from workers.vector.limits import DEGREE_MAX
 
-app = typer.Typer(help="Build index files, show and check them.", no_args_is_help=True)
+app = typer.Typer(help="Build, show and check index files.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: trivium index build vectors.npy books.index --metric cosine")

@@ -49,7 +49,9 @@ def ingest(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
+    """Add files or vectors to a collection.
+
+    Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
 
     Unchanged content is not embedded again.
 

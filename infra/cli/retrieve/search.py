@@ -65,7 +65,9 @@ def search(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find passages for a text, or the documents nearest to a vector, in all shards.
+    """Search a collection by text or vector.
+
+    Find passages for a text, or the documents nearest to a vector, in all shards.
 
     Examples: `trivium search --text "when does the ferry leave" -c handbook`,
     `trivium search --file q.npy -c books --filter '{"year": {"$gte": 2020}}' --json`

@@ -14,7 +14,7 @@ from infra.cli.measure.bench import PASS_ON
 from infra.cli.measure.simulate import EXAMPLES
 from tests.infra.cli.trivium_runner import trivium_here
 
-ALL = {name: line for rows in COMMANDS.values() for name, (line, _) in rows.items()}
+ALL = {name: line for rows in COMMANDS.values() for name, (_, line) in rows.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
