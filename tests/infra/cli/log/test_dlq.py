@@ -64,7 +64,7 @@ def test_dlq_command_lists_shows_and_retries_letters(kafka: LogSettings) -> None
 
     assert dlq_json(kafka, "retry", "--all", "--dry-run")["sent"] == 3
     assert dlq_json(kafka, "retry", names[1])["sent"] == 1
-    assert "2 sent again; 1 were before" in dlq(kafka, "retry", "--topic", "prompts")[1]
+    assert "2 sent again; 1 had been sent before" in dlq(kafka, "retry", "--topic", "prompts")[1]
     assert len(asyncio.run(prompts(kafka))) == 6
     assert dlq_json(kafka, "list")["retried"] == {topic: 3}
 
