@@ -32,7 +32,7 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
 @app.command(epilog="Example: trivium broker stop --erase --yes && trivium broker start")
 def stop(
     erase: Annotated[
-        bool, typer.Option("--erase", help="Also delete all its data; asks before.")
+        bool, typer.Option("--erase", help="Also delete all its data, after a question.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     config: Config = None,

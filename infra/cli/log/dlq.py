@@ -31,11 +31,15 @@ app = typer.Typer(
 )
 Topics = Annotated[
     list[str] | None,
-    typer.Option("--topic", help="Where they were; repeat for several.", show_default="all"),
+    typer.Option("--topic", help="Their topic; may be repeated.", show_default="all"),
 ]
-Since = Annotated[str, typer.Option(metavar="DURATION", help="Of the last 30m, 2h, 1d.")]
-Before = Annotated[str, typer.Option(metavar="DURATION", help="Older than 30m, 2h, 1d.")]
-Error = Annotated[str, typer.Option(help="A part of what went wrong.")]
+Since = Annotated[
+    str, typer.Option(metavar="DURATION", help="Only those of the last 30m, 2h or 1d.")
+]
+Before = Annotated[
+    str, typer.Option(metavar="DURATION", help="Only those older than 30m, 2h or 1d.")
+]
+Error = Annotated[str, typer.Option(help="Only those whose error contains this text.")]
 Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead-letter topic
 
 
@@ -46,13 +50,13 @@ Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead-
 )
 def list_(
     name: Annotated[
-        str, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="Show this one whole.")
+        str, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="Show this dead letter whole.")
     ] = "",
     topic: Topics = None,
     since: Since = "",
     before: Before = "",
     error: Error = "",
-    count: Annotated[int, typer.Option("-n", help="Show so many of the newest.")] = 20,
+    count: Annotated[int, typer.Option("-n", help="Number of the newest to show.")] = 20,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -96,7 +100,9 @@ def _show_letter(settings: "Settings", name: str, *, as_json: bool) -> None:
 def retry_(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]...", help="From the list."),
+        typer.Argument(
+            metavar="[TOPIC/PARTITION/OFFSET]...", help="Names that `trivium dlq list` shows."
+        ),
     ] = None,
     topic: Topics = None,
     since: Since = "",

@@ -25,7 +25,7 @@ def explain(
         str,
         typer.Argument(
             metavar="REQUEST_ID",
-            help="Header x-trivium-request-id, the answer's id, or how either begins.",
+            help="Header x-trivium-request-id, the answer's id, or the start of either.",
         ),
     ],
     since: Annotated[

@@ -16,20 +16,22 @@ from schemas.errors import ConfigError
 def record(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long ago it begins: 90s, 30m, 2h.")
+        str, typer.Option(metavar="DURATION", help="How long ago the span begins: 90s, 30m, 2h.")
     ] = "10m",
     until: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="How long ago it ends.", show_default="now"),
+        typer.Option(metavar="DURATION", help="How long ago the span ends.", show_default="now"),
     ] = "",
     no_bodies: Annotated[
-        bool, typer.Option("--no-bodies", help="Without prompts, passages, answers, other texts.")
+        bool,
+        typer.Option("--no-bodies", help="Leave out prompts, passages, answers and other texts."),
     ] = False,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Likewise, and with other names of callers and data.")
+        bool,
+        typer.Option("--redact", help="Leave out texts, and replace names of callers and data."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Replay it at once; exit code 1 where it differs.")
+        bool, typer.Option("--check", help="Replay it at once; exit code 1 if it differs.")
     ] = False,
     as_json: AsJson = False,
     config: Config = None,

@@ -45,39 +45,46 @@ def replay(
     ] = "",
     changed: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Likewise, with this of \\[router]."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Decide with this setting of \\[router], too."
+        ),
     ] = None,
     simulated: Annotated[
         bool, _SIMULATE("--simulate", help="Serve the requests again on simulated workers.")
     ] = False,
-    kill: Annotated[Faults, _FAULT(help="Dies; is back after +DURATION.")] = None,
-    stop: Annotated[Faults, _FAULT(help="Its process is stopped for +DURATION (5s).")] = None,
-    slow: Annotated[Faults, _FAULT(help="Prompts take 10 times longer.")] = None,
-    drain: Annotated[Faults, _FAULT(help="Takes nothing new, and restarts after it (2s).")] = None,
+    kill: Annotated[Faults, _FAULT(help="This worker dies, and is back after +DURATION.")] = None,
+    stop: Annotated[Faults, _FAULT(help="Its process is frozen for +DURATION (5s).")] = None,
+    slow: Annotated[Faults, _FAULT(help="Its prompts take 10 times longer.")] = None,
+    drain: Annotated[Faults, _FAULT(help="It drains, and restarts after +DURATION (2s).")] = None,
     pools: Annotated[
         str, _SIMULATE(help="Workers, such as 2P2D.", show_default="the recorded ones")
     ] = "",
     gpu: Annotated[
         str,
         _SIMULATE(
-            help="h100, h200, a100 or l4.", show_default="the measured speeds; of a trace, h100"
+            help="Published GPU: h100, h200, a100 or l4.",
+            show_default="the measured speeds; of a trace, h100",
         ),
     ] = "",
     model: Annotated[
         str,
         _SIMULATE(
-            help="llama-8b, qwen2.5-14b or qwen3-30b-a3b.",
+            help="Model: llama-8b, qwen2.5-14b or qwen3-30b-a3b.",
             show_default="the measured speeds; of a trace, llama-8b",
         ),
     ] = "",
-    since: Annotated[str, _SHADOW(metavar="DURATION", help="How far back: 90s, 30m, 2h.")] = "10m",
+    since: Annotated[
+        str, _SHADOW(metavar="DURATION", help="How far back to read the log: 90s, 30m, 2h.")
+    ] = "10m",
     shadow: Annotated[
         bool, _SHADOW("--shadow", help="Compare with the decisions of a shadow router.")
     ] = False,
     shadow_id: Annotated[
-        str, _SHADOW("--shadow-id", help="Which shadow.", show_default="the only one")
+        str, _SHADOW("--shadow-id", help="Id of the shadow.", show_default="the only one")
     ] = "",
-    jobs: Annotated[int, typer.Option(min=0, help="Processes.", show_default="one per core")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Number of processes.", show_default="one per core")
+    ] = 0,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,

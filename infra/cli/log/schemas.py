@@ -18,7 +18,9 @@ app = typer.Typer(
 )
 Url = Annotated[
     str | None,
-    typer.Option(help="A schema registry with Confluent's API.", show_default="the settings'"),
+    typer.Option(
+        help="Address of a schema registry with Confluent's API.", show_default="the settings'"
+    ),
 ]
 
 

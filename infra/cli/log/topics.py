@@ -102,7 +102,7 @@ def _table(rows: "list[TopicStatus]") -> object:
 )
 def asyncapi(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write here instead of printing.")
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead of printing.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page to read, which needs no internet.")

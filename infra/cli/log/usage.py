@@ -31,7 +31,8 @@ def usage(
     by: Annotated[
         str,
         typer.Option(
-            metavar="NAMES", help="Any of tenant, model, class, hour, endpoint, kind; with commas."
+            metavar="NAMES",
+            help="Group by tenant, model, class, hour, endpoint or kind; with commas.",
         ),
     ] = "tenant,model,class",
     since: Annotated[

@@ -56,14 +56,21 @@ def ppd(
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 2,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three loads instead of ten, or two kinds of turns.")
+        bool,
+        typer.Option("--quick", help="Measure three loads instead of ten, or two kinds of turns."),
     ] = False,
     seed: Seed = 1,
-    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
-    live: Annotated[bool, _LIVE("--live", help="The cluster that runs here.")] = False,
-    url: Annotated[str | None, _LIVE(help="A gateway of any running cluster.")] = None,
-    engine: Annotated[str | None, _LIVE(help="Start one here: sim or vllm.")] = None,
-    conversations: Annotated[int, _LIVE(min=1, help="Per kind, load and x.")] = 20,
+    jobs: Annotated[
+        int, typer.Option(help="Number of processes.", show_default="one per core")
+    ] = 0,
+    live: Annotated[bool, _LIVE("--live", help="Measure the cluster that runs here.")] = False,
+    url: Annotated[
+        str | None, _LIVE(help="Measure a cluster by the address of its gateway.")
+    ] = None,
+    engine: Annotated[
+        str | None, _LIVE(help="Start a cluster here to measure: sim or vllm.")
+    ] = None,
+    conversations: Annotated[int, _LIVE(min=1, help="Conversations per kind, load and x.")] = 20,
     streams: Annotated[
         list[int] | None,
         _LIVE(

@@ -39,9 +39,11 @@ Source = Annotated[
         metavar="TRACE", help="A file of a known format, or log: this deployment's traffic."
     ),
 ]
-Since = Annotated[str, _PART(metavar="DURATION", help="Of log, how far back: 90s, 30m, 2h, 7d.")]
-Requests = Annotated[int, _PART(min=0, help="The first so many; 0: all.")]
-Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.")]
+Since = Annotated[
+    str, _PART(metavar="DURATION", help="How far back to read the log: 90s, 30m, 2h, 7d.")
+]
+Requests = Annotated[int, _PART(min=0, help="Number of requests, from the first; 0: all.")]
+Scale = Annotated[float, _PART(min=0.0001, help="Factor on all lengths, such as 0.0625.")]
 
 
 @app.callback()
@@ -56,9 +58,9 @@ def _group() -> None:
 @app.command("convert")
 def convert(
     source: Source,
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="mooncake, dynamo or aiperf.")],
-    model: Annotated[str, typer.Option(help="Where the trace names none.")] = "model",
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: mooncake, dynamo or aiperf.")],
+    model: Annotated[str, typer.Option(help="Model, if the trace names none.")] = "model",
     since: Since = "1h",
     requests: Requests = 0,
     scale: Scale = 1.0,
@@ -120,13 +122,14 @@ def show(
 def send(
     source: Source,
     speed: Annotated[
-        str, typer.Option(metavar="SPEED", help="A factor such as 1 or 10, max, or closed.")
+        str, typer.Option(metavar="SPEED", help="Speed: a factor such as 1 or 10, max, or closed.")
     ] = "1",
     streams: Annotated[
-        int, typer.Option(min=1, max=4_096, help="With closed: requests at a time.")
+        int, typer.Option(min=1, max=4_096, help="Requests at a time with closed.")
     ] = 8,
     url: Annotated[
-        str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
+        str | None,
+        typer.Option(help="Address of the gateway.", show_default="the one that runs here"),
     ] = None,
     api_key: ApiKey = "none",
     since: Since = "1h",

@@ -24,11 +24,12 @@ def _group() -> None:
 
 @app.command(epilog="Example: trivium pool move prefill-1 --to decode")
 def move(
-    worker: Annotated[str, typer.Argument(help="Its id; `trivium status` shows them.")],
+    worker: Annotated[str, typer.Argument(help="Id of the worker; `trivium status` shows ids.")],
     to: Annotated[
-        list[str], typer.Option("--to", help="prefill, decode or replica; several with a comma.")
+        list[str],
+        typer.Option("--to", help="New role: prefill, decode or replica; several with a comma."),
     ],
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Wait so long for the fleet.")] = 30,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the fleet.")] = 30,
     config: Config = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,

@@ -11,7 +11,7 @@ from infra.terminal.output import print_json
 
 def restart(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which processes.", show_default="all")
+        list[str] | None, typer.Argument(help="Names of the processes.", show_default="all")
     ] = None,
     each_s: Annotated[float, typer.Option(min=1, help="Seconds to wait for each.")] = 240,
     as_json: AsJson = False,

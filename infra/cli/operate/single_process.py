@@ -42,7 +42,9 @@ UntilStopped = Callable[[asyncio.Event], Awaitable[None]]
 Process = Callable[..., Awaitable[None]]  # of settings and a name; runs until `stop` is set
 Kind = Annotated[
     str,
-    typer.Argument(metavar="KIND", help="worker, router, gateway, bridge, retrieval or embedding."),
+    typer.Argument(
+        metavar="KIND", help="Kind: worker, router, gateway, bridge, retrieval or embedding."
+    ),
 ]
 _WORKER, _ROUTER = in_panel("Of a worker"), in_panel("Of a router")
 _GATEWAY = in_panel("Of a gateway")
@@ -64,37 +66,39 @@ def run(
     ] = None,
     role: Annotated[
         list[str] | None,
-        _WORKER(help="prefill, decode or replica; several with a comma.", show_default=False),
+        _WORKER(help="Role: prefill, decode or replica; several with a comma.", show_default=False),
     ] = None,
-    engine: Annotated[str | None, _WORKER(help="vllm or sim.", show_default="vllm")] = None,
+    engine: Annotated[str | None, _WORKER(help="Engine: vllm or sim.", show_default="vllm")] = None,
     shadow: Annotated[
-        bool, _ROUTER("--shadow", help="Decide beside those that route, and do nothing else.")
+        bool, _ROUTER("--shadow", help="Decide beside the live routers, without effect.")
     ] = False,
-    policy: Annotated[str, _ROUTER(help="Of a shadow.", show_default="theirs")] = "",
+    policy: Annotated[str, _ROUTER(help="Policy of a shadow.", show_default="theirs")] = "",
     changed: Annotated[
         list[str] | None,
-        _ROUTER("--set", metavar="NAME=VALUE", help="Of a shadow: this of \\[router]."),
+        _ROUTER("--set", metavar="NAME=VALUE", help="Setting of \\[router] of a shadow."),
     ] = None,
-    host: Annotated[str | None, _GATEWAY(help="Listen here.")] = None,
-    port: Annotated[int | None, _GATEWAY(help="0: any free port.")] = None,
+    host: Annotated[str | None, _GATEWAY(help="Address to listen on.")] = None,
+    port: Annotated[int | None, _GATEWAY(help="Port to listen on; 0: any free port.")] = None,
     shard: Annotated[
         str | None,
         _RETRIEVAL(
-            help="Which part of the documents, counted from 0.", metavar="N/OF", show_default="0/1"
+            help="Shard of the documents, counted from 0.", metavar="N/OF", show_default="0/1"
         ),
     ] = None,
-    device: Annotated[str | None, _RETRIEVAL(help="cpu, cuda or auto.", show_default="cpu")] = None,
+    device: Annotated[
+        str | None, _RETRIEVAL(help="Device: cpu, cuda or auto.", show_default="cpu")
+    ] = None,
     model: Annotated[
         str | None,
         _EMBEDDING(
-            help="all-minilm-l6-v2, hash, or the folder of a sentence-transformers model.",
+            help="Embedder: all-minilm-l6-v2, hash, or the folder of a model.",
             show_default="all-minilm-l6-v2; hash beside simulated engines",
         ),
     ] = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
     log_level: Annotated[
-        str, typer.Option("--log-level", help="debug, info, warning or error.")
+        str, typer.Option("--log-level", help="Level: debug, info, warning or error.")
     ] = "info",
 ) -> None:
     """Run one process in the foreground.

@@ -26,7 +26,7 @@ _MISSED_TOLD = 0.01  # share of documents that searches for themselves miss
 
 def status(
     once: Annotated[
-        bool, typer.Option("--once", help="Print and end, as where the output is no terminal.")
+        bool, typer.Option("--once", help="Print once, as if the output is no terminal.")
     ] = False,
     bridges: Annotated[
         bool, typer.Option("--bridges", help="Show how far prompts on topics are answered.")

@@ -77,13 +77,14 @@ def declare(
         list[str] | None, typer.Option(help="Who may search it; may be repeated; none: all.")
     ] = None,
     embedder: Annotated[
-        str, typer.Option(help="NAME@VERSION of the only model for it; empty: its first text's.")
+        str, typer.Option(help="Its only embedder, NAME@VERSION; empty: that of its first text.")
     ] = "",
     chunk_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of a passage at most; 0: as configured.")
+        int, typer.Option(min=0, help="Most tokens of a passage; 0: as configured.")
     ] = 0,
     chunk_overlap: Annotated[
-        int, typer.Option(min=-1, help="Tokens shared with the one before; -1: as configured.")
+        int,
+        typer.Option(min=-1, help="Tokens shared with the previous passage; -1: as configured."),
     ] = -1,
     withdraw: Annotated[
         bool, typer.Option("--withdraw", help="Remove the declaration; documents stay.")

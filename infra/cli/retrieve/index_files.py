@@ -23,13 +23,21 @@ def build(
         Path, typer.Argument(help=".npy or .jsonl, as `ingest --vectors` takes it.")
     ],
     path: Annotated[Path, typer.Argument(help="The index file; {shard} becomes a number.")],
-    metric: Annotated[str, typer.Option(help="sqeuclidean, inner_product or cosine.")] = "cosine",
-    storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    metric: Annotated[
+        str, typer.Option(help="Metric: sqeuclidean, inner_product or cosine.")
+    ] = "cosine",
+    storage: Annotated[
+        str, typer.Option(help="Storage of vectors: float32 or float16.")
+    ] = "float32",
     degree: Annotated[int, typer.Option(min=2, max=DEGREE_MAX, help="Edges of each row.")] = 32,
     seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
-    shards: Annotated[int, typer.Option(min=1, max=SHARDS_MAX, help="Files to deal rows to.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto: who computes distances.")] = "cpu",
-    builder: Annotated[str, typer.Option(help="own, or cuvs, which needs cuda.")] = "own",
+    shards: Annotated[
+        int, typer.Option(min=1, max=SHARDS_MAX, help="Number of files, which share the rows.")
+    ] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device that computes distances: cpu, cuda or auto.")
+    ] = "cpu",
+    builder: Annotated[str, typer.Option(help="Builder: own, or cuvs, which needs cuda.")] = "own",
     as_json: AsJson = False,
 ) -> None:
     """Build an index of vectors, for `index_files` of section [retrieval].

@@ -34,7 +34,9 @@ EXIT_INCOMPLETE = 1
 
 def ingest(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
-    collection: Annotated[str, typer.Option("--collection", "-c", help="Where to.")] = "default",
+    collection: Annotated[
+        str, typer.Option("--collection", "-c", help="The collection to add to.")
+    ] = "default",
     vectors: Annotated[
         bool, typer.Option("--vectors", help="The files have ready vectors: .npy or .jsonl.")
     ] = False,

@@ -25,9 +25,9 @@ _BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
 
 def search(
     vector: Annotated[
-        str | None, typer.Option(help="Numbers with commas: `--vector=0.1,-0.2`.")
+        str | None, typer.Option(help="A vector, numbers with commas: `--vector=0.1,-0.2`.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Words to search for instead.")] = None,
+    text: Annotated[str | None, typer.Option(help="A text to search for.")] = None,
     mode: Annotated[
         str | None,
         _TEXT(help="hybrid, vector or words: how to search for it.", show_default="hybrid"),
@@ -38,15 +38,17 @@ def search(
         _TEXT(min=-1, max=1, help="Leave out passages with a lower cosine.", show_default="none"),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A .npy file with one vector instead.", dir_okay=False)
+        Path | None, typer.Option(help="A .npy file with one vector.", dir_okay=False)
     ] = None,
-    collection: Annotated[str, typer.Option("--collection", "-c", help="Where.")] = "default",
-    k: Annotated[int, typer.Option("-k", help="Documents wanted.")] = 10,
+    collection: Annotated[
+        str, typer.Option("--collection", "-c", help="The collection to search.")
+    ] = "default",
+    k: Annotated[int, typer.Option("-k", help="Number of hits.")] = 10,
     where: Annotated[
-        str, typer.Option("--filter", help="JSON over metadata, see the examples.")
+        str, typer.Option("--filter", help="Conditions on metadata as JSON, see the examples.")
     ] = "",
     kind: Annotated[
-        str, typer.Option("--class", help="prefill or decode: who is served first, and by when.")
+        str, typer.Option("--class", help="Scheduling class: prefill or decode.")
     ] = "decode",
     top_m: Annotated[
         int | None,
@@ -57,10 +59,14 @@ def search(
         _VECTOR(min=0, help="Stop after so many steps without a change.", show_default=_USUAL),
     ] = None,
     seed: Annotated[
-        list[str] | None, typer.Option(help="Document to begin at, any number of times.")
+        list[str] | None, typer.Option(help="Document to begin at; may be repeated.")
     ] = None,
-    wants_seeds: Annotated[bool, typer.Option("--seeds", help="Show seeds for the next.")] = False,
-    deadline_ms: Annotated[int, typer.Option(min=1, help="Wait so long at most.")] = 5_000,
+    wants_seeds: Annotated[
+        bool, typer.Option("--seeds", help="Show seeds for the next search.")
+    ] = False,
+    deadline_ms: Annotated[
+        int, typer.Option(min=1, help="Longest wait for the shards, ms.")
+    ] = 5_000,
     config: Config = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
