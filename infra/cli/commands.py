@@ -23,7 +23,7 @@ COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and
         "restart": ("operate.rolling:restart", "Restart its processes under load, one by one."),
         "status": ("operate.status:status", "Show all members, their load and their KV."),
         "scale": ("operate.scale:scale", "Show how many workers are wanted, and why."),
-        "pool": ("operate.pools:app", "Move workers between pools."),
+        "pool": ("operate.pools:app", "Move workers between pools, without a restart."),
         "run": ("operate.single_process:run", "Run one process in the foreground."),
         "broker": ("log.broker:app", "Start and stop Trivium's own Kafka broker."),
     },
@@ -53,7 +53,7 @@ COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and
     "Try and evaluate": {
         "demo": ("measure.bench:demo", "Hold conversations, and explain one."),
         "simulate": ("measure.simulate:simulate", "Run seeds of faults on virtual time."),
-        "bench": ("measure.bench:bench", "Run a benchmark."),
+        "bench": ("measure.bench:bench", "Run a benchmark by its name."),
         "evaluate": ("measure.evaluate:app", "Repeat published evaluations."),
         "version": ("about:version", "Show versions of Trivium and its parts."),
     },

@@ -82,7 +82,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark."""
+    """Run a benchmark by its name."""
     if name in ("", "-h", "--help"):
         print(_BENCH_USAGE)
         return

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(
-    help="Move workers between pools.",
+    help="Move workers between pools, without a restart.",
     no_args_is_help=True,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Move workers between pools."""
+    """Move workers between pools, without a restart."""
 
 
 @app.command(epilog="Example: trivium pool move prefill-1 --to decode")
