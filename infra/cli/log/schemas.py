@@ -41,7 +41,7 @@ def register(config: Config = None, url: Url = None, as_json: AsJson = False) ->
 
 def _check(log: "LogSettings", url: str | None, *, as_json: bool, quiet: bool) -> None:
     """Raise ConfigError, or exit with code 1 as JSON, unless all versions can be read."""
-    from schemas.compatibility import incompatibilities
+    from schemas.generate.compatibility import incompatibilities
 
     problems = list(incompatibilities()) if url is None else _breaks_of(log, url)
     if as_json:
@@ -56,7 +56,7 @@ def _check(log: "LogSettings", url: str | None, *, as_json: bool, quiet: bool) -
 
 def _breaks_of(log: "LogSettings", url: str) -> list[str]:
     from schemas.codec import full_schema
-    from schemas.compatibility import unreadable
+    from schemas.generate.compatibility import unreadable
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms)
@@ -123,7 +123,7 @@ def list_(
 
 def _subjects(log: "LogSettings", url: str) -> list[Subject]:
     from schemas.codec import schema_fingerprint
-    from schemas.compatibility import current_marks, older_versions
+    from schemas.generate.compatibility import current_marks, older_versions
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms) if url else None

@@ -196,7 +196,7 @@ async def _retrieval(
 
 
 async def _embedding(settings: "Settings", name: str, **run: Any) -> None:
-    from workers.embed.process import run_embedding
+    from workers.embed.worker import run_embedding
 
     resolved = await asyncio.to_thread(_with_model_folder, settings)
     parts, engine = (resolved.log, resolved.embedding, resolved.model), resolved.worker.engine
