@@ -33,7 +33,7 @@ _ROWS = (  # name, module, what it measures
 BENCHMARKS = {name: f"infra.bench.{module}" for name, module, _ in _ROWS}
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
-Run a benchmark; what follows its name goes to it. Results lie in build/bench.
+Run a benchmark; the options after its name go to it. Results are in build/bench.
 
 {}
 
@@ -48,7 +48,9 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
+    """Hold conversations, and explain one.
+
+    Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
     With `--platform`: a database's rows become searchable, and its table of questions gets answers.
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`,
@@ -66,7 +68,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark; what follows its name goes to it. Results lie in build/bench."""
+    """Run a benchmark by its name."""
     if name in ("", "-h", "--help"):
         print(_BENCH_USAGE.format("\n".join(f"  {name:<11} {about}" for name, _, about in _ROWS)))
         return

@@ -207,7 +207,7 @@ async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Retriev
     log_env["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
     spec = ProcessSpec(
         name=_WORKER,
-        command=(sys.executable, "-m", "infra.cli.app", "retrieval", "--id", _WORKER),
+        command=(sys.executable, "-m", "infra.cli.app", "run", "retrieval", "--id", _WORKER),
         log_file=folder / "retrieval.log",
         env={**os.environ, "TRIVIUM_HOME": str(folder), **log_env},
         restart=False,

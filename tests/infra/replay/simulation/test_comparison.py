@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from infra.prediction.agreement import LIVE, SHADOW, agreement, outcomes
-from infra.prediction.figures import figures
-from infra.prediction.traffic import RecordedTraffic
+from infra.replay.simulation.comparison import (
+    LIVE,
+    SHADOW,
+    compare_outcomes,
+    compare_placements,
+)
+from infra.replay.simulation.figures import figures
+from infra.replay.simulation.traffic import RecordedTraffic
 from schemas.errors import RecordError
 from schemas.records import Decision, Mode, Orchestration
-from tests.infra.prediction.test_predictor import recorded
+from tests.infra.replay.simulation.test_run import recorded
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +49,28 @@ def test_agreement_simulates_only_differing_placements(
         as_local(decision) if decision.request_id in remote else decision
         for decision in traffic.placements.values()
     ]
-    result = agreement(traffic, shadow)
-    assert result.placements == len(traffic.placements)
-    assert (result.differ, result.same) == (remote, result.placements - len(remote))
-    assert dict(result.modes) == {("remote", "local"): len(remote)}
-    rows = outcomes(traffic, result, {"policy": "static", "local_share": "1"})
+    result = compare_placements(traffic, shadow)
+    changes = result.changes
+    assert changes.placements == len(traffic.placements)
+    assert (result.differ, changes.same) == (remote, changes.placements - len(remote))
+    assert dict(changes.modes) == {("remote", "local"): len(remote)}
+    rows = compare_outcomes(traffic, result, {"policy": "static", "local_share": "1"})
     assert rows[LIVE] == figures(traffic.outcomes.values())
-    assert rows["agree, live"]["answers"] == result.same
+    assert rows["agree, live"]["answers"] == changes.same
     assert rows["differ, live"]["local_share"] == 0.0
     assert rows["differ, simulated as it was"]["local_share"] < 0.2
     assert rows["differ, simulated with the shadow"]["local_share"] > 0.9
     true = figures(recorded(1.0).outcomes.values())
-    assert rows[SHADOW]["answers"] == result.placements
+    assert rows[SHADOW]["answers"] == changes.placements
     assert rows[SHADOW]["local_share"] == pytest.approx(true["local_share"], abs=0.05)
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert rows[SHADOW][name]["p50"] == pytest.approx(true[name]["p50"], rel=0.15)
 
 
 def test_agreement_skips_simulator_when_all_placements_match(traffic: RecordedTraffic) -> None:
-    result = agreement(traffic, traffic.placements.values())
-    assert result.share == 1.0
-    rows = outcomes(traffic, result, {})
+    result = compare_placements(traffic, traffic.placements.values())
+    assert result.changes.same == result.changes.placements > 0
+    rows = compare_outcomes(traffic, result, {})
     assert list(rows) == [LIVE, SHADOW, "agree, live"]
     assert rows[SHADOW] == rows[LIVE]
 
@@ -78,7 +84,9 @@ def test_agreement_counts_worker_orchestration_and_wait_differences(
         replace(was, orchestration=Orchestration.NONE),
         replace(was, mode=Mode.NONE),
     )
-    elsewhere, otherwise, waits = (agreement(traffic, [variant]) for variant in variants)
+    elsewhere, otherwise, waits = (
+        compare_placements(traffic, [variant]).changes for variant in variants
+    )
     assert (elsewhere.workers, otherwise.orchestrations) == (1, 1)
     assert dict(waits.modes) == {("remote", "wait"): 1}
     assert waits.unseen == len(traffic.placements) - 1
@@ -86,4 +94,4 @@ def test_agreement_counts_worker_orchestration_and_wait_differences(
 
 def test_agreement_refuses_span_without_shadow_decisions(traffic: RecordedTraffic) -> None:
     with pytest.raises(RecordError, match=r"decisions\.shadow: no shadow has decided anything"):
-        agreement(traffic, [])
+        compare_placements(traffic, [])

@@ -1,5 +1,6 @@
-"""Figures that clients care about, from outcomes of a log or of a simulation."""
+"""Computes what clients care about, from outcomes on the log or of a simulation."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ METRICS: Mapping[str, Callable[[Outcome], float]] = {
 
 
 def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Return percentiles of completed answers, the share placed locally, and the KV bytes moved."""
+    """Return percentiles of completed answers, where they ran, and the KV bytes that moved."""
     rows = list(outcomes)
     answers = [
         outcome
@@ -29,6 +30,8 @@ def figures(outcomes: Iterable[Outcome]) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "answers": len(answers),
         "failed": len(rows) - len(answers),
+        "placed_again": sum(outcome.attempt > 1 for outcome in rows),
+        "modes": dict(sorted(Counter(outcome.mode.value for outcome in answers).items())),
         "local_share": sum(outcome.mode is Mode.LOCAL for outcome in answers)
         / max(1, len(answers)),
         "kv_bytes": sum(outcome.kv_bytes for outcome in answers),
@@ -51,17 +54,23 @@ def errors(predicted: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, d
     return by_metric
 
 
-def table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return a table with a row of figures for each name."""
+_COUNTS = {"failed": "failed", "placed_again": "placed again", "unserved": "not sent"}
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with a row of figures for each name; counts that are all 0 have no column."""
+    counts = [name for name in _COUNTS if any(row.get(name) for row in rows.values())]
     heads = [
         f"{name.removesuffix('_ms').upper()} p{percent}" for name in METRICS for percent in PERCENTS
     ]
-    rich_table = Table("", "answers", "local", "KV, MB", *heads, box=None, title=title)
+    columns = ("", "answers", *(_COUNTS[name] for name in counts), "local", "KV, MB", *heads)
+    rich_table = Table(*columns, box=None, title="times in ms")
     for name, row in rows.items():
         cells = [row[metric][f"p{percent}"] for metric in METRICS for percent in PERCENTS]
         rich_table.add_row(
             name,
             str(row["answers"]),
+            *(str(row.get(count, "-")) for count in counts),
             f"{row['local_share']:.0%}",
             f"{row['kv_bytes'] / 1e6:.1f}",
             *map(number, cells),

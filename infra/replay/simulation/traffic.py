@@ -1,8 +1,9 @@
-"""Reads the traffic of a recording: requests, placements, phases, outcomes and workers.
+"""Reads the traffic of a recording, and makes scripts of it for simulated clients.
 
 The rows come from a file of `trivium record`; the workers are those that the replayed routers know
-at the end. `script` makes scripts for simulated clients: the first request of a conversation is
-sent at its recorded time, a later one as long after the previous answer as it was recorded.
+at the end. In a script, the first request of a conversation is sent at its recorded time, a later
+one as long after the previous answer as it was recorded. Requests of a trace are all sent at their
+times.
 """
 
 from collections import defaultdict
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.replay.recording import SNAPSHOT, open_recording
-from infra.replay.replaying import replay
+from infra.replay.replaying import ReplayReport, Watch, replay
+from infra.simulator.traffic import traces
 from infra.simulator.traffic.script import SimConversation, SimTurn, conversation
+from infra.traces.recording import SNAPSHOT, open_recording
+from infra.traces.trace import Trace
 from schemas.errors import RecordError
 from schemas.fleet import Member
 from schemas.records import (
@@ -45,6 +48,7 @@ class RecordedTraffic:
     placements: dict[str, Decision] = field(default_factory=dict)  # the last placement of each
     phases: list[Phase] = field(default_factory=list)
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # that count
+    replayed: ReplayReport = field(default_factory=ReplayReport)
 
     @property
     def completed(self) -> list[Outcome]:
@@ -54,17 +58,27 @@ class RecordedTraffic:
         ]
 
 
-def read(path: Path) -> RecordedTraffic:
-    """Read a recording; raises RecordError if it has no completed answer or no worker."""
+def read(path: Path, watch: Watch = lambda router: None) -> RecordedTraffic:
+    """Replay and read a recording; raises RecordError if it has no completed answer or no worker.
+
+    `watch` is called with each router that is replayed.
+    """
     routers: list[Router] = []
-    replay(path, routers.append)
+
+    def keep(router: "Router") -> None:
+        routers.append(router)
+        watch(router)
+
+    report = replay(path, keep)
     members: dict[str, Member] = {}
     for router in routers:
         members |= router.tables.fleet.view.members
     workers = [member for member in members.values() if member.registration.capability is not None]
     workers = [member for member in workers if member.registration.kind is MemberKind.WORKER]
     traffic = RecordedTraffic(
-        routers[-1].settings, sorted(workers, key=lambda member: member.member_id)
+        routers[-1].settings,
+        sorted(workers, key=lambda member: member.member_id),
+        replayed=report,
     )
     outcomes: list[Outcome] = []
     read_places: set[tuple[str, int, int]] = set()
@@ -88,20 +102,41 @@ def read(path: Path) -> RecordedTraffic:
     ends = counting_outcomes(outcomes)
     traffic.outcomes = {name: ends[name] for name in traffic.requests if name in ends}
     if not traffic.completed or not traffic.workers:
-        raise RecordError(f"{path}: has no answer, or no worker, from which to predict anything")
+        raise RecordError(f"{path}: expected complete answers and workers to simulate, found none")
     return traffic
 
 
 _READ = ("requests", "phases", "decisions", "outcomes")
 
 
-def script(
-    traffic: RecordedTraffic, *, begin_ms: float, block_tokens: int
-) -> tuple[list[SimConversation], dict[str, str]]:
-    """Return the conversations, and the recorded request id of each of their requests.
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad:
+    """A script for simulated clients, and the recorded id of each of its requests."""
 
-    Requests without a completed answer are left out.
+    conversations: list[SimConversation]
+    request_ids: dict[str, str]
+
+
+def simulated_load(
+    source: RecordedTraffic | Trace, *, begin_ms: float, block_tokens: int
+) -> SimulatedLoad:
+    """Return conversations: a recording's, or each request of a trace as one of its own.
+
+    Requests of a recording without a complete answer are left out.
     """
+    if isinstance(source, RecordedTraffic):
+        return _recorded_load(source, begin_ms, block_tokens)
+    conversations = traces.script(
+        source.arrivals,
+        begin_ms=begin_ms,
+        faster=1.0,
+        block_tokens=block_tokens,
+        named_tokens=source.block_tokens,
+    )
+    return SimulatedLoad(conversations, {f"{chat.name}-1": chat.name for chat in conversations})
+
+
+def _recorded_load(traffic: RecordedTraffic, begin_ms: float, block_tokens: int) -> SimulatedLoad:
     answers = {outcome.request_id: outcome for outcome in traffic.completed}
     requests = [request for request in traffic.requests.values() if request.request_id in answers]
     requests.sort(key=lambda request: (request.arrived_ms, request.request_id))
@@ -133,7 +168,7 @@ def script(
                 f"{conversations[-1].name}-{n}": request.request_id
                 for n, request in enumerate(part, 1)
             }
-    return sorted(conversations, key=lambda chat: (chat.at_ms, chat.name)), names
+    return SimulatedLoad(sorted(conversations, key=lambda chat: (chat.at_ms, chat.name)), names)
 
 
 def _follows(request: Request, before: Request, answers: Mapping[str, Outcome]) -> bool:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from infra.evaluate.live import prediction
-from infra.evaluate.live.prediction import PredictionResults, VariantComparison
-from infra.prediction.speeds import LinearFit, MeasuredSpeeds
+from infra.replay.simulation.speeds import LinearFit, MeasuredSpeeds
+from infra.research.live import prediction
+from infra.research.live.prediction import PredictionResults, VariantComparison
 from schemas.records import Outcome, OutcomeKind
 from tests.streams.builders import T0
 

@@ -2,10 +2,10 @@
 
 `trivium evaluate prediction` runs conversations on one stack of simulated engines, behind routers
 with different settings, one after the other. From the recording of the first variant it predicts
-each of the others (`infra/prediction`), and reports the errors. The first variant is predicted too,
-and run once more: no prediction could know the difference of those two runs. All of this runs in
-several rounds, so that other load of the machine affects each variant alike; figures are of all
-rounds together.
+each of the others (`infra/replay/simulation`), and reports the errors. The first variant is
+predicted too, and run once more: no prediction could know the difference of those two runs. All of
+this runs in several rounds, so that other load of the machine affects each variant alike; figures
+are of all rounds together.
 """
 
 import time
@@ -19,12 +19,13 @@ from rich.table import Table
 from infra.bench.results import BENCH_DIR, Bar, command_line, write_report
 from infra.planning.live_conversations import LiveLoad, hold
 from infra.planning.live_stack import Deployment, RoutingVariant, machine, switch
-from infra.prediction.figures import METRICS, errors, figures
-from infra.prediction.predictor import predict
-from infra.prediction.speeds import MeasuredSpeeds, measure_speeds, summarize
-from infra.prediction.traffic import RecordedTraffic, read
 from infra.replay.collecting import record
 from infra.replay.redeciding import with_overrides
+from infra.replay.simulation.deployment import SimulatedDeployment, recorded_deployment
+from infra.replay.simulation.figures import METRICS, errors, figures
+from infra.replay.simulation.run import simulate
+from infra.replay.simulation.speeds import MeasuredSpeeds, summarize
+from infra.replay.simulation.traffic import RecordedTraffic, read
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.records import Outcome
@@ -135,11 +136,12 @@ async def _round(stack: Stack, load: LiveLoad, prefix: str, results: PredictionR
         path = Path(f"{prefix}-{order.index(name)}.avro")
         traffic_by_run[name] = await _run_live(stack, runs[name], load, path)
     traffic = traffic_by_run["recorded"]
-    speeds = measure_speeds(traffic)
-    results.speeds.append(speeds)
+    deployment = recorded_deployment(traffic)
+    assert deployment.speeds is not None, "those of a recording are measured"
+    results.speeds.append(deployment.speeds)
     began_s = time.perf_counter()
     for variant, compared in zip(_WAYS, results.comparisons, strict=True):
-        compared.predicted += _predict_outcomes(traffic, speeds, variant)
+        compared.predicted += _predict_outcomes(traffic, deployment, variant)
         compared.live += traffic_by_run[
             "recorded" if variant is RECORDED else variant.name
         ].outcomes.values()
@@ -166,16 +168,15 @@ async def _run_live(
 
 
 def _predict_outcomes(
-    traffic: RecordedTraffic, speeds: MeasuredSpeeds, variant: RoutingVariant
+    traffic: RecordedTraffic, deployment: SimulatedDeployment, variant: RoutingVariant
 ) -> Iterable[Outcome]:
     router_settings = {
         "policy": variant.policy,
         "local_share": str(variant.local_share),
         "orchestration": variant.orchestration,
     }
-    return predict(
-        traffic, speeds, with_overrides(traffic.settings, router_settings)
-    ).outcomes.values()
+    settings = with_overrides(deployment.settings, router_settings)
+    return simulate(replace(deployment, settings=settings), traffic).outcomes.values()
 
 
 def bars(results: PredictionResults) -> list[Bar]:

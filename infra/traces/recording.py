@@ -4,7 +4,7 @@ Rows are ordered by incarnations of routers: first the snapshot in parts, then t
 each with the record that was applied. Later snapshots, where a replay can also begin, stand before
 the line that has their number. After all incarnations come records to compare with (decisions,
 outcomes, usage). Values are single-object encoded, and the header has the schema of every kind. The
-module knows only the file: `collecting.py` fills it, `replaying.py` reads it.
+module knows only the file: `infra/replay/collecting.py` fills it, `replaying.py` reads it.
 """
 
 import json
@@ -24,9 +24,9 @@ _KINDS = {"type": "enum", "name": "Kind", "symbols": [SNAPSHOT, LINE, RECORD]}
 _FIELDS: list[tuple[str, Any, str]] = [
     ("kind", _KINDS, "a part of a router's state, a line of its journal, or a record"),
     ("router_id", "string", "of a snapshot or a line: whose"),
-    ("router_epoch", "long", "likewise: in which life"),
-    ("seq", "long", "likewise: the line's number in that life"),
-    ("topic", "string", "where the record lay; of a line, what happened where that was no record"),
+    ("router_epoch", "long", "likewise: in which epoch"),
+    ("seq", "long", "likewise: the line's number in that epoch"),
+    ("topic", "string", "where the record was; of a line about no record, what happened"),
     ("partition", "int", "likewise"),
     ("offset", "long", "likewise"),
     ("now_ms", "long", "of a line: when it was applied; of a record: its timestamp"),

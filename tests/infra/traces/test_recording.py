@@ -6,7 +6,7 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from infra.replay.recording import LINE, RECORD, VERSION, RecordingRow, open_recording, write
+from infra.traces.recording import LINE, RECORD, VERSION, RecordingRow, open_recording, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from tests.streams import builders

@@ -5,23 +5,21 @@ from typing import Any
 
 import pytest
 
-from infra.prediction.figures import errors, figures
-from infra.prediction.machine import MeasuredGpu
-from infra.prediction.predictor import predict, shape_of
-from infra.prediction.speeds import LinearFit, MeasuredSpeeds, measure_speeds
-from infra.prediction.traffic import RecordedTraffic, script
 from infra.replay.redeciding import with_overrides
+from infra.replay.simulation.deployment import recorded_deployment
+from infra.replay.simulation.figures import errors, figures
+from infra.replay.simulation.machine import MeasuredGpu
+from infra.replay.simulation.run import simulate
+from infra.replay.simulation.speeds import LinearFit, MeasuredSpeeds, measure_speeds
+from infra.replay.simulation.traffic import RecordedTraffic, simulated_load
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.machine.latency import Setup
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as TurnShape
-from schemas.errors import RecordError
-from schemas.fleet import Member
-from schemas.records import Decision, DecisionKind, Outcome, Phase, Request, Role
+from schemas.records import Decision, DecisionKind, Outcome, Phase, Request
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
-from tests.streams import builders
 
 TRUE = MeasuredSpeeds(
     prompt=LinearFit(30.0, 0.05),
@@ -110,7 +108,7 @@ def test_prediction_matches_outcomes_of_other_local_shares(
     half: RecordedTraffic, share: float
 ) -> None:
     settings = with_overrides(half.settings, {"local_share": str(share)})
-    predicted = predict(half, measure_speeds(half), settings)
+    predicted = simulate(replace(recorded_deployment(half), settings=settings), half)
     assert predicted.unserved == 0
     assert predicted.outcomes.keys() == half.requests.keys()
     predicted_figures = figures(predicted.outcomes.values())
@@ -128,9 +126,9 @@ def test_speeds_have_no_interference_without_local_placements() -> None:
 
 
 def test_script_chains_turns_and_splits_overlapping_requests(half: RecordedTraffic) -> None:
-    conversations, names = script(half, begin_ms=0.0, block_tokens=64)
-    assert sorted(names.values()) == sorted(half.requests)
-    assert {len(conversation.turns) for conversation in conversations} == {3}
+    load = simulated_load(half, begin_ms=0.0, block_tokens=64)
+    assert sorted(load.request_ids.values()) == sorted(half.requests)
+    assert {len(conversation.turns) for conversation in load.conversations} == {3}
     overlap_traffic = RecordedTraffic(
         half.settings, half.workers, dict(half.requests), outcomes=dict(half.outcomes)
     )
@@ -139,20 +137,10 @@ def test_script_chains_turns_and_splits_overlapping_requests(half: RecordedTraff
     overlap_traffic.outcomes[early.request_id] = replace(
         half.outcomes[early.request_id], ended_ms=late.arrived_ms + 1
     )
-    conversations, names = script(overlap_traffic, begin_ms=0.0, block_tokens=64)
+    conversations = simulated_load(overlap_traffic, begin_ms=0.0, block_tokens=64).conversations
     of_session = [
         conversation for conversation in conversations if conversation.session_id == "c-0"
     ]
     assert [len(conversation.turns) for conversation in of_session] == [1, 2]
     assert [conversation.turns_before for conversation in of_session] == [0, 1]
     assert of_session[1].at_ms - of_session[0].at_ms == late.arrived_ms - early.arrived_ms
-
-
-def test_pool_shape_counts_recorded_workers_by_role() -> None:
-    def member(name: str, *roles: Role) -> Member:
-        return Member(builders.registration(name, *roles), 0)
-
-    pool = [member("p", Role.PREFILL), member("d", Role.DECODE), member("r", Role.REPLICA)]
-    assert shape_of([*pool, member("b", Role.DECODE, Role.PREFILL)]).name == "1P1D1B1R"
-    with pytest.raises(RecordError, match="x: a worker with roles decode, replica is not simul"):
-        shape_of([member("x", Role.DECODE, Role.REPLICA)])

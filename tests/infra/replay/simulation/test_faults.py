@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.evaluate.replays.faults import faults_of
+from infra.replay.simulation.faults import faults_of
 from infra.simulator.cluster import READY_MS
 from schemas.errors import ConfigError
 

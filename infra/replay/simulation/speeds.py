@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.prediction.traffic import RecordedTraffic
+from infra.replay.simulation.traffic import RecordedTraffic
 from schemas.records import Mode, PhaseKind
 
 _FEWEST = 10  # observations for a fit; with fewer, the median

@@ -7,7 +7,7 @@ order of arrival.
 
 from typing import TYPE_CHECKING, Any
 
-from infra.prediction.speeds import MeasuredSpeeds
+from infra.replay.simulation.speeds import MeasuredSpeeds
 from infra.simulator.machine.gpu import GpuSequence, SimGpu
 
 if TYPE_CHECKING:
