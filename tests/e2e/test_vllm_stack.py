@@ -27,8 +27,8 @@ from infra.story.record_finder import read_story
 from infra.story.steps import steps_of
 from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, client_of, stack
 from tests.waits import PATIENCE_S, START_S, until

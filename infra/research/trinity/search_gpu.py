@@ -13,9 +13,8 @@ from math import ceil
 
 from infra.planning.hardware import SearchCosts
 from infra.simulator.log.clock import Alarm, Clock
-from workers.deadlines import NEVER_MS
 from workers.retrieval.settings import RetrievalSettings
-from workers.vector.engine.queues import QueuedSearch
+from workers.vector.engine.queues import NEVER_MS, QueuedSearch
 from workers.vector.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
 from workers.vector.index.kinds import SearchKind
 
