@@ -133,6 +133,15 @@ def subjects(prefix: str = "") -> dict[str, str]:
     }
 
 
+def _former_subjects(prefix: str) -> set[str]:
+    """Return the former names of all subjects: records in the log may have ids of these."""
+    return {
+        f"{prefix}{topic.name}-trivium.{record}"
+        for topic in TOPICS.values()
+        for record in topic.records
+    }
+
+
 def register_all(url: str, *, prefix: str = "", timeout_ms: int = 5_000) -> dict[str, int]:
     """Register the schemas of all topics; return their ids by subject.
 
@@ -156,7 +165,7 @@ def make_codec(settings: LogSettings) -> Codec:
     by_subject = subjects(prefix)
     codec = Codec({by_subject[subject]: schema_id for subject, schema_id in ids.items()})
     registry = Registry(url, timeout_ms=timeout_ms)
-    for subject in sorted(by_subject.keys() & registry.subjects()):
+    for subject in sorted((by_subject.keys() | _former_subjects(prefix)) & registry.subjects()):
         for version in registry.versions(subject):
             codec.learn(version.schema_id, version.schema)
     return codec
