@@ -89,11 +89,11 @@ def _checkers(scenario: Scenario) -> Sequence[Checker]:
     settings = scenario.settings
     always = (OneOutcome(), Reasons(SKEW_MS_MAX), AnswerLogChecker(), ClientChecker())
     workers = (Credits(), Idle(), Handles(), Bounds(settings.queue_requests_max))
-    others = (Readers(GRACE_MS), UsageChecker(), ContinuationChecker(), AttemptNumbers())
+    records = (Readers(GRACE_MS), UsageChecker(), ContinuationChecker(), AttemptNumbers())
     searches = (Contexts(),) if scenario.searches else ()
     probes = (ProbeChecker(), Repeats()) if scenario.probes else ()
     rebuilds = Rebuilds(lambda name: Router(name, settings))
-    return (*always, *workers, *others, *searches, *probes, rebuilds)
+    return (*always, *workers, *records, *searches, *probes, rebuilds)
 
 
 def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:
