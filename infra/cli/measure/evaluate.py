@@ -46,7 +46,7 @@ trivium evaluate trinity --gpu h200 --rows 50e6 --every 16 --json
 trivium evaluate trinity --live [dim](a) and (c) on this machine's cores[/]
 """
 
-app = typer.Typer(help="Published evaluations, on simulated or live engines.")
+app = typer.Typer(help="Repeat published evaluations.")
 app.command("scaling")(evaluate_scaling.scaling)
 app.command("interruptions")(evaluate_scaling.interruptions)
 app.command("prediction")(evaluate_prediction.prediction)

@@ -24,7 +24,7 @@ async def test_plan_measures_running_cluster_through_gateway(
     kafka: LogSettings, tmp_path: Path
 ) -> None:
     probe, plan_file = tmp_path / "probe.json", tmp_path / "ppd.json"
-    code, output, errors = trivium("plan", "probe", "--out", str(probe))
+    code, output, errors = trivium("plan", "ppd", "--probe", "--out", str(probe))
     assert (code, f"written: {probe}" in output) == (0, True), errors
     by_table = {"policy": "table", "table": str(probe)}
     # Turns last far longer than a starved client takes to ask, or those of many would not meet.
