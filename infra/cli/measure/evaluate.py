@@ -13,6 +13,7 @@ from rich.table import Table
 from infra.cli.measure import evaluate_prediction, evaluate_scaling
 from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import stdout_console
+from infra.terminal.tables import terminal_table
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -277,8 +278,6 @@ def _trinity_case(
 
 def _placements(sweep: "Sweep") -> Table:
     """Return a table of the placements at each load."""
-    from infra.research.report.pages import terminal_table
-
     columns = {
         "requests/s": "{0:.0f}",
         "placement": "{1.placement}",

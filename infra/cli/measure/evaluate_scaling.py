@@ -12,6 +12,7 @@ import typer
 
 from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import print_json, stdout_console
+from infra.terminal.tables import Columns, terminal_table
 
 if TYPE_CHECKING:
     from infra.research.studies.day_and_night import Day, DayComparison
@@ -130,7 +131,6 @@ def interruptions(
 
     Example: `trivium evaluate interruptions --prompt 8192`
     """
-    from infra.research.report.pages import terminal_table
     from infra.research.studies.interruptions import POLICIES, measure_interruptions
 
     rows = [measure_interruptions(p, prompt_tokens=prompt, answer_tokens=answer) for p in POLICIES]
@@ -150,8 +150,6 @@ def interruptions(
 
 
 def _table(result: "DayComparison") -> Any:
-    from infra.research.report.pages import Columns, terminal_table
-
     columns: Columns = {
         "fleet": lambda fleet: fleet.pools or "follows",
         "worker-hours": "{worker_hours:.3g}",

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from infra.cli.options import AsJson, in_panel
 from infra.terminal.output import stdout_console
+from infra.terminal.tables import Columns, terminal_table
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,14 +130,12 @@ def _table(
     title = f"{traffic.per_s:.1f} requests/s, {gpus} GPUs"
     if logged is not None:
         title += f" (log: {logged.requests} requests, {logged.mean_per_s:.1f}/s on average)"
-    table = Table("pool", "workers", "GPUs", "busy", "then", box=None, title=title)
     figure_names = {"prefill": "first token", "decode": "a token", "retrieval": "a search"}
-    for pool in planned:
-        table.add_row(
-            pool.name,
-            str(pool.workers),
-            str(pool.gpus),
-            f"{pool.utilisation:.1%}",
-            f"{figure_names[pool.name]} {pool.figure_ms:.1f} ms",
-        )
-    return table
+    columns: Columns = {
+        "pool": "{name}",
+        "workers": "{workers}",
+        "GPUs": "{gpus}",
+        "busy": "{utilisation:.1%}",
+        "then": lambda pool: f"{figure_names[pool.name]} {pool.figure_ms:.1f} ms",
+    }
+    return terminal_table(planned, columns, title)

@@ -18,10 +18,11 @@ from infra.bench.results import BENCH_DIR, Bar, command_line, percentile, write_
 from infra.planning.grid import WORKLOADS
 from infra.planning.live_conversations import LiveLoad, LiveTurn, hold
 from infra.planning.live_stack import DEPLOYMENTS, Deployment, RoutingVariant, machine, switch
-from infra.research.report.pages import Columns, draw_bars, draw_png, render, terminal_table
+from infra.research.report.pages import draw_bars, draw_png, render
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.story.record_finder import read_stories
+from infra.terminal.tables import Columns, terminal_table
 from schemas.errors import ConfigError
 
 FiguresByLoad = dict[str, dict[str, Any]]  # by load and by variant
