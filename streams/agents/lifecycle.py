@@ -6,7 +6,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from schemas.codec import Codec
 from schemas.settings import LogSettings
@@ -25,6 +25,7 @@ from streams.log.retry import run_with_reconnect
 log = logging.getLogger(__name__)
 
 _WIND_UP_S = 15
+_STALL_EXIT_MS: Final = 15_000  # lag without progress: many times a rebalance or a busy second
 
 
 async def run_router(
@@ -70,7 +71,7 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.retriever.run(),
         process.tick(),
         process.keep_snapshots(),
-        watch(process.log, process.group, process.settings.stall_exit_ms),
+        watch(process.log, process.group, _STALL_EXIT_MS),
         keep_marks(process.log, partitions),
         process.group.wait_for_failure(),
         run_app(app),

@@ -24,7 +24,7 @@ class RouterTables:
         self.fleet = Fleet(router_id)
         self.requests = LiveRequests()
         self.ended_ids = EndedIds(settings.ended_max)
-        self.early_cancellations = EarlyCancellations(settings.early_cancels_max)
+        self.early_cancellations = EarlyCancellations()
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
         self.histories = SessionHistories(
             sessions_max=settings.histories_max, bytes_max=settings.histories_bytes_max
@@ -32,7 +32,6 @@ class RouterTables:
         self.admission = Admission(
             requests_max=settings.queue_requests_max,
             tokens_max=settings.queue_tokens_max,
-            ageing_ms=settings.ageing_ms,
         )
         self.demand = Demand()
         self.effects: list[Effect] = []

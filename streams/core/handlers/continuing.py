@@ -8,12 +8,17 @@ over. The request is queued when its router reads the first `Continued`, from an
 reader writes one in time, the router has an empty one written, and the answer restarts.
 """
 
+from typing import Final
+
 from schemas.records import Continued, StreamVoid
 from schemas.rules.continuing import awaits_progress, prior_answer
 from streams.core.effects import RequestProgress, RestartAnswer
 from streams.core.requests.live import LiveRequest
 from streams.core.states import State
 from streams.core.tables import RouterTables
+
+# For the progress of an answer's readers, many times the way through the log.
+CONTINUE_WAIT_MS: Final = 1_000
 
 
 class Continuing:
@@ -31,7 +36,7 @@ class Continuing:
         if not asks:
             return False
         tables.requests.move(live, State.CONTINUING)
-        live.progress_deadline_ms = now_ms + tables.settings.continue_wait_ms
+        live.progress_deadline_ms = now_ms + CONTINUE_WAIT_MS
         tables.requests.watch(live, live.progress_deadline_ms)
         return True
 

@@ -6,6 +6,7 @@ spends the credits. Called by `streams/core/router.py` after every event.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from schemas.records import (
     DecisionKind,
@@ -33,6 +34,8 @@ from streams.core.requests.sessions import session_key
 from streams.core.states import BEGINS, State
 from streams.core.tables import RouterTables
 
+HANDOVER_MARGIN_MS: Final = 1_000  # a KV handle that expires sooner may not be read in time
+CANDIDATES_MAX: Final = 4  # workers named in a decision, of which it keeps the best
 _ROLES = {
     Mode.REMOTE: (Role.PREFILL, Role.DECODE),
     Mode.LOCAL: (Role.DECODE,),
@@ -123,7 +126,7 @@ class Dispatcher:
         if placement is None:
             return False
         tables.admission.serve(live.request_id)
-        limit, roles = tables.settings.candidates_max, _ROLES[placement.mode]
+        limit, roles = CANDIDATES_MAX, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
         if live.unheard:  # the last router may have sent that attempt to a worker not known here
             self._continuing.mark(live, live.attempt + live.unheard)
@@ -220,7 +223,7 @@ class Dispatcher:
         worker = tables.fleet.worker(kv.worker_id, Role.DECODE)
         if worker is None or worker.epoch != kv.worker_epoch or not worker.is_alive(now_ms):
             return None
-        return kv if kv.expires_at_ms > now_ms + tables.settings.handover_margin_ms else None
+        return kv if kv.expires_at_ms > now_ms + HANDOVER_MARGIN_MS else None
 
     def _hand_over(self, live: LiveRequest, now_ms: int) -> bool:
         """Dispatch decode after prefill; return False if no worker has credit for it."""
@@ -239,7 +242,7 @@ class Dispatcher:
                 self._orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
-        limit, roles = tables.settings.candidates_max, (worker.role,)
+        limit, roles = CANDIDATES_MAX, (worker.role,)
         looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)
         self._endings.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
@@ -257,7 +260,7 @@ class Dispatcher:
             return False
         if producer is not None and not worker.keeps_time_with(producer):
             return False
-        fresh_until_ms = now_ms + self._tables.settings.handover_margin_ms
+        fresh_until_ms = now_ms + HANDOVER_MARGIN_MS
         return live.kv is not None and live.kv.expires_at_ms >= fresh_until_ms
 
 

@@ -6,6 +6,7 @@ credits, keeps its id and reports its usage. Called by the other handlers and by
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
 from schemas.records import (
@@ -24,6 +25,7 @@ from streams.core.fleet.workers import DECODERS
 from streams.core.handlers import decisions
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
+from streams.core.placement.estimates import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS
 from streams.core.requests.admission import CLASSES
 from streams.core.requests.live import LiveRequest, is_fault, is_loss
 from streams.core.requests.sessions import session_key
@@ -31,6 +33,11 @@ from streams.core.requests.usage import usage_of
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
+ATTEMPTS_MAX: Final = 3  # failures on workers: the request may be the reason
+# Losses and refusals of workers, which say little about the request.
+LOSSES_MAX: Final = 12
+# How long after its deadline a worker may still end a request: its report may be on the way.
+DEADLINE_GRACE_MS: Final = 5_000
 _ProgressRequest = Callable[[LiveRequest, int], bool]
 _DECISION_OF = {
     OutcomeKind.SHED: DecisionKind.SHED,
@@ -54,11 +61,11 @@ class Endings:
 
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
         """Put a request into the queue; one that was placed before goes into the best class."""
-        tables, settings, request = self._tables, self._tables.settings, live.request
+        tables, request = self._tables, live.request
         tables.requests.move(live, State.QUEUED)
         tables.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
-        prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
-        decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
+        prefill_ms = live.prompt_tokens * 1000 // ASSUMED_PREFILL_TOKENS_PER_S
+        decode_ms = int(request.sampling.max_tokens * ASSUMED_STEP_MS)
         shed = tables.admission.arrive(
             live.request_id,
             tenant=request.tenant,
@@ -81,13 +88,12 @@ class Endings:
         self, live: LiveRequest, reason: Reason, error: WireError | None, now_ms: int
     ) -> None:
         """Void the attempt, and place the request again, or end it if that is useless."""
-        settings = self._tables.settings
         live.error = error or live.error
         live.losses += is_loss(reason)
         live.faults += is_fault(reason)
         if live.cancel is not None:
             self.end_cancelled(live, now_ms)
-        elif live.faults >= settings.attempts_max or live.losses >= settings.losses_max:
+        elif live.faults >= ATTEMPTS_MAX or live.losses >= LOSSES_MAX:
             last = live.error or WorkerLost("its worker fell silent").to_wire()
             tries = live.faults + live.losses
             message = f"{live.request_id}: gave up after {tries} attempts: {last.message}"
@@ -171,7 +177,7 @@ class Endings:
         tables.admission.count_answer(live.request.tenant, outcome.completion_tokens)
         if outcome.kind is OutcomeKind.COMPLETED:
             tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
-        until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
+        until_ms = max(live.request.deadline_ms, now_ms) + DEADLINE_GRACE_MS
         tables.ended_ids.add(live.request_id, until_ms, live.partition)
         self.tell_usage(live, outcome)
 

@@ -5,6 +5,8 @@ turn goes to a replica or a pair, whichever should answer first. `selection.py` 
 Called by `streams/core/handlers/dispatch.py`.
 """
 
+from typing import Final
+
 from schemas.records import Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
@@ -28,6 +30,8 @@ from streams.core.placement.prefixes import PrefixIndex
 from streams.core.placement.rotation import Pair, WorkerRotation
 from streams.core.placement.selection import View
 
+# Prefills dispatched beyond the free decode credits: decode finds the next prompt ready.
+HANDOVER_AHEAD: Final = 4
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
@@ -287,7 +291,7 @@ class Placer:
         """Place on `pair`, or prefill where it ends soonest and decode where `View.decode` says."""
         case = view.case
         decode_credits = view.fleet.pools[Role.DECODE].credits(view.now_ms)
-        if case.before_decode >= decode_credits + self.settings.handover_ahead:
+        if case.before_decode >= decode_credits + HANDOVER_AHEAD:
             return None
         prefill, decode = pair or view.pair
         if prefill is None:

@@ -5,10 +5,12 @@ evict the oldest first. The router and its handlers use them.
 """
 
 from collections import OrderedDict
+from typing import Final
 
 from schemas.records import Cancellation, CancelReason, Request
 
 EARLY_CANCEL_MS = 60_000
+EARLY_CANCELS_MAX: Final = 10_000  # far more than calls that end while their request is written
 
 
 class EndedIds:
@@ -44,7 +46,7 @@ class EndedIds:
 class EarlyCancellations:
     """Cancellations that arrived before their requests, the first of each tenant."""
 
-    def __init__(self, cancellations_max: int) -> None:
+    def __init__(self, cancellations_max: int = EARLY_CANCELS_MAX) -> None:
         self._max = cancellations_max
         self._cancellations: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = (
             OrderedDict()
