@@ -43,7 +43,7 @@ from streams.gateway.log.responses import ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.objects.quota import Quota
-from streams.gateway.request.conversation import ConversationTurn
+from streams.gateway.request.conversation import SESSION_IDLE_MS, ConversationTurn
 from streams.gateway.stream.hub import Hub
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
@@ -94,7 +94,7 @@ class LogBackend:
             log,
             codec,
             gateway_id=gateway_id,
-            back_ms=settings.session_idle_ms,
+            back_ms=SESSION_IDLE_MS,
             producer=lambda: self._producer,
             bury=self._bury,
         )

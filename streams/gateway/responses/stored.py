@@ -15,7 +15,7 @@ import orjson
 
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
 from schemas.records import Cancellation, CancelReason
-from streams.gateway.endpoints.resume import read_on, resumed_call
+from streams.gateway.endpoints.resume import RESUME_MS, read_on, resumed_call
 from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.ids import IN_NO_PROMPT, MESSAGE_PREFIX, RESPONSE_PREFIX, new_request_id
 from streams.gateway.request.responses_body import check_include
@@ -217,7 +217,7 @@ async def _answer_by_now(
     gateway.admit_resume(call.key.parent_id, call.key.tenant)
     gateway.resumed_calls.add(call)
     try:
-        async with asyncio.timeout((wait_ms or gateway.settings.resume_ms) / 1000):
+        async with asyncio.timeout((wait_ms or RESUME_MS) / 1000):
             await _read(gateway, call, live=bool(wait_ms))
     except TimeoutError:
         if not wait_ms:
