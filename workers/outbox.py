@@ -25,17 +25,12 @@ class ReportOutbox:
     """A queue of phases and outcomes. `add` never blocks; `run` sends until cancelled."""
 
     def __init__(
-        self,
-        producer: LogProducer,
-        wait_until_valid: Callable[[], Awaitable[None]],
-        *,
-        pending_max: int,
-        tries_max: int,
+        self, producer: LogProducer, wait_until_valid: Callable[[], Awaitable[None]]
     ) -> None:
         self.on_written: Callable[[Retrieved], None] = lambda record: None
         self._producer = producer
         self._wait_until_valid = wait_until_valid
-        self._reports = Reports(pending_max=pending_max, tries_max=tries_max)
+        self._reports = Reports()
         self._changed = asyncio.Event()
         self._has_space = asyncio.Event()
         self._flushed = asyncio.Event()

@@ -25,7 +25,7 @@ from streams.log.retrieval.client import RetrievalClient
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.kv_events import KvEventsPublisher
-from workers.llm.active_requests import ActiveRequests, RequestLimits
+from workers.llm.active_requests import SEEN_MAX, ActiveRequests, RequestLimits
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
 from workers.llm.probing.jobs import ProbingJobs
@@ -85,12 +85,7 @@ class Serving:
         self._tasks = tasks.Tasks()
         self.readers: dict[str, AssignedReader] = {}
         frames = Frames(self._identity.worker_id)
-        self._outbox = ReportOutbox(
-            clients.durable,
-            membership.wait_until_valid,
-            pending_max=settings.worker.reports_pending_max,
-            tries_max=settings.worker.report_tries_max,
-        )
+        self._outbox = ReportOutbox(clients.durable, membership.wait_until_valid)
         self._prober = Prober(clients.retrieval_client, membership)
         self._probing = ProbingJobs(
             engine,
@@ -113,7 +108,6 @@ class Serving:
             requests=self._requests,
             frames=frames,
             outbox=self._outbox,
-            settings=settings.worker,
             assign=self._orders.take,
         )
 
@@ -123,7 +117,7 @@ class Serving:
             roles=frozenset(self.roles),
             model=self._settings.model.served_name,
             held_max=held_max,
-            seen_max=max(settings.seen_max, 4 * held_max),
+            seen_max=max(SEEN_MAX, 4 * held_max),
             gateway_partitions=self._settings.log.gateway_partitions,
             prefill_running_max=settings.prefill_running_max,
         )
@@ -188,7 +182,6 @@ class Serving:
             self._clients.tokens,
             self._identity,
             self._membership.is_valid,
-            self._settings.worker,
         )
         self._presence.on_router = publisher.want_snapshot
         self._tasks.spawn("kv events", publisher.run())

@@ -123,8 +123,6 @@ class EmbeddingWorker:
         self._session = AgentSession(
             settings=log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._give_up,
-            drain_timeout_ms=self._settings.drain_timeout_ms,
-            close_timeout_ms=self._settings.close_timeout_ms,
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:

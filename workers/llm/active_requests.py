@@ -14,6 +14,7 @@ worker reports that it is done or has failed; at a cancellation or a deadline it
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from schemas.errors import (
     DeadlineExceeded,
@@ -57,6 +58,10 @@ from workers.llm.stream import (
 
 OnReport = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
+
+
+# Request ids that are remembered, to ignore repeated work; more where more requests are held.
+SEEN_MAX: Final = 16_384
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,8 +90,6 @@ class RetrievalSettings:
     # all replicas of a shard share one folder in it: the first ready one writes, all read
     shares_snapshots: bool = False
     snapshot_interval_s: Positive = 300
-    drain_timeout_ms: Natural = 10_000
-    close_timeout_ms: Positive = 10_000
 
     def __post_init__(self) -> None:
         if self.width * self.degree > TASKS_MAX:

@@ -149,8 +149,6 @@ class RetrievalWorker:
         self._life = AgentSession(
             settings=self._log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._intake.cancel,
-            drain_timeout_ms=self._settings.drain_timeout_ms,
-            close_timeout_ms=self._settings.close_timeout_ms,
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -161,7 +159,7 @@ class RetrievalWorker:
         finally:
             await self._steady.cancel()
             self.responder.texts.close()
-            await tasks.close("engine", self.engine.close(), self._settings.close_timeout_ms)
+            await tasks.close("engine", self.engine.close())
 
     async def _live(self, stop: asyncio.Event) -> None:
         self._begin()
