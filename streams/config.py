@@ -1,4 +1,4 @@
-"""Section [router] of the settings file; `streams/gateway/config.py` has the gateway's."""
+"""Section [router] of the settings file; `streams/calls/config.py` has the gateway's."""
 
 from math import isfinite
 from typing import Annotated

@@ -29,8 +29,8 @@ from infra.broker.section import BrokerSettings
 from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.gateway.indexing.reading import FILE_PROCESS, INDEX_PROCESS
-from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
+from streams.calls.request.check_process import ANSWER_PROCESS, CHECK_PROCESS
+from streams.openai.indexing.reading import FILE_PROCESS, INDEX_PROCESS
 from tests.xdist_scheduler import WholeFiles
 
 pytest_plugins = ("tests.runs.after_failures", "tests.runs.near_limits", "tests.runs.parsing")
@@ -126,7 +126,12 @@ def _turn(item: pytest.Item) -> tuple[int, bool, bool, bool]:
     bytecode for all."""
     rank, is_no_tidy = _rank(item)
     is_late = ("e2e" in item.path.parts) == (rank >= _RANKS["vllm"])
-    return -rank, is_late, "search" not in item.path.parts, not is_no_tidy
+    return (
+        -rank,
+        is_late,
+        not {"vector", "retrieval", "search"} & {*item.path.parts},
+        not is_no_tidy,
+    )
 
 
 @pytest.fixture(scope="session")

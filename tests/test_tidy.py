@@ -30,6 +30,14 @@ MAY_IMPORT = {  # by folder; the first that a file is in
     "schemas": {"schemas"},
     "streams/log": {"schemas", "streams/log"},
     "streams": {"schemas", "streams"},
+    "workers/vector": {  # a library
+        "schemas/errors",
+        "schemas/rules/filters",
+        "schemas/rules/letters",
+        "schemas/rules/metadata",
+        "schemas/sections",
+        "workers/vector",
+    },
     "workers": {"schemas", "streams/log", "workers"},
     "infra": {"schemas", "streams", "workers", "infra"},
 }
@@ -131,6 +139,16 @@ def imports_point_downward() -> Findings:
             if path.partition("/")[0] in FOLDERS and not any(
                 path == folder or path.startswith(f"{folder}/") for folder in allowed
             ):
+                yield f"{name}:{line}: imports {module}"
+
+
+def research_serves_nobody() -> Findings:
+    """Evaluations of papers may break without a user who notices: nothing is built on them."""
+    for name, tree in sources(*PRODUCT):
+        if name.startswith(("infra/research/", "infra/cli/measure/evaluate")):
+            continue
+        for line, module in imports(tree):
+            if module.startswith("infra.research"):
                 yield f"{name}:{line}: imports {module}"
 
 
@@ -349,6 +367,7 @@ def nothing_built_is_kept() -> Findings:
 
 RULES: tuple[Callable[[], Findings], ...] = (
     imports_point_downward,
+    research_serves_nobody,
     imports_are_absolute,
     packages_are_empty,
     the_core_is_pure,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import InvalidRequest
-from streams.gateway.indexing.reading import FILE_PROCESS, documents_in
+from streams.openai.indexing.reading import FILE_PROCESS, documents_in
 from streams.parsing.document import ParsedDocument, Unreadable
 
 FILE_BYTES_MAX = 64 << 20

@@ -25,7 +25,7 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import TriviumError
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from workers.config import WorkerSettings
 
 _S = 300.0  # seconds, for a busy machine too: a JVM that is killed writes no cache

@@ -19,8 +19,8 @@ from schemas.errors import ConfigError
 from schemas.sections import ENV_PREFIX, build, read_toml, secrets_of
 from schemas.settings import LogSettings, ModelSettings
 from streams.bridge.config import BridgeSettings
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.embed.settings import EmbeddingSettings
 from workers.llm.sim.settings import SimSettings

@@ -17,7 +17,7 @@ _COMMAND = "infra.cli.operate.single_process"
 _EMBEDDING = "workers.embed.embedders.sentence"
 _SMALL = {
     "router": ("streams.agents.lifecycle",),
-    "gateway": ("streams.gateway.app", "streams.gateway.stream.event_key"),
+    "gateway": ("streams.gateway.app", "streams.calls.stream.event_key"),
     "bridge": ("streams.bridge.process",),
 }
 _SIMULATED = ("infra.stack.engine_source", "workers.runtime", "workers.llm.sim.engine")

@@ -19,7 +19,7 @@ from schemas.records import Outcome, Request
 from schemas.settings import LogSettings
 from schemas.topic import DAY_MS
 from schemas.topics import TOPICS, partition_of
-from streams.gateway.ids import arrival_of, from_public
+from streams.calls.ids import arrival_of, from_public
 from streams.log.clients import AssignedReader
 from streams.log.clock import wall_ms
 from streams.log.registry import make_codec

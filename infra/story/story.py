@@ -28,7 +28,7 @@ from schemas.records import (
 from schemas.rules.outcomes import counting_outcome
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
-from streams.gateway.stream.stream import Stream
+from streams.calls.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

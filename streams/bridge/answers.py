@@ -21,11 +21,11 @@ from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
 from streams.bridge.prompts import PromptQuestion, answer_format
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.request.check_process import ANSWER_PROCESS, CHECK_MS
-from streams.gateway.stream import answers, citations
-from streams.gateway.stream.chunks import whole_answer
-from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.stream import Stream
+from streams.calls.request.check_process import ANSWER_PROCESS, CHECK_MS
+from streams.calls.stream import answers, citations
+from streams.calls.stream.chunks import whole_answer
+from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.stream import Stream
 from streams.log.clients import Headers
 from streams.log.clock import wall_ms
 from streams.log.retrieval.embedding import EmbeddedTexts

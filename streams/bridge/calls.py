@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.errors import InvalidRequest
-from streams.gateway.batches import lines
-from streams.gateway.http.errors import from_validation, shorten
-from streams.gateway.request.body import Body, ChatBody, CompletionBody
-from streams.gateway.request.embed_body import EmbeddingsBody, inputs_of
-from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
-from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
-from streams.gateway.responses.create import ResponseCall
-from streams.gateway.responses.items import REFERENCE, items_of
+from streams.calls.errors import from_validation, shorten
+from streams.calls.request.body import Body, ChatBody, CompletionBody
+from streams.calls.request.embed_body import EmbeddingsBody, inputs_of
+from streams.calls.request.fields import EMBEDDING_NEUTRAL, refuse_extras
+from streams.calls.request.responses_body import ResponsesBody, refuse_fields
+from streams.openai.batches import lines
+from streams.openai.responses.call import ResponseCall
+from streams.openai.responses.items import REFERENCE, items_of
 
 _OF_STREAMS = ("stream", "stream_options")  # ignored: an answer is one record
 _KEPT = ("store", "background", "previous_response_id")

@@ -95,7 +95,7 @@ class TopicPair:
     def _check_retrieval(self) -> None:
         if self.retrieval is None:
             return
-        from streams.gateway.request.body import SearchBody
+        from streams.calls.request.body import SearchBody
 
         try:
             filters.text_of(SearchBody.model_validate(self.retrieval).filter)

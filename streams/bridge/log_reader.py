@@ -13,8 +13,8 @@ from schemas.errors import BrokerUnavailable, RecordError
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader
-from streams.gateway.stream.hub import Hub
+from streams.calls.log.frames import FRAMES_MAX, decode_frame, frame_reader
+from streams.calls.stream.hub import Hub
 from streams.log.clients import AssignedReader
 from streams.log.slices import in_slices
 from streams.log.transactions import FullPlace

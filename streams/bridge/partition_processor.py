@@ -25,7 +25,7 @@ from streams.bridge.prompt_reader import PromptReader
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots
-from streams.gateway.stream.hub import Hub
+from streams.calls.stream.hub import Hub
 from streams.log.cancellation import cancel_and_wait
 from streams.log.transactions import CommittedOffset, FullPlace, Transactions, committed_offsets
 

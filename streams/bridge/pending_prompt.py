@@ -8,9 +8,9 @@ from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
 from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.request.intake import CallIntake
-from streams.gateway.stream.hub import Call
+from streams.calls.request.embed_body import EmbeddingsBody
+from streams.calls.request.intake import CallIntake
+from streams.calls.stream.hub import Call
 from streams.log.transactions import OutgoingRecord
 
 

@@ -27,14 +27,14 @@ from streams.bridge.prompts import PromptParser
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots, limit
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
+from streams.calls.log.pool import LogPool
+from streams.calls.metrics import Metrics
+from streams.calls.request.intake import ServedModel
+from streams.calls.request.tokenizer import Tokenizer
+from streams.calls.stream.hub import Hub
 from streams.gateway.log.backend import LogBackend
-from streams.gateway.log.pool import LogPool
-from streams.gateway.metrics import Metrics
-from streams.gateway.request.intake import ServedModel
-from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
-from streams.gateway.stream.hub import Hub
 from streams.log.admin import bytes_max_of, create_extra_topics
 from streams.log.cancellation import cancel_and_wait, run_within
 from streams.log.clock import wall_ms

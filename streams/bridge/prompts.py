@@ -20,13 +20,13 @@ from streams.bridge.records import exact_json
 from streams.bridge.records.record import PromptRecord, fetch_schema, fields_of
 from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
-from streams.gateway.batches.lines import EMBEDDINGS
-from streams.gateway.config import BY_URGENCY
-from streams.gateway.http.errors import shorten
-from streams.gateway.request.body import ChatBody, Message, ResponseFormat
-from streams.gateway.request.conversation import check_session_id
-from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.responses.create import ResponseCall
+from streams.calls.config import BY_URGENCY
+from streams.calls.errors import shorten
+from streams.calls.request.body import ChatBody, Message, ResponseFormat
+from streams.calls.request.conversation import check_session_id
+from streams.calls.request.embed_body import EmbeddingsBody
+from streams.openai.batches.lines import EMBEDDINGS
+from streams.openai.responses.call import ResponseCall
 
 VALUE_BYTES_MAX = 4 << 20  # the limit of a call's body
 LIST_MAX = 16_384  # messages or stop strings

@@ -33,24 +33,24 @@ from streams.bridge.prompts import PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
+from streams.calls.ids import derive_ids
+from streams.calls.request.body import ChatBody
+from streams.calls.request.conversation import Conversation
+from streams.calls.request.embed_body import EmbeddingsBody
+from streams.calls.request.intake import CallIntake, take_in_body
+from streams.calls.request.options import CallOptions
+from streams.calls.stream.answers import call_error
+from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.hub import Call
 from streams.gateway.endpoints.embeddings import embed_texts, vectors_body
 from streams.gateway.endpoints.generate import Inquiry, requests_of
-from streams.gateway.ids import derive_ids
 from streams.gateway.log.backend import LogBackend
-from streams.gateway.request.body import ChatBody
-from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.embed_body import EmbeddingsBody
-from streams.gateway.request.intake import CallIntake, take_in_body
-from streams.gateway.request.options import CallOptions
-from streams.gateway.responses.create import ResponseCall
-from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import call_error
-from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.hub import Call
 from streams.log.clock import wall_ms
 from streams.log.retry import Backoff
 from streams.log.transactions import OutgoingRecord
+from streams.openai.responses.call import ResponseCall
+from streams.openai.responses.form import Form, whole_of
 
 log = logging.getLogger(__name__)
 VECTORS_AT_ONCE = 16  # embedding calls of one bridge at once

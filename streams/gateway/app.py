@@ -21,32 +21,32 @@ from schemas.errors import TriviumError
 from schemas.model.files import model_folder
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.batches.batch_runner import BatchRunner
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
+from streams.calls.errors import error_body, from_detail, plain_body, retry_headers
+from streams.calls.ids import new_request_id
+from streams.calls.log.pool import LogPool
+from streams.calls.metrics import Metrics
+from streams.calls.request.intake import ServedModel
+from streams.calls.request.search import collection_of
+from streams.calls.request.tokenizer import Tokenizer
+from streams.calls.stream.hub import Hub
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
+from streams.gateway.endpoints.responses import create
 from streams.gateway.endpoints.resume import events
 from streams.gateway.endpoints.routes import make_routes
+from streams.gateway.endpoints.stored_responses import cancel, delete, input_items, retrieve
 from streams.gateway.http.entry import AsgiEndpoint, Handler, RootApp
-from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
 from streams.gateway.http.listener import inherit_listener, listen
 from streams.gateway.http.server import GatewayServer, allow_files, make_server
-from streams.gateway.ids import new_request_id
-from streams.gateway.indexing.indexer import Indexer
 from streams.gateway.log.backend import LogBackend
-from streams.gateway.log.pool import LogPool
-from streams.gateway.metrics import Metrics
-from streams.gateway.request.intake import ServedModel
-from streams.gateway.request.search import collection_of
-from streams.gateway.request.tokenizer import Tokenizer
-from streams.gateway.responses.create import create
-from streams.gateway.responses.stored import cancel, delete, input_items, retrieve
 from streams.gateway.state import Gateway
-from streams.gateway.stream.hub import Hub
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
+from streams.openai.batches.batch_runner import BatchRunner
+from streams.openai.indexing.indexer import Indexer
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.05

@@ -26,30 +26,30 @@ from schemas.records import (
     Resumption,
     TokenFrame,
 )
-from streams.gateway.cache.answers import AnswerCache
-from streams.gateway.config import GatewaySettings
-from streams.gateway.fair_share import FairShare
-from streams.gateway.http.entry import Keys
-from streams.gateway.http.exchange import BodyReader
-from streams.gateway.http.uploads import Uploads
-from streams.gateway.log.backend import ToRouter
-from streams.gateway.log.objects import Objects
-from streams.gateway.log.pool import RetrievalPool
-from streams.gateway.log.responses import ResponseStore
-from streams.gateway.metrics import Metrics
-from streams.gateway.request.conversation import (
+from streams.calls.config import GatewaySettings
+from streams.calls.fair_share import FairShare
+from streams.calls.log.pool import RetrievalPool
+from streams.calls.metrics import Metrics
+from streams.calls.request.conversation import (
     SESSION_IDLE_MS,
     Conversation,
     Conversations,
     ConversationTurn,
 )
-from streams.gateway.request.intake import ServedModel
-from streams.gateway.stream.event_id import EventIds
-from streams.gateway.stream.hub import Call, Hub
-from streams.gateway.stream.response_id import ResponseIds
-from streams.gateway.stream.timeouts import failure_of
+from streams.calls.request.intake import ServedModel
+from streams.calls.stream.event_id import EventIds
+from streams.calls.stream.hub import Call, Hub
+from streams.calls.stream.timeouts import failure_of
+from streams.gateway.http.entry import Keys
+from streams.gateway.http.exchange import BodyReader
+from streams.gateway.http.uploads import Uploads
+from streams.gateway.log.backend import ToRouter
 from streams.log.clients import Headers
 from streams.log.clock import wall_ms
+from streams.openai.cache.answers import AnswerCache
+from streams.openai.objects.log import Objects
+from streams.openai.responses.log import ResponseStore
+from streams.openai.responses.response_id import ResponseIds
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25

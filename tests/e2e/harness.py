@@ -19,8 +19,8 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from streams.gateway.config import GatewaySettings
 from streams.log.clock import wall_ms
 from tests.e2e.audits import know_workers
 from tests.long_leases import LONG_LEASE_MS, long_leases, process_leases

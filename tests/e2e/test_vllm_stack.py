@@ -17,8 +17,9 @@ from openai import AsyncOpenAI, OpenAI
 from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
-from infra.evaluate.live.comparison import PULL, PUSH, Deployment, compare
-from infra.evaluate.live.conversations import LiveLoad
+from infra.planning.live_conversations import LiveLoad
+from infra.planning.live_stack import PULL, PUSH, Deployment
+from infra.research.live.comparison import compare
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -26,8 +27,8 @@ from infra.story.record_finder import read_story
 from infra.story.steps import steps_of
 from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, client_of, stack
 from tests.waits import PATIENCE_S, START_S, until

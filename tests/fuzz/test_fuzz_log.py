@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import ClientError, RecordError
 from schemas.topics import TOPICS, check_record
 from streams.agents.app import TOPICS as ROUTED
-from streams.gateway.stream.event_id import EventIds
+from streams.calls.stream.event_id import EventIds
 from tests.fuzz.strategies import CODEC, changed_bytes, examples, record_bytes
 from tests.loop_stalls import unstalled
 from tests.streams.agents.fakes import FakeEvent, router_with_partition

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from streams.gateway.endpoints.openapi import describe
-from streams.gateway.objects.openapi_shapes import CONTENT, SHAPES
+from streams.openai.objects.openapi_shapes import CONTENT, SHAPES
 from tests.fuzz.strategies import examples, text_of
 from tests.fuzz.test_fuzz_http import PATHS
 from tests.loop_stalls import unstalled

@@ -32,8 +32,8 @@ FOLDERS = ("schemas", "streams", "workers", "infra", "tests")
 AREAS = {  # folders whose code is changed, and the tests that may notice
     "streams/core": ["tests/streams/core"],
     "streams/bridge": ["tests/streams/bridge"],
-    "streams/gateway/stream": [
-        *("tests/streams/gateway/stream", "tests/streams/gateway/log"),
+    "streams/calls/stream": [
+        *("tests/streams/calls/stream", "tests/streams/gateway/log"),
         "tests/streams/gateway/test_state.py",
     ],
     "workers/llm": ["tests/workers/llm"],

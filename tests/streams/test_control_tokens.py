@@ -16,17 +16,17 @@ import pytest
 from schemas.records import Document, Endpoint, Passage, Retrieval
 from schemas.rules.tokens import pack_tokens, unpack_tokens
 from schemas.settings import ModelSettings
+from streams.calls.request.body import ChatBody
+from streams.calls.request.intake import take_in, take_in_body
+from streams.calls.request.tokenizer import Tokenizer
 from streams.core.requests.context import with_context
-from streams.gateway.batches.lines import CHAT, RESPONSES, call_of
-from streams.gateway.request.body import ChatBody
-from streams.gateway.request.intake import take_in, take_in_body
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.openai.batches.lines import CHAT, RESPONSES, call_of
 from tests.schemas.model.steered_models import KINDS, Steered, steered
 from tests.streams.bridge.samples import CODEC, pair, question_of
 from tests.streams.builders import request, retrieved
-from tests.streams.gateway.batches.samples import file_of, line
+from tests.streams.gateway.answering import answer, body
+from tests.streams.gateway.batch_samples import file_of, line
 from tests.streams.gateway.in_process import InProcessGateway, call
-from tests.streams.gateway.responses.answering import answer, body
 from tests.streams.gateway.samples import chat, completion
 from workers.embed.chunking import Span
 from workers.embed.content import Cutting, passages_of

@@ -13,9 +13,9 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topic import HOUR_MS
 from streams.agents.lifecycle import run_router
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
 from streams.gateway.app import run_gateway
-from streams.gateway.config import GatewaySettings
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.connecting import client_options
 from tests.streams.gateway.samples import MODEL

@@ -22,7 +22,7 @@ from infra.bench.results import BENCH_DIR, Bar, at_most
 from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_body, chat_call
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 
 PLAN = StackPlan(prefill=0, decode=0, replica=1)
 WATCHED = ("gateway-0", "router-0")

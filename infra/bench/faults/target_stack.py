@@ -15,7 +15,7 @@ from infra.stack.plan import StackPlan
 from schemas.errors import NotReady
 from schemas.records import Priority
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.models.sim import SIM_MODEL, make_sim_model
 

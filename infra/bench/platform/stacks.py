@@ -14,7 +14,7 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from streams.bridge.config import BridgeSettings, TopicPair
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 
 PLAN = StackPlan(prefill=1, decode=1, replica=1, routers=2, gateways=2, bridges=2)
 RUNNING_MAX = 64  # answers at once on each worker that decodes

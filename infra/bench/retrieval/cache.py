@@ -19,7 +19,7 @@ import numpy as np
 
 from infra.handbook.handbook import Page, handbook
 from schemas.retrieval import Vector
-from streams.gateway.cache.guard import asks_the_same
+from streams.openai.cache.guard import asks_the_same
 
 BY_HAND = Path(__file__).with_name("question_pairs.jsonl")
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.98)

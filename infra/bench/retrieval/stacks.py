@@ -15,7 +15,7 @@ from infra.broker.section import BrokerSettings
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from workers.embed.settings import EmbeddingSettings
 from workers.models.wheels import MINILM
 

@@ -26,7 +26,7 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import NotReady
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.models.sim import make_sim_model
 

@@ -33,7 +33,7 @@ from infra.stack.reassignment import move_worker
 from schemas.errors import NotReady
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from streams.log.clients import LogProducer
 from streams.log.registry import make_codec
 from workers.config import WorkerSettings

@@ -27,7 +27,7 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.settings import ModelSettings
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from streams.log.clock import wall_ms
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2

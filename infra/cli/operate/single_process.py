@@ -223,8 +223,8 @@ def gateway(
     settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
 
     async def run(stop: asyncio.Event) -> None:
+        from streams.calls.stream.event_key import event_key
         from streams.gateway.app import run_gateway
-        from streams.gateway.stream.event_key import event_key
         from streams.log.registry import make_codec
 
         name = member_id or _default_id("gateway")

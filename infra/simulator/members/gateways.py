@@ -12,11 +12,11 @@ from zlib import crc32
 
 from infra.simulator.log.clock import Clock
 from schemas.records import Continued, Request, Resumption, TokenFrame
-from streams.gateway.config import GatewaySettings
-from streams.gateway.log.answers import progress_record
-from streams.gateway.stream.event_id import ClientPosition, StreamKey
-from streams.gateway.stream.hub import AnswerProgress, Call, CallStream, Hub
-from streams.gateway.stream.timeouts import failure_of
+from streams.calls.config import GatewaySettings
+from streams.calls.log.answers import progress_record
+from streams.calls.stream.event_id import ClientPosition, StreamKey
+from streams.calls.stream.hub import AnswerProgress, Call, CallStream, Hub
+from streams.calls.stream.timeouts import failure_of
 
 GAP_MS = GatewaySettings().gap_ms
 KEEPS_RUNNING_EVERY = 5  # every fifth request keeps running if its client leaves

@@ -18,8 +18,8 @@ from schemas.codec import CONFLUENT_MAGIC, SINGLE_OBJECT_MARKER, why_unreadable
 from schemas.errors import InvalidRequest, RecordError
 from streams.bridge.records import exact_json
 from streams.bridge.records.writer_schemas import HEADER, WriterSchemas, decode_body, schema_id_of
-from streams.gateway.http.errors import shorten
-from streams.gateway.request.body import values_of
+from streams.calls.errors import shorten
+from streams.calls.request.body import values_of
 
 VALUES_MAX = 65_536  # values of a JSON text; reading one takes microseconds
 Fields = dict[str, Any]

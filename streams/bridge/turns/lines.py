@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from schemas.errors import NotReady
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.objects.batches import tenant_of
-from streams.gateway.objects.table import ObjectTable
 from streams.log.clock import wall_ms
+from streams.openai.objects.batches import tenant_of
+from streams.openai.objects.table import ObjectTable
 
 
 class BatchLines:

@@ -1,22 +1,22 @@
 """The response cache in the path of a chat: a lookup before the call, and a write after it.
 
 `generate.py` looks a chat up before it goes to routers, and stores its answer after it has ended.
-DELETE /v1/cache/{id} evicts an answer. `streams/gateway/cache` decides what is cached and found.
+DELETE /v1/cache/{id} evicts an answer. `streams/openai/cache` decides what is cached and found.
 """
 
 from dataclasses import dataclass
 
 from schemas.errors import NotFound
-from streams.gateway.cache.answers import CacheHit
-from streams.gateway.cache.entry import belongs_to, entry_of
-from streams.gateway.cache.hit_writer import write_hit
-from streams.gateway.cache.query import CacheQuery, cache_query
+from streams.calls.request.conversation import Conversation
+from streams.calls.request.intake import CallIntake
+from streams.calls.stream.stream import Stream
+from streams.gateway.endpoints.hit_writer import write_hit
 from streams.gateway.http.exchange import HttpExchange
-from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import CallIntake
 from streams.gateway.state import Gateway
-from streams.gateway.stream.stream import Stream
 from streams.log.clock import wall_ms
+from streams.openai.cache.answers import CacheHit
+from streams.openai.cache.entry import belongs_to, entry_of
+from streams.openai.cache.query import CacheQuery, cache_query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The routes of /v1/batches: files of calls that `streams/gateway/batches` answers.
+"""The routes of /v1/batches: files of calls that `streams/openai/batches` answers.
 
 Calls of a batch run when there is capacity.
 """
@@ -11,17 +11,17 @@ from fastapi import APIRouter, Query, Request
 
 from schemas.errors import InvalidRequest, NotFound
 from schemas.records import Batch
-from streams.gateway.batches.lines import ENDPOINTS
-from streams.gateway.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_json
+from streams.calls.errors import shorten
+from streams.calls.ids import new_object_id
 from streams.gateway.endpoints.files import require_file, tenant_of
 from streams.gateway.endpoints.vector_stores import read_body
-from streams.gateway.http.errors import shorten
-from streams.gateway.ids import new_object_id
-from streams.gateway.objects.batches import ENDED, PREFIX
-from streams.gateway.objects.bodies import StorePaging
-from streams.gateway.objects.shapes import page
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
+from streams.openai.batches.lines import ENDPOINTS
+from streams.openai.batches.shapes import WINDOWS_MS, BatchCreateBody, batch_json
+from streams.openai.objects.batches import ENDED, PREFIX
+from streams.openai.objects.bodies import StorePaging
+from streams.openai.objects.shapes import page
 
 _BATCH = "/v1/batches/{batch_id}"
 

@@ -12,21 +12,21 @@ import numpy as np
 import orjson
 
 from schemas.errors import InvalidRequest, UnknownModel
-from streams.gateway.http.exchange import HttpExchange
-from streams.gateway.ids import new_request_id
-from streams.gateway.log.pool import RetrievalPool
-from streams.gateway.request.body import Body, parse
-from streams.gateway.request.embed_body import (
+from streams.calls.ids import new_request_id
+from streams.calls.log.pool import RetrievalPool
+from streams.calls.request.body import Body, parse
+from streams.calls.request.embed_body import (
     VALUES_MAX,
     EmbeddingsBody,
     RerankBody,
     inputs_of,
     texts_to_rank,
 )
-from streams.gateway.request.fields import EMBEDDING_NEUTRAL, refuse_extras
-from streams.gateway.request.options import DEADLINE_HEADER
+from streams.calls.request.fields import EMBEDDING_NEUTRAL, refuse_extras
+from streams.calls.request.options import deadline_of
+from streams.gateway.http.delivery import COMPLETED
+from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.state import Gateway
-from streams.gateway.stream.delivery import COMPLETED
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 
 
@@ -106,9 +106,7 @@ async def _body(gateway: Gateway, exchange: HttpExchange, kind: type[Body]) -> B
 
 
 def _deadline_ms(gateway: Gateway, exchange: HttpExchange) -> int:
-    settings = gateway.settings
-    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
-    return exchange.arrived_ms + (relative_ms or settings.deadline_ms)
+    return deadline_of(exchange.headers, exchange.arrived_ms, gateway.settings)
 
 
 async def _embed(

@@ -11,16 +11,16 @@ from starlette.datastructures import UploadFile
 
 from schemas.errors import BodyTooLarge, InvalidRequest, NotFound
 from schemas.records import StoredFile
-from streams.gateway.http.errors import shorten
+from streams.calls.errors import shorten
+from streams.calls.ids import new_object_id
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.http.uploads import parts_of
-from streams.gateway.ids import new_object_id
-from streams.gateway.log.objects import PART_BYTES
-from streams.gateway.objects.bodies import FilePaging
-from streams.gateway.objects.shapes import file_json, page
-from streams.gateway.objects.table import STORED, UPLOADING
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
+from streams.openai.objects.bodies import FilePaging
+from streams.openai.objects.log import PART_BYTES
+from streams.openai.objects.shapes import file_json, page
+from streams.openai.objects.table import STORED, UPLOADING
 
 PURPOSES = ("assistants", "batch", "user_data")
 FILENAME_CHARS_MAX = 255

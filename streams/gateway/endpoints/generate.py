@@ -13,20 +13,20 @@ from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
+from streams.calls.ids import choice_ids, new_request_id
+from streams.calls.request.conversation import Conversation, session_of
+from streams.calls.request.intake import CallIntake, take_in
+from streams.calls.request.options import CallOptions, options_of
+from streams.calls.stream.chunks import ChunkWriter, whole_answer
+from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.hub import Call
+from streams.calls.wishes import check_wishes
 from streams.gateway.endpoints import answer_cache
 from streams.gateway.endpoints.answer_cache import CacheLookup
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
-from streams.gateway.endpoints.wishes import check_wishes
+from streams.gateway.http.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
 from streams.gateway.http.exchange import HttpExchange
-from streams.gateway.ids import choice_ids, new_request_id
-from streams.gateway.request.conversation import Conversation, session_of
-from streams.gateway.request.intake import CallIntake, take_in
-from streams.gateway.request.options import CallOptions, options_of
 from streams.gateway.state import Gateway
-from streams.gateway.stream.chunks import ChunkWriter, whole_answer
-from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
-from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.hub import Call
 from streams.log.clients import Headers
 
 
@@ -54,7 +54,7 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: HttpExchange)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings, exchange.tenant)
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
-    options = options_of(exchange, intake, gateway.settings)
+    options = options_of(exchange.headers, exchange.arrived_ms, intake, gateway.settings)
     cache_lookup = await answer_cache.look_up(gateway, exchange, intake)
     if cache_lookup and await answer_cache.serve(
         gateway, exchange, cache_lookup, intake, conversation

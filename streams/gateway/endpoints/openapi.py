@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
+from streams.calls.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from streams.calls.request.embed_body import EmbeddingsBody, RerankBody
+from streams.calls.request.responses_body import INCLUDE, ResponsesBody
 from streams.config import ORCHESTRATIONS, POLICIES
-from streams.gateway.batches import shapes as batch_shapes
-from streams.gateway.objects import openapi_shapes
-from streams.gateway.objects.openapi_shapes import CONTENT, UPLOAD, UPLOAD_FORM
-from streams.gateway.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
-from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
+from streams.openai.batches import shapes as batch_shapes
+from streams.openai.objects import openapi_shapes
+from streams.openai.objects.openapi_shapes import CONTENT, UPLOAD, UPLOAD_FORM
 
 BODIES = openapi_shapes.BODIES | batch_shapes.BODIES
 SHAPES = openapi_shapes.SHAPES | batch_shapes.SHAPES

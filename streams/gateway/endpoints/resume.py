@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from schemas.errors import NotFound, TriviumError
+from streams.calls.ids import choice_ids, from_public, is_id, new_request_id
+from streams.calls.stream.chunks import ChunkWriter
+from streams.calls.stream.event_id import ClientPosition, StreamKey
+from streams.calls.stream.hub import Call, Hub
+from streams.gateway.http.delivery import EventWriter, write_stream
 from streams.gateway.http.exchange import HttpExchange
-from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
 from streams.gateway.state import Gateway
-from streams.gateway.stream.chunks import ChunkWriter
-from streams.gateway.stream.delivery import EventWriter, write_stream
-from streams.gateway.stream.event_id import ClientPosition, StreamKey
-from streams.gateway.stream.hub import Call, Hub
 from streams.log.clock import wall_ms
 
 RESUME_MS: Final = 15_000  # after the deadline, to deliver what the log has

@@ -13,22 +13,22 @@ from starlette.routing import BaseRoute
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
+from streams.calls.errors import RETRY_AFTER_S, shorten
+from streams.calls.ids import STORE_PREFIX, from_public, new_request_id
+from streams.calls.request.body import DetokenizeBody, TokenizeBody, parse
+from streams.calls.request.conversation import session_of
+from streams.calls.request.fields import refuse_extras
+from streams.calls.request.intake import ServedModel, chat_prompt, check_length
+from streams.calls.request.messages import chat_of
+from streams.calls.request.search import ALIAS, collection_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.embeddings import public_name
 from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
-from streams.gateway.http.errors import RETRY_AFTER_S, shorten
 from streams.gateway.http.exchange import headers_of
-from streams.gateway.ids import STORE_PREFIX, from_public, new_request_id
-from streams.gateway.request.body import DetokenizeBody, TokenizeBody, parse
-from streams.gateway.request.conversation import session_of
-from streams.gateway.request.fields import refuse_extras
-from streams.gateway.request.intake import ServedModel, chat_prompt, check_length
-from streams.gateway.request.messages import chat_of
-from streams.gateway.request.search import ALIAS, collection_of
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 

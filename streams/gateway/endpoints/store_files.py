@@ -8,24 +8,24 @@ from fastapi.responses import StreamingResponse
 
 from schemas.errors import InvalidRequest, NotFound
 from schemas.records import FileBatch, VectorStore
+from streams.calls.ids import new_object_id
 from streams.gateway.endpoints.files import require_file
 from streams.gateway.endpoints.vector_stores import note_use, read_body, require_store
 from streams.gateway.http.exchange import run_while_connected
-from streams.gateway.ids import new_object_id
-from streams.gateway.indexing.reading import FILE_PROCESS, Unusable, texts_of
-from streams.gateway.objects.attaching import attribute_kinds, check_kinds, new_specs
-from streams.gateway.objects.bodies import (
+from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
+from streams.log.slices import in_slices
+from streams.openai.indexing.reading import FILE_PROCESS, Unusable, texts_of
+from streams.openai.objects.attaching import attribute_kinds, check_kinds, new_specs
+from streams.openai.objects.bodies import (
     AttributesBody,
     BatchBody,
     StoreFileBody,
     StoreFilePaging,
     attributes_text,
 )
-from streams.gateway.objects.shapes import batch_json, content_page, page, store_file_json
-from streams.gateway.objects.stores import CANCELLED, DELETED, IN_PROGRESS, StoreEntry, kind_of
-from streams.gateway.state import Gateway
-from streams.log.clock import wall_ms
-from streams.log.slices import in_slices
+from streams.openai.objects.shapes import batch_json, content_page, page, store_file_json
+from streams.openai.objects.stores import CANCELLED, DELETED, IN_PROGRESS, StoreEntry, kind_of
 
 _STORE = "/v1/vector_stores/{vector_store_id}"
 _FILE, _BATCH = _STORE + "/files/{file_id}", _STORE + "/file_batches/{batch_id}"

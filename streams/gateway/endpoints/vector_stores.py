@@ -14,11 +14,14 @@ from schemas.records import StoreUsed, VectorStore
 from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
+from streams.calls.ids import STORE_PREFIX, new_object_id
+from streams.calls.request.body import Body, parse
 from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
-from streams.gateway.ids import STORE_PREFIX, new_object_id
-from streams.gateway.objects.attaching import chunk_sizes, new_specs
-from streams.gateway.objects.bodies import (
+from streams.gateway.state import Gateway
+from streams.log.clock import wall_ms
+from streams.openai.objects.attaching import chunk_sizes, new_specs
+from streams.openai.objects.bodies import (
     HybridWeights,
     RankingBody,
     StoreBody,
@@ -27,11 +30,8 @@ from streams.gateway.objects.bodies import (
     StorePaging,
     StoreSearchBody,
 )
-from streams.gateway.objects.filters import filter_text
-from streams.gateway.objects.shapes import page, store_json, whole_page
-from streams.gateway.request.body import Body, parse
-from streams.gateway.state import Gateway
-from streams.log.clock import wall_ms
+from streams.openai.objects.filters import filter_text
+from streams.openai.objects.shapes import page, store_json, whole_page
 
 RESULTS = 10  # of a search that names no number
 SEARCH_MS = 10_000  # longest time of a search

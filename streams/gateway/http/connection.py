@@ -24,8 +24,8 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import InvalidRequest, TooManyRequests, TriviumError
-from streams.gateway.config import GatewaySettings
-from streams.gateway.http.errors import error_body, retry_headers
+from streams.calls.config import GatewaySettings
+from streams.calls.errors import error_body, retry_headers
 from streams.gateway.http.library import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _OFFER = (b"upgrade", b"http2-settings")

@@ -17,10 +17,11 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import Forbidden, InvalidRequest, TriviumError, Unauthorized, UnsupportedMedia
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
+from streams.calls.ids import new_request_id
+from streams.calls.request.options import RawHeaders
 from streams.gateway.http.encodings import ACCEPTED, decode_body, encoding_of
-from streams.gateway.http.exchange import HttpExchange, RawHeaders, send_error
-from streams.gateway.ids import new_request_id
+from streams.gateway.http.exchange import HttpExchange, send_error
 from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)

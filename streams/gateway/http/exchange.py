@@ -5,7 +5,7 @@ meaning of a request is decided elsewhere.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -13,18 +13,17 @@ from starlette.types import Receive, Scope, Send
 from schemas.errors import (
     BodyTooLarge,
     Cancelled,
-    InvalidRequest,
     TriviumError,
     Unauthorized,
     UnsupportedMedia,
 )
-from streams.gateway.fair_share import FairShare
-from streams.gateway.http.errors import error_body, retry_headers
+from streams.calls.errors import error_body, retry_headers
+from streams.calls.fair_share import FairShare
+from streams.calls.request.options import RawHeaders
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 
 Result = TypeVar("Result")
-RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 ABORT = "trivium.abort"  # an extension of the scope, see `slow_clients.py`
@@ -88,20 +87,6 @@ class HttpExchange:
         abort = (self.scope.get("extensions") or {}).get(ABORT)
         if abort is not None:
             abort()
-
-    def number(self, name: str, minimum: int, maximum: int) -> int | None:
-        """Return a whole number in a header, or None without it; raises InvalidRequest."""
-        value = self.headers.get(name.encode())
-        if value is None:
-            return None
-        text = value.strip()
-        if not text.isdigit() or len(text) > 15 or not minimum <= int(text) <= maximum:
-            raise InvalidRequest(
-                f"{name}: expected a whole number from {minimum} to {maximum}, "
-                f"found {value.decode('latin-1')[:40]!r}",
-                name,
-            )
-        return int(text)
 
 
 class BodyReader:

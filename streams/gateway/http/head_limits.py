@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from schemas.errors import HeadersTooLarge
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from streams.gateway.http.slow_clients import PatientProtocol
 
 

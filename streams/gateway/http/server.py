@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp
 
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from streams.gateway.http import library
 from streams.gateway.http.head_limits import connection_factory
 from streams.gateway.http.listener import BACKLOG

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from schemas.errors import RequestTooSlow, TooManyRequests
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from streams.gateway.http.connection import HttpConnection
 from streams.gateway.http.exchange import ABORT
 

@@ -35,16 +35,13 @@ from schemas.records import (
     TokenFrame,
 )
 from schemas.settings import LogSettings
-from streams.gateway.config import GatewaySettings
-from streams.gateway.log.answers import ProgressReporter
-from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
-from streams.gateway.log.objects import ObjectLog
-from streams.gateway.log.responses import ResponseTopic
-from streams.gateway.log.turns import TurnTopic
-from streams.gateway.metrics import Metrics
-from streams.gateway.objects.quota import Quota
-from streams.gateway.request.conversation import SESSION_IDLE_MS, ConversationTurn
-from streams.gateway.stream.hub import Hub
+from streams.calls.config import GatewaySettings
+from streams.calls.log.answers import ProgressReporter
+from streams.calls.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
+from streams.calls.log.turns import TurnTopic
+from streams.calls.metrics import Metrics
+from streams.calls.request.conversation import SESSION_IDLE_MS, ConversationTurn
+from streams.calls.stream.hub import Hub
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
 from streams.log.clock import wall_ms
@@ -52,6 +49,9 @@ from streams.log.connecting import is_unreachable
 from streams.log.membership import Membership
 from streams.log.reading.faults import FAULTS
 from streams.log.retry import TRANSIENT_ERRORS, Backoff
+from streams.openai.objects.log import ObjectLog
+from streams.openai.objects.quota import Quota
+from streams.openai.responses.log import ResponseTopic
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0

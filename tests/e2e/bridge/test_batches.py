@@ -11,7 +11,7 @@ import pytest
 
 from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
-from streams.gateway.batches.lines import ENDPOINTS
+from streams.openai.batches.lines import ENDPOINTS
 from tests.e2e.harness import sim_settings, stack
 from tests.waits import PATIENCE_S, START_S, until
 

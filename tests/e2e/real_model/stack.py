@@ -14,7 +14,7 @@ from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from schemas.state_folder import home
-from streams.gateway.config import GatewaySettings
+from streams.calls.config import GatewaySettings
 from tests.e2e.harness import GATEWAY, stack
 from workers.config import WorkerSettings
 from workers.models.wheels import SMOLLM2, wheel_folder

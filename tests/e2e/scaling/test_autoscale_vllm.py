@@ -8,8 +8,8 @@ import pytest
 from infra.scaling.settings import ScalingSettings
 from infra.stack.configuration import Settings
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from streams.gateway.config import GatewaySettings
 from tests.e2e.harness import GATEWAY, Client, stack
 from tests.e2e.scaling.autoscaled_stack import Askers, pools, scaled
 from tests.waits import START_S, until

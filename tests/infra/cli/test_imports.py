@@ -72,7 +72,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
         (_SETTINGS, {"pydantic"}, 410),
         (_CODEC + "import streams.agents.lifecycle", _MEMBER, 900),
         (
-            _CODEC + "import streams.gateway.app, streams.gateway.stream.event_key",
+            _CODEC + "import streams.gateway.app, streams.calls.stream.event_key",
             _READER
             | {"fastapi", "jinja2", "orjson", "prometheus_client", "starlette", "tokenizers"}
             | {"uvicorn"},

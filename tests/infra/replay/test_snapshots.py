@@ -12,11 +12,11 @@ import pytest
 
 from infra.simulator.cluster import Checker, Cluster
 from schemas.errors import RecordError
+from streams.calls.request.check_process import CheckProcess
 from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.gateway.request.check_process import CheckProcess
 from streams.journal.snapshot import numbers, pack_router, unpack_router
 from streams.log.clients import LogProducer
 from tests.infra.simulator.storms import weathered

@@ -29,7 +29,7 @@ from streams.bridge.prompts import PromptParser
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.turns.slots import Slots
-from streams.gateway.stream.hub import Call, Hub
+from streams.calls.stream.hub import Call, Hub
 from streams.log.transactions import CommittedOffset, FullPlace, OutgoingRecord
 from tests.streams.bridge.samples import KEY, pair, record
 from tests.streams.gateway.samples import MODEL

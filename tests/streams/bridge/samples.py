@@ -18,9 +18,9 @@ from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
-from streams.gateway.stream.event_id import StreamKey
-from streams.gateway.stream.hub import Hub
-from streams.gateway.stream.stream import Stream
+from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.hub import Hub
+from streams.calls.stream.stream import Stream
 from streams.log.clients import Headers
 from streams.log.transactions import OutgoingRecord
 from tests.streams.gateway.in_process import FakeLog, InProcessGateway

@@ -12,7 +12,7 @@ from schemas.errors import InvalidAnswer, InvalidRequest, RecordTooLarge, Worker
 from schemas.records import Answer, AnswerPart, StreamRetrieved
 from streams.bridge.answers import AnswerBuilder
 from streams.bridge.config import TopicPair
-from streams.gateway.request.check_process import ANSWER_PROCESS, WAITING_MAX
+from streams.calls.request.check_process import ANSWER_PROCESS, WAITING_MAX
 from tests.loop_stalls import unstalled
 from tests.schemas.examples import example
 from tests.streams.bridge.samples import CODEC, KEY, limits, pair, question_of, record, stream

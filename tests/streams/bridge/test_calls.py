@@ -6,9 +6,9 @@ import pytest
 
 from schemas.errors import InvalidRequest
 from streams.bridge.calls import check_call
-from streams.gateway.batches.lines import EMBEDDINGS, RESPONSES
-from streams.gateway.request.body import ChatBody, CompletionBody
-from streams.gateway.request.embed_body import EmbeddingsBody
+from streams.calls.request.body import ChatBody, CompletionBody
+from streams.calls.request.embed_body import EmbeddingsBody
+from streams.openai.batches.lines import EMBEDDINGS, RESPONSES
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 NOT_KEPT = (

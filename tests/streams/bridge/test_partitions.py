@@ -20,7 +20,7 @@ from streams.bridge import partitions as bridge_partitions
 from streams.bridge.partition_processor import PartitionProcessor
 from streams.bridge.partitions import WAITING_MAX, BridgePartitions
 from streams.bridge.records.record import PromptRecord
-from streams.gateway.stream.hub import AnswerProgress
+from streams.calls.stream.hub import AnswerProgress
 from streams.log.clock import wall_ms
 from streams.log.faust.group import Group
 from streams.log.transactions import FullPlace

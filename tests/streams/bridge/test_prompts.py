@@ -10,7 +10,7 @@ from schemas.errors import BodyTooLarge, InvalidRequest, RecordError, TriviumErr
 from schemas.records import Priority, Prompt, PromptMessage
 from streams.bridge.prompts import VALUE_BYTES_MAX, PromptParser, answer_format
 from streams.bridge.records.writer_schemas import WriterSchemas
-from streams.gateway.request.body import CompletionBody
+from streams.calls.request.body import CompletionBody
 from tests.streams.bridge.samples import CODEC, body_of, pair, question_of, record
 from tests.streams.gateway.samples import MODEL
 

@@ -22,7 +22,7 @@ from streams.bridge.limits import TopicLimits
 from streams.bridge.pending_prompt import PairIO
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.submitter import VECTORS_AT_ONCE
-from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.calls.request.check_process import CHECK_PROCESS
 from streams.log.clock import wall_ms
 from streams.log.transactions import OutgoingRecord
 from tests.streams.bridge.samples import CODEC, AskingBridge, answer_of, limits, pair, record

@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import BrokerUnavailable, WorkerLost
 from schemas.fleet import Member
 from schemas.records import Endpoint, Role
-from streams.gateway.stream.event_id import StreamKey
+from streams.calls.stream.event_id import StreamKey
 from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.bridge.samples import AskingBridge, answer_of, pair, record

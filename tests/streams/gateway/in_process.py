@@ -29,19 +29,19 @@ from schemas.records import (
 from schemas.retrieval import Hit, RetrievalResult, unpack_vector
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
+from streams.calls.config import GatewaySettings
+from streams.calls.metrics import Metrics
+from streams.calls.request.conversation import ConversationTurn
+from streams.calls.request.intake import ServedModel
+from streams.calls.stream.hub import Hub
 from streams.gateway.app import create_app
-from streams.gateway.config import GatewaySettings
 from streams.gateway.http.listener import listen
 from streams.gateway.http.server import make_server
 from streams.gateway.log.backend import LogBackend, ToRouter
-from streams.gateway.metrics import Metrics
-from streams.gateway.request.conversation import ConversationTurn
-from streams.gateway.request.intake import ServedModel
 from streams.gateway.state import Gateway
-from streams.gateway.stream.hub import Hub
-from streams.gateway.stream.response_id import RecordPosition
 from streams.log.clients import Headers
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
+from streams.openai.responses.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, stream_end
 from tests.streams.gateway.small_tokenizer import tokenizer

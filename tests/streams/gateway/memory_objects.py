@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from schemas.records import StoredFile
-from streams.gateway.objects.table import ObjectRecord, ObjectTable, key_of
+from streams.openai.objects.table import ObjectRecord, ObjectTable, key_of
 
 
 class MemoryObjects:

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from streams.gateway.request.tokenizer import Tokenizer
+from streams.calls.request.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}"

@@ -18,9 +18,9 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError, NameTaken
 from schemas.records import Capability, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.gateway import app
 from streams.gateway.app import run_gateway
-from streams.gateway.config import GatewaySettings
 from streams.gateway.http.listener import listen
 from streams.log.admin import create_topics
 from streams.log.clients import AssignedReader, LogProducer

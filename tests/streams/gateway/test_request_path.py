@@ -8,22 +8,25 @@ from tests.streams.gateway.streamed_call import accepted_requests, streamed_call
 # They run too, and hand nothing on: a gateway's state, what is asked on the way, and where the
 # tokens will arrive. The page may leave them out.
 BESIDE = {
-    f"streams/gateway/{name}"
+    f"streams/{name}"
     for name in (
-        "state.py", "ids.py", "fair_share.py", "request/body.py", "request/sampling.py",
-        "request/fields.py", "request/options.py", "request/search.py", "cache/query.py",
-        "request/model/chat_marks.py", "http/encodings.py", "endpoints/wishes.py",
-        "stream/hub.py", "stream/stream.py", "stream/delivered.py",
+        "gateway/state.py", "gateway/endpoints/answer_cache.py", "gateway/http/encodings.py",
+        "calls/ids.py", "calls/fair_share.py", "calls/wishes.py", "calls/request/body.py",
+        "calls/request/sampling.py", "calls/request/fields.py", "calls/request/options.py",
+        "calls/request/search.py", "calls/request/model/chat_marks.py",
+        "calls/request/model/encoder.py", "calls/stream/hub.py", "calls/stream/stream.py",
+        "calls/stream/delivered.py", "openai/cache/query.py",
     )
 }  # fmt: skip
+ROOMS = ("streams/gateway", "streams/calls", "streams/openai")
 REPLACED = "streams/gateway/log/backend.py"  # by the test's log
 
 
 async def test_page_names_gateway_files_in_call_order() -> None:
     gateway = InProcessGateway()
-    with recorded_files("streams/gateway", until=lambda: gateway.log.requests) as files:
+    with recorded_files(*ROOMS, until=lambda: gateway.log.requests) as files:
         async with streamed_call(gateway, chat(stream=True)):
             await accepted_requests(gateway)
-    page_files = [name for name in named_files("streams/gateway") if name != REPLACED]
+    page_files = [name for name in named_files(*ROOMS) if name != REPLACED]
     assert page_files == [name for name in files if name in page_files]
     assert files.keys() - set(page_files) <= BESIDE

@@ -2,10 +2,10 @@
 
 from schemas.errors import NotReady
 from streams.bridge.turns.lines import BatchLines
-from streams.gateway.objects.batches import line_key
-from streams.gateway.objects.table import ObjectTable, key_of
+from streams.openai.objects.batches import line_key
+from streams.openai.objects.table import ObjectTable, key_of
 from tests.streams.bridge.samples import record
-from tests.streams.gateway.batches.test_turns import batch
+from tests.streams.openai.batches.test_turns import batch
 
 LINES = "rows"  # the topic of the samples
 

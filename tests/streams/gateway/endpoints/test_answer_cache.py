@@ -10,8 +10,8 @@ import pytest
 
 from schemas.errors import NotReady, UnknownCollection
 from schemas.records import Citation, Request, StreamRetrieved, WireError
-from streams.gateway.cache.query import CHANGES_NO_TEXT, CHECKED
-from streams.gateway.request.body import ChatBody
+from streams.calls.request.body import ChatBody
+from streams.openai.cache.query import CHANGES_NO_TEXT, CHECKED
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import (
     MODEL,

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from schemas.records import BatchProgress
-from streams.gateway.objects.table import key_of
-from tests.streams.gateway.batches.samples import file_of, line
+from streams.openai.objects.table import key_of
+from tests.streams.gateway.batch_samples import file_of, line
 from tests.streams.gateway.in_process import InProcessGateway, call
 
 BATCHES = "/v1/batches"

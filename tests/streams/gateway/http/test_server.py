@@ -8,9 +8,9 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings, ModelSettings
+from streams.calls.config import GatewaySettings
 from streams.gateway import app
 from streams.gateway.app import create_app
-from streams.gateway.config import GatewaySettings
 from streams.gateway.http.server import OTHER_FILES, allow_files, make_server
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.small_tokenizer import tokenizer_folder

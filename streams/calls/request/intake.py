@@ -1,0 +1,304 @@
+"""Converts a body to prompts and sampling parameters, or raises an error that says what to change.
+
+Nothing here uses the log: the result is ready to become requests.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import InvalidRequest, PromptTooLong
+from schemas.records import Endpoint, Sampling, Structured
+from streams.calls.config import GatewaySettings
+from streams.calls.errors import shorten
+from streams.calls.request.body import (
+    VALUES_MAX,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    PlacementOptions,
+    parse,
+    whole_numbers,
+)
+from streams.calls.request.conversation import check_session_id
+from streams.calls.request.fields import one_of, priority_of, refuse_extras
+from streams.calls.request.form import form_of
+from streams.calls.request.messages import chat_of
+from streams.calls.request.sampling import sampling_of
+from streams.calls.request.search import PromptSearch, collection_of, search_body_of, search_of
+from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.config import ORCHESTRATIONS, POLICIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model that this deployment serves."""
+
+    name: str
+    tokenizer: Tokenizer
+    max_model_len: int
+    created_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIntake:
+    """A body that passed every check. Choices of one prompt differ only in their seeds."""
+
+    endpoint: Endpoint
+    body: GenerationBody
+    prompts: Sequence[Sequence[int]]
+    samplings: Sequence[Sampling]  # one per prompt
+    n: int
+    search: PromptSearch | None  # of a chat: the search before the answer
+    chat: Chat  # for the template; empty for a completion
+    stream: bool
+    include_usage: bool
+    counts_always: bool  # whether every event of a stream has the usage
+    token_ids: bool
+    session_id: str  # in the body, or empty
+    priority: str | None
+    policy: str | None
+    orchestration: str | None
+    user: str
+
+    @property
+    def reported_prompts(self) -> list[Sequence[int]]:
+        """Return the prompt of each choice if the answer reports it; empty if passages are inserted
+        into it."""
+        if self.search is not None or not (self.token_ids or self.counts_always):
+            return []
+        return [prompt for prompt in self.prompts for _ in range(self.n)]
+
+
+async def take_in(
+    raw: bytes, endpoint: Endpoint, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+) -> CallIntake:
+    """Parse and check a call's body, and tokenise its prompt."""
+    body: ChatBody | CompletionBody
+    if endpoint is Endpoint.CHAT:
+        body = parse(ChatBody, raw)
+    else:  # its prompt may be token ids
+        body = parse(CompletionBody, raw, VALUES_MAX + served.max_model_len)
+    return await take_in_body(body, served, settings, tenant)
+
+
+async def take_in_body(
+    body: ChatBody | CompletionBody,
+    served: ServedModel,
+    settings: GatewaySettings,
+    tenant: str = "",
+) -> CallIntake:
+    """Check what the types of a body do not, and tokenise its prompt. Slow checks run in other
+    processes."""
+    collection = collection_of(body.model or served.name, served.name)
+    if body.model_extra:
+        refuse_extras(body.model_extra)
+    include_usage = _include_usage(body)
+    n, placement = body.n or 1, body.trivium or PlacementOptions()
+    raw_prompts = [body.messages] if isinstance(body, ChatBody) else _raw_prompts(body.prompt)
+    if n * len(raw_prompts) > (choices_max := min(settings.choices_max, settings.in_flight_max)):
+        raise InvalidRequest(
+            f"n: expected at most {choices_max} answers of one call, found "
+            f"{shorten(n * len(raw_prompts))}",
+            "n",
+        )
+    form = await form_of(body, tenant) if body.names_form else None
+    tokens_max = _truncation_limit(body, served, settings)
+    chat = Chat()
+    search: PromptSearch | None = None
+    prompts: Sequence[Sequence[int]]
+    if isinstance(body, ChatBody):
+        chat = chat_of(body, body.messages, served.tokenizer)
+        search = await _search(body, collection, chat, served, settings, tenant)
+        if search is None:
+            prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]
+        elif tokens_max is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens: expected none together with retrieval, whose passages "
+                "have their places in the prompt; leave out one of them",
+                "truncate_prompt_tokens",
+            )
+        else:
+            search.check_form(form)
+            prompts = [search.prompt.ids]
+    elif collection:
+        raise InvalidRequest("model: only chats are looked up in a collection", "model")
+    else:
+        prompts = [
+            _cut(
+                await _completion_prompt(raw_prompt, body, served, settings, tenant),
+                body,
+                tokens_max,
+            )
+            for raw_prompt in raw_prompts
+        ]
+    return CallIntake(
+        endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
+        body=body,
+        prompts=prompts,
+        samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
+        search=search,
+        n=n,
+        chat=chat,
+        stream=bool(body.stream),
+        include_usage=include_usage,
+        counts_always=include_usage and _counts_always(body),
+        token_ids=bool(body.return_token_ids),
+        session_id=check_session_id("session_id", body.session_id) if body.session_id else "",
+        priority=priority_of(settings, body.priority, "priority"),
+        policy=one_of(POLICIES, placement.policy, "trivium.policy"),
+        orchestration=one_of(ORCHESTRATIONS, placement.orchestration, "trivium.orchestration"),
+        user=body.user or "",
+    )
+
+
+def _include_usage(body: GenerationBody) -> bool:
+    options = body.stream_options
+    if options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequest("stream_options: needs stream=true", "stream_options")
+    return bool(options.include_usage)
+
+
+def _counts_always(body: GenerationBody) -> bool:
+    return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+
+
+async def _search(
+    body: ChatBody,
+    collection: str,
+    chat: Chat,
+    served: ServedModel,
+    settings: GatewaySettings,
+    tenant: str,
+) -> PromptSearch | None:
+    """Return the search that precedes a chat's answer, or None."""
+    search_body = search_body_of(body, collection)
+    if search_body is None:
+        return None
+    return await search_of(
+        search_body,
+        chat,
+        served.tokenizer,
+        settings,
+        lambda chars: check_length(chars, "messages", served, settings),
+        tenant,
+    )
+
+
+async def chat_prompt(
+    chat: Chat, served: ServedModel, settings: GatewaySettings, tenant: str = ""
+) -> "array[int]":
+    """Render a chat and tokenise it."""
+    return await served.tokenizer.encode_chat(
+        chat,
+        check_chars=lambda chars: check_length(chars, "messages", served, settings),
+        tenant=tenant,
+    )
+
+
+def _truncation_limit(
+    body: GenerationBody, served: ServedModel, settings: GatewaySettings
+) -> int | None:
+    """Return the limit to which longer prompts are cut, in tokens; None if they are not cut."""
+    truncate_to, tokens_max = body.truncate_prompt_tokens, _prompt_tokens_max(served, settings)
+    if truncate_to is not None and truncate_to > tokens_max:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens: expected at most {tokens_max}, found {truncate_to}",
+            "truncate_prompt_tokens",
+        )
+    return tokens_max if truncate_to == -1 else truncate_to
+
+
+def _cut(ids: Sequence[int], body: GenerationBody, tokens_max: int | None) -> Sequence[int]:
+    """Cut a prompt to its end, as vLLM does by default, or to its beginning for `truncation_side`
+    right."""
+    if tokens_max is None or len(ids) <= tokens_max:
+        return ids
+    return ids[:tokens_max] if body.truncation_side == "right" else ids[len(ids) - tokens_max :]
+
+
+def check_length(chars: int, param: str, served: ServedModel, settings: GatewaySettings) -> None:
+    """Raise PromptTooLong if a text cannot fit, before it is tokenised."""
+    tokens_max = _prompt_tokens_max(served, settings)
+    if chars > tokens_max * served.tokenizer.token_chars_max:
+        size_text = f"{chars} characters, more than {tokens_max} tokens hold; shorten it"
+        raise _too_long(size_text, param, served, tokens_max)
+
+
+def _too_long(size_text: str, param: str, served: ServedModel, tokens_max: int) -> PromptTooLong:
+    """Build the error by which clients know to shorten a conversation or use another model:
+    OpenAI's and vLLM's first sentence, and the error code. `tokens_max` is the limit of a prompt.
+    """
+    limit = served.max_model_len
+    bound = f", and at most {tokens_max} of a prompt are served" if tokens_max < limit - 1 else ""
+    return PromptTooLong(
+        f"This model's maximum context length is {limit} tokens{bound}. However, your prompt has "
+        f"{size_text} ({PromptTooLong.code})",
+        param,
+    )
+
+
+def _prompt_tokens_max(served: ServedModel, settings: GatewaySettings) -> int:
+    """Return the limit of a prompt in tokens; at least one token is left for the answer."""
+    limit = served.max_model_len
+    return min(limit - 1, settings.prompt_tokens_max or limit)
+
+
+def _raw_prompts(prompt: Any) -> list[Any]:
+    """Return the prompts of a completion, each a text or token ids."""
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return prompt if several else [prompt]
+
+
+async def _completion_prompt(
+    prompt: Any, body: CompletionBody, served: ServedModel, settings: GatewaySettings, tenant: str
+) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return _check_ids(prompt, served.tokenizer.vocab)
+    check_length(len(prompt), "prompt", served, settings)
+    special = body.add_special_tokens is not False
+    return await served.tokenizer.encode(prompt, add_special_tokens=special, tenant=tenant)
+
+
+def _check_ids(value: Any, vocab: int) -> list[int]:
+    ids = whole_numbers(value)
+    if ids is None:
+        raise InvalidRequest(
+            "prompt: expected a string, token ids, or a list of one kind of these, "
+            f"found {shorten(value)}",
+            "prompt",
+        )
+    if ids and not (0 <= min(ids) and max(ids) < vocab):
+        raise InvalidRequest(
+            f"prompt: expected token ids from 0 to {vocab - 1}, found {shorten(min(ids))} to "
+            f"{shorten(max(ids))}",
+            "prompt",
+        )
+    return ids
+
+
+def _sampling(
+    body: GenerationBody,
+    form: Structured | None,
+    prompt: Sequence[int],
+    served: ServedModel,
+    settings: GatewaySettings,
+    search: PromptSearch | None,
+) -> Sampling:
+    limit, count = served.max_model_len, len(prompt)
+    param = "messages" if isinstance(body, ChatBody) else "prompt"
+    if not count:
+        raise InvalidRequest("prompt: expected at least one token, found none", "prompt")
+    tokens_max = _prompt_tokens_max(served, settings)
+    if count > tokens_max:
+        raise _too_long(f"{count} tokens; shorten it", param, served, tokens_max)
+    vocab = served.tokenizer.vocab
+    free = 0 if search is None else search.reserve(limit)
+    sampling = sampling_of(body, form, prompt_tokens=count, limit=limit - free, vocab=vocab)
+    if count + sampling.max_tokens > limit:
+        limit_text = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
+        raise _too_long(f"{count} tokens and {limit_text}", param, served, limit)
+    return sampling

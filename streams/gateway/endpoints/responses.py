@@ -1,0 +1,117 @@
+"""POST /v1/responses: a chat in OpenAI's newer form, whose call any gateway can find again.
+
+The chat is accepted as any other. Its call is stored on topic `responses`, with all earlier
+messages; the answer is already on `tokens`.
+"""
+
+from dataclasses import replace
+
+import orjson
+
+from schemas.errors import PromptTooLong
+from schemas.records import StoredResponse
+from streams.calls.ids import new_request_id
+from streams.calls.request.body import parse
+from streams.calls.request.conversation import Conversation
+from streams.calls.request.options import options_of
+from streams.calls.request.responses_body import ResponsesBody, refuse_fields
+from streams.calls.stream.chunks import KEEPALIVE
+from streams.calls.stream.hub import Call
+from streams.gateway.endpoints.generate import (
+    Inquiry,
+    accept,
+    answer,
+    conversation_of,
+    give_up,
+)
+from streams.gateway.endpoints.stored_responses import load_conversation, resolve_references
+from streams.gateway.http.delivery import (
+    COMPLETED,
+    reply_headers,
+    write_stream,
+    write_whole,
+)
+from streams.gateway.http.exchange import HttpExchange
+from streams.gateway.state import Gateway
+from streams.openai.responses.call import EarlierTurns, ResponseCall
+from streams.openai.responses.events import ResponseEvents
+from streams.openai.responses.form import Form, whole_of
+from streams.openai.responses.items import items_of
+
+ACCEPTED = "accepted"
+
+
+async def create(gateway: Gateway, exchange: HttpExchange) -> str:
+    """Answer a call, or start it in the background; return the outcome, raise the errors for the
+    caller."""
+    exchange.call_id = new_request_id(exchange.arrived_ms)
+    exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    await gateway.admit(exchange.tenant)  # before the body takes memory
+    raw = await exchange.read_body(gateway.body_reader)
+    body = parse(ResponsesBody, raw)
+    refuse_fields(body)
+    items = await resolve_references(gateway, exchange, items_of(body.input, exchange.call_id))
+    earlier = EarlierTurns()
+    if body.previous_response_id is not None:
+        earlier = await load_conversation(gateway, exchange, body.previous_response_id)
+    response_call = ResponseCall(body=body, items=items, earlier=earlier)
+    inquiry = await _inquiry(gateway, exchange, response_call)
+    call = await accept(gateway, exchange, inquiry)
+    try:
+        record = response_call.record(inquiry.intake, call.key)
+        form = Form(await _response_id(gateway, record, body.store is not False), record)
+    except BaseException:
+        give_up(gateway, call)
+        raise
+    return await _answer(gateway, exchange, inquiry, call, form)
+
+
+async def _inquiry(
+    gateway: Gateway, exchange: HttpExchange, response_call: ResponseCall
+) -> Inquiry:
+    try:
+        intake = await response_call.take_in(gateway.served, gateway.settings, exchange.tenant)
+    except PromptTooLong as error:
+        raise PromptTooLong(error.message, "input") from None
+    conversation = conversation_of(gateway, exchange, intake)
+    if response_call.earlier.session_id:  # that session has the KV of earlier turns
+        turn = sum(message["role"] == "assistant" for message in response_call.messages)
+        conversation = Conversation(session_id=response_call.earlier.session_id, turn=turn)
+    exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
+    options = options_of(exchange.headers, exchange.arrived_ms, intake, gateway.settings)
+    if response_call.body.background:
+        options = replace(options, keeps_running=True, event_ids=True)
+    return Inquiry(intake=intake, options=options, conversation=conversation)
+
+
+async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) -> str:
+    """Store the call if it is to be stored, and return the response's id."""
+    place = await gateway.backend.responses.put(record) if store else None
+    return gateway.response_ids.name(record.request_id, record.tenant, place)
+
+
+async def _answer(
+    gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call, form: Form
+) -> str:
+    conversation = inquiry.conversation
+
+    async def write() -> str:
+        if call.waits_for_end:
+            outcome = await write_whole(exchange, call, lambda: whole_of(form, call))
+            text = call.streams[0].drain()
+        else:
+            keepalive = KEEPALIVE if inquiry.options.event_ids else b""
+            writer = ResponseEvents(form, call, keepalive=keepalive)
+            outcome = await write_stream(exchange, call, writer)
+            text = writer.text
+        if outcome == COMPLETED:
+            gateway.remember(conversation, text)
+        return outcome
+
+    if form.is_background and call.waits_for_end:
+        call.hang_up()  # the client does not wait for the end
+        gateway.detach(call)  # counted until it ends, even after an error here
+        await exchange.send_whole(orjson.dumps(form.initial_response()), reply_headers(call))
+        return ACCEPTED
+    return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)

@@ -1,0 +1,228 @@
+"""A response in OpenAI's types, from its stored record and the answer on the log.
+
+Pure. Status, output and usage follow from the stream alone, so all gateways report the same.
+"""
+
+from typing import Any
+
+import orjson
+
+from schemas.errors import Cancelled, OverloadError, TriviumError
+from schemas.frozen import frozen
+from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
+from streams.calls.ids import MESSAGE_PREFIX, RESPONSE_PREFIX, SEARCH_PREFIX
+from streams.calls.request.responses_body import RESULTS
+from streams.calls.stream import answers
+from streams.calls.stream.answers import call_error
+from streams.calls.stream.citations import in_order
+from streams.calls.stream.event_id import StreamKey
+from streams.calls.stream.hub import Call, CallStream
+
+Json = dict[str, Any]
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+_CUT = {"length": "max_output_tokens"}
+
+
+@frozen
+class AnswerText:
+    """The text and log-probabilities of an answer so far."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Form:
+    """A response, and the parts of it that events carry, too."""
+
+    def __init__(self, response_id: str, record: StoredResponse) -> None:
+        self.response_id = response_id
+        self.record = record
+        self.searches = bool(record.query)
+        self._options: Json = orjson.loads(record.options)
+        # With the position of the record: a later call may refer to the item alone.
+        name = response_id.removeprefix(RESPONSE_PREFIX)
+        self.message_id = MESSAGE_PREFIX + name
+        self.search_id = SEARCH_PREFIX + name
+
+    @property
+    def is_background(self) -> bool:
+        """Return whether the response continues without its client, and can be cancelled."""
+        return bool(self._options["background"])
+
+    def key(self) -> StreamKey:
+        """Return the key of its answer, with the position on the log."""
+        record = self.record
+        return StreamKey(
+            parent_id=record.request_id,
+            session_id=record.session_id,
+            model=self._options["model"],
+            endpoint=Endpoint.CHAT,
+            partition=record.token_partition,
+            offset=record.token_offset,
+            created_s=record.created_ms // 1000,
+            deadline_ms=record.deadline_ms,
+            choices=1,
+            tenant=record.tenant,
+        )
+
+    def initial_response(self) -> Json:
+        """Return the response before its answer has begun."""
+        return self._response("queued" if self.is_background else IN_PROGRESS, [])
+
+    def running_response(self) -> Json:
+        """Return the response while it is being answered."""
+        return self._response(IN_PROGRESS, [])
+
+    def whole(self, call: Call, answer: AnswerText, error: TriviumError | None) -> Json:
+        """Return the response with its answer so far."""
+        (stream,) = call.streams
+        status = _status(stream, error)
+        output = self.output(stream, answer, status)
+        extras: Json = {}
+        if status == "failed" and error is not None:
+            extras["error"] = _error(error)
+        if stream.end is not None:
+            extras["usage"] = _usage(stream)
+            extras["trivium"] = answers.placement(call.key, [stream])
+            if status == INCOMPLETE:
+                reason = _CUT.get(stream.end.finish_reason)
+                extras["incomplete_details"] = {"reason": reason}
+        return self._response(status, output, **extras)
+
+    def output(self, stream: CallStream, answer: AnswerText, status: str) -> list[Json]:
+        """Return the output items; none if the answer has not begun."""
+        if not stream.next_seq and status not in (COMPLETED, INCOMPLETE):
+            return []
+        final_status = COMPLETED if status == COMPLETED else INCOMPLETE
+        message = self.message(
+            stream, answer, IN_PROGRESS if status == IN_PROGRESS else final_status
+        )
+        return [*([self.search(stream)] if self.searches else []), message]
+
+    def message(self, stream: CallStream, answer: AnswerText, status: str) -> Json:
+        """Build the message item of the answer."""
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [self.part(stream, answer)],
+        }
+
+    def part(self, stream: CallStream, answer: AnswerText) -> Json:
+        """Build the text part of the message."""
+        return {
+            "type": "output_text",
+            "text": answer.text,
+            "annotations": annotations(stream, len(answer.text)),
+            "logprobs": logprobs(answer.logprobs),
+        }
+
+    def search(self, stream: CallStream | None) -> Json:
+        """Return the item of the search before the answer; without a stream, the search is in
+        progress."""
+        item: Json = {
+            "id": self.search_id,
+            "type": "file_search_call",
+            "status": "searching" if stream is None else "completed",
+            "queries": [self.record.query],
+            "results": None,
+        }
+        if stream is None:
+            return item | {"status": IN_PROGRESS}
+        notice = stream.retrieved.get(0)  # results of probes are no part of this item
+        if notice is not None and notice.error is not None:
+            item["status"] = "failed"
+        if RESULTS in self.record.include:
+            item["results"] = [
+                _result(citation) for citation in (notice.citations if notice else ())
+            ]
+        return item
+
+    def _response(self, status: str, output: list[Json], **extras: Any) -> Json:
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.record.created_ms // 1000,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": output,
+            "usage": None,
+            **self._options,
+            **extras,
+        }
+
+
+def _status(stream: CallStream, error: TriviumError | None) -> str:
+    if error is not None:
+        return "cancelled" if isinstance(error, Cancelled) else "failed"
+    if stream.end is not None:
+        return INCOMPLETE if stream.end.finish_reason in _CUT else COMPLETED
+    has_begun = stream.next_seq or stream.start is not None or stream.retrieved
+    return IN_PROGRESS if has_begun else "queued"
+
+
+def _error(error: TriviumError) -> Json:
+    code = "rate_limit_exceeded" if isinstance(error, OverloadError) else "server_error"
+    return {"code": code, "message": f"{error.code}: {error.message}"}
+
+
+def _usage(stream: CallStream) -> Json:
+    counts = answers.usage([stream], 1)
+    details = {"cache_write_tokens": 0, **counts["prompt_tokens_details"]}
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": details,
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+    }
+
+
+def annotations(stream: CallStream, chars: int) -> list[Json]:
+    """Return the citations of an answer with `chars` characters; each document once, after the
+    text."""
+    documents: dict[str, Citation] = {}
+    for notice in in_order(stream.retrieved):
+        for citation in notice.citations:
+            documents.setdefault(citation.document_id, citation)
+    return [
+        {
+            "type": "file_citation",
+            "file_id": document_id,
+            "filename": _filename(citation),
+            "index": chars,
+        }
+        for document_id, citation in documents.items()
+    ]
+
+
+def _filename(citation: Citation) -> str:
+    return citation.title or citation.source or citation.document_id
+
+
+def _result(citation: Citation) -> Json:
+    return {
+        "file_id": citation.document_id,
+        "filename": _filename(citation),
+        "score": round(max(0.0, citation.score), 4),
+        "text": citation.text,
+        "attributes": {"passage_id": citation.passage_id, "source": citation.source},
+    }
+
+
+def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
+    """Format log-probabilities as in chats, which OpenAI's types share."""
+    if not tokens:
+        return []
+    form = answers.chat_logprobs(tokens)
+    content: list[Json] = form["content"]
+    return content
+
+
+def whole_of(form: Form, call: Call) -> bytes:
+    """Return the body of a response that is not streamed."""
+    (stream,) = call.streams
+    answer = AnswerText(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
+    return orjson.dumps(form.whole(call, answer, call_error(call)))
