@@ -11,6 +11,7 @@ or its lease, it joins again with the same model, and resumes at the group's off
 
 import asyncio
 import logging
+from typing import Final
 
 from aiokafka.errors import KafkaError
 
@@ -41,6 +42,8 @@ log = logging.getLogger("trivium.embedding")
 DOCUMENTS = "documents"
 _STALL_MS = 60_000  # lag without progress that ends a session; a long document takes seconds
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
+# Records in flight; further ones wait in the log. A document has many texts, a query has one.
+_IN_FLIGHT_MAX: Final = {TOPIC: 4_096, DOCUMENTS: 128}
 _SPECIAL_TOKENS = 2  # tokens that a model puts around a text
 
 
@@ -106,7 +109,7 @@ class EmbeddingWorker:
         self._intake = EmbeddingIntake(
             self._producer,
             {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
-            {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
+            _IN_FLIGHT_MAX,
             self._falls,
         )
         app = make_app(

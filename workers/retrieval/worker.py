@@ -106,7 +106,7 @@ class RetrievalWorker:
             worker_id=worker_id, shard_name=group_id(log_settings, place),
             is_first=self._is_first, graph_of=graph_of,
         )  # fmt: skip
-        self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
+        self._upkeep = Upkeep(self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
         parts = (log_settings, codec, self._producer, self.collections, place, self.membership)
         self._documents = DocumentFollower(*parts)
@@ -135,7 +135,6 @@ class RetrievalWorker:
             self._codec,
             self._producer,
             self.responder,
-            self._settings.pending_max,
         )
         app = make_app(
             self._log_settings,
