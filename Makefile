@@ -119,7 +119,7 @@ check: build/stamps/environment  ## Lint, formatting, types and house rules, in 
 
 schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it
 	@$(BIN)/python -m schemas.generate.records
-	@$(BIN)/python -m schemas.generate.marks
+	@$(BIN)/python -m schemas.generate.compatibility
 	@$(BIN)/python -m schemas.generate.asyncapi
 	@$(BIN)/python -m schemas.generate.topics_table
 	@$(BIN)/python -m tests.schemas.golden

@@ -6,8 +6,7 @@ from typing import Annotated
 from schemas.errors import ConfigError
 from schemas.records import Priority
 from schemas.sections import Natural, NonNegative, Positive, Share, one_of, section
-from schemas.topic import HOUR_MS
-from schemas.topics import TOPICS
+from schemas.topics import HOUR_MS, TOPICS
 
 POLICIES = ("learned", "table", "conditional", "static", "pairs", "round_robin", "replica")
 ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")

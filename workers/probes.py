@@ -12,13 +12,11 @@ from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
 from schemas.records import Retrieved
-from schemas.retrieval import RetrievalResult
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.leased_client import LeasedRetrievalClient
-from streams.log.retrieval.result_record import retrieved_record
+from streams.log.retrieval.client import LeasedRetrievalClient, RetrievalClient
+from streams.log.retrieval.results import RetrievalResult, retrieved_record
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
 log = logging.getLogger("trivium.worker")

@@ -1,7 +1,7 @@
 """Carries effects out in the order in which they were decided, and acknowledges their causes.
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
-and never before an earlier record of its partition (`streams/log/faust/receipts.py`). A failed send
+and never before an earlier record of its partition (`streams/log/faust/group.py`). A failed send
 is fatal to the process, except for work that is too large: then a phase reports that in place of
 the worker, and only the attempt fails.
 
@@ -43,7 +43,7 @@ from streams.core.effects import (
 from streams.core.requests.sessions import SessionKey, session_key
 from streams.log.clients import Ack, Headers, LogProducer
 from streams.log.clock import wall_ms
-from streams.log.faust.receipts import Receipt
+from streams.log.faust.group import Receipt
 
 TRACES_MAX = 100_000
 

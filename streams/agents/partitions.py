@@ -39,7 +39,7 @@ from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import send_dead_letter
 from streams.log.clock import wall_ms
 from streams.log.faust.app import consumer_record
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.slices import in_slices
 
 log = logging.getLogger(__name__)

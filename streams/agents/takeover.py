@@ -19,7 +19,7 @@ from streams.agents.marks import marks_group
 from streams.log.clients import AssignedReader
 from streams.log.clock import wall_ms
 from streams.log.connecting import query_client
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.slices import in_slices
 from streams.log.transactions import committed_offsets
 

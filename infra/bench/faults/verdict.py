@@ -39,7 +39,7 @@ _STALLS = {"worker": WORKER_STALL_S, "router": OTHER_STALL_S, "gateway": OTHER_S
 def write_task(settings: Settings, history: Path, key: str = "") -> Path:
     """Write the checker's task beside the history, for the tenant of `key` if given."""
     engine = build("sim", SimSettings, settings.engines["sim"])
-    words = load_vocabulary(settings.model.path, engine.vocabulary)
+    words = load_vocabulary(settings.model.path)
     vocabulary = zip(words.ids[: words.size], words.texts, strict=False)
     task = {
         "bootstrap": settings.log.bootstrap,

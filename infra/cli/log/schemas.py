@@ -46,7 +46,7 @@ def check(
     Without --url, the versions of the last release and of schemas/history are checked, without any
     connection. With --url, those in the registry are checked. Nothing is written.
     """
-    from schemas.compatibility import incompatibilities
+    from schemas.generate.compatibility import incompatibilities
 
     problems = (
         list(incompatibilities()) if url is None else _breaks_of(settings_from(config).log, url)
@@ -63,7 +63,7 @@ def check(
 
 def _breaks_of(log: "LogSettings", url: str) -> list[str]:
     from schemas.codec import full_schema
-    from schemas.compatibility import unreadable
+    from schemas.generate.compatibility import unreadable
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms)
@@ -109,7 +109,7 @@ def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> No
 
 def _subjects(log: "LogSettings", url: str) -> list[Subject]:
     from schemas.codec import schema_fingerprint
-    from schemas.compatibility import current_marks, older_versions
+    from schemas.generate.compatibility import current_marks, older_versions
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms) if url else None

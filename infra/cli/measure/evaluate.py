@@ -278,18 +278,16 @@ def _trinity_case(
 
 def _placements(sweep: "Sweep") -> Table:
     """Return a table of the placements at each load."""
-    heads = "requests/s", "placement", "index GB", "TTFT p50", "p99", "TPOT p50", "tokens/s"
-    table = Table(*heads, box=None, title="at equal GPU count, ms")
-    for point in sweep.points:
-        for name, result in point.results.items():
-            table.add_row(
-                f"{point.per_s:.0f}",
-                name,
-                f"{result.index_gb:.0f}",
-                f"{result.ttft_p50:.1f}",
-                f"{result.ttft_p99:.0f}",
-                f"{result.tpot_p50:.2f}",
-                f"{result.tokens_per_s:.0f}",
-            )
-        table.add_section()
-    return table
+    from infra.research.report.pages import terminal_table
+
+    columns = {
+        "requests/s": "{0:.0f}",
+        "placement": "{1.placement}",
+        "index GB": "{1.index_gb:.0f}",
+        "TTFT p50": "{1.ttft_p50:.1f}",
+        "p99": "{1.ttft_p99:.0f}",
+        "TPOT p50": "{1.tpot_p50:.2f}",
+        "tokens/s": "{1.tokens_per_s:.0f}",
+    }
+    rows = [(point.per_s, row) for point in sweep.points for row in point.results.values()]
+    return terminal_table(rows, columns, "at equal GPU count, ms")

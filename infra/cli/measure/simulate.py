@@ -131,8 +131,8 @@ def _table(tally: "Summary") -> Table:
 def _run_seed(
     seed: int, faults: str | None, clients: str | None, *, minimize: bool, as_json: bool
 ) -> None:
-    from infra.simulator.scenarios.minimizing import minimize_scenario
     from infra.simulator.scenarios.run import run
+    from infra.simulator.scenarios.seed_runner import minimize_scenario
 
     scenario = _select_scenario(seed, faults, clients)
     verdict = run(scenario)

@@ -135,7 +135,7 @@ def embedding(
 
     async def run(stop: asyncio.Event) -> None:
         from streams.log.registry import make_codec
-        from workers.embed.process import run_embedding
+        from workers.embed.worker import run_embedding
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
         await run_embedding(

@@ -166,7 +166,7 @@ async def _read_listing(log: "LogSettings") -> dict[str, Any]:
 def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
     """Return what the living retrieval workers of the present layout have, by collection."""
     from schemas.records import MemberKind
-    from schemas.retrieval import layout_of
+    from streams.log.retrieval.results import layout_of
 
     layout, rows = layout_of(view, now_ms), dict[str, CollectionRow]()
     for member in view.living(MemberKind.WORKER, now_ms):

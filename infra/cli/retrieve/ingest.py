@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infra.ingest.batch import Refusal, SourceReader, Target
     from infra.ingest.watcher import FileChanges
     from schemas.settings import LogSettings
-    from streams.log.ingester import IngestCounts, Ingester
+    from streams.log.documents import IngestCounts, Ingester
 
 EXIT_INCOMPLETE = 1
 
@@ -114,10 +114,10 @@ class _IngestCommand:
     async def run(self, *, watch: bool) -> bool:
         """Ingest all files; return whether all were accepted, and embedded if it waits for that."""
         from infra.stack.fleet_watch import FleetWatch
-        from schemas.retrieval import embedding_workers
         from streams.log.clock import wall_ms
-        from streams.log.ingester import Ingester
+        from streams.log.documents import Ingester
         from streams.log.registry import make_codec
+        from streams.log.retrieval.results import embedding_workers
 
         codec = await asyncio.to_thread(make_codec, self._log)
         async with FleetWatch(self._log, codec).followed() as fleet:

@@ -15,8 +15,8 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from schemas.retrieval import Hit, RetrievalResult
     from schemas.settings import LogSettings
+    from streams.log.retrieval.results import Hit, RetrievalResult
 
 _BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
 
@@ -107,7 +107,7 @@ async def _search(
 ) -> "RetrievalResult":
     from streams.log.clock import wall_ms
     from streams.log.registry import make_codec
-    from streams.log.retrieval.member import open_retrieval_client
+    from streams.log.retrieval.client import open_retrieval_client
 
     codec = await asyncio.to_thread(make_codec, log)
     async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as client:

@@ -4,7 +4,8 @@ Called by `trivium replay`.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.faults import losses, members
@@ -43,24 +44,26 @@ _MEMBERS = {"kill": (ROUTER, BROKER), "stop": (ROUTER,)}
 
 def _of_member(kind: str, name: str, at_ms: float, for_ms: float | None) -> SimFault:
     if name == BROKER:
-        return SimFault(at_ms, lambda cluster: members.lose_broker(cluster, for_ms or OUTAGE_MS))
+        return SimFault(at_ms, members.lose_broker, for_ms or OUTAGE_MS)
     if kind == "stop":
-        return SimFault(at_ms, lambda cluster: members.pause_router(cluster, for_ms or STOP_MS))
-    return losses.lose_router(at_ms, 0, for_ms or TAKE_OVER_MS)
+        return SimFault(at_ms, members.pause_router, for_ms or STOP_MS)
+    return SimFault(at_ms, losses.lose_router, 0, for_ms or TAKE_OVER_MS)
 
 
 def _of_worker(kind: str, name: str, at_ms: float, for_ms: float | None) -> list[SimFault]:
+    back: tuple[Any, ...]  # a fault's function and arguments
     match kind:
         case "kill":
-            back = [losses.restart(at_ms + for_ms, name)] if for_ms is not None else []
-            return [losses.crash(at_ms, name), *back]
+            fault, back = SimFault(at_ms, losses.crash, name), (losses.restart, name)
         case "stop":
-            return [SimFault(at_ms, _pause(name, for_ms or STOP_MS))]
+            return [SimFault(at_ms, _pause, name, for_ms or STOP_MS)]
         case "slow":
-            usual = [losses.slow_prefill(at_ms + for_ms, [name], 1.0)] if for_ms is not None else []
-            return [losses.slow_prefill(at_ms, [name], SLOW_TIMES), *usual]
-    return [losses.drain(at_ms, name, for_ms or DRAIN_MS)]
+            fault = SimFault(at_ms, losses.slow_prefill, name, SLOW_TIMES)
+            back = (losses.slow_prefill, name, 1.0)
+        case _:
+            return [SimFault(at_ms, losses.drain, name, for_ms or DRAIN_MS)]
+    return [fault] if for_ms is None else [fault, SimFault(at_ms + for_ms, *back)]
 
 
-def _pause(name: str, for_ms: float) -> Callable[[Cluster], None]:
-    return lambda cluster: members.pause_worker(cluster, cluster.workers[name], for_ms)
+def _pause(cluster: Cluster, name: str, for_ms: float) -> None:
+    members.pause_worker(cluster, cluster.workers[name], for_ms)

@@ -11,7 +11,7 @@ from infra.planning.grid import RATIOS
 from infra.research.paper import ppd_paper
 from infra.research.report.findings import Claim, EvaluationFindings
 from infra.research.studies import regret, step_change
-from infra.research.studies.step_change import ALL, LATER, Recovery, format_regrets
+from infra.research.studies.step_change import ALL, LATER, Recovery
 from infra.research.studies.thresholds import ThresholdResult
 from infra.research.studies.traffic import KV_SHARE_MAX, POOLS, TraceResult
 
@@ -105,7 +105,7 @@ def _tuned_claim(row: ThresholdResult) -> Claim:
 def recovery_claims(rows: list[Recovery]) -> list[Claim]:
     """Return the claims on later turns, as in the grid's regret; they also show all turns."""
     every = {
-        row.pools: f"before {row.pooled.before:.1%}, after it {format_regrets(row.pooled.after)}"
+        row.pools: f"before {row.pooled.before:.1%}, after it {row.pooled.after_text}"
         for row in rows
         if row.counted == ALL
     }
@@ -114,7 +114,7 @@ def recovery_claims(rows: list[Recovery]) -> list[Claim]:
             what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
             "requests after prefill slows down",
             finding=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
-            f"over {len(row.seeds)} seeds: {format_regrets(row.pooled.after)}; with the first "
+            f"over {len(row.seeds)} seeds: {row.pooled.after_text}; with the first "
             f"tokens of all turns: {every[row.pools]}",
             value=100 * max(row.pooled.after[1:], default=0.0),
             target=f"<= {100 * step_change.REGRET_MAX:g}",

@@ -46,14 +46,13 @@ class EvaluationFindings:
     trends: dict[str, bool] = field(default_factory=dict)
     table_2: list[paper_tables.Wins] = field(default_factory=list)
     trends_2: dict[str, bool] = field(default_factory=dict)
-    why_2: str = ""
+    leads_2: list[paper_tables.ThroughputLead] = field(default_factory=list)
     unlike_winners: float = 0.0
     table_4: list[paper_tables.Failures] = field(default_factory=list)
     first_turns: list[paper_tables.FirstTurns] = field(default_factory=list)
     chats: list[ChatResult] = field(default_factory=list)  # figure 4
     chat_changes: list[ChatChange] = field(default_factory=list)
     trends_4: dict[str, bool] = field(default_factory=dict)
-    why_4: list[str] = field(default_factory=list)
     headline: list[paper_tables.Headline] = field(default_factory=list)
     interference: list[SlowDown] = field(default_factory=list)  # figures 2 and 6
     contexts: list[SlowDown] = field(default_factory=list)  # figure 7

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request
 
 from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
 from schemas.records import StoreUsed, VectorStore
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.calls.ids import STORE_PREFIX, new_object_id
@@ -20,6 +19,7 @@ from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.objects.attaching import chunk_sizes, new_specs
 from streams.openai.objects.bodies import (
     HybridWeights,

@@ -27,11 +27,12 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.records import Embedded, EmbedRequest
-from schemas.retrieval import Vector, embedding_workers, unpack_vector
+from schemas.retrieval import Vector, unpack_vector
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
+from streams.log.retrieval.results import embedding_workers
 from streams.log.retrieval.routes import EMBEDDING, Route
 
 ASKED_MAX = 1_024  # records of a tenant in flight

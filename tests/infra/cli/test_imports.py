@@ -85,7 +85,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
             690,
         ),
         (
-            _CODEC + "import workers.embed.process, workers.models.folder",
+            _CODEC + "import workers.embed.worker, workers.models.folder",
             _MEMBER | {"tokenizers"},
             860,
         ),

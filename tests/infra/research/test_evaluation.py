@@ -302,13 +302,14 @@ def test_failure_trends_explain_table_4() -> None:
         replace(row, config="2P2D x=1 plain"),
         replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
     ]
-    claims, why = failures.trends(rows, [], [])
-    assert [words for words, holds in claims.items() if not holds] == [
+    assert [words for words, holds in failures.trends(rows).items() if not holds] == [
         "plain 2P2D loses requests",
         "x=1 loses requests too",
     ]
-    assert "at most 8.0 GB" in why[0] and "hold at most 8.0 GB of 10" in why[2]
-    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [], [])[1]) == 2
+    why = failures.causes(rows, [], [])
+    assert (why.x1_bytes, why.x0_2p2d_bytes, why.lossless_2p2d) == (8e9, 8e9, True)
+    lossy = [replace(row, percent={"low": 1.0}), *rows[1:]]
+    assert not failures.causes(lossy, [], []).lossless_2p2d
     length = many_turns.TurnCountResult(
         config=row.config,
         model="",
@@ -321,11 +322,11 @@ def test_failure_trends_explain_table_4() -> None:
         kv_bytes=0,
         decode_ttft_by_turn=[],
     )
-    claims, why = failures.trends(rows, [], [length, replace(length, failed=0)])
-    assert not claims["plain 2P2D loses requests"]  # not in the table's own set-up
-    assert "30 of 100 at 16 turns" in why[2]
+    why = failures.causes(rows, [], [length, replace(length, failed=0)])
+    assert why.lossless_2p2d, "on the grid, which is the table's own set-up"
+    assert (why.long_losses, why.long_losses_x1) == (["30 of 100 at 16 turns"], 0)
     rows[1] = replace(rows[1], percent={"low": 1.0})
-    assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
+    assert failures.trends(rows)["x=1 loses requests too"]
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.records import OutcomeKind, Session
 from schemas.settings import LogSettings
-from schemas.topic import HOUR_MS
-from schemas.topics import REBUILT_FROM, TOPICS, live_ms_max
+from schemas.topics import HOUR_MS, REBUILT_FROM, TOPICS, live_ms_max
 from streams.agents.app import group_id
 from streams.agents.marks import Marks, keep_marks, marks_group
 from streams.agents.takeover import _committed, past_records

@@ -40,7 +40,7 @@ from streams.core.effects import (
 from streams.core.events import PhaseArrived, Tick
 from streams.core.handlers.endings import DEADLINE_GRACE_MS
 from streams.log.clients import Ack
-from streams.log.faust.receipts import Receipts
+from streams.log.faust.group import Receipts
 from tests.schemas.examples import TRACEPARENT, example
 from tests.streams import builders
 from tests.streams.agents.fakes import (

@@ -25,7 +25,7 @@ from streams.core.requests.live import new_live_request
 from streams.core.requests.usage import usage_of
 from streams.log.clients import Ack, AssignedReader
 from streams.log.connecting import client_options
-from streams.log.faust.receipts import Receipts
+from streams.log.faust.group import Receipts
 from streams.log.transactions import Transactions
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing

@@ -31,14 +31,14 @@ from infra.processes.supervisor import ProcessSpec, Supervisor
 from schemas.codec import Codec
 from schemas.errors import NotReady, TriviumError
 from schemas.records import Document
-from schemas.retrieval import layout_of, pack_vector
+from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from streams.log.admin import create_topics
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.documents import send_document
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retrieval.client import RetrievalClient, open_retrieval_client
+from streams.log.retrieval.results import layout_of
 from workers.vector.engine.engine import SearchEngine
 from workers.vector.index.index import Index
 from workers.vector.index.query import Query

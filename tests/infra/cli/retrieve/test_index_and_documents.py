@@ -16,9 +16,9 @@ from infra.cli.retrieve.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.records import RetrievalRequest, WireError
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.settings import LogSettings
 from streams.log.clients import AssignedReader
+from streams.log.retrieval.results import Hit, RetrievalResult
 from tests.infra.cli.trivium_runner import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
 from tests.waits import until

@@ -5,7 +5,7 @@ import sys
 
 _USED_LATER = """
 import sys
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 with stand_ins("fractions", "wsgiref", "wsgiref.headers"):
     import fractions
     from fractions import Fraction
@@ -18,7 +18,7 @@ assert Headers([("a", "b")])["a"] == "b"
 """
 _THERE_ALREADY = """
 import json, sys
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 with stand_ins("json"):
     assert sys.modules["json"] is json
     import json as again
@@ -26,7 +26,7 @@ assert again is json and sys.modules["json"] is json
 """
 _FAILS = """
 import sys
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 try:
     with stand_ins("fractions"):
         raise ImportError

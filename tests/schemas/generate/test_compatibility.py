@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import HISTORY_DIR, full_schema
-from schemas.compatibility import (
+from schemas.codec import HISTORY_DIR, MARKS_FILE, full_schema
+from schemas.generate.compatibility import (
     RELEASED_FILE,
     incompatibilities,
+    marks_text,
     released_marks,
     unreadable,
 )
@@ -83,3 +84,7 @@ def test_incompatibilities_name_version_that_current_one_cannot_read(tmp_path: P
 def test_release_file_is_in_history_and_names_version() -> None:
     assert RELEASED_FILE.parent == HISTORY_DIR
     assert json.loads(RELEASED_FILE.read_text())["version"]
+
+
+def test_committed_marks_are_current() -> None:
+    assert MARKS_FILE.read_text() == marks_text(), "run `make schemas` and commit what it writes"

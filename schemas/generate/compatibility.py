@@ -2,17 +2,27 @@
 
 That is a registry's BACKWARD_TRANSITIVE. `schemas/history/released.json` names the versions of the
 last release; each of them is current or in the history, and readable. `make check` runs this; no
-serving process does.
+serving process does. `make schemas` also writes `schemas/marks.json`, the fingerprint of each
+record's schema; with `--release` this writes `released.json`, too.
 """
 
 import json
+import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import avro.schema
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 
-from schemas.codec import HISTORY_DIR, Schema, full_schema, record_names, schema_fingerprint
+from schemas.codec import (
+    HISTORY_DIR,
+    MARKS_FILE,
+    Schema,
+    full_schema,
+    record_names,
+    schema_fingerprint,
+)
 
 RELEASED_FILE = HISTORY_DIR / "released.json"
 
@@ -70,8 +80,13 @@ def incompatibilities(history: Path = HISTORY_DIR) -> Iterator[str]:
                 yield f"{name}: the current version cannot read version {mark}: {why}"
 
 
-if __name__ == "__main__":  # at a release
-    from importlib.metadata import version
+def marks_text() -> str:
+    """Return the text of `schemas/marks.json`: to compute it would slow each process's start."""
+    return json.dumps(current_marks(), indent=2) + "\n"
 
-    release = {"version": version("trivium"), "records": current_marks()}
-    RELEASED_FILE.write_text(json.dumps(release, indent=1) + "\n")
+
+if __name__ == "__main__":
+    MARKS_FILE.write_text(marks_text())
+    if "--release" in sys.argv:
+        release = {"version": version("trivium"), "records": current_marks()}
+        RELEASED_FILE.write_text(json.dumps(release, indent=1) + "\n")
