@@ -136,7 +136,7 @@ class RetrievalSettings:
         return _split_pairs(self.storages).get(collection, default)
 
     def scheduler(self) -> SchedulerSettings:
-        """Return the scheduler's settings."""
+        """Return the settings of the engine's scheduler; raises ConfigError."""
         return SchedulerSettings(
             share=self.share,
             park_after_ms=self.park_after_ms,
