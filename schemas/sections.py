@@ -5,7 +5,8 @@ types and ranges, which pydantic checks; an unknown name or a wrong value stops 
 name, the expected and the found value. A secret can be in a file of its own, named by the field's
 name and `_file`; a list of secrets has one in each line. A list of tables (`[[section.field]]`) is
 JSON in the environment. Secrets are never shown or written. The sections themselves are beside the
-processes that they configure.
+processes that they configure. This is not pydantic-settings: its classes read the environment
+wherever one is made, its messages do not name the variable, and its import takes as long again.
 """
 
 import dataclasses
@@ -207,7 +208,11 @@ def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dic
             field_name: _from_file(place, value, is_list=get_origin(types[field_name]) is tuple)
         }
     if name not in types:
-        raise ConfigError(f"{place}: unknown; expected one of {', '.join(sorted(types))}")
+        import difflib  # only here, to start sooner
+
+        near = difflib.get_close_matches(name, types)
+        names = ", ".join(near or sorted(types))
+        raise ConfigError(f"{place}: unknown; expected {'perhaps' if near else 'one of'} {names}")
     if not is_text:
         return {name: value}
     if types[name] == tuple[str, ...]:

@@ -3,8 +3,6 @@
 from math import isfinite
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
-
 from schemas.errors import ConfigError
 from schemas.records import Priority, Role
 from schemas.sections import Natural, NonNegative, Positive, Share, one_of, section
@@ -60,30 +58,15 @@ class RouterSettings:
     prefix_blocks_max: Positive = 1_000_000  # indexed KV blocks; the oldest are evicted first
     queue_requests_max: Positive = 10_000  # in the queue; above it the worst are shed
     queue_tokens_max: Positive = 8_000_000  # prompt tokens in the queue; likewise
-    ageing_ms: Positive = 5_000  # a waiting request rises one priority class per this time
-    attempts_max: Positive = 3  # attempts at which workers fail, before the request fails
-    # attempts whose workers are lost or refuse them, before the request fails
-    losses_max: Positive = 12
-    apply_tries_max: Positive = 3  # routers that raise over one request before it fails
-    handover_ahead: Natural = 4  # prefills dispatched beyond the free decode credits
-    handover_margin_ms: Positive = 1_000  # a KV handle that expires sooner is not used
     # decode workers compute prompts after this time without a prefill worker
     local_after_ms: Positive = 3_000
     # a prefill worker decodes too after this time without a decode worker or replica; 0: never
     lends_after_ms: Natural = 5_000
-    # how long after its deadline a worker may still end a request
-    deadline_grace_ms: Positive = 5_000
     # how long after the loss of its gateway a request ends, unless its client resumes it
     gateway_grace_ms: Positive = 30_000
-    assumed_prefill_tokens_per_s: Positive = 10_000  # for slack, and before measurements
-    assumed_step_ms: Annotated[float, Field(ge=1)] = 10.0  # likewise, per token of the answer
-    candidates_max: Positive = 4  # workers named in a decision
     sessions_max: Positive = 100_000  # stored sessions; the least recently used are evicted first
     session_ttl_ms: Positive = 3_600_000  # a session is dropped after this time without a turn
-    retrievals_max: Positive = 1_000  # active searches; above it requests continue without
-    retrieval_grace_ms: Natural = 100  # after a search's deadline, to read back a late result
     continues: bool = True  # new attempts continue an answer where it stopped
-    continue_wait_ms: Positive = 1_000  # for its readers' progress; then the answer restarts
     # a worker that lacks at least this many tokens of a prompt's beginning prefills them during
     # the search; 0: never
     warm_tokens_min: Natural = 512
@@ -91,12 +74,8 @@ class RouterSettings:
     histories_max: Natural = 10_000
     histories_bytes_max: Positive = 64 << 20  # of these
     ended_max: Positive = 200_000  # stored ids of ended requests
-    early_cancels_max: Positive = 10_000  # cancellations read before their request
     tick_ms: Positive = 50
-    journal_flush_ms: Positive = 200
     snapshot_ms: Positive = 600_000  # between snapshots in the journal, where replays can begin
-    sends_pending_max: Positive = 10_000  # unacknowledged sends; above it the agents wait
-    stall_exit_ms: Positive = 15_000  # lag without progress for this time ends the process
 
     def __post_init__(self) -> None:
         for priority in Priority:

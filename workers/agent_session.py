@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from schemas.records import MemberState
 from schemas.settings import LogSettings
@@ -19,6 +19,8 @@ from streams.log.membership import Membership
 from workers.tasks import Tasks, close
 
 log = logging.getLogger("trivium.worker")
+
+DRAIN_MS: Final = 10_000  # for what is under way: searches and texts take less than a second
 
 
 class AgentIntake(Protocol):
@@ -40,8 +42,6 @@ class AgentSession:
     app: Any  # the Faust app
     intake: AgentIntake
     give_up: Callable[[], Awaitable[None]]  # cancels the events under way
-    drain_timeout_ms: int
-    close_timeout_ms: int
     tasks: Tasks = field(default_factory=Tasks)
     is_drained: bool = False
 
@@ -53,10 +53,10 @@ class AgentSession:
         self.tasks.spawn("agents", run_app(self.app))
 
     async def drain(self) -> None:
-        """Accept no more events, and finish those under way within `drain_timeout_ms`."""
+        """Accept no more events, and finish those under way within `DRAIN_MS`."""
         self.membership.set_state(MemberState.DRAINING)
         try:
-            async with asyncio.timeout(self.drain_timeout_ms / 1000):
+            async with asyncio.timeout(DRAIN_MS / 1000):
                 await self.tasks.until(self.intake.drain())
         except TimeoutError:
             log.warning("%s: something is left after the drain", self.membership.member_id)
@@ -75,4 +75,4 @@ class AgentSession:
         await self._close("producer", closing)
 
     async def _close(self, what: str, closing: Coroutine[Any, Any, None]) -> None:
-        await close(what, closing, self.close_timeout_ms)
+        await close(what, closing)

@@ -8,6 +8,7 @@ joins, at a regular interval, and after a batch that could not be sent.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from aiokafka.errors import KafkaError
 
@@ -16,11 +17,14 @@ from schemas.errors import BrokerUnavailable
 from schemas.records import KvEvents
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
-from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 from workers.llm.stream import WorkerIdentity
 
 log = logging.getLogger("trivium.worker")
+
+INTERVAL_MS: Final = 200  # between two batches: placement learns soon what a cache has
+BLOCKS_MAX: Final = 4_096  # in one record: 32 KiB
+SNAPSHOT_INTERVAL_S: Final = 60  # a router that missed a batch waits no longer
 
 
 class KvEventsPublisher:
@@ -32,13 +36,11 @@ class KvEventsPublisher:
         producer: LogProducer,
         identity: WorkerIdentity,
         is_valid: Callable[[], bool],
-        settings: WorkerSettings,
     ) -> None:
         self._blocks = blocks
         self._producer = producer
         self._identity = identity
         self._is_valid = is_valid
-        self._settings = settings
         self._seq = 0
         self._snapshot_wanted = True
 
@@ -53,12 +55,12 @@ class KvEventsPublisher:
         while True:
             if self._is_valid():  # otherwise the lease may have ended
                 if self._snapshot_wanted or loop.time() >= due_s:
-                    due_s = loop.time() + self._settings.kv_snapshot_interval_s
+                    due_s = loop.time() + SNAPSHOT_INTERVAL_S
                     self._snapshot_wanted = False
                     await self._send(self._snapshot())
                 else:
                     await self._send(self._changes())
-            await asyncio.sleep(self._settings.kv_events_interval_ms / 1000)
+            await asyncio.sleep(INTERVAL_MS / 1000)
 
     def _snapshot(self) -> list[KvEvents]:
         self._blocks.take()  # the snapshot includes these changes
@@ -77,8 +79,7 @@ class KvEventsPublisher:
         ]
 
     def _parts(self, hashes: Sequence[int]) -> Iterator[Sequence[int]]:
-        size = self._settings.kv_events_blocks_max
-        return (hashes[start : start + size] for start in range(0, len(hashes), size))
+        return (hashes[start : start + BLOCKS_MAX] for start in range(0, len(hashes), BLOCKS_MAX))
 
     def _events(
         self,

@@ -11,6 +11,7 @@ gap.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
@@ -22,15 +23,16 @@ from schemas.rules.sizes import check_size
 from streams.log.clients import Ack, AssignedReader, LogProducer, send_dead_letter
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
-from workers.config import WorkerSettings
 from workers.llm.active_requests import ActiveRequests
 from workers.llm.engine import Engine, Output
 from workers.llm.frames import FrameReport, Frames
-from workers.llm.pacing import Intervals, Pacing
+from workers.llm.pacing import INTERVALS, Pacing
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.warm import warm_prefix
 from workers.outbox import ReportOutbox
 from workers.probes import Prober
+
+_READ_RECORDS_MAX: Final = 64  # of work, so that reading never delays decode for long
 
 
 class Loops:
@@ -49,7 +51,6 @@ class Loops:
         requests: ActiveRequests,
         frames: Frames,
         outbox: ReportOutbox,
-        settings: WorkerSettings,
         assign: Callable[[AssignRoles], None],
     ) -> None:
         self._codec = codec
@@ -61,19 +62,11 @@ class Loops:
         self._prober = prober
         self._requests = requests
         self._outbox = outbox
-        self._settings = settings
         self._assign = assign
         self._sending = asyncio.Lock()  # frames leave in the order in which `Pacing` returns them
         self._armed_ms: int | None = None
         self._rearm = asyncio.Event()
-        self._pacing = Pacing(
-            frames,
-            Intervals(
-                shortest_ms=settings.frame_interval_ms,
-                longest_ms=settings.frame_interval_ms_max,
-                at_once_max=settings.frame_at_once_max,
-            ),
-        )
+        self._pacing = Pacing(frames, INTERVALS)
         self._alarm: asyncio.TimerHandle | None = None  # for frames that wait for the interval
         self._acknowledged = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -83,7 +76,7 @@ class Loops:
         try:
             while True:
                 await self._outbox.wait_for_space()
-                records = await reader.batch(max_records=self._settings.read_records_max)
+                records = await reader.batch(max_records=_READ_RECORDS_MAX)
                 await self._membership.wait_until_valid()
                 for record in records:
                     await self._take(record)

@@ -29,15 +29,13 @@ class ReportOutbox:
         producer: LogProducer,
         wait_until_valid: Callable[[], Awaitable[None]],
         *,
-        pending_max: int,
-        tries_max: int,
         on_written: Callable[[Retrieved], None] = lambda record: None,
     ) -> None:
         """Create an outbox; it calls `on_written` when the record of a search is in the log."""
         self._on_written = on_written
         self._producer = producer
         self._wait_until_valid = wait_until_valid
-        self._reports = Reports(pending_max=pending_max, tries_max=tries_max)
+        self._reports = Reports()
         self._changed = asyncio.Event()
         self._has_space = asyncio.Event()
         self._flushed = asyncio.Event()

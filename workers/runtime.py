@@ -100,8 +100,7 @@ class WorkerProcess:
             await run_with_reconnect(self._worker_id, lambda: self._live(engine, stop), stop)
         finally:
             if self._engine is not None:
-                close_ms = self._settings.worker.close_timeout_ms
-                await tasks.close("engine", self._engine.close(), close_ms)
+                await tasks.close("engine", self._engine.close())
 
     async def _live(self, source: EngineSource, stop: asyncio.Event) -> None:
         """Read the fleet, take an epoch, start the engine, which may take long, and serve."""

@@ -25,7 +25,7 @@ from streams.log.retrieval.client import RetrievalClient
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.kv_events import KvEventsPublisher
-from workers.llm.active_requests import ActiveRequests, RequestLimits
+from workers.llm.active_requests import SEEN_MAX, ActiveRequests, RequestLimits
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
 from workers.llm.probing.jobs import ProbingJobs
@@ -88,8 +88,6 @@ class Serving:
         self._outbox = ReportOutbox(
             clients.durable,
             membership.wait_until_valid,
-            pending_max=settings.worker.reports_pending_max,
-            tries_max=settings.worker.report_tries_max,
             on_written=lambda record: self._loops.record_written(record),
         )
         self._prober = Prober(
@@ -118,7 +116,6 @@ class Serving:
             requests=self._requests,
             frames=frames,
             outbox=self._outbox,
-            settings=settings.worker,
             assign=self._orders.take,
         )
 
@@ -128,7 +125,7 @@ class Serving:
             roles=frozenset(self.roles),
             model=self._settings.model.served_name,
             held_max=held_max,
-            seen_max=max(settings.seen_max, 4 * held_max),
+            seen_max=max(SEEN_MAX, 4 * held_max),
             gateway_partitions=self._settings.log.gateway_partitions,
             prefill_running_max=settings.prefill_running_max,
         )
@@ -193,7 +190,6 @@ class Serving:
             self._clients.tokens,
             self._identity,
             self._membership.is_valid,
-            self._settings.worker,
         )
         self._presence.on_router = publisher.want_snapshot
         self._tasks.spawn("kv events", publisher.run())

@@ -6,13 +6,14 @@ Called by `workers/runtime.py` and `workers/serving.py`.
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from schemas.errors import EngineDead
 from streams.log.cancellation import cancel_and_wait, run_within
 
 log = logging.getLogger("trivium.worker")
 Result = TypeVar("Result")
+CLOSE_MS: Final = 10_000  # for one part of a worker to close; within the 40 s of `trivium down`
 
 
 class Tasks:
@@ -77,7 +78,7 @@ async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
     return True
 
 
-async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
+async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int = CLOSE_MS) -> None:
     """Close one part within `timeout_ms`, and log its failure, so that others are closed too."""
     try:
         if not await run_within(timeout_ms / 1000, closing):

@@ -30,7 +30,7 @@ SETTABLE = frozenset(
         *("policy", "table", "local_share", "max_local_prefill_tokens", "max_prefill_queue"),
         *("w_ttft", "w_tpot", "weights_interactive", "weights_standard", "weights_batch"),
         *("explore_share", "explore_slack_ms", "orchestration", "reuse_tokens_min"),
-        *("handover_ahead", "local_after_ms"),
+        "local_after_ms",
     }
 )
 

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
@@ -29,6 +29,7 @@ from streams.log.retry import run_with_reconnect
 log = logging.getLogger(__name__)
 
 _WIND_UP_S = 15
+_STALL_EXIT_MS: Final = 15_000  # lag without progress: many times a rebalance or a busy second
 MARK_S = 1.0  # between two commits of marks
 
 
@@ -75,7 +76,7 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.retriever.run(),
         process.tick(),
         process.keep_snapshots(),
-        watch(process.log, process.group, process.settings.stall_exit_ms),
+        watch(process.log, process.group, _STALL_EXIT_MS),
         keep_marks(process.log, partitions.marks),
         process.group.wait_for_failure(),
         run_app(app),

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import ConsumerRecord
 
@@ -37,6 +37,7 @@ from streams.agents.retrieval import Retriever
 from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
 from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, RequestArrived, Tick
+from streams.core.handlers.retrievals import RETRIEVALS_MAX
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
 from streams.journal.journal import TICK, Journal, JournalEntry, event_of
@@ -50,6 +51,8 @@ from streams.log.membership import Membership
 log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
+_FLUSH_MS: Final = 200  # so a killed router's journal ends at most this long before it
+_SENDS_PENDING_MAX: Final = 10_000  # unacknowledged ones; above it the agents wait
 _SPARE = 1_024  # entries of `Marks` beyond twice its live requests
 _IDLE_TICK_MS, _IDLE_FLUSH_MS = 250, 1_000
 
@@ -189,7 +192,7 @@ class RouterProcess:
             self.codec,
             self.producer,
             self.membership,
-            asks_max=settings.retrievals_max,
+            asks_max=RETRIEVALS_MAX,
             answer=self._answer,
         )
         self.usage = UsageWriter(log, self.codec, router_id)
@@ -197,7 +200,7 @@ class RouterProcess:
             self.producer,
             log.topic_prefix,
             router_id,
-            settings.sends_pending_max,
+            _SENDS_PENDING_MAX,
             self.membership.wait_until_valid,
             self.retriever.ask,
             self.usage.write,
@@ -355,8 +358,7 @@ class RouterProcess:
             await asyncio.sleep(due_s - loop.time())
 
     def _flush_ms(self) -> int:
-        flush_ms = self.settings.journal_flush_ms
-        return flush_ms if self.journal.has_news else max(flush_ms, _IDLE_FLUSH_MS)
+        return _FLUSH_MS if self.journal.has_news else _IDLE_FLUSH_MS
 
     async def join(self) -> None:
         """Connect and join the fleet, before the router takes any partition."""

@@ -21,7 +21,7 @@ from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
 from streams.bridge.prompts import PromptQuestion, answer_format
 from streams.bridge.records.record import PromptRecord
-from streams.calls.request.check_process import ANSWER_PROCESS
+from streams.calls.request.check_process import ANSWER_PROCESS, CHECK_MS
 from streams.calls.stream import answers, citations
 from streams.calls.stream.chunks import whole_answer
 from streams.calls.stream.event_id import StreamKey
@@ -47,7 +47,7 @@ class AnswerBuilder:
         codec: Codec,
         limits: TopicLimits | None = None,
         *,
-        aside_ms: int = 5_000,
+        aside_ms: int = CHECK_MS,
     ) -> None:
         """Create one; `limits` has the limits of topics, `aside_ms` is the timeout of the check
         whether an answer matches its schema.

@@ -92,13 +92,13 @@ class Bridge:
             return await bytes_max_of(self.log, written)
 
         limits = TopicLimits(ask, await ask())
-        served, aside_ms = self.gateway.served.name, self.gateway.settings.aside_ms
+        served = self.gateway.served.name
         priority_max = self.gateway.settings.priority_max
         self.pair_ios = {
             pair.prompts: PairIO(
                 pair,
                 PromptParser(pair, served, self.codec, schemas, priority_max=priority_max),
-                AnswerBuilder(pair, self.codec, limits, aside_ms=aside_ms),
+                AnswerBuilder(pair, self.codec, limits),
                 limits,
             )
             for pair in pairs
@@ -199,9 +199,7 @@ async def run_bridge(
 
     `gateway` has the limits of requests, as for calls over HTTP.
     """
-    tokenizer = await asyncio.to_thread(
-        lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
-    )
+    tokenizer = await asyncio.to_thread(lambda: Tokenizer(model_folder(model)))
     started_ms = wall_ms()
     served = ServedModel(
         name=model.served_name,

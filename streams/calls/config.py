@@ -46,16 +46,8 @@ class GatewaySettings:
     bodies_bytes_max: Positive = 256 << 20  # of all bodies that are being read at once
     header_bytes_max: Positive = 32 << 10  # of a request line and all headers
     headers_max: Positive = 128
-    values_max: Positive = 32_768  # of a body, without the token ids of one prompt
-    # longest time to check a schema or pattern, or to encode a text of more than 2^20 characters,
-    # or 2^18 with a model that `fastokens` does not read
-    aside_ms: Positive = 5_000
     prompt_tokens_max: Natural = 0  # 0: the model's limit
     in_flight_max: Positive = 2_048  # choices in flight at once
-    resumes_max: Positive = 64  # streams resumed at once; each has its own consumer
-    resumes_per_request_max: Positive = 4  # resumes of one request at once
-    # how long a resume may read after the deadline, to deliver what the log has
-    resume_ms: Positive = 15_000
     event_key: str = secret("")  # signs event ids; empty: the state folder's (event_key.py)
     choices_max: Positive = 16  # answers of one call: n times the number of prompts
     deadline_ms: Positive = 120_000
@@ -64,17 +56,15 @@ class GatewaySettings:
     priority: Annotated[str, one_of(*Priority)] = Priority.STANDARD.value
     priority_max: Annotated[str, one_of(*Priority)] = Priority.INTERACTIVE.value
     ttft_ms: Positive = 2_000  # target of the time to the first token
-    retrieval_share: Share = 0.5  # of `ttft_ms`, the longest wait for passages
     # passages of a call that names no number; a larger model reads more
     retrieval_k: Annotated[int, Field(ge=1, le=PASSAGES_MAX)] = 1
     retrieval_mode: Annotated[str, one_of("vector", "words", "hybrid")] = "hybrid"
     retrieval_min_score: float = 0.2  # cosine similarity; less similar passages are left out
     retrieval_tokens_max: Positive = 512  # of all passages of a prompt
-    # Text before, between and after the passages, and after the question.
-    context_lead: str = "Context:\n"
-    context_joint: str = "\n"
-    context_trail: str = "\n\nQuestion: "
-    context_tail: str = "\nAnswer in one short sentence."
+    # a prompt with passages, one in each line
+    context_template: str = (
+        "Context:\n{passages}\n\nQuestion: {question}\nAnswer in one short sentence."
+    )
     probe_tokens_max: Positive = 256  # of all passages that probes insert into an answer
     # Collections whose answers are cached by default, for later calls with the same question; or *,
     # for all chats.
@@ -97,7 +87,6 @@ class GatewaySettings:
     # after that, how long requests on open connections get an error, so that clients reconnect
     # elsewhere (httpx: within 5 s)
     linger_ms: Natural = 6_000
-    retry_after_s: Positive = 1
     file_bytes_max: Positive = 64 << 20  # of an uploaded file
     # files uploaded at once, shared by tenants; large ones are on disk
     uploads_max: Positive = 8
@@ -107,8 +96,6 @@ class GatewaySettings:
     tenant_files_bytes_max: Natural = 0  # files of one API key; 0: an equal share
     parse_ms: Positive = 60_000  # longest time to extract a file's text for a vector store
     sessions_max: Positive = 65_536  # conversations remembered for clients that send no session id
-    session_idle_ms: Positive = 3_600_000
-    encode_inline_chars: Positive = 8_192  # longer prompts are tokenised in a thread
 
     def __post_init__(self) -> None:
         if self.deadline_ms_max > live_ms_max():
@@ -131,6 +118,7 @@ class GatewaySettings:
                 f"gateway.event_key: expected at least {EVENT_KEY_CHARS_MIN} characters, found "
                 f"{len(self.event_key)}"
             )
+        self.context_texts()  # raises
         if any(not key.strip() for key in self.api_keys):
             raise ConfigError("gateway.api_keys: expected keys, found an empty one")
         if any(key.strip() != key or set(key) & _NOT_IN_KEYS for key in self.api_keys):
@@ -138,6 +126,17 @@ class GatewaySettings:
                 "gateway.api_keys: expected keys without commas, quotes, brackets and spaces "
                 "around them; in the environment KEY,KEY, and no JSON"
             )
+
+    def context_texts(self) -> tuple[str, str, str]:
+        """Return the texts before, between and behind passages and question; raises ConfigError."""
+        lead, passages, rest = self.context_template.partition("{passages}")
+        trail, question, tail = rest.partition("{question}")
+        if not (passages and question):
+            raise ConfigError(
+                "gateway.context_template: expected {passages} and then {question} in it, found "
+                f"{self.context_template!r}"
+            )
+        return lead, trail, tail
 
     @property
     def tenants(self) -> int:

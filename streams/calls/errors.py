@@ -5,7 +5,7 @@ Converts the error tree, validation errors and HTTP errors to bodies and headers
 
 import re
 import reprlib
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ _TYPES = {
     429: "rate_limit_error",
     499: "cancelled_error",
 }
+RETRY_AFTER_S: Final = 1  # other gateways or workers have room by then, if any have
 _RETRY_STATUSES = (429, 503)
 _FOUND_CHARS_MAX = 80
 # Parts that pydantic adds to a location of several types; no field has such a name.
@@ -66,10 +67,10 @@ def plain_body(status: int, message: str, code: str, param: str | None = None) -
     return orjson.dumps({"error": fields})
 
 
-def retry_headers(status: int, retry_after_s: int) -> list[tuple[bytes, bytes]]:
+def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
     """Return `Retry-After` for the statuses after which clients retry."""
     if status in _RETRY_STATUSES:
-        return [(b"retry-after", str(retry_after_s).encode())]
+        return [(b"retry-after", str(RETRY_AFTER_S).encode())]
     return []
 
 

@@ -42,7 +42,7 @@ from streams.core.fleet.workers import DECODERS, Life, ReaderWatch
 from streams.core.handlers import observations
 from streams.core.handlers.attempts import Attempts
 from streams.core.handlers.dispatch import Dispatcher
-from streams.core.handlers.endings import Endings
+from streams.core.handlers.endings import DEADLINE_GRACE_MS, Endings
 from streams.core.handlers.orders import Orders, decision
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
@@ -137,7 +137,7 @@ class Router:
         """Return the effects that count a failed try of the request over which `apply` raised.
 
         Discard this router afterwards. The next one reads the decision, and ends the request
-        after `apply_tries_max` failed tries, so that no record stops routers for ever.
+        after `APPLY_TRIES_MAX` failed tries, so that no record stops routers for ever.
         """
         live = self.tables.failed_over
         if live is None:
@@ -385,7 +385,7 @@ class Router:
     def _partition_ready(self, event: PartitionReady, now_ms: int) -> None:
         rebuilt, tables = self._rebuilds.pop(event.partition).result(), self.tables
         for request_id, deadline_ms in rebuilt.ended_ids:
-            until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
+            until_ms = max(deadline_ms, now_ms) + DEADLINE_GRACE_MS
             tables.ended_ids.add(request_id, until_ms, event.partition)
         for live, outcome in rebuilt.untold:
             self._orders.void_again(live, now_ms, except_worker=outcome.written_by)

@@ -11,12 +11,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import exp
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from schemas.records import Cancellation, CancelReason, Request, Session
 from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.workers import Fleet, Gateway, Life
+from streams.core.placement.estimates import ASSUMED_PREFILL_TOKENS_PER_S, ASSUMED_STEP_MS
 from streams.core.requests.admission import CLASSES, Admission
 from streams.core.requests.context import SessionHistories
 from streams.core.requests.live import LiveRequest, SessionKey, session_key, with_reader
@@ -219,10 +220,13 @@ class EndedIds:
             del self._ids[request_id]
 
 
+EARLY_CANCELS_MAX: Final = 10_000  # far more than calls that end while their request is written
+
+
 class EarlyCancellations:
     """Cancellations that arrived before their requests, the first of each tenant."""
 
-    def __init__(self, cancellations_max: int) -> None:
+    def __init__(self, cancellations_max: int = EARLY_CANCELS_MAX) -> None:
         self._max = cancellations_max
         self._cancellations: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = (
             OrderedDict()
@@ -309,7 +313,7 @@ class RouterTables:
         self.fleet = Fleet(router_id)
         self.requests = LiveRequests()
         self.ended_ids = EndedIds(settings.ended_max)
-        self.early_cancellations = EarlyCancellations(settings.early_cancels_max)
+        self.early_cancellations = EarlyCancellations()
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
         self.histories = SessionHistories(
             sessions_max=settings.histories_max, bytes_max=settings.histories_bytes_max
@@ -317,7 +321,6 @@ class RouterTables:
         self.admission = Admission(
             requests_max=settings.queue_requests_max,
             tokens_max=settings.queue_tokens_max,
-            ageing_ms=settings.ageing_ms,
         )
         self.demand = Demand()
         self.shed: list[str] = []  # ids that left the full queue and have not ended yet
@@ -332,11 +335,11 @@ class RouterTables:
     def enqueue(self, live: LiveRequest, now_ms: int) -> None:
         """Put a request into the queue; one that was placed before goes into the best class. Adds
         the requests that the queue must shed for it to `shed`."""
-        settings, request = self.settings, live.request
+        request = live.request
         self.requests.move(live, State.QUEUED)
         self.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
-        prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
-        decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
+        prefill_ms = live.prompt_tokens * 1000 // ASSUMED_PREFILL_TOKENS_PER_S
+        decode_ms = int(request.sampling.max_tokens * ASSUMED_STEP_MS)
         self.shed += self.admission.arrive(
             live.request_id,
             tenant=request.tenant,

@@ -58,10 +58,7 @@ def create_app(gateway: Gateway) -> RootApp:
     FastAPI."""
 
     def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
-        retry_after_s = gateway.settings.retry_after_s
-        return AsgiEndpoint(
-            name, handler, gateway.metrics.count_outcome, retry_after_s=retry_after_s
-        )
+        return AsgiEndpoint(name, handler, gateway.metrics.count_outcome)
 
     posts = {
         "/v1/chat/completions": endpoint("chat", partial(generate, gateway, Endpoint.CHAT)),
@@ -98,7 +95,7 @@ def create_app(gateway: Gateway) -> RootApp:
         ),
         *make_routes(gateway),
     ]
-    _handle_errors(app, gateway.settings.retry_after_s)
+    _handle_errors(app)
     return RootApp(app, posts, gateway.settings)
 
 
@@ -109,9 +106,9 @@ def _version() -> str:
         return "0"
 
 
-def _handle_errors(app: FastAPI, retry_after_s: int) -> None:
+def _handle_errors(app: FastAPI) -> None:
     def respond(status: int, body: bytes, extra: dict[str, str] | None = None) -> Response:
-        headers = {k.decode(): v.decode() for k, v in retry_headers(status, retry_after_s)}
+        headers = {k.decode(): v.decode() for k, v in retry_headers(status)}
         headers |= {"x-request-id": new_request_id(wall_ms()), **(extra or {})}
         return Response(body, status, headers, media_type="application/json")
 
@@ -154,9 +151,7 @@ async def run_gateway(
     The socket listens at once. Calls wait in its backlog until the log is joined and workers are
     ready, for at most `gateway.wait_ms`. After that, they get status 503 until both are there.
     """
-    tokenizer = await asyncio.to_thread(
-        lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
-    )
+    tokenizer = await asyncio.to_thread(lambda: Tokenizer(model_folder(model)))
     served = ServedModel(
         name=model.served_name,
         tokenizer=tokenizer,

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Protocol
+from typing import Final, Protocol
 
 from schemas.errors import (
     BrokerUnavailable,
@@ -30,7 +30,12 @@ from streams.calls.config import GatewaySettings
 from streams.calls.fair_share import FairShare
 from streams.calls.log.pool import RetrievalPool
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import Conversation, Conversations, ConversationTurn
+from streams.calls.request.conversation import (
+    SESSION_IDLE_MS,
+    Conversation,
+    Conversations,
+    ConversationTurn,
+)
 from streams.calls.request.intake import ServedModel
 from streams.calls.stream.event_id import EventIds
 from streams.calls.stream.hub import Call, Hub
@@ -49,6 +54,8 @@ from streams.openai.responses.response_id import ResponseIds
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
 RETRY_S = 1.0
+RESUMES_MAX: Final = 64  # streams resumed at once; each has a consumer of its own
+RESUMES_PER_REQUEST_MAX: Final = 4  # the id of one caller takes no more of these
 ADMIT_S = 0.05  # between two checks whether the log is back
 
 
@@ -134,7 +141,7 @@ class Gateway:
         self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
         self.response_ids = ResponseIds(event_key)
         self.conversations = Conversations(
-            entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
+            entries_max=settings.sessions_max, idle_ms=SESSION_IDLE_MS
         )
         self.tolerates_difference = settings.on_difference == "mark"
         self.calls: dict[Call, None] = {}  # calls in flight here, the oldest first
@@ -182,12 +189,12 @@ class Gateway:
         """Raise TooManyRequests if one more resume exceeds the limit of this request, or that of
         all."""
         same = sum(call.key.parent_id == parent_id for call in self.resumed_calls)
-        if same >= (resumes_max := self.settings.resumes_per_request_max):
+        if same >= RESUMES_PER_REQUEST_MAX:
             raise TooManyRequests(
-                f"{same} times this stream is being resumed, and at most {resumes_max} are "
-                "allowed; try again later"
+                f"{same} times this stream is being resumed, and at most {RESUMES_PER_REQUEST_MAX} "
+                "are allowed; try again later"
             )
-        share = FairShare(self.settings.resumes_max, tenants=self.settings.tenants)
+        share = FairShare(RESUMES_MAX, tenants=self.settings.tenants)
         for call in self.resumed_calls:
             share.add(call.key.tenant)
         share.check(tenant, "resumed streams")

@@ -37,7 +37,7 @@ from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
-PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
+PATIENT = {"progress_timeout_ms": 120_000}
 
 QUESTIONS = [
     "What does a log remember?",

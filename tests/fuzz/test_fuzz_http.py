@@ -30,7 +30,7 @@ HEADERS = (
 
 
 def answering() -> InProcessGateway:
-    gateway = InProcessGateway(aside_ms=2_000)
+    gateway = InProcessGateway()
     gateway.answer_with("ok")
     return gateway
 

@@ -47,7 +47,7 @@ BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
 
 
 def answering() -> InProcessGateway:
-    gateway = InProcessGateway(aside_ms=2_000)
+    gateway = InProcessGateway()
     gateway.answer_with("ok")
     return gateway
 

@@ -119,7 +119,7 @@ async def intake() -> AsyncIterator[tuple[RetrievalIntake, FakeProducer]]:
     producer, engine = FakeProducer(), SearchEngine(EngineSettings(lanes=1))
     responder = Responder(engine, library(), RetrievalSettings(), worker_id="r", place=PLACE)
     try:
-        yield RetrievalIntake(LOG, CODEC, producer, responder, 4_096), producer  # type: ignore[arg-type]  # a fake
+        yield RetrievalIntake(LOG, CODEC, producer, responder), producer  # type: ignore[arg-type]  # a fake
     finally:
         await engine.close()
 

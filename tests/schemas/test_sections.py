@@ -83,7 +83,8 @@ def test_section_reads_environment_values_of_every_type() -> None:
 
 
 BAD_FILES: list[tuple[dict[str, Any], str]] = [
-    ({"cuont": 1}, r"example\.cuont: unknown; expected one of count, key, keys, kind, limit"),
+    ({"cuont": 1}, r"example\.cuont: unknown; expected perhaps count$"),
+    ({"zzz": 1}, r"example\.zzz: unknown; expected one of count, key, keys, kind, limit"),
     ({"count": "1"}, r"example\.count: expected a valid integer, found '1'"),
     ({"count": True}, r"example\.count: expected a valid integer, found True"),
     ({"count": 1.5}, r"example\.count: expected a valid integer, found 1\.5"),
@@ -110,7 +111,7 @@ def test_section_rejects_invalid_file_values(file: dict[str, Any], message: str)
 
 
 BAD_ENVIRONMENTS: list[tuple[str, str, str]] = [
-    ("TRIVIUM_EXAMPLE_CUONT", "1", "TRIVIUM_EXAMPLE_CUONT: unknown; expected one of count, key"),
+    ("TRIVIUM_EXAMPLE_CUONT", "1", "TRIVIUM_EXAMPLE_CUONT: unknown; expected perhaps count"),
     ("TRIVIUM_EXAMPLE_COUNT", "one", "EXAMPLE_COUNT: expected a valid integer, .* found 'one'"),
     ("TRIVIUM_EXAMPLE_COUNT", "0", "TRIVIUM_EXAMPLE_COUNT: expected at least 1, found '0'"),
     ("TRIVIUM_EXAMPLE_SHARE", "", "EXAMPLE_SHARE: expected a valid number, .* found ''"),

@@ -14,7 +14,6 @@ from workers.llm.vllm import start as vllm_start
     ("changes", "message"),
     [
         ({"engine": "tpu"}, "worker.engine: expected one of sim, vllm, found 'tpu'"),
-        ({"seen_max": 0}, "worker.seen_max: expected at least 1, found 0"),
         ({"decode_credits": -1}, "worker.decode_credits: expected at least 0, found -1"),
     ],
 )

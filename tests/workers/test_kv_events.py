@@ -1,22 +1,23 @@
 """What a worker publishes of its prefix cache, and when."""
 
 from collections import deque
-from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
 from schemas import prefix
-from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
 from tests.virtual_time import virtual
 from tests.waits import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
 from tests.workers.running_worker import RunningWorker, running_worker
-from workers.config import WorkerSettings
+from workers import kv_events
 from workers.kv.block_log import BlockLog
 
-QUICK: dict[str, Any] = {"kv_events_interval_ms": 1}
+
+@pytest.fixture(autouse=True)
+def _frequent_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "INTERVAL_MS", 1)
 
 
 class RouterView:
@@ -64,7 +65,7 @@ async def stop_worker(worker: RunningWorker) -> None:
 
 
 async def test_kv_events_start_with_snapshot_and_continue_with_changes() -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     blocks = await start_worker(worker, 1, 2)
     (first,) = worker.log.of(KvEvents)
     assert (first.seq, first.snapshot, first.has_more) == (0, True, False)
@@ -82,7 +83,7 @@ async def test_kv_events_start_with_snapshot_and_continue_with_changes() -> None
 
 @virtual
 async def test_kv_events_report_empty_cache_once() -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     await start_worker(worker)
     await pass_time(1)
     (only,) = worker.log.of(KvEvents)
@@ -90,8 +91,9 @@ async def test_kv_events_report_empty_cache_once() -> None:
     await stop_worker(worker)
 
 
-async def test_kv_events_limit_blocks_per_record() -> None:
-    worker = RunningWorker(**QUICK, kv_events_blocks_max=2)
+async def test_kv_events_limit_blocks_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "BLOCKS_MAX", 2)
+    worker = RunningWorker()
     blocks = await start_worker(worker, 1, 2, 3, 4, 5)
     parts = worker.log.of(KvEvents)
     assert [(p.seq, p.snapshot, p.has_more) for p in parts] == [
@@ -108,7 +110,7 @@ async def test_kv_events_limit_blocks_per_record() -> None:
 
 
 async def test_kv_events_send_snapshot_to_new_router() -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     await start_worker(worker, 1, 2)
     worker.membership.add_router("router-a")
     await until(lambda: router_view(worker).snapshots == 2)
@@ -117,8 +119,9 @@ async def test_kv_events_send_snapshot_to_new_router() -> None:
 
 
 @virtual
-async def test_kv_events_repeat_snapshot_periodically() -> None:
-    worker = RunningWorker(**QUICK, kv_snapshot_interval_s=1)
+async def test_kv_events_repeat_snapshot_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "SNAPSHOT_INTERVAL_S", 1)
+    worker = RunningWorker()
     await start_worker(worker, 1)
     await until(lambda: router_view(worker).snapshots >= 2)
     await stop_worker(worker)
@@ -128,7 +131,7 @@ async def test_kv_events_repeat_snapshot_periodically() -> None:
 async def test_kv_events_send_snapshot_after_failed_send(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     blocks = await start_worker(worker, 1)
     if how == "refused":
         worker.log.refusing.add("prefixes")
@@ -143,7 +146,7 @@ async def test_kv_events_send_snapshot_after_failed_send(
 
 
 async def test_kv_events_block_no_tokens_during_slow_send() -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     blocks = await start_worker(worker, 1)
     worker.log.held_acks["prefixes"] = []
     blocks.add([2])
@@ -157,7 +160,7 @@ async def test_kv_events_block_no_tokens_during_slow_send() -> None:
 
 @virtual
 async def test_kv_events_pause_while_lease_is_doubtful() -> None:
-    worker = RunningWorker(**QUICK)
+    worker = RunningWorker()
     blocks = await start_worker(worker, 1)
     worker.membership.valid = False
     blocks.add([2])
@@ -167,13 +170,7 @@ async def test_kv_events_pause_while_lease_is_doubtful() -> None:
 
 
 async def test_kv_events_need_block_log_of_engine() -> None:
-    settings: dict[str, Any] = QUICK
-    async with running_worker(**settings) as worker:
+    async with running_worker() as worker:
         worker.membership.add_router("router-a")
         await until(lambda: worker.membership.beats[-1] != [])
         assert worker.log.of(KvEvents) == []
-
-
-def test_kv_events_batch_size_is_limited_by_record_size() -> None:
-    with pytest.raises(ConfigError, match="kv_events_blocks_max: expected at most 65536"):
-        WorkerSettings(kv_events_blocks_max=65_537)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from aiokafka.errors import KafkaTimeoutError
@@ -29,6 +30,9 @@ from tests.workers.fakes import (
     work,
 )
 from tests.workers.running_worker import running_worker
+from workers import loops, outbox
+from workers.llm.pacing import INTERVALS
+from workers.llm.reports import TRIES_MAX, Reports
 
 LOOPS = "workers/loops.py"  # also runs for what the worker does beside requests
 JOB = "workers/llm/engine.py"  # a dataclass, and the protocol of engines: no code that runs
@@ -178,8 +182,9 @@ async def test_worker_merges_tokens_until_frame_is_acknowledged() -> None:
 
 
 @virtual
-async def test_worker_paces_frames_except_first_and_last() -> None:
-    async with running_worker(running_max=8, frame_interval_ms=200, frame_at_once_max=2) as worker:
+async def test_worker_paces_frames_except_first_and_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "INTERVALS", replace(INTERVALS, shortest_ms=200, at_once_max=2))
+    async with running_worker(running_max=8) as worker:
         names = [f"r{n}" for n in range(4)]
         await worker.submit(*(work(name) for name in names))
         worker.engine.say(*(out(f"{name}.1", [7], "x") for name in names))
@@ -204,7 +209,8 @@ async def test_worker_flushes_last_tokens_despite_early_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
-    async with running_worker(running_max=8, frame_interval_ms=100, frame_at_once_max=2) as worker:
+    monkeypatch.setattr(loops, "INTERVALS", replace(INTERVALS, shortest_ms=100, at_once_max=2))
+    async with running_worker(running_max=8) as worker:
         names = [f"r{n}" for n in range(4)]
         await worker.submit(*(work(name) for name in names))
         worker.engine.say(*(out(f"{name}.1", [7], "x") for name in names))
@@ -254,18 +260,21 @@ async def test_worker_retries_failed_report() -> None:
 async def test_worker_restarts_after_report_exhausts_tries(
     refusing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_worker(report_tries_max=2) as worker:
+    async with running_worker() as worker:
         if refusing:
             worker.log.refusing.add("outcomes")
-        worker.log.errors["outcomes"] = deque([KafkaTimeoutError()] * 2)
+        worker.log.errors["outcomes"] = deque([KafkaTimeoutError()] * TRIES_MAX)
         await worker.submit(work())
         worker.engine.say(out(ids=[5], text="a", finish_reason="stop"))
         await worker.lives(2)
-        assert "Outcome of request r1 not sent after 2 tries" in caplog.text
+        assert f"Outcome of request r1 not sent after {TRIES_MAX} tries" in caplog.text
 
 
-async def test_worker_reads_no_work_while_too_many_reports_are_pending() -> None:
-    async with running_worker(reports_pending_max=1) as worker:
+async def test_worker_reads_no_work_while_too_many_reports_are_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "Reports", partial(Reports, pending_max=1))
+    async with running_worker() as worker:
         worker.log.held_acks["phases"] = []
         await worker.submit(work())
         worker.engine.say(out(finish_reason="abort"))

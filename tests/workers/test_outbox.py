@@ -26,7 +26,7 @@ async def written_records(*records: Phase | Outcome) -> list[Any]:
     log = FakeLog()
     producer = FakeProducer(log)
     await producer.start()
-    outbox = ReportOutbox(producer, wait_for_standing_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_standing_lease)  # type: ignore[arg-type]  # a fake
     for record in records:
         outbox.add(record)
     sending = asyncio.ensure_future(outbox.run())
@@ -49,7 +49,7 @@ async def test_outbox_waits_while_lease_is_doubtful() -> None:
         lease_request.set()
         await leased.wait()
 
-    outbox = ReportOutbox(producer, wait_for_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_lease)  # type: ignore[arg-type]  # a fake
     outbox.add(replace(example("trivium.Outcome"), kv=None))
     sending = asyncio.ensure_future(outbox.run())
     flushed = asyncio.ensure_future(outbox.wait_flushed())
@@ -69,7 +69,7 @@ async def test_outbox_batches_outcomes_but_not_phases() -> None:
     log, loop = FakeLog(), asyncio.get_running_loop()
     producer = FakeProducer(log)
     await producer.start()
-    outbox = ReportOutbox(producer, wait_for_standing_lease, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, wait_for_standing_lease)  # type: ignore[arg-type]  # a fake
     sending = asyncio.ensure_future(outbox.run())
     outcome, phase = replace(example("trivium.Outcome"), kv=None), example("trivium.Phase")
     began_s = loop.time()

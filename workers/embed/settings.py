@@ -26,10 +26,6 @@ class EmbeddingSettings:
     chunk_overlap: Natural = 20  # tokens of whole sentences repeated from the passage before
     threads: Positive = 1  # threads of torch
     batch_tokens: Positive = 1_024  # most tokens of a batch; a query waits for one of documents
-    documents_max: Positive = 128  # documents in flight; further ones wait in the log
-    queries_max: Positive = 4_096  # queries in flight; further ones wait in the log
-    drain_timeout_ms: Natural = 10_000
-    close_timeout_ms: Positive = 10_000
 
     def __post_init__(self) -> None:
         if self.chunk_overlap > self.chunk_tokens // 2:

@@ -11,6 +11,7 @@ or its lease, it joins again with the same model, and resumes at the group's off
 
 import asyncio
 import logging
+from typing import Final
 
 from aiokafka.errors import KafkaError
 
@@ -42,6 +43,8 @@ log = logging.getLogger("trivium.embedding")
 DOCUMENTS = "documents"
 _STALL_MS = 60_000  # lag without progress that ends a session; a long document takes seconds
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
+# Records in flight; further ones wait in the log. A document has many texts, a query has one.
+_IN_FLIGHT_MAX: Final = {TOPIC: 4_096, DOCUMENTS: 128}
 _SPECIAL_TOKENS = 2  # tokens that a model puts around a text
 
 
@@ -102,7 +105,7 @@ class EmbeddingWorker:
         self._intake = EmbeddingIntake(
             self._producer,
             {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
-            {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
+            _IN_FLIGHT_MAX,
             self._falls,
         )
         app = make_app(
@@ -119,8 +122,6 @@ class EmbeddingWorker:
         self._session = AgentSession(
             settings=log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._give_up,
-            drain_timeout_ms=self._settings.drain_timeout_ms,
-            close_timeout_ms=self._settings.close_timeout_ms,
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:

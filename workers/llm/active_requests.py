@@ -18,7 +18,7 @@ it is this worker's own, whose KV is in the prefix cache.
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from schemas.errors import (
     DeadlineExceeded,
@@ -68,6 +68,10 @@ from workers.llm.stream import (
 
 OnReport = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
+
+
+# Request ids that are remembered, to ignore repeated work; more where more requests are held.
+SEEN_MAX: Final = 16_384
 
 
 class Peers(Protocol):

@@ -7,6 +7,7 @@ frames that `take` returns.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from workers.llm.frames import Frames, OutgoingFrame
 
@@ -27,6 +28,10 @@ class Intervals:
     shortest_ms: float
     longest_ms: float
     at_once_max: int
+
+
+# Few streams have no delay; many have 50 to 30 updates a second, which a reader sees as steady.
+INTERVALS: Final = Intervals(shortest_ms=20, longest_ms=32, at_once_max=16)
 
 
 class Pacing:

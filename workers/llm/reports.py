@@ -8,12 +8,15 @@ incarnation ends, and routers place its requests again. Sending twice is harmles
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Final
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.records import Outcome, Phase, PhaseKind, Retrieved
 from schemas.rules.outcomes import outcome_key
 from streams.log.clients import Headers
 
+TRIES_MAX: Final = 5  # of one record: then the log is away, and others do the work
+PENDING_MAX: Final = 1_024  # unacknowledged records; at this number a worker reads no new work
 RETRY_MS = 100  # pause before a retry, times the number of tries so far
 
 
@@ -36,7 +39,7 @@ class PendingReport:
 class Reports:
     """The queue; a report is pending from `add` until it is acknowledged."""
 
-    def __init__(self, *, pending_max: int, tries_max: int) -> None:
+    def __init__(self, *, pending_max: int = PENDING_MAX, tries_max: int = TRIES_MAX) -> None:
         self.fatal_error: BrokerUnavailable | None = None
         self._pending_max, self._tries_max = pending_max, tries_max
         self._queue: deque[PendingReport] = deque()

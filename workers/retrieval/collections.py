@@ -8,7 +8,7 @@ may search a collection, and which model embeds its passages.
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from workers.vector.kernels.metrics import Metric, Storage
 from workers.vector.limits import CUDA_TOP_M_MAX, SCANNED_ROWS_MAX, TOP_M_MAX
 
 _BEAT_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 112  # of a heartbeat; of each beside its name
+# Rows without edges, which every search scans; beyond this the feeds wait until they are linked.
+LOOSE_MAX: Final = 512
 _DIMS_MAX = 10_000  # remembered dimensions; most of their collections may have no documents
 
 
@@ -73,8 +75,7 @@ class Collections:
         """Return whether an index has too many rows without edges; small indexes need none."""
         indexes = list(self.indexes.values())
         return any(
-            index.loose > self._settings.loose_max and index.rows.count > SCANNED_ROWS_MAX
-            for index in indexes
+            index.loose > LOOSE_MAX and index.rows.count > SCANNED_ROWS_MAX for index in indexes
         )
 
     def serve_files(self, indexes: Mapping[str, Index]) -> None:

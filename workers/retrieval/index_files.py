@@ -60,10 +60,9 @@ def _check(
     for what, value in expected.items():
         if actual[what] != value:
             raise ConfigError(f"{path}: expected {what} {value} of {name}, found {actual[what]}")
-    if settings.width * header["degree"] > TASKS_MAX:
+    if header["degree"] > TASKS_MAX:
         raise ConfigError(
-            f"{path}: expected a degree of at most {TASKS_MAX // settings.width} with "
-            f"retrieval.width {settings.width}, found {header['degree']}"
+            f"{path}: expected a degree of at most {TASKS_MAX}, found {header['degree']}"
         )
     if settings.device != "cpu" and header["dim"] > settings.cuda_dim_max:
         raise ConfigError(

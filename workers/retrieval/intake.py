@@ -8,7 +8,7 @@ the first answer.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
@@ -49,8 +49,11 @@ class TimeWeightedMean:
         return mean
 
 
+_PENDING_MAX: Final = 4_096  # retrievals in flight: as many searches as a class may have waiting
+
+
 class RetrievalIntake:
-    """The retrievals in flight, at most `pending_max`; the rest waits in the log."""
+    """The retrievals in flight, at most `_PENDING_MAX`; the rest waits in the log."""
 
     def __init__(
         self,
@@ -58,13 +61,12 @@ class RetrievalIntake:
         codec: Codec,
         producer: LogProducer,
         responder: Responder,
-        pending_max: int,
     ) -> None:
         self._settings = settings
         self._codec = codec
         self._producer = producer
         self._responder = responder
-        self._free_places = asyncio.Semaphore(pending_max)
+        self._free_places = asyncio.Semaphore(_PENDING_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self.answering = TimeWeightedMean()  # number of retrievals taken that have no hits yet
         self._answering = 0

@@ -41,7 +41,7 @@ class Responder:
         place: ShardPlace,
     ) -> None:
         self._engine = engine
-        self.texts = TextSearches(engine, settings.queue_max, settings.word_threads)
+        self.texts = TextSearches(engine, settings.scheduler().queue_max, settings.word_threads)
         self._collections = collections
         self._settings = settings
         self._worker_id, self._place = worker_id, place
@@ -112,8 +112,8 @@ class Responder:
             k=request.k,
             top_m=request.top_m or self._settings.top_m,
             recall=0.0 if request.top_m else self._settings.recall_of(request.collection),
-            width=request.width or self._settings.width,
-            patience=request.patience or self._settings.patience,
+            width=request.width or 1,
+            patience=request.patience,
             where=rows_allowed(request, tenants),
             seeds=_rows(request.seeds, index.rows.row_of),
             kind=kind,

@@ -1,7 +1,7 @@
 """Section [retrieval] of the settings: indexes, search engine and snapshots of the workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,6 @@ from workers.vector.limits import (
     BUILDERS,
     CUDA_DIM_MAX,
     CUDA_PLACES,
-    CUDA_SLOTS,
     CUDA_SLOTS_MAX,
     CUDA_TOP_M_MAX,
     DEGREE,
@@ -27,12 +26,10 @@ from workers.vector.limits import (
     LANES_MAX,
     PLACES,
     SLOTS,
-    TASKS_MAX,
     TOP_M_MAX,
 )
 
 SHARD_FIELD = "{shard}"  # in the path of an index file
-LOOSE_MIN = 256  # rows without edges that are linked even while more are arriving
 
 
 @section("retrieval")
@@ -51,9 +48,7 @@ class RetrievalSettings:
     # builder of the graph of an index on a CUDA device; cuvs needs cuVS
     builder: Annotated[str, one_of(*BUILDERS)] = "own"
     # searches that a device advances together; replaces lanes and places
-    cuda_places: Positive = CUDA_PLACES
-    # searches that a device holds: those in places, and parked ones
-    cuda_slots: Annotated[int, Field(ge=1, le=CUDA_SLOTS_MAX)] = CUDA_SLOTS
+    cuda_places: Annotated[int, Field(ge=1, le=CUDA_SLOTS_MAX // 2)] = CUDA_PLACES
     # most values of a vector that a device can search; memory of queries grows with it
     cuda_dim_max: Annotated[int, Field(ge=16, le=1 << 16, multiple_of=16)] = CUDA_DIM_MAX
     degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = DEGREE  # edges of a row in the graph
@@ -61,54 +56,25 @@ class RetrievalSettings:
     top_m: Annotated[int, Field(ge=1, le=TOP_M_MAX)] = 64
     # "collection=0.95": the target recall of its searches if a retrieval names no top_m
     recalls: Texts = ()
-    width: Positive = 1  # entries expanded per extend if a retrieval names none
     collections_max: Positive = 256
-    pending_max: Positive = 4_096  # retrievals in flight; further ones wait in the log
-    # extends without change that stop a search if a retrieval names none; 0: never
-    patience: Natural = 0
     # threads that search, and that build indexes at the start; 0: one per core
     lanes: Annotated[int, Field(ge=0, le=LANES_MAX)] = 0
     word_threads: Annotated[int, Field(ge=1, le=LANES_MAX)] = 2  # threads that search by words
     ahead: Natural = AHEAD  # searches that wait in a lane's slots for a place
     places: Positive = PLACES  # searches that a core advances together, on device cpu
-    slots: int = SLOTS  # searches that a core holds, on device cpu: in places, waiting, parked
     share: Share = 0.0  # of free places, reserved for prefill
     # wait after which a prefill search takes a decode search's place
     park_after_ms: NonNegative = 50.0
     gather_min: Positive = 1  # searches that are admitted together if places are free
     # longest wait of a prefill search for others to gather
-    flush_ms: NonNegative = 5.0
-    global_flush_ms: NonNegative = 20.0  # longest such wait of any search
-    queue_max: Positive = 4_096  # waiting searches of a class
-    parked_max: Natural = 64
+    flush_ms: NonNegative = 5.0  # four times that for any search
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
-    upkeep_interval_ms: Positive = 500  # between checks for rows to link
-    # rows without edges, which every search scans; beyond this the feeds wait until they are linked
-    loose_max: Annotated[int, Field(ge=LOOSE_MIN)] = 512
-    compact_share: NonNegative = 0.2  # share of deleted rows above which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
     # all replicas of a shard share one folder in it: the first ready one writes, all read
     shares_snapshots: bool = False
     snapshot_interval_s: Positive = 300
-    drain_timeout_ms: Natural = 10_000
-    close_timeout_ms: Positive = 10_000
 
     def __post_init__(self) -> None:
-        if self.width * self.degree > TASKS_MAX:
-            raise ConfigError(
-                f"retrieval.width: expected at most {TASKS_MAX // self.degree} with degree "
-                f"{self.degree}, found {self.width}"
-            )
-        if self.slots < self.places or self.slots & (self.slots - 1):
-            raise ConfigError(
-                f"retrieval.slots: expected a power of two, and at least retrieval.places "
-                f"({self.places}), found {self.slots}"
-            )
-        if self.cuda_slots < self.cuda_places:
-            raise ConfigError(
-                f"retrieval.cuda_slots: expected at least retrieval.cuda_places "
-                f"({self.cuda_places}), found {self.cuda_slots}"
-            )
         if self.builder == "cuvs" and self.device == "cpu":
             raise ConfigError(
                 "retrieval.builder: expected own with retrieval.device cpu, found cuvs, which "
@@ -140,7 +106,17 @@ class RetrievalSettings:
                     "retrieval.index_files: expected collection=path with a collection of 1 to "
                     f"{COLLECTION_CHARS_MAX} characters without a slash, found {pair!r}"
                 )
-        self.scheduler()  # raises
+
+    @property
+    def slots(self) -> int:
+        """Return how many searches a core holds: a power of two, with room for those in places, for
+        those that wait, and as many parked ones."""
+        return max(SLOTS, 1 << (self.places + 2 * self.ahead - 1).bit_length())
+
+    @property
+    def cuda_slots(self) -> int:
+        """Return how many searches a device holds: as many parked ones as there are places."""
+        return 2 * self.cuda_places
 
     def recall_of(self, collection: str) -> float:
         """Return the target recall of a collection's searches; 0: routing lists have `top_m`."""
@@ -160,10 +136,15 @@ class RetrievalSettings:
         return _split_pairs(self.storages).get(collection, default)
 
     def scheduler(self) -> SchedulerSettings:
-        """Return the scheduler's settings, which have the same names here; raises ConfigError."""
-        own_names = {field.name for field in fields(self)}
-        shared = [field.name for field in fields(SchedulerSettings) if field.name in own_names]
-        return SchedulerSettings(**{name: getattr(self, name) for name in shared})
+        """Return the settings of the engine's scheduler; raises ConfigError."""
+        return SchedulerSettings(
+            share=self.share,
+            park_after_ms=self.park_after_ms,
+            gather_min=self.gather_min,
+            flush_ms=self.flush_ms,
+            global_flush_ms=4 * self.flush_ms,
+            drops_late=self.drops_late,
+        )
 
 
 def _check_named(what: str, pairs: Sequence[str], choices: Sequence[str]) -> None:

@@ -12,13 +12,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import QueueFull
-from workers.retrieval.collections import Collections
+from workers.retrieval.collections import LOOSE_MAX, Collections
 from workers.retrieval.passages.passage_store import PassageStore
 from workers.retrieval.passages.texts import passages_of
-from workers.retrieval.settings import LOOSE_MIN, RetrievalSettings
 from workers.vector.index.audit import Neighbours
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort
@@ -27,6 +26,9 @@ from workers.vector.kernels.arrays import Array
 from workers.vector.limits import SCANNED_ROWS_MAX
 
 log = logging.getLogger("trivium.retrieval")
+INTERVAL_MS: Final = 500  # between checks for rows to link, while none wait
+COMPACT_SHARE: Final = 0.2  # of deleted rows, which searches walk through and memory holds
+LOOSE_MIN: Final = 256  # rows without edges that are linked even while more are arriving
 _STARVED_S = 0.1  # between checks whether the engine's lowest class is fast enough
 AsyncNeighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # of an engine
 
@@ -34,10 +36,7 @@ AsyncNeighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array
 class Upkeep:
     """The upkeep of all indexes: `finish` before the worker is ready, then `run`."""
 
-    def __init__(
-        self, settings: RetrievalSettings, collections: Collections, neighbours: AsyncNeighbours
-    ) -> None:
-        self._settings = settings
+    def __init__(self, collections: Collections, neighbours: AsyncNeighbours) -> None:
         self._collections = collections
         self._neighbours = neighbours
         self._last_counts: dict[str, int] = {}  # rows at the last check, by collection
@@ -49,7 +48,7 @@ class Upkeep:
                 await asyncio.to_thread(index.link)
 
     async def run(self) -> None:
-        """Maintain the indexes every `upkeep_interval_ms`, without a pause while rows wait."""
+        """Maintain the indexes every `INTERVAL_MS`, without a pause while rows wait."""
         linked = self._collections.linked = self._collections.linked or asyncio.Event()
         while True:
             pending = [
@@ -58,7 +57,7 @@ class Upkeep:
             ]
             linked.set()
             if not any(pending):
-                await asyncio.sleep(self._settings.upkeep_interval_ms / 1000)
+                await asyncio.sleep(INTERVAL_MS / 1000)
 
     async def _maintain(self, name: str, index: Index) -> bool:
         """Link, relink or compact one index; return whether rows were linked and more wait."""
@@ -71,11 +70,11 @@ class Upkeep:
             has_more = await self._with_engine(name, index, index.link) and index.loose >= LOOSE_MIN
         if not has_more:
             await self._with_engine(name, index, index.relink_lost)
-        if index.dead_share > self._settings.compact_share:
+        if index.dead_share > COMPACT_SHARE:
             await asyncio.to_thread(index.compact)
             log.info("%s: compacted from %d to %d rows", name, count, index.rows.count)
         store = self._collections.stores.get(name)
-        if store is not None and store.words.dead_share > self._settings.compact_share:
+        if store is not None and store.words.dead_share > COMPACT_SHARE:
             async with self._collections.change_lock:
                 await asyncio.to_thread(_compact_words, index, store)
         return has_more
@@ -87,7 +86,7 @@ class Upkeep:
         loop = asyncio.get_running_loop()
 
         def rows_wait() -> bool:
-            return index.loose > self._settings.loose_max // 2
+            return index.loose > LOOSE_MAX // 2
 
         def neighbours(view: IndexView, queries: Array, effort: Effort) -> Array:
             if not rows_wait():

@@ -104,7 +104,7 @@ class RetrievalWorker:
             worker_id=worker_id, shard_name=group_id(log_settings, place),
             is_first=self._is_first, graph_of=graph_of,
         )  # fmt: skip
-        self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
+        self._upkeep = Upkeep(self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
         parts = (log_settings, codec, self._producer, self.collections, place, self.membership)
         self._documents = DocumentFollower(*parts)
@@ -132,7 +132,6 @@ class RetrievalWorker:
             self._codec,
             self._producer,
             self.responder,
-            self._settings.pending_max,
         )
         app = make_app(
             self._log_settings,
@@ -147,8 +146,6 @@ class RetrievalWorker:
         self._life = AgentSession(
             settings=self._log_settings, membership=self.membership, producer=self._producer,
             app=app, intake=self._intake, give_up=self._intake.cancel,
-            drain_timeout_ms=self._settings.drain_timeout_ms,
-            close_timeout_ms=self._settings.close_timeout_ms,
         )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -159,7 +156,7 @@ class RetrievalWorker:
         finally:
             await self._steady.cancel()
             self.responder.texts.close()
-            await tasks.close("engine", self.engine.close(), self._settings.close_timeout_ms)
+            await tasks.close("engine", self.engine.close())
 
     async def _live(self, stop: asyncio.Event) -> None:
         self._begin()

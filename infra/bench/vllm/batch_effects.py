@@ -28,7 +28,6 @@ from workers.models.wheels import SMOLLM2
 
 ENGINE = {
     "kv_events": False,
-    "first_token_timeout_ms": 300_000,
     "progress_timeout_ms": 300_000,
     "extra": json.dumps({"enable_prefix_caching": False}),
 }

@@ -42,7 +42,7 @@ MODEL_LEN_MAX = 2_048
 START_S = 420.0
 _POLL_S = 0.2
 _WORKER = "VLLM::Worker"  # vLLM's title of the processes that compute
-_PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
+_PATIENT = {"progress_timeout_ms": 120_000}
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from workers.models.wheels import SMOLLM2
 
 PLAN = StackPlan(prefill=1, decode=2)
 KILL, STORM, WRONG_KV = "kill", "storm", "wrong-kv"
-ENGINE = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
+ENGINE = {"progress_timeout_ms": 120_000}
 PROMPT_WORDS = (10, 60)
 
 

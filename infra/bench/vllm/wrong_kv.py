@@ -36,7 +36,6 @@ ENGINE: dict[str, Any] = {
     "kv_events": False,
     "kv_lease_s": LEASE_S,
     "handle_margin_ms": MARGIN_MS,
-    "first_token_timeout_ms": 120_000,
     "progress_timeout_ms": 120_000,
 }
 CHECKED, CONTROL = "with Trivium's checks", "vLLM alone"

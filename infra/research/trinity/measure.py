@@ -36,7 +36,6 @@ _SEARCHES = 512  # of a single caller; several callers share them
 _REPEATS = 2
 _ENGINE = {
     "kv_events": False,
-    "first_token_timeout_ms": 300_000,
     "progress_timeout_ms": 300_000,
     "dtype": "float32",
     "extra": json.dumps({"enable_prefix_caching": False}),

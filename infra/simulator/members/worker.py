@@ -11,8 +11,7 @@ from infra.simulator.members.worker_process import Ports, SimProcess
 from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
-from workers.config import WorkerSettings
-from workers.llm.active_requests import Peers, RequestLimits
+from workers.llm.active_requests import SEEN_MAX, Peers, RequestLimits
 from workers.llm.stream import WorkerIdentity
 
 MODEL = "simulated"
@@ -95,7 +94,7 @@ class SimWorker:
             roles=frozenset(self.roles),
             model=MODEL,
             held_max=held_max,
-            seen_max=max(WorkerSettings().seen_max, 4 * held_max),
+            seen_max=max(SEEN_MAX, 4 * held_max),
             gateway_partitions=LogSettings().gateway_partitions,
             prefill_running_max=self.setup.prefill_running_max,
         )

@@ -12,23 +12,15 @@ from infra.simulator.machine.engine import TimedEngine
 from infra.simulator.members.searches import Answer
 from schemas.errors import RecordTooLarge, WorkerRefused
 from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, WarmPrefix, Work
-from workers.config import WorkerSettings
 from workers.llm.active_requests import ActiveRequests, Peers, RequestLimits
 from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
-from workers.llm.pacing import Intervals, Pacing
+from workers.llm.pacing import INTERVALS, Pacing
 from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.reports import PendingReport, Reports
 from workers.llm.stream import WorkerIdentity
 from workers.llm.warm import warm_prefix
-
-_SETTINGS = WorkerSettings()
-_INTERVALS = Intervals(
-    shortest_ms=_SETTINGS.frame_interval_ms,
-    longest_ms=_SETTINGS.frame_interval_ms_max,
-    at_once_max=_SETTINGS.frame_at_once_max,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +54,8 @@ class SimProcess:
         self._on_work = on_work
         self.engine = make_engine(self._wake)
         frames = Frames(identity.worker_id)
-        self._pacing = Pacing(frames, _INTERVALS)
-        self._reports = Reports(
-            pending_max=_SETTINGS.reports_pending_max, tries_max=_SETTINGS.report_tries_max
-        )
+        self._pacing = Pacing(frames, INTERVALS)
+        self._reports = Reports()
         self.probing = ProbingJobs(
             self.engine,
             lambda ask: ports.probe(ask, self._on_retrieved),

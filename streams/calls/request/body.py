@@ -6,7 +6,7 @@ depend on the model (context length, vocabulary) or on several fields are checke
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,7 @@ from streams.config import ORCHESTRATIONS, POLICIES
 Body = TypeVar("Body", bound=BaseModel)
 
 _INT_32_MAX = 2**31 - 1
+VALUES_MAX: Final = 32_768  # of a body: they cost the event loop a tenth of a second
 STALL_MS_MAX = 60_000
 TTL_S_MAX = 30 * 86_400
 _SEPARATORS = (b",", b"[", b"{")
@@ -321,7 +322,7 @@ class DetokenizeBody(StrictBody):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
+def parse(kind: type[Body], raw: bytes, values_max: int = VALUES_MAX) -> Body:
     """Parse a body into its model; raises InvalidRequest.
 
     Reading a value takes microseconds, so the number of values is checked before any is read.

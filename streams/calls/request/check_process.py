@@ -17,12 +17,13 @@ from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import InvalidRequest, TooManyRequests
 from schemas.sections import environment_of_child
 
 PROCESSES_MAX = 2  # per `CheckProcess`; the second starts when several tenants ask
+CHECK_MS: Final = 5_000  # of one check, or of encoding a long text: callers wait no longer
 WAITING_MAX = 32  # waiting questions of a tenant
 KNOWN_MAX = 1_024  # cached answers: clients send the same schema repeatedly
 START_MS = 60_000  # for the imports of the process on a busy machine

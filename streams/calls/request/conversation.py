@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from schemas.errors import InvalidRequest
 from streams.calls.ids import new_session_id
@@ -31,6 +31,7 @@ HEADERS = (
     b"x-opencode-session",
     b"x-dynamo-session-id",
 )
+SESSION_IDLE_MS: Final = 3_600_000  # as long as routers know where a conversation's KV is
 SESSION_CHARS_MAX = 128
 _SAME_WORDS_MAX = 8  # sessions remembered under one hash
 

@@ -11,7 +11,7 @@ from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
 from streams.calls.errors import shorten
 from streams.calls.request.body import GenerationBody
-from streams.calls.request.check_process import CHECK_PROCESS
+from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
 from streams.calls.request.fields import refuse_extras
 from streams.calls.request.sampling import strings
 
@@ -20,7 +20,7 @@ FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
 Forms = list[tuple[str, StructuredKind, Any]]
 
 
-async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Structured | None:
+async def form_of(body: GenerationBody, tenant: str = "") -> Structured | None:
     """Return the one constraint on the form of the answer, or None.
 
     Raises InvalidRequest, also if the check takes too long.
@@ -41,7 +41,7 @@ async def form_of(body: GenerationBody, limit_ms: int, tenant: str = "") -> Stru
     check = _CHECKS.get(kind)
     if check is not None and not _is_beyond(kind, text):
         try:
-            wrong = await CHECK_PROCESS.check(check, text, limit_ms, tenant)
+            wrong = await CHECK_PROCESS.check(check, text, CHECK_MS, tenant)
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: {error.message}", name) from error
         if wrong:

@@ -13,6 +13,7 @@ from schemas.records import Endpoint, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
 from streams.calls.request.body import (
+    VALUES_MAX,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -76,9 +77,9 @@ async def take_in(
     """Parse and check a call's body, and tokenise its prompt."""
     body: ChatBody | CompletionBody
     if endpoint is Endpoint.CHAT:
-        body = parse(ChatBody, raw, settings.values_max)
+        body = parse(ChatBody, raw)
     else:  # its prompt may be token ids
-        body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
+        body = parse(CompletionBody, raw, VALUES_MAX + served.max_model_len)
     return await take_in_body(body, served, settings, tenant)
 
 
@@ -102,7 +103,7 @@ async def take_in_body(
             f"{shorten(n * len(raw_prompts))}",
             "n",
         )
-    form = await form_of(body, settings.aside_ms, tenant) if body.names_form else None
+    form = await form_of(body, tenant) if body.names_form else None
     tokens_max = _truncation_limit(body, served, settings)
     chat = Chat()
     search: PromptSearch | None = None
@@ -194,7 +195,6 @@ async def chat_prompt(
     return await served.tokenizer.encode_chat(
         chat,
         check_chars=lambda chars: check_length(chars, "messages", served, settings),
-        limit_ms=settings.aside_ms,
         tenant=tenant,
     )
 
@@ -260,9 +260,7 @@ async def _completion_prompt(
         return _check_ids(prompt, served.tokenizer.vocab)
     check_length(len(prompt), "prompt", served, settings)
     special = body.add_special_tokens is not False
-    return await served.tokenizer.encode(
-        prompt, add_special_tokens=special, limit_ms=settings.aside_ms, tenant=tenant
-    )
+    return await served.tokenizer.encode(prompt, add_special_tokens=special, tenant=tenant)
 
 
 def _check_ids(value: Any, vocab: int) -> list[int]:

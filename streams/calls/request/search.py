@@ -10,7 +10,7 @@ be reused.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import InvalidRequest, UnknownModel
 from schemas.records import Retrieval, Sampling, Structured
@@ -22,6 +22,8 @@ from streams.calls.request.probing import Form, Probe, probe_of, repeat_question
 from streams.calls.request.tokenizer import Chat, MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection that its chats search
+JOINT: Final = "\n"  # between two passages
+RETRIEVAL_SHARE: Final = 0.5  # of `ttft_ms`, for the search; the rest is for the prompt
 QUERY_CHARS_MAX = 8_192  # of the query; embedding models read less
 
 
@@ -79,7 +81,7 @@ class PromptSearch:
             mode=body.mode or settings.retrieval_mode,
             filter=filters.text_of(body.filter),
             min_score=settings.retrieval_min_score if body.min_score is None else body.min_score,
-            by_ms=arrived_ms + round(settings.ttft_ms * settings.retrieval_share),
+            by_ms=arrived_ms + round(settings.ttft_ms * RETRIEVAL_SHARE),
             tokens_max=max(0, self.passage_tokens - max(0, self.tokens - free_tokens)),
             at=self.prompt.at,
             lead=lead,
@@ -141,9 +143,9 @@ async def search_of(
     prompt = await tokenizer.encode_marked_chat(
         chat, user_index, check_chars=check_chars, tenant=tenant
     )
-    texts = (settings.context_lead, settings.context_joint, settings.context_trail)
-    lead, joint, trail = (tokenizer.encoder.ids([text]) for text in texts)
-    form = (lead, joint, trail, tokenizer.encoder.ids([settings.context_tail]))
+    lead, trail, tail = settings.context_texts()
+    ids = tokenizer.encoder.ids
+    form = (ids([lead]), ids([JOINT]), ids([trail]), ids([tail]))
     probe = None
     if search_body.probes is not None:
         follow_up = [*messages, {"role": "assistant", "content": ""}, messages[user_index]]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Template, TemplateError, nodes
 
@@ -24,13 +24,13 @@ from schemas.model.files import (
     template_source_of,
 )
 from schemas.rules.tokens import pack_ranges
-from streams.calls.request.check_process import CHECK_PROCESS
+from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
 from streams.calls.request.model.chat_marks import ChatMarks
 from streams.calls.request.model.encoder import Encoder, TooLong
 from streams.calls.request.model.jinja_environment import make_environment
 
 Message = Mapping[str, Any]
-ENCODE_MS = 5_000
+INLINE_CHARS_MAX: Final = 8_192  # half a millisecond; longer texts are tokenised in a thread
 _MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"  # unguessable, so no message contains them
 _OPEN = f"\ufdd2{secrets.randbits(64)}\ufdd2"
 
@@ -139,7 +139,7 @@ class MarkedPrompt:
 class Tokenizer:
     """The tokenizer of the served model. `encode` may be called from any thread."""
 
-    def __init__(self, folder: Path, *, inline_chars: int = 8_192) -> None:
+    def __init__(self, folder: Path, *, inline_chars: int = INLINE_CHARS_MAX) -> None:
         file = folder / "tokenizer.json"
         if not file.exists():
             raise ConfigError(
@@ -219,7 +219,7 @@ class Tokenizer:
         chat: Chat,
         *,
         check_chars: Callable[[int], None],
-        limit_ms: int = ENCODE_MS,
+        limit_ms: int = CHECK_MS,
         tenant: str = "",
     ) -> "array[int]":
         """Return the token ids of a chat; only the template writes control tokens, never a message
@@ -285,7 +285,7 @@ class Tokenizer:
         return MarkedPrompt(before + within + after, at, at + len(within))
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS, tenant: str = ""
+        self, text: str, *, add_special_tokens: bool, limit_ms: int = CHECK_MS, tenant: str = ""
     ) -> "array[int]":
         """Return the token ids of a text. A long text is encoded in a thread, so that streams
         continue, and a very long one in another process, which can be ended. Raises InvalidRequest

@@ -4,11 +4,13 @@
 orders and estimates. Called by `streams/core/router.py` for live requests only.
 """
 
+from typing import Final
+
 from schemas.errors import EngineFailed, RouterFailed
 from schemas.records import DecisionKind, Mode, Phase, PhaseKind, Reason, Role
 from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import observations
-from streams.core.handlers.endings import Endings
+from streams.core.handlers.endings import DEADLINE_GRACE_MS, Endings
 from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.estimates import Estimates
@@ -16,6 +18,8 @@ from streams.core.requests.live import UNPLACED, LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
 from streams.core.tables import RouterTables
 
+# Routers that raise over one request before it fails: it must not stop routers for ever.
+APPLY_TRIES_MAX: Final = 3
 _GIVEN_UP = (PhaseKind.REFUSED, PhaseKind.FAILED)
 
 
@@ -119,7 +123,7 @@ class Attempts:
             elif live.state is State.CONTINUING:
                 self._endings.restart_late(live, now_ms)
             return
-        over_ms = live.request.deadline_ms + self._tables.settings.deadline_grace_ms
+        over_ms = live.request.deadline_ms + DEADLINE_GRACE_MS
         if now_ms < over_ms and (live.state in ON_WORKERS or live.state is State.CANCELLING):
             self._tables.requests.watch(live, over_ms)
         elif live.cancel is not None:
@@ -140,7 +144,7 @@ class Attempts:
         self._retrievals.tell(live)  # the last router may not have sent the notice
         if live.attempt.number and live.state in UNPLACED:
             self._orders.void_again(live, now_ms)
-        if live.failures.routers >= self._tables.settings.apply_tries_max:
+        if live.failures.routers >= APPLY_TRIES_MAX:
             message = (
                 f"{live.request_id}: {live.failures.routers} routers failed over it; report this"
             )

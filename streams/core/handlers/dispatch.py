@@ -6,6 +6,7 @@ spends the credits. Called by `streams/core/router.py` after every event.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from schemas.records import (
     DecisionKind,
@@ -37,6 +38,8 @@ from streams.core.requests.live import (
 from streams.core.states import BEGINS, State
 from streams.core.tables import RouterTables
 
+HANDOVER_MARGIN_MS: Final = 1_000  # a KV handle that expires sooner may not be read in time
+CANDIDATES_MAX: Final = 4  # workers named in a decision, of which it keeps the best
 _ROLES = {
     Mode.REMOTE: (Role.PREFILL, Role.DECODE),
     Mode.LOCAL: (Role.DECODE,),
@@ -138,7 +141,7 @@ class Dispatcher:
         if placement is None:
             return False
         tables.admission.serve(live.request_id)
-        limit, roles = tables.settings.candidates_max, _ROLES[placement.mode]
+        limit, roles = CANDIDATES_MAX, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
         if (
             live.attempt.unheard
@@ -239,7 +242,7 @@ class Dispatcher:
         worker = tables.fleet.worker(kv.worker_id, Role.DECODE)
         if worker is None or worker.epoch != kv.worker_epoch or not worker.is_alive(now_ms):
             return None
-        return kv if kv.expires_at_ms > now_ms + tables.settings.handover_margin_ms else None
+        return kv if kv.expires_at_ms > now_ms + HANDOVER_MARGIN_MS else None
 
     def _hand_over(self, live: LiveRequest, now_ms: int) -> bool:
         """Dispatch decode after prefill; return False if no worker has credit for it."""
@@ -264,7 +267,7 @@ class Dispatcher:
                 Orchestration.NONE,
             )
         live.attempt.decode = worker.life
-        limit, roles = tables.settings.candidates_max, (worker.role,)
+        limit, roles = CANDIDATES_MAX, (worker.role,)
         looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)
         self._orders.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
@@ -282,7 +285,7 @@ class Dispatcher:
             return False
         if producer is not None and not worker.keeps_time_with(producer):
             return False
-        fresh_until_ms = now_ms + self._tables.settings.handover_margin_ms
+        fresh_until_ms = now_ms + HANDOVER_MARGIN_MS
         return live.attempt.kv is not None and live.attempt.kv.expires_at_ms >= fresh_until_ms
 
 

@@ -12,6 +12,8 @@ because it is in the log before the next attempt, writes that: the answer is ove
 one written, and the answer restarts.
 """
 
+from typing import Final
+
 from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
 from schemas.records import (
     CancelReason,
@@ -41,6 +43,13 @@ from streams.core.requests.live import LiveRequest, is_fault, is_loss, session_k
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
+ATTEMPTS_MAX: Final = 3  # failures on workers: the request may be the reason
+# Losses and refusals of workers, which say little about the request.
+LOSSES_MAX: Final = 12
+# How long after its deadline a worker may still end a request: its report may be on the way.
+DEADLINE_GRACE_MS: Final = 5_000
+# For the progress of an answer's readers, many times the way through the log.
+CONTINUE_WAIT_MS: Final = 1_000
 UNNUMBERED = -1  # of usage, which its writer numbers
 _DECISION_OF = {
     OutcomeKind.SHED: DecisionKind.SHED,
@@ -61,16 +70,12 @@ class Endings:
         self, live: LiveRequest, reason: Reason, error: WireError | None, now_ms: int
     ) -> None:
         """Void the attempt, and place the request again, or end it if that is useless."""
-        settings = self._tables.settings
         live.failures.error = error or live.failures.error
         live.failures.losses += is_loss(reason)
         live.failures.faults += is_fault(reason)
         if live.cancel is not None:
             self.end_cancelled(live, now_ms)
-        elif (
-            live.failures.faults >= settings.attempts_max
-            or live.failures.losses >= settings.losses_max
-        ):
+        elif live.failures.faults >= ATTEMPTS_MAX or live.failures.losses >= LOSSES_MAX:
             last = live.failures.error or WorkerLost("its worker fell silent").to_wire()
             tries = live.failures.faults + live.failures.losses
             message = f"{live.request_id}: gave up after {tries} attempts: {last.message}"
@@ -96,7 +101,7 @@ class Endings:
         if not asks:
             return False
         tables.requests.move(live, State.CONTINUING)
-        live.readers.progress_deadline_ms = now_ms + tables.settings.continue_wait_ms
+        live.readers.progress_deadline_ms = now_ms + CONTINUE_WAIT_MS
         tables.requests.watch(live, live.readers.progress_deadline_ms)
         return True
 
@@ -192,7 +197,7 @@ class Endings:
         tables.admission.count_answer(live.request.tenant, outcome.completion_tokens)
         if outcome.kind is OutcomeKind.COMPLETED:
             tables.demand.answered.add(now_ms, answer_tokens=outcome.completion_tokens)
-        until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
+        until_ms = max(live.request.deadline_ms, now_ms) + DEADLINE_GRACE_MS
         tables.ended_ids.add(live.request_id, until_ms, live.partition)
         self.tell_usage(live, outcome)
 

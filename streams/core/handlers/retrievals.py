@@ -2,7 +2,7 @@
 
 A request is queued when its router reads a `Retrieved` in the log. The router's agent writes it,
 with the passages or an error; this handler has it written if the search has no time, exceeds
-`retrievals_max` or is late. The first one in the log counts for every reader, so a rebuilt prompt
+`RETRIEVALS_MAX` or is late. The first one in the log counts for every reader, so a rebuilt prompt
 equals the live one. A router that takes over a request without one searches again.
 
 `streams/core/requests/context.py` builds the prompt. Called by `streams/core/router.py` and
@@ -10,6 +10,7 @@ equals the live one. A router that takes over a request without one searches aga
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from schemas.errors import DeadlineExceeded, QueueFull, TriviumError
 from schemas.records import Insert, Retrieval, Retrieved
@@ -19,6 +20,8 @@ from streams.core.requests.live import LiveRequest
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
+RETRIEVALS_MAX: Final = 1_000  # active searches, far above what a pool answers in time
+RETRIEVAL_GRACE_MS: Final = 100  # after a search's deadline, to read back a late result
 _Warm = Callable[[LiveRequest, Sequence[Insert], int], None]
 
 
@@ -33,19 +36,18 @@ class Retrievals:
     def begin(self, live: LiveRequest, now_ms: int) -> None:
         """Start the search of a request, which ends by the time that the request names."""
         tables, retrieval = self._tables, _retrieval_of(live)
-        is_full = tables.requests.retrieving >= tables.settings.retrievals_max
+        is_full = tables.requests.retrieving >= RETRIEVALS_MAX
         tables.requests.move(live, State.RETRIEVING)
         if now_ms >= retrieval.by_ms:
             self._go_without(live, _late_error(live, now_ms), now_ms)
         elif is_full:
-            limit = tables.settings.retrievals_max
-            message = f"{live.request_id}: {limit} searches are under way (router.retrievals_max)"
+            message = f"{live.request_id}: {RETRIEVALS_MAX} searches are under way"
             self._go_without(live, QueueFull(message), now_ms)
         else:
             history = tables.histories.inserts_of(live.request)
             tables.effects.append(StartRetrieval(live.request, history, live.partition))
             self._warm(live, history, now_ms)
-            tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
+            tables.requests.watch(live, retrieval.by_ms + RETRIEVAL_GRACE_MS)
 
     def handle_timeout(self, live: LiveRequest, now_ms: int) -> None:
         """Continue without a search that was not answered in time."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from math import exp
 from operator import mul
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from schemas.frozen import frozen
 from schemas.records import Estimate, Role
@@ -112,7 +112,10 @@ PACES_MAX = 10_000  # the least recently updated are evicted first
 PACE_SAMPLES, PACE_RATE = 8, 0.1
 PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
-# Assumed until measured, as shares of the assumed speeds of the settings.
+# Assumed until measured, and for slack: roughly a GPU's speed with a model of 8 billion parameters.
+ASSUMED_PREFILL_TOKENS_PER_S: Final = 10_000
+ASSUMED_STEP_MS: Final = 10.0  # of an answer's token
+# Likewise, as shares of these speeds.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 PAIRS_SHARE = 0.01  # of a thousand tokens' time: their attention to a thousand others
 CONTEXT_SHARE = 0.002  # of a step, per thousand tokens of context that it reads
@@ -160,8 +163,8 @@ class Estimates:
     """Models of all pools; bounded; the same observations give the same estimates."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        thousand_ms = THOUSAND * 1_000 / settings.assumed_prefill_tokens_per_s
-        step_ms = settings.assumed_step_ms
+        thousand_ms = THOUSAND * 1_000 / ASSUMED_PREFILL_TOKENS_PER_S
+        step_ms = ASSUMED_STEP_MS
         # Features: thousand tokens to compute, one, thousand tokens ahead, requests ahead; million
         # pairs of tokens.
         pairs_ms = thousand_ms * PAIRS_SHARE

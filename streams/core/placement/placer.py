@@ -9,7 +9,7 @@ settings place it, and the decision names the wish and why it is unmet. Called b
 """
 
 from collections.abc import Container
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
 from schemas.rules.pairs import common_orders
@@ -34,6 +34,8 @@ class OrchestrationChoice(NamedTuple):
     unmet: Unmet = Unmet.NONE
 
 
+# Prefills dispatched beyond the free decode credits: decode finds the next prompt ready.
+HANDOVER_AHEAD: Final = 4
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
 
@@ -296,7 +298,7 @@ class Placer:
         """Place on `pair`, or prefill where it ends soonest and decode where `View.decode` says."""
         case = view.case
         decode_credits = view.fleet.pools[Role.DECODE].credits(view.now_ms)
-        if case.before_decode >= decode_credits + self.settings.handover_ahead:
+        if case.before_decode >= decode_credits + HANDOVER_AHEAD:
             return None
         prefill, decode = pair or view.pair
         if prefill is None:

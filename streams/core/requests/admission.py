@@ -8,7 +8,7 @@ that no tenant saves up service.
 
 Slack is deadline minus now minus estimated work, so its order among waiting requests never changes:
 `deadline_ms - work_ms` is a fixed key, and a tenant's requests of a class are a heap. Ageing moves
-a request to the next better class once per `ageing_ms`; another heap orders these times. A queue is
+a request to the next better class once per `AGEING_MS`; another heap orders these times. A queue is
 a pair of heaps: `front` to serve from, `back` to shed from. Shedding takes from the worst class, in
 it from the tenant with the most tokens. Requests that leave are marked and skipped when they reach
 the top; when marks far outnumber requests, all heaps are rebuilt. Every operation is amortised
@@ -20,10 +20,12 @@ Knows nothing of workers, credits or records; the handlers and `streams/core/rou
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 from schemas.records import Priority
 
 CLASSES = {Priority.INTERACTIVE: 0, Priority.STANDARD: 1, Priority.BATCH: 2}
+AGEING_MS: Final = 5_000  # no class waits for ever, and an urgent one is seldom overtaken
 ANSWER_WEIGHT = 2  # weight of an answer's token; a prompt's has 1
 _MARKS_MIN = 64
 _TENANTS_MAX = 10_000  # beyond one for each waiting request
@@ -133,10 +135,9 @@ class _Class:
 class Admission:
     """Bounded priority queues, ordered by class, fair between tenants, and then by slack."""
 
-    def __init__(self, *, requests_max: int, tokens_max: int, ageing_ms: int) -> None:
+    def __init__(self, *, requests_max: int, tokens_max: int) -> None:
         self.requests_max = requests_max
         self.tokens_max = tokens_max
-        self.ageing_ms = ageing_ms
         self.tokens = 0
         self._items: dict[str, QueuedRequest] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -175,7 +176,7 @@ class Admission:
         """
         assert request_id not in self._items
         self._seq += 1
-        key_ms, rises_ms = deadline_ms - work_ms, since_ms + self.ageing_ms
+        key_ms, rises_ms = deadline_ms - work_ms, since_ms + AGEING_MS
         owner = self._owner(tenant)
         item = QueuedRequest(
             request_id, owner, level, key_ms, self._seq, tokens, deadline_ms, rises_ms
@@ -255,7 +256,7 @@ class Admission:
         """Move to the class that the whole wait has earned, however late the call is."""
         while item.level and item.rises_ms <= now_ms:
             item.level -= 1
-            item.rises_ms += self.ageing_ms
+            item.rises_ms += AGEING_MS
 
     def _enter(self, item: QueuedRequest, now_ms: int) -> None:
         """Put a request into the queue of its current class."""

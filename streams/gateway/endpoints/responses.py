@@ -49,7 +49,7 @@ async def create(gateway: Gateway, exchange: HttpExchange) -> str:
     exchange.tenant = gateway.keys.tenant(exchange.headers)
     await gateway.admit(exchange.tenant)  # before the body takes memory
     raw = await exchange.read_body(gateway.body_reader)
-    body = parse(ResponsesBody, raw, gateway.settings.values_max)
+    body = parse(ResponsesBody, raw)
     refuse_fields(body)
     items = await resolve_references(gateway, exchange, items_of(body.input, exchange.call_id))
     earlier = EarlierTurns()

@@ -5,6 +5,7 @@ Any gateway can resume a stream, not only the one that accepted the request.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from schemas.errors import NotFound, TriviumError
 from streams.calls.ids import choice_ids, from_public, is_id, new_request_id
@@ -16,6 +17,7 @@ from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 
+RESUME_MS: Final = 15_000  # after the deadline, to deliver what the log has
 RESUME_HEADER = b"last-event-id"
 
 
@@ -103,7 +105,7 @@ def resumed_call(
     """Build a call to read here from these positions on, whichever gateway accepted it."""
     call = Call(
         key,
-        deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
+        deadline_ms=max(key.deadline_ms, wall_ms() + RESUME_MS),
         arrived_s=exchange.arrived_s,
         waits_for_end=waits_for_end,
         tolerates_difference=gateway.tolerates_difference,

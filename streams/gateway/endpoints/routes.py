@@ -14,7 +14,7 @@ from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.calls.config import GatewaySettings
-from streams.calls.errors import shorten
+from streams.calls.errors import RETRY_AFTER_S, shorten
 from streams.calls.ids import STORE_PREFIX, from_public, new_request_id
 from streams.calls.request.body import DetokenizeBody, TokenizeBody, parse
 from streams.calls.request.conversation import session_of
@@ -73,7 +73,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         headers = headers_of(request.scope)
         tenant = gateway.keys.tenant(headers)
         raw = await gateway.body_reader.read(headers, request.receive, tenant)
-        body = parse(TokenizeBody, raw, gateway.settings.values_max)
+        body = parse(TokenizeBody, raw)
         return await _tokenize(gateway.served, body, gateway.settings, tenant)
 
     @guarded.post("/detokenize", tags=["vLLM"])
@@ -82,7 +82,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
         headers = headers_of(request.scope)
         tenant = gateway.keys.tenant(headers)
         raw = await gateway.body_reader.read(headers, request.receive, tenant)
-        return _detokenize(gateway.served, parse(DetokenizeBody, raw, gateway.settings.values_max))
+        return _detokenize(gateway.served, parse(DetokenizeBody, raw))
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
 def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
     headers = {"x-request-id": new_request_id(wall_ms())}
     if problems:
-        headers["retry-after"] = str(gateway.settings.retry_after_s)
+        headers["retry-after"] = str(RETRY_AFTER_S)
     return headers
 
 
@@ -238,7 +238,6 @@ async def _tokenize(
         tokens = await served.tokenizer.encode(
             body.prompt or "",
             add_special_tokens=special,
-            limit_ms=settings.aside_ms,
             tenant=tenant,
         )
     answer: dict[str, Any] = {

@@ -22,7 +22,7 @@ from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.event_id import ClientPosition
 from streams.calls.stream.hub import Call, CallStream, Hub
 from streams.calls.stream.timeouts import DEADLINE_GRACE_MS
-from streams.gateway.endpoints.resume import read_on, resumed_call
+from streams.gateway.endpoints.resume import RESUME_MS, read_on, resumed_call
 from streams.gateway.http.delivery import COMPLETED
 from streams.gateway.http.exchange import HttpExchange
 from streams.gateway.state import Gateway
@@ -212,7 +212,7 @@ async def _answer_by_now(
     gateway.admit_resume(call.key.parent_id, call.key.tenant)
     gateway.resumed_calls.add(call)
     try:
-        async with asyncio.timeout((wait_ms or gateway.settings.resume_ms) / 1000):
+        async with asyncio.timeout((wait_ms or RESUME_MS) / 1000):
             await _read(gateway, call, live=bool(wait_ms))
     except TimeoutError:
         if not wait_ms:

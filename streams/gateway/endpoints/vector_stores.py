@@ -113,7 +113,7 @@ async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Bod
     """Read and parse the JSON body of a call; raises InvalidRequest."""
     headers, tenant = headers_of(request.scope), tenant_of(gateway, request)
     raw = await gateway.body_reader.read(headers, request.receive, tenant)
-    return parse(kind, raw, gateway.settings.values_max)
+    return parse(kind, raw)
 
 
 async def note_use(gateway: Gateway, store: VectorStore) -> None:

@@ -208,7 +208,7 @@ class HttpConnection(HttpToolsProtocol):
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
-            *retry_headers(error.http_status, self._limits.retry_after_s),
+            *retry_headers(error.http_status),
         ]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         return STATUS_LINE[error.http_status] + head + b"\r\n" + body

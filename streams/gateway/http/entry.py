@@ -61,7 +61,7 @@ class RootApp:
                 headers = [(b"x-request-id", new_request_id(wall_ms()).encode())]
                 if isinstance(error, UnsupportedMedia):
                     headers.append((b"accept-encoding", ACCEPTED))
-                await send_error(send, error, headers, 0)
+                await send_error(send, error, headers)
                 return
             if encoding:
                 receive = decode_body(encoding, receive)
@@ -80,13 +80,10 @@ class RootApp:
 class AsgiEndpoint:
     """An ASGI app around a handler: it sends errors as OpenAI bodies, and counts outcomes."""
 
-    def __init__(
-        self, name: str, handler: Handler, count_outcome: CountOutcome, *, retry_after_s: int
-    ) -> None:
+    def __init__(self, name: str, handler: Handler, count_outcome: CountOutcome) -> None:
         self._name = name
         self._handler = handler
         self._count_outcome = count_outcome
-        self._retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)
@@ -94,12 +91,12 @@ class AsgiEndpoint:
             outcome = await self._handler(exchange)
         except TriviumError as error:
             outcome = error.code
-            await exchange.send_error(error, self._retry_after_s)
+            await exchange.send_error(error)
         except Exception:
             outcome = TriviumError.code
             logger.exception("%s: a bug", self._name)
             # This fails if the response has begun; then the server closes the connection.
-            await exchange.send_error(TriviumError(BUG), 0)
+            await exchange.send_error(TriviumError(BUG))
         self._count_outcome(self._name, outcome)
 
 

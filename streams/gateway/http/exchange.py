@@ -68,9 +68,9 @@ class HttpExchange:
         """Send an answer in one piece."""
         await send_whole(self.send, 200, body, headers)
 
-    async def send_error(self, error: TriviumError, retry_after_s: int) -> None:
+    async def send_error(self, error: TriviumError) -> None:
         """Send an error as the whole answer."""
-        await send_error(self.send, error, self.reply_headers, retry_after_s)
+        await send_error(self.send, error, self.reply_headers)
 
     def on_hang_up(self, notify: Callable[[], None]) -> asyncio.Task[None]:
         """Return a task that calls `notify` when the client disconnects; cancel it after the
@@ -143,15 +143,13 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(
-    send: Send, error: TriviumError, headers: HeaderList, retry_after_s: int
-) -> None:
+async def send_error(send: Send, error: TriviumError, headers: HeaderList) -> None:
     """Send an error as the whole response.
 
     The rest of the request's body is read and dropped (`slow_clients.py` limits the time): a client
     that is cut off while it sends would never see the answer.
     """
-    extra = retry_headers(error.http_status, retry_after_s)
+    extra = retry_headers(error.http_status)
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])

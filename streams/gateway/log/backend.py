@@ -40,7 +40,7 @@ from streams.calls.log.answers import ProgressReporter
 from streams.calls.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.calls.log.turns import TurnTopic
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import ConversationTurn
+from streams.calls.request.conversation import SESSION_IDLE_MS, ConversationTurn
 from streams.calls.stream.hub import Hub
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter
@@ -94,7 +94,7 @@ class LogBackend:
             log,
             codec,
             gateway_id=gateway_id,
-            back_ms=settings.session_idle_ms,
+            back_ms=SESSION_IDLE_MS,
             producer=lambda: self._producer,
             bury=self._bury,
         )

@@ -20,7 +20,7 @@ from workers.config import WorkerSettings
 from workers.models.wheels import SMOLLM2, wheel_folder
 
 _KEPT = Path(__file__).parents[3] / "build"
-_PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
+_PATIENT = {"progress_timeout_ms": 120_000}
 
 
 def keep_real_model() -> None:

@@ -28,7 +28,6 @@ SCALING = ScalingSettings(
 # A worker decodes two answers at a time, and computes one prompt after the other.
 ENGINE: dict[str, Any] = {
     "running_max": 2,
-    "first_token_timeout_ms": 120_000,
     "progress_timeout_ms": 120_000,
 }
 

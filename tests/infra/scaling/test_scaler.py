@@ -1,6 +1,6 @@
 """From the fleet to how many workers each pool gets."""
 
-from infra.scaling.scaler import Scaler, ScalingPlan
+from infra.scaling.scaler import PoolHysteresis, Scaler, ScalingPlan
 from infra.scaling.settings import ScalingSettings
 from schemas.fleet import FleetView
 from schemas.records import Role, WantedPool
@@ -9,6 +9,7 @@ from tests.streams.builders import T0, beat, registration
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 SETTINGS = ScalingSettings(up_after_ms=1_000, down_after_ms=60_000, workers_max=6)
+SLOW_TO_SHRINK = ScalingSettings(up_after_ms=2_000, down_after_ms=10_000)
 
 
 def wants(prefill: int, decode: int) -> ScalingPlan:
@@ -44,3 +45,58 @@ def test_scaler_shrinks_pool_late_below_workers_max() -> None:
     for second in range(3):
         targets = scaler.settle(wants(2, 3), present, T0 + 1_000 * second)
     assert targets == {PREFILL: 3, DECODE: 3}
+
+
+def followed(demands: list[int], present: int = 2) -> list[int]:
+    """Return the pool's size second by second, where it has each target at once."""
+    hysteresis, sizes = PoolHysteresis(SLOW_TO_SHRINK), []
+    for second, count in enumerate(demands):
+        targets = hysteresis.settle({DECODE: count}, {DECODE: present}, 1_000 * second)
+        present = targets[DECODE]
+        sizes.append(present)
+    return sizes
+
+
+def test_pool_grows_after_sustained_demand() -> None:
+    assert followed([2, 4, 4, 4, 5, 4]) == [2, 2, 2, 4, 4, 4]
+
+
+def test_pool_grows_to_lowest_sustained_demand() -> None:
+    assert followed([4, 6, 3]) == [2, 2, 3]
+
+
+def test_pool_ignores_momentary_demand_peak() -> None:
+    assert followed([2, 8, 2, 8, 8, 2]) == [2] * 6
+
+
+def test_pool_shrinks_late_to_highest_recent_demand() -> None:
+    assert followed([4, 1, 1, 3, *[1] * 8], present=4) == [4] * 11 + [3]
+
+
+def test_pool_ignores_short_lull() -> None:
+    assert followed([3, *[1] * 9, 3, *[1] * 9], present=3) == [3] * 20
+
+
+def test_pool_shrinks_only_after_full_observation_window() -> None:
+    assert followed([1] * 10, present=4) == [4] * 10
+    assert followed([1] * 11, present=4) == [4] * 10 + [1]
+
+
+def test_pool_added_later_waits_full_observation_window() -> None:
+    hysteresis = PoolHysteresis(SLOW_TO_SHRINK)
+    for second in range(20):
+        hysteresis.settle({DECODE: 1}, {DECODE: 1}, 1_000 * second)
+    both = {DECODE: 1, Role.RETRIEVAL: 1}
+    assert hysteresis.settle(both, {**both, Role.RETRIEVAL: 2}, 20_000)[Role.RETRIEVAL] == 2
+
+
+def test_pool_follows_demand_after_clock_set_back() -> None:
+    """Samples with a later time once stayed for good, and the pool stood still."""
+    hysteresis = PoolHysteresis(SLOW_TO_SHRINK)
+    for second in range(20):
+        hysteresis.settle({DECODE: 4}, {DECODE: 4}, 3_600_000 + 1_000 * second)
+    sizes = [
+        hysteresis.settle({DECODE: 6 if second < 5 else 1}, {DECODE: 4}, 1_000 * second)[DECODE]
+        for second in range(20)
+    ]
+    assert sizes[:3] == [4, 4, 6] and sizes[-1] == 1

@@ -52,7 +52,7 @@ def test_settings_file_comes_from_flag_environment_or_folder(
         ("[gatway]\nport = 1", {}, r"\[gatway\]: unknown section; expected one of log, broker"),
         ("port = 1", {}, "port"),
         ("log = 1", {}, r"log: expected a section, \[log\], found 1"),
-        ("[gateway]\nprot = 1", {}, "gateway.prot: unknown; expected one of accept_ms"),
+        ("[gateway]\nprot = 1", {}, "gateway.prot: unknown; expected perhaps port"),
         ("[gateway]\nport = 'x'", {}, "gateway.port: expected a valid integer, found 'x'"),
         (
             "[gateway]\napi_keys = [1]",

@@ -16,7 +16,7 @@ from streams.log.membership import Membership
 from tests.long_leases import long_leases
 from tests.streams import builders
 
-SETTINGS = RouterSettings(journal_flush_ms=100)
+SETTINGS = RouterSettings()
 
 
 class Stage:

@@ -37,6 +37,7 @@ from streams.core.effects import (
     WarmCache,
 )
 from streams.core.events import PhaseArrived, Tick
+from streams.core.handlers.endings import DEADLINE_GRACE_MS
 from streams.log.clients import Ack
 from streams.log.faust.group import Receipts
 from tests.schemas.examples import TRACEPARENT, example
@@ -200,9 +201,10 @@ def test_outbox_sends_later_attempt_after_its_decision() -> None:
 
 def test_void_order_waits_for_outcome_of_its_attempt() -> None:
     """Otherwise the next router would wait for a worker that has dropped the attempt."""
-    on = replicas(1, deadline_grace_ms=100)
+    on = replicas(1)
     on.request("r1", deadline_ms=on.now_ms + 100)
-    on.now_ms += 300
+    on.pass_ms(DEADLINE_GRACE_MS)
+    on.now_ms += 150
     effects = on.apply(Tick())
     at_once, in_the_end = run(sent_before_any_acknowledgement(effects))
     assert at_once == ["decisions", "outcomes", "tokens"]

@@ -20,7 +20,7 @@ from streams.agents.outbox import Outbox
 from streams.agents.usage import UsageWriter
 from streams.core.effects import Decide, Dispatch, Effect, End, RecordUsage
 from streams.core.events import Tick
-from streams.core.handlers.endings import usage_of
+from streams.core.handlers.endings import DEADLINE_GRACE_MS, usage_of
 from streams.core.requests.live import new_live_request
 from streams.log.clients import Ack, AssignedReader
 from streams.log.connecting import client_options
@@ -54,9 +54,10 @@ def outbox(producer: FakeProducer, uses: Uses) -> Outbox:
 
 def expired() -> list[Effect]:
     """What follows where a worker has not ended a request in time."""
-    on = replicas(1, deadline_grace_ms=100)
+    on = replicas(1)
     on.request("r1", deadline_ms=on.now_ms + 100)
-    on.now_ms += 300
+    on.pass_ms(DEADLINE_GRACE_MS)
+    on.now_ms += 150
     return on.apply(Tick())
 
 

@@ -19,6 +19,7 @@ def test_gateway_settings_reject_priority_above_cap() -> None:
         ({"port": 70_000}, "gateway.port: expected at most 65535, found 70000"),
         ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
         ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
+        ({"context_template": "{question}"}, "expected {passages} and then {question} in it"),
         ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
         ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
         ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),

@@ -35,8 +35,11 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
+from streams.core.handlers import endings
+from streams.core.placement import placer
 from streams.core.router import Router
 from streams.core.states import State
+from streams.core.tables import EarlyCancellations
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -155,8 +158,9 @@ def test_request_waits_for_credit_and_is_served_by_class() -> None:
     assert on.decisions[-1].queue_length == 1
 
 
-def test_prefill_runs_ahead_of_decode_up_to_limit() -> None:
-    on = RouterHarness(handover_ahead=1)
+def test_prefill_runs_ahead_of_decode_up_to_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placer, "HANDOVER_AHEAD", 1)
+    on = RouterHarness()
     on.worker("p0", Role.PREFILL, window=10)
     on.worker("d0", Role.DECODE, window=1)
     on.pass_ms(250)
@@ -339,14 +343,15 @@ def test_fleet_keeps_counts_through_role_changes() -> None:
     assert fleet.pools[Role.REPLICA].workers[0].running == 0
 
 
-def test_rebuild_continues_cancellation_and_failure() -> None:
-    on = replicas(2, attempts_max=1)
+def test_rebuild_continues_cancellation_and_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "ATTEMPTS_MAX", 1)
+    on = replicas(2)
     on.request("cancelled")
     on.cancel("cancelled")
     on.request("failed")
     on.phase(on.works[-1], PhaseKind.FAILED)
     log = [e for e in on.log if not isinstance(e, OutcomeArrived)]  # the outcome was not written
-    router = Router(ROUTER, RouterSettings(attempts_max=1))
+    router = Router(ROUTER, RouterSettings())
     for event, at_ms in on.fleet_log:
         router.apply(event, at_ms)
     router.apply(PartitionTaken(PARTITION), on.now_ms)
@@ -378,7 +383,8 @@ def test_rebuild_cancels_queued_request_and_remembers_early_cancel() -> None:
 
 
 def test_router_bounds_ended_ids_and_early_cancellations() -> None:
-    on = replicas(ended_max=2, early_cancels_max=2)
+    on = replicas(ended_max=2)
+    on.router.tables.early_cancellations = EarlyCancellations(2)
     for number in range(5):
         on.cancel(f"early{number}")
         on.request(f"r{number}")

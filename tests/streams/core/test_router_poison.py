@@ -58,7 +58,7 @@ def take_over(log: list[PartitionEvent], *then: Event) -> list[Effect]:
 
     If an event ends it, then with the note that the agents write of whom it failed over.
     """
-    router = Router(ROUTER, RouterSettings(apply_tries_max=3))
+    router = Router(ROUTER, RouterSettings())
     effects: list[Effect] = []
     try:
         for event in (*fleet(), PartitionTaken(PARTITION), *log, PartitionReady(PARTITION), *then):

@@ -291,7 +291,6 @@ def test_router_keeps_invariants_under_random_events(
         gateway_grace_ms=GRACE_MS,
         policy=policy,
         queue_requests_max=queue_max,
-        handover_ahead=2,
         local_after_ms=2_000,
         orchestration=orchestration,
     )
@@ -314,9 +313,7 @@ def test_router_keeps_invariants_under_random_events(
 
 def test_random_steps_reach_every_kind_of_outcome() -> None:
     """A fixed walk sees all kinds, so that the property above is about something."""
-    on = RouterHarness(
-        says_at_once=False, queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS
-    )
+    on = RouterHarness(says_at_once=False, queue_requests_max=4, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=1)
     on.pass_ms(250)

@@ -13,6 +13,7 @@ from streams.core.events import (
     RequestArrived,
     Tick,
 )
+from streams.core.handlers.endings import DEADLINE_GRACE_MS
 from streams.core.router import Router
 from streams.core.states import State
 from streams.core.tables import RouterTables
@@ -79,12 +80,12 @@ def test_partition_loss_frees_credits() -> None:
 
 
 def test_router_remembers_ended_request_after_takeover() -> None:
-    on = replicas(deadline_grace_ms=1_000)
+    on = replicas()
     on.request("r1", deadline_ms=on.now_ms + 5_000)
     on.outcome(on.works[0])
     repeat = RequestArrived(on.accepted["r1"], PARTITION)
     on.taken_over()
-    on.pass_ms(5_500)
+    on.pass_ms(5_000 + DEADLINE_GRACE_MS // 2)
     assert on.apply(repeat) == [] and "r1" in on.router.tables.ended_ids
     on.apply(PartitionLost(PARTITION))
     assert "r1" not in on.router.tables.ended_ids

@@ -80,8 +80,7 @@ async def start_vllm(**changes: Any) -> Engine:
     small: dict[str, Any] = {
         "kv_cache_bytes": 64 << 20,
         "cpu_bind": str(cores[number % len(cores)]),
-        "first_token_timeout_ms": 60_000,  # the machine may stall
-        "progress_timeout_ms": 60_000,
+        "progress_timeout_ms": 60_000,  # the machine may stall
     }
     return await vllm_start.start(
         VllmSettings(**small | changes),

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from schemas.errors import QueueFull
 from schemas.records import (
     Document,
@@ -10,12 +12,19 @@ from schemas.records import (
 from schemas.retrieval import pack_vector
 from tests.waits import until
 from tests.workers.vector.data import gaussian, lose
+from workers.retrieval import collections as collections_of_shard
+from workers.retrieval import upkeep as upkeep_module
 from workers.retrieval.collections import Collections
 from workers.retrieval.passages.changes import DocumentChange
-from workers.retrieval.settings import LOOSE_MIN, RetrievalSettings
-from workers.retrieval.upkeep import Upkeep
+from workers.retrieval.settings import RetrievalSettings
+from workers.retrieval.upkeep import LOOSE_MIN, Upkeep
 from workers.vector.engine.engine import EngineSettings, SearchEngine
 from workers.vector.index.audit import MANY
+
+
+@pytest.fixture(autouse=True)
+def _frequent_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep_module, "INTERVAL_MS", 1)
 
 
 def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> DocumentChange:
@@ -26,12 +35,11 @@ def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Docu
 
 
 async def test_upkeep_links_new_rows_and_compacts_deleted_ones() -> None:
-    settings = RetrievalSettings(upkeep_interval_ms=1)
-    collections = Collections(settings)
+    collections = Collections(RetrievalSettings())
     rows = gaussian(1_500, 4)
     collections.apply([change(str(i), row) for i, row in enumerate(rows)])
     engine = SearchEngine(EngineSettings(lanes=1))
-    upkeep = Upkeep(settings, collections, engine.neighbours)
+    upkeep = Upkeep(collections, engine.neighbours)
     await upkeep.finish()
     index = collections.get("c")
     assert index.loose == 0
@@ -48,11 +56,10 @@ async def test_upkeep_links_new_rows_and_compacts_deleted_ones() -> None:
 
 async def test_upkeep_relinks_lost_rows_without_compaction() -> None:
     """Otherwise the audit's findings would stand until the index grew."""
-    settings = RetrievalSettings(upkeep_interval_ms=1)
-    collections = Collections(settings)
+    collections = Collections(RetrievalSettings())
     collections.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 64))])
     engine = SearchEngine(EngineSettings(lanes=1))
-    upkeep = Upkeep(settings, collections, engine.neighbours)
+    upkeep = Upkeep(collections, engine.neighbours)
     await upkeep.finish()
     index = collections.get("c")
     lose(index, share=0.05)
@@ -66,8 +73,7 @@ async def test_upkeep_relinks_lost_rows_without_compaction() -> None:
 
 
 async def test_upkeep_retries_link_after_full_engine() -> None:
-    settings = RetrievalSettings(upkeep_interval_ms=1)
-    collections, refused = Collections(settings), 0
+    collections, refused = Collections(RetrievalSettings()), 0
     collections.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 4))])
 
     async def full(*_: Any) -> Any:
@@ -75,7 +81,7 @@ async def test_upkeep_retries_link_after_full_engine() -> None:
         refused += 1
         raise QueueFull("expected fewer than 1 waiting searches")
 
-    upkeep = Upkeep(settings, collections, full)
+    upkeep = Upkeep(collections, full)
     await upkeep.finish()
     collections.apply([change("new", [1, 2, 3, 4])])
     running = asyncio.create_task(upkeep.run())
@@ -84,10 +90,13 @@ async def test_upkeep_retries_link_after_full_engine() -> None:
     running.cancel()
 
 
-async def test_upkeep_links_without_engine_while_feed_waits() -> None:
+async def test_upkeep_links_without_engine_while_feed_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With all places taken, links would starve and every search scan more rows."""
-    settings = RetrievalSettings(upkeep_interval_ms=1, loose_max=1_024)
-    collections, link_calls, over = Collections(settings), 0, asyncio.Event()
+    for module in (collections_of_shard, upkeep_module):
+        monkeypatch.setattr(module, "LOOSE_MAX", 1_024)
+    collections, link_calls, over = Collections(RetrievalSettings()), 0, asyncio.Event()
     collections.apply([change(str(i), row) for i, row in enumerate(gaussian(2_500, 4))])
     await collections.wait_for_room()  # at the start all rows are read, then linked
     assert collections.held_back_ms == 0
@@ -98,7 +107,7 @@ async def test_upkeep_links_without_engine_while_feed_waits() -> None:
         await over.wait()
         raise QueueFull("expected fewer than 1 waiting searches")
 
-    upkeep = Upkeep(settings, collections, starving)
+    upkeep = Upkeep(collections, starving)
     await upkeep.finish()
     collections.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(1_030, 4, seed=1))])
     collections.linked = asyncio.Event()

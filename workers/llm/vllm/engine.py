@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import (
     DeadlineExceeded,
@@ -52,6 +52,7 @@ from workers.llm.vllm.writes import Writes
 _WATCH_S = 0.25
 _LATE_S = 1.0  # a watch that is later was delayed by the event loop, not by the engine
 _CANCEL_S = 1.0
+_SHUTDOWN_S: Final = 5  # within the time of a worker for closing its engine; then they are killed
 log = logging.getLogger(__name__)
 
 
@@ -85,7 +86,7 @@ class VllmEngine:
         self._endings = KvEndings(settings, handover, self._receiver, self._releases, self._writes)
         self._runs = ActiveRuns(
             running_max=settings.running_max,
-            first_token_timeout_s=settings.first_token_timeout_ms / 1_000,
+            first_token_timeout_s=2 * settings.progress_timeout_ms / 1_000,
             progress_timeout_s=settings.progress_timeout_ms / 1_000,
         )
         self._mail, self._arrived = Mailbox(), asyncio.Event()
@@ -246,8 +247,7 @@ class VllmEngine:
         if handler is not None:
             handler.cancel()  # before the processes end, so that it does not report their end
         self._arrived.set()
-        end, timeout_s = self._launcher.end, self._settings.shutdown_timeout_s
-        await asyncio.to_thread(end, self._launched, timeout_s)
+        await asyncio.to_thread(self._launcher.end, self._launched, _SHUTDOWN_S)
         self._launcher.forget(self._launched)
         if self._events is not None:
             await self._events.close()

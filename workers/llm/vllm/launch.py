@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -46,6 +46,8 @@ _UNLESS_SET = {
 }
 _environment = threading.Lock()
 _SPAWN_POLL_S = 0.05
+_TRANSFER_TRIES_MAX: Final = 4  # of one read or write; then the decode worker computes the prompt
+_TRANSFER_RETRY_MS: Final = 5.0  # pause before the second try; it doubles with every further one
 log = logging.getLogger(__name__)
 
 
@@ -154,8 +156,8 @@ def engine_args(
 def _connector_config(settings: VllmSettings) -> dict[str, Any]:
     config: dict[str, Any] = {
         "kv_lease_duration": settings.kv_lease_s,
-        TRIES_MAX: settings.transfer_tries_max,
-        RETRY_MS: settings.transfer_retry_ms,
+        TRIES_MAX: _TRANSFER_TRIES_MAX,
+        RETRY_MS: _TRANSFER_RETRY_MS,
     }
     if settings.keep_decoded_kv_ms:
         config["bidirectional_kv_xfer"] = True
@@ -169,14 +171,13 @@ def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, 
         **preload.SILENT,
         OWNER_VARIABLE: str(os.getpid()),
         NICE_VARIABLE: str(settings.nice),
+        SPIN_VARIABLE: "0",  # idle processes sleep at once: others need the cores
         **ucx_variables(settings.kv_devices),
     }
     for name, value in _UNLESS_SET.items():
         variables[name] = os.environ.get(name, value)
     if settings.cpu_bind:
         variables[BIND_VARIABLE] = settings.cpu_bind
-    if settings.spin_ms >= 0:
-        variables[SPIN_VARIABLE] = str(settings.spin_ms)
     if current_platform.is_cpu():
         variables |= preload.eager(settings)
     if side_channel_port:

@@ -31,24 +31,21 @@ class VllmSettings:
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
     compact_json: bool = True  # no whitespace in JSON answers, which models may repeat endlessly
     cpu_bind: str = ""  # compute threads' cores, for VLLM_CPU_OMP_THREADS_BIND; "": environment's
-    spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
     # of the engine's processes, up to 19; the worker, which keeps the lease, has priority
     nice: Natural = 10
     # pull: decode reads; push: prefill writes. Replica workers have no transfer
     kv_transfer: Annotated[str, one_of("pull", "push", "off")] = "pull"
     kv_lease_s: Annotated[int, Field(ge=2)] = 30  # how long a prefilled prompt waits for its peer
     handle_margin_ms: Natural = 5_000  # a handle's own expiry is this much earlier
-    transfer_tries_max: Positive = 4  # tries of one read or write
-    transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
     # how long KV waits for the next turn after a hand-over; pull only
     keep_decoded_kv_ms: Natural = 0
     kv_events: bool = True  # publish the changes of the prefix cache
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     side_channel_host: str = "localhost"  # where peers request NIXL metadata
     side_channel_port: Natural = 0  # 0: a free one
-    first_token_timeout_ms: Positive = 30_000  # of a request that no other one blocks
-    progress_timeout_ms: Positive = 15_000  # silence of the engine while it has requests
-    shutdown_timeout_s: Positive = 5  # then processes are killed
+    # silence of the engine while it has requests; twice that for the first token of a request that
+    # no other one blocks
+    progress_timeout_ms: Positive = 15_000
     extra: str = "{}"  # more arguments of vLLM's AsyncEngineArgs, as a JSON object
 
     def __post_init__(self) -> None:

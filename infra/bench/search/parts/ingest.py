@@ -133,7 +133,7 @@ async def _measure(options: SearchOptions, progress: Progress) -> dict[str, Any]
 
     callers, near = _Callers(engine, draw(_QUERIES)), _Nearest(draw(_ASKED_AT_END))
     collections.linked = asyncio.Event()
-    upkeep = asyncio.create_task(Upkeep(settings, collections, engine.neighbours).run())
+    upkeep = asyncio.create_task(Upkeep(collections, engine.neighbours).run())
     steps, alone = list[dict[str, Any]](), None
     for first in range(0, options.ingest_rows, options.ingest_step):
         progress(f"ingest from {first} of {options.ingest_rows} rows")

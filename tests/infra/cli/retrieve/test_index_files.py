@@ -68,7 +68,6 @@ def test_index_file_error_names_mismatch(tmp_path: Path) -> None:
         ("expected shard 0/1 of b, found 0/2", f"{tmp_path}/0.index", "0/1", {}),
         ("expected metric inner_product of b", str(full), "0/1", {"metrics": ("b=inner_product",)}),
         ("expected storage float16 of b", str(full), "0/1", {"storages": ("b=float16",)}),
-        ("expected a degree of at most 30", str(full), "0/1", {"width": 136, "degree": 16}),
         ("collection b: .* No such file", f"{tmp_path}/none", "0/1", {}),
         ("collection b: .* no snapshot that can be read", f"{tmp_path}/torn.index", "0/1", {}),
     ):  # fmt: skip

@@ -12,13 +12,13 @@ from tests.streams.gateway.samples import chat, completion
 
 async def test_body_value_limit_counts_prompt_tokens_only_in_completions() -> None:
     """A long context must not let a chat have as many messages."""
-    gateway = InProcessGateway(max_model_len=4_000, values_max=100)
+    gateway = InProcessGateway(max_model_len=50_000)
     gateway.answer_with("ok")
-    prompt = completion([7] * 1_000)
+    prompt = completion([7] * 40_000)
     assert (await call(gateway, prompt, "/v1/completions"))[0] == 200
-    status, answer = await call(gateway, {**chat(), "messages": chat()["messages"] * 1_000})
+    status, answer = await call(gateway, {**chat(), "messages": chat()["messages"] * 20_000})
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
-    assert "expected at most 100 values" in answer["error"]["message"]
+    assert "expected at most 32768 values" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

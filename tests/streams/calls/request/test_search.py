@@ -32,7 +32,7 @@ def texts(*parts: bytes) -> list[str]:
 
 
 async def test_request_record_tells_router_query_and_insert_position() -> None:
-    gateway = InProcessGateway(ttft_ms=800, retrieval_share=0.25)
+    gateway = InProcessGateway(ttft_ms=400)
     body = chat("how do you do", max_tokens=20, retrieval={**BOOKS, "k": 2, "mode": "words"})
     request = await send_chat(gateway, body)
     retrieval = retrieval_of(request)

@@ -16,6 +16,7 @@ from schemas.records import Endpoint
 from streams.calls.config import GatewaySettings
 from streams.calls.stream.event_id import ClientPosition, EventIds, StreamKey, positions_text
 from streams.calls.stream.event_key import FILE_NAME, event_key
+from streams.gateway import state
 from streams.log.clock import wall_ms
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
@@ -145,9 +146,10 @@ async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]
     return f"/v1/requests/{response.headers['x-request-id']}/events", event_id
 
 
-async def test_forged_event_ids_take_no_resume_slots() -> None:
+async def test_forged_event_ids_take_no_resume_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forged id must not take a slot until a time of its own choice."""
-    gateway = InProcessGateway(resumes_max=1)
+    monkeypatch.setattr(state, "RESUMES_MAX", 1)
+    gateway = InProcessGateway()
     path, event_id = await event_of(gateway)
     gateway.log.on_request = None
     key, _ = gateway.state.event_ids.parse(event_id, "")
@@ -181,9 +183,10 @@ async def test_resumed_call_ends_with_its_request(
         assert (await task).status_code == 504
 
 
-async def test_gateway_limits_resumes_per_request() -> None:
+async def test_gateway_limits_resumes_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The id of one caller must not take all slots."""
-    gateway = InProcessGateway(resumes_per_request_max=1)
+    monkeypatch.setattr(state, "RESUMES_PER_REQUEST_MAX", 1)
+    gateway = InProcessGateway()
     path, event_id = await event_of(gateway)
     async with gateway.client() as client:
         first = asyncio.create_task(client.get(path, headers={"last-event-id": event_id}))

@@ -20,6 +20,8 @@ from streams.core.events import (
     PhaseArrived,
     Tick,
 )
+from streams.core.handlers import endings
+from streams.core.handlers.endings import ATTEMPTS_MAX, LOSSES_MAX
 from streams.core.states import State
 from tests.streams import builders
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -118,40 +120,38 @@ def test_router_loses_no_worker_while_it_hears_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (PhaseKind.FAILED, {"attempts_max": 3}),
-        (PhaseKind.REFUSED, {"attempts_max": 1, "losses_max": 3}),
-    ],
+    ("kind", "tries"), [(PhaseKind.FAILED, ATTEMPTS_MAX), (PhaseKind.REFUSED, LOSSES_MAX)]
 )
-def test_router_retries_failed_or_refused_phase_up_to_limit(
-    kind: PhaseKind, settings: dict[str, int]
-) -> None:
+def test_router_retries_failed_or_refused_phase_up_to_limit(kind: PhaseKind, tries: int) -> None:
     """A refusal says that the worker has no room and nothing about the request."""
-    on = replicas(4, **settings)
+    on = replicas(tries + 1)
     on.request("r1")
-    for attempt in (1, 2, 3):
+    for attempt in range(1, tries + 1):
         assert on.works[-1].attempt == attempt
         on.phase(on.works[-1], kind)
     outcome = on.outcomes["r1"]
-    assert (outcome.kind, outcome.attempt) == (OutcomeKind.FAILED, 4)  # one of the router's own
+    assert (outcome.kind, outcome.attempt) == (
+        OutcomeKind.FAILED,
+        tries + 1,
+    )  # one of the router's own
     assert outcome.error is not None and outcome.error.code == "engine_failed"
-    assert "after 3 attempts" in outcome.error.message
+    assert f"after {tries} attempts" in outcome.error.message
     assert on.decisions[-1].reason is Reason.ATTEMPTS_EXHAUSTED
 
 
 def test_worker_losses_use_up_no_attempts() -> None:
     """Under kills every few seconds a request may outlive many workers."""
-    on = replicas(6, attempts_max=2, losses_max=4)
+    on = replicas(LOSSES_MAX + 2)
     on.request("r1")
-    for attempt in (1, 2, 3):
+    for attempt in range(1, LOSSES_MAX):
         assert on.works[-1].attempt == attempt
         on.worker(on.works[-1].worker_id, Role.REPLICA)
     on.phase(on.works[-1], PhaseKind.FAILED)
-    assert on.works[-1].attempt == 5
+    assert on.works[-1].attempt == LOSSES_MAX + 1
     on.worker(on.works[-1].worker_id, Role.REPLICA)
     outcome = on.outcomes["r1"]
-    assert outcome.error is not None and "after 5 attempts" in outcome.error.message
+    assert outcome.error is not None
+    assert f"after {LOSSES_MAX + 1} attempts" in outcome.error.message
 
 
 def test_router_sends_no_work_to_refusing_worker_until_heartbeat() -> None:
@@ -173,8 +173,9 @@ def test_non_retriable_error_fails_request() -> None:
     assert on.decisions[-1].reason is Reason.REQUEST_FAILED
 
 
-def test_phase_without_error_fails_request_with_message() -> None:
-    on = replicas(attempts_max=1)
+def test_phase_without_error_fails_request_with_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "ATTEMPTS_MAX", 1)
+    on = replicas()
     on.request("r1")
     on.phase(on.works[0], PhaseKind.FAILED, error=None)
     error = on.outcomes["r1"].error
@@ -311,8 +312,9 @@ def test_router_ignores_failure_from_worker_that_only_keeps_kv() -> None:
     assert on.rebuilt().view() == on.router.view()
 
 
-def test_router_clips_worker_error_messages() -> None:
-    scene = replicas(window=1, attempts_max=1)
+def test_router_clips_worker_error_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "ATTEMPTS_MAX", 1)
+    scene = replicas(window=1)
     (work,) = [e.record for e in scene.request("r1") if isinstance(e, Dispatch)]
     assert isinstance(work, Work)
     error = WireError(code="engine_failed", message="x" * 500_000, retriable=True)

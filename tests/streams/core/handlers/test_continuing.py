@@ -23,6 +23,7 @@ from schemas.records import (
 from schemas.rules.tokens import pack_tokens, token_count
 from streams.core.effects import Decide, Dispatch, RequestProgress
 from streams.core.events import ContinuedArrived, DecisionLoaded, Tick
+from streams.core.handlers.endings import CONTINUE_WAIT_MS
 from streams.core.states import State
 from tests.streams.builders import T0, continued, passage, probing, request, retrieval
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -112,8 +113,8 @@ def test_third_attempt_continues_behind_all_reported_tokens() -> None:
 
 def test_request_restarts_when_no_reader_reports_in_time() -> None:
     """The log says so and not a timer: a report written before that counts."""
-    on = lost_while_decoding(continue_wait_ms=400)
-    for passed_ms in (399, 1):
+    on = lost_while_decoding()
+    for passed_ms in (CONTINUE_WAIT_MS - 1, 1):
         assert not on.on_the_way
         on.now_ms += passed_ms
         on.apply(Tick())
@@ -303,7 +304,7 @@ def test_router_marks_every_void_attempt(changes: dict[str, Any]) -> None:
 
 
 def test_continuing_request_can_be_cancelled_and_expire() -> None:
-    on = lost_while_decoding(continue_wait_ms=5_000)
+    on = lost_while_decoding()
     on.cancel("r1")
     assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
     on.request("r2", deadline_ms=on.now_ms + 600)
@@ -325,7 +326,7 @@ def test_prompt_tokens_exclude_reported_tokens_of_answer() -> None:
 
 def test_request_with_two_passed_deadlines_ends_once() -> None:
     """A router that ended it twice in the same tick would fail."""
-    on = lost_while_decoding(continue_wait_ms=60_000)
+    on = lost_while_decoding()
     on.now_ms = on.accepted["r1"].deadline_ms + 60_000
     on.apply(Tick())
     assert on.outcomes["r1"].kind is OutcomeKind.EXPIRED

@@ -23,6 +23,7 @@ from streams.core.events import (
     RetrievedArrived,
     Tick,
 )
+from streams.core.handlers import retrievals
 from streams.core.states import State
 from tests.streams import builders
 from tests.streams.builders import ROUTER, passage, retrieval
@@ -90,7 +91,7 @@ def builders_work(on: RouterHarness) -> Work:
 
 def test_late_search_continues_request_once_log_says_so() -> None:
     """The router's own record counts and not its timer, so a rebuild sees the same."""
-    on = asking(retrieval_grace_ms=100)
+    on = asking()
     on.now_ms += BY_MS + 99
     assert on.apply(Tick()) == []
     on.now_ms += 1
@@ -150,8 +151,9 @@ def test_router_starts_no_search_past_its_deadline(late_ms: int) -> None:
     assert on.notices[-1].error is not None and on.works
 
 
-def test_router_skips_searches_over_limit() -> None:
-    on = split(retrievals_max=2)
+def test_router_skips_searches_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrievals, "RETRIEVALS_MAX", 2)
+    on = split()
     for number in range(4):
         ask(on, f"r{number}")
     assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]

@@ -238,6 +238,6 @@ def test_heartbeats_extend_busy_time_of_worker() -> None:
     assert worker.busy_until_ms == scene.now_ms + 700 + 2_000
 
 
-def test_estimates_assume_speeds_of_settings() -> None:
-    speeds = Estimates(RouterSettings(assumed_prefill_tokens_per_s=1_000)).speeds
-    assert speeds.prefill_ms_per_token == speeds.append_ms_per_token == 1.0
+def test_estimates_assume_speeds_until_measured() -> None:
+    speeds = Estimates(RouterSettings()).speeds
+    assert speeds.prefill_ms_per_token == speeds.append_ms_per_token == 0.1

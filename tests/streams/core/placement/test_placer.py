@@ -11,6 +11,7 @@ from schemas.fleet import LEASE_MS
 from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role, Unmet
 from streams.config import RouterSettings
 from streams.core.placement import placer, selection
+from streams.core.placement.placer import HANDOVER_AHEAD
 from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
 from tests.streams.core.placement.placer_fixture import ALL, PlacerFixture, case, pair, session
@@ -157,10 +158,10 @@ def test_placer_without_prefill_prefers_replica_to_other_decode_worker() -> None
 
 
 def test_placer_limits_placements_ahead_of_decode() -> None:
-    scene = pair(handover_ahead=1)
+    scene = pair()
     scene.beat(d0=1)
-    assert scene.place(case(before_decode=1)) is not None
-    assert scene.place(case(before_decode=2)) is None
+    assert scene.place(case(before_decode=HANDOVER_AHEAD)) is not None
+    assert scene.place(case(before_decode=1 + HANDOVER_AHEAD)) is None
     scene.beat(d0=0)
     placement = scene.place(case(before_decode=0))
     assert placement is not None

@@ -2,6 +2,8 @@
 
 from itertools import permutations
 
+import pytest
+
 from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
 from schemas.rules.outcomes import counting_outcome, outcome_key
 from schemas.topics import TOPICS
@@ -15,6 +17,8 @@ from streams.core.events import (
     PartitionTaken,
     Tick,
 )
+from streams.core.handlers import endings
+from streams.core.handlers.endings import DEADLINE_GRACE_MS
 from tests.streams import builders
 from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of
@@ -82,8 +86,9 @@ def test_takeover_drops_handover_without_decision() -> None:
     assert (drop.worker_id, drop.attempt, drop.void) == (unheard.worker_id, unheard.attempt, True)
 
 
-def test_router_restarts_use_up_no_attempts() -> None:
-    on = replicas(1, attempts_max=2)
+def test_router_restarts_use_up_no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "ATTEMPTS_MAX", 2)
+    on = replicas(1)
     on.request("r1")
     forget(on, DecisionKind.PLACE)
     on.phase(on.works[-1], PhaseKind.FAILED)
@@ -94,9 +99,10 @@ def test_router_restarts_use_up_no_attempts() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.FAILED
 
 
-def test_handovers_without_decision_use_up_no_attempts() -> None:
+def test_handovers_without_decision_use_up_no_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for the router that gives them up and for the next one."""
-    on = split(decodes=2, attempts_max=2)
+    monkeypatch.setattr(endings, "ATTEMPTS_MAX", 2)
+    on = split(decodes=2)
     on.request("r1")
     on.phase(on.works[0], PhaseKind.PREFILL_DONE)
     forget(on, DecisionKind.HANDOFF)
@@ -126,9 +132,10 @@ def test_counting_outcome_depends_on_records_alone() -> None:
 
 
 def test_router_outcome_outranks_late_outcome_of_worker() -> None:
-    on = replicas(1, deadline_grace_ms=100)
+    on = replicas(1)
     on.request("r1", deadline_ms=on.now_ms + 100)
-    on.now_ms += 300
+    on.pass_ms(DEADLINE_GRACE_MS)
+    on.now_ms += 150
     on.apply(Tick())
     outcome = on.outcomes["r1"]
     late = builders.outcome(on.works[0], on.now_ms)

@@ -80,7 +80,7 @@ def test_usage_takes_first_outcome_of_attempt_after_takeover_too() -> None:
 
 @pytest.mark.parametrize("kind", ["shed", "expired", "cancelled", "failed"])
 def test_router_records_usage_for_every_end_of_its_own(kind: str) -> None:
-    on = replicas(1, queue_requests_max=1, window=1, deadline_grace_ms=100)
+    on = replicas(1, queue_requests_max=1, window=1)
     on.request("busy")
     if kind == "shed":
         on.request("r1")

@@ -148,8 +148,9 @@ async def test_resume_without_event_id_restarts_at_own_gateway() -> None:
         assert mismatch.json()["error"]["message"].startswith("r1: the Last-Event-ID belongs to")
 
 
-async def test_gateway_limits_resumed_streams() -> None:
-    gateway = InProcessGateway(resumes_max=1)
+async def test_gateway_limits_resumed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "RESUMES_MAX", 1)
+    gateway = InProcessGateway()
     gateway.answer_with("a")
     async with gateway.client() as client:
         first_answer = await client.post(

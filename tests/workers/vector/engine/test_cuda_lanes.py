@@ -219,7 +219,7 @@ async def test_cuda_device_builds_collection_during_searches(
     graph_of = backend.or_on_cores(builder.graph_on(type(device)()))
     collections = Collections(settings, graph_of)
     assert collections.apply(documents(vectors)) == []
-    built = asyncio.create_task(upkeep.Upkeep(settings, collections, engine.neighbours).finish())
+    built = asyncio.create_task(upkeep.Upkeep(collections, engine.neighbours).finish())
     searches = 0
     while not built.done():
         await asyncio.gather(
