@@ -114,7 +114,7 @@ check: build/stamps/environment  ## Lint, formatting, types and house rules, in 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/trivium schemas check --quiet
+	@$(BIN)/trivium schemas list --check --quiet
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it

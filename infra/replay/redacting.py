@@ -2,7 +2,7 @@
 
 Theory of operation. The router core uses a prompt's length, and which other prompts share its
 prefix: by block hashes, which workers also report for their caches, and by digests of a session's
-earlier turns. So prompts get substitutes (`standins.py`) that share prefixes as the prompts did,
+earlier turns. So prompts get substitutes (`substitutes.py`) that share prefixes as the prompts did,
 and block hashes become those of the substitutes (`prompts.py`). A hash of a prompt that is not in
 the recording gets an arbitrary substitute.
 
@@ -18,12 +18,11 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from infra.replay.applying import apply_event, content_of, event_of
 from infra.replay.prompts import RedactedPrompts
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
-from infra.replay.standins import StandIns
+from infra.replay.replaying import apply_event, content_of, event_of
 from infra.replay.states import objects_in, restate
-from infra.replay.text_fields import FieldSubstitutes, names_in
+from infra.replay.substitutes import FieldSubstitutes, StandIns, names_in
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import pack, unpack

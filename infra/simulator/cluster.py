@@ -62,6 +62,11 @@ from workers.llm.engine import Job
 
 _LOG = LogSettings()
 READY_MS = 1_000.0  # the router knows the fleet by then; scripts begin here
+_ARRIVALS: dict[type, Callable[[Any, int], Event]] = {  # of records on the topic of phases
+    Phase: PhaseArrived,
+    Retrieved: RetrievedArrived,
+    Continued: ContinuedArrived,
+}
 ORCHESTRATIONS = (
     Orchestration.PREFILL_FIRST,
     Orchestration.DECODE_FIRST,
@@ -139,9 +144,7 @@ class Cluster:
                 frame=self._frame,
                 note_decision=lambda decision: self.bus.note("decisions", decision),
                 note_usage=lambda usage: self.bus.note("usage", usage),
-                event_listeners=[
-                    checker.on_event for checker in checkers if _overrides(checker, "on_event")
-                ],
+                event_listeners=_listeners(checkers, "on_event"),
                 on_death=self._router_died,
             ),
             keeps_log=keeps_log,
@@ -149,9 +152,7 @@ class Cluster:
         self.searches = SimRetrievalPool(
             self.clock, searches_seed or 0, self._report, probes=probes
         )
-        token_listeners = [
-            checker.on_tokens for checker in checkers if _overrides(checker, "on_tokens")
-        ]
+        token_listeners = _listeners(checkers, "on_tokens")
         self.clients = Clients(
             self.clock,
             self._request,
@@ -172,15 +173,9 @@ class Cluster:
         )
         self.workers = self.members.workers
         self.checkers = list(checkers)
-        self.bus.record_listeners = [
-            checker.on_record for checker in checkers if _overrides(checker, "on_record")
-        ]
-        self._tick_listeners = [
-            checker.on_tick for checker in checkers if _overrides(checker, "on_tick")
-        ]
-        self.exchange.move_listeners = [
-            checker.on_kv_move for checker in checkers if _overrides(checker, "on_kv_move")
-        ]
+        self.bus.record_listeners = _listeners(checkers, "on_record")
+        self.exchange.move_listeners = _listeners(checkers, "on_kv_move")
+        self._tick_listeners = _listeners(checkers, "on_tick")
         self._tick_ms = settings.tick_ms
         self._unread: set[tuple[str, int]] = set()  # outcomes that the router has not read yet
         self.router.begin()
@@ -302,14 +297,8 @@ class Cluster:
         self.searches.ask(ask, lambda: router.alive and router.epoch == epoch)
 
     def _report(self, record: Phase | Outcome | Retrieved | Continued) -> None:
-        if isinstance(record, Phase):
-            self.write("phases", record, PhaseArrived(record, PARTITION))
-            return
-        if isinstance(record, Retrieved):
-            self.write("phases", record, RetrievedArrived(record, PARTITION))
-            return
-        if isinstance(record, Continued):
-            self.write("phases", record, ContinuedArrived(record, PARTITION))
+        if not isinstance(record, Outcome):
+            self.write("phases", record, _ARRIVALS[type(record)](record, PARTITION))
             return
         self.clients.on_outcome(record)
         apply = self.router.log_event("outcomes", OutcomeArrived(record, PARTITION))
@@ -346,5 +335,10 @@ class Cluster:
         self.clock.after(self._tick_ms, self._tick)
 
 
-def _overrides(checker: Checker, name: str) -> bool:
-    return getattr(type(checker), name) is not getattr(Checker, name)
+def _listeners(checkers: Sequence[Checker], name: str) -> list[Any]:
+    """Return these methods of the checkers that have one of their own."""
+    return [
+        getattr(checker, name)
+        for checker in checkers
+        if getattr(type(checker), name) is not getattr(Checker, name)
+    ]

@@ -150,9 +150,7 @@ def _hindrance(wish: Orchestration, workers: Sequence[Registration]) -> str:
         {worker.member_id for worker in workers if _lists(worker, role, wish)} for role in _PAIR
     ]
     if all(able_ids) and len(able_ids[0] | able_ids[1]) > 1:
-        return (
-            f"no two workers that can do {wish} can exchange KV; `trivium pool list` has them all"
-        )
+        return f"no two workers that can do {wish} can exchange KV; `trivium status` has them all"
     engines = {worker.capability.engine for worker in workers if worker.capability is not None}
     return f"no two workers of engine {' or '.join(sorted(engines))} can do it as they are set"
 

@@ -180,7 +180,7 @@ class Membership:
             losses.update(beaten)
 
     def check_name(self, record: Registration) -> None:
-        """Raise NameTaken if a later epoch of this member has registered."""
+        """Raise NameTaken if a later epoch of this member has registered; `run` calls it."""
         if record.member_id == self.member_id and record.epoch > self.epoch > 0:
             raise self._name_taken()
 
@@ -347,6 +347,8 @@ class Membership:
         if isinstance(decoded, Heartbeat) and decoded.member_id == self.member_id:
             if decoded.epoch == self.epoch:
                 self._lease_monitor.note_read_back(decoded.seq)
+        if isinstance(decoded, Registration):
+            self.check_name(decoded)
         if self._on_record is not None:
             self._on_record(decoded, record.offset, now_ms)
 

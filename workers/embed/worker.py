@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
+from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Role
 from schemas.settings import LogSettings, ModelSettings
 from streams.log.clients import LogProducer
 from streams.log.documents import embedding_group
@@ -80,13 +80,8 @@ class EmbeddingWorker:
             member_id=self._worker_id,
             kind=MemberKind.WORKER,
             roles=[Role.EMBEDDING],
-            on_record=lambda record, *_: self._check_name(record),
             former_epoch=former_epoch,
         )
-
-    def _check_name(self, record: object) -> None:
-        if isinstance(record, Registration):
-            self.membership.check_name(record)
 
     def _begin(self) -> None:
         """Make the objects of one session in the fleet."""

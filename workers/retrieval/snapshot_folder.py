@@ -74,9 +74,6 @@ class SnapshotFolder:
                 shutil.rmtree(partial, ignore_errors=True)
         for quarantine_path in sorted(self.path.glob(f"*{_ASIDE}"))[:-1]:
             shutil.rmtree(quarantine_path, ignore_errors=True)
-        for file in self.path.glob("*.index*"):  # of former versions, which had no folders
-            with suppress(OSError):
-                file.unlink()
 
 
 def _time_ms(snapshot: Path) -> int:

@@ -15,10 +15,8 @@ import sys
 
 from schemas.codec import Codec
 from schemas.records import (
-    Heartbeat,
     MemberKind,
     MemberState,
-    Registration,
     Role,
     SearchCapability,
     SearchLoad,
@@ -122,7 +120,6 @@ class RetrievalWorker:
             member_id=self._worker_id,
             kind=MemberKind.WORKER,
             roles=[Role.RETRIEVAL],
-            on_record=self._fleet_record,
             former_epoch=former_epoch,
         )
 
@@ -246,10 +243,6 @@ class RetrievalWorker:
     async def on_revoked(self) -> None:
         """Stop acknowledging retrievals of revoked partitions; those in flight are answered."""
         self._intake.group.on_revoked()
-
-    def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
-        if isinstance(record, Registration):
-            self.membership.check_name(record)
 
     def _load_now(self) -> SearchLoad:
         load, now_ms = self.engine.load(), wall_ms()

@@ -87,27 +87,13 @@ def _cluster(scenario: Scenario, aim: Aim) -> Cluster:
 
 def _checkers(scenario: Scenario) -> Sequence[Checker]:
     settings = scenario.settings
-    return (
-        *(
-            OneOutcome(),
-            Reasons(SKEW_MS_MAX),
-            AnswerLogChecker(),
-            ClientChecker(),
-            Credits(),
-            Idle(),
-            Handles(),
-        ),
-        *(
-            Readers(GRACE_MS),
-            Bounds(settings.queue_requests_max),
-            UsageChecker(),
-            ContinuationChecker(),
-            AttemptNumbers(),
-        ),
-        *((Contexts(),) if scenario.searches else ()),
-        *((ProbeChecker(), Repeats()) if scenario.probes else ()),
-        Rebuilds(lambda name: Router(name, settings)),
-    )
+    always = (OneOutcome(), Reasons(SKEW_MS_MAX), AnswerLogChecker(), ClientChecker())
+    workers = (Credits(), Idle(), Handles(), Bounds(settings.queue_requests_max))
+    records = (Readers(GRACE_MS), UsageChecker(), ContinuationChecker(), AttemptNumbers())
+    searches = (Contexts(),) if scenario.searches else ()
+    probes = (ProbeChecker(), Repeats()) if scenario.probes else ()
+    rebuilds = Rebuilds(lambda name: Router(name, settings))
+    return (*always, *workers, *records, *searches, *probes, rebuilds)
 
 
 def _serve(cluster: Cluster, scenario: Scenario, aim: Aim) -> None:

@@ -86,7 +86,7 @@ class EmbeddingClient:
         if not 0 < len(texts) <= TEXTS_MAX:
             raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
         if not embedding_workers(self._membership.view, wall_ms()):
-            raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
+            raise NotReady("no embedding worker is ready; start one with `trivium run embedding`")
         try:
             async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
                 return _concatenate(await self._embed_parts(texts, deadline_ms, tenant))

@@ -110,7 +110,7 @@ class RetrievalExchange:
         layout = layout_of(self._membership.view, wall_ms())
         if not layout.living:
             raise NotReady(
-                "no retrieval worker is ready; start some with `trivium retrieval` or "
+                "no retrieval worker is ready; start some with `trivium run retrieval` or "
                 "`trivium up --retrieval 1`"
             )
         if len(self._pending) >= PENDING_MAX:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from infra.replay import recording
-from infra.replay.recording import LINE, open_recording
 from infra.replay.replaying import replay
+from infra.traces import recording
+from infra.traces.recording import LINE, open_recording
 from schemas.errors import RecordError
 from streams.core.effects import Decide
 from streams.core.events import RequestArrived

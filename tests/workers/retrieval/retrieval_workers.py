@@ -147,7 +147,7 @@ def process(log: LogSettings, name: str, place: str) -> Iterator[subprocess.Pope
     env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     env |= LONG_LEASES
     env["TRIVIUM_RETRIEVAL_METRICS"] = ",".join(SETTINGS.metrics)
-    program = [sys.executable, "-m", "infra.cli.app", "retrieval"]
+    program = [sys.executable, "-m", "infra.cli.app", "run", "retrieval"]
     command = [*program, "--shard", place, "--id", name]
     running = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:

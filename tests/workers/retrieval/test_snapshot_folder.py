@@ -32,13 +32,3 @@ def test_snapshot_folder_removes_partials_of_killed_process(tmp_path: Path) -> N
         os.utime(path, (long_ago, long_ago))
     wrote(folder)
     assert names(tmp_path) == ["also.mine.partial", "mine.snapshot"], "one file of it was touched"
-
-
-def test_snapshot_folder_removes_files_of_former_releases(tmp_path: Path) -> None:
-    """Former releases wrote files without folders."""
-    for name in ("0123.index", "0123.index.17.partial"):
-        (tmp_path / name).write_bytes(b"whole")
-    folder = SnapshotFolder(tmp_path, "mine", 1)
-    wrote(folder)
-    wrote(folder)
-    assert names(tmp_path) == ["mine.snapshot"]

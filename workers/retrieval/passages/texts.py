@@ -11,9 +11,8 @@ from schemas.records import Passage
 from workers.vector.index.index import Index
 
 NAME_CHARS_MAX = 1_024  # longer titles and sources are cut off
-_FORM = (-1).to_bytes(8, "little", signed=True)  # in place of the former format's offset
+_FORM = (-1).to_bytes(8, "little", signed=True)  # with this every payload begins
 _HEAD = struct.Struct("<8sqiiHHHHI")  # form; numbers; lengths of names, content and text in bytes
-_FORMER = struct.Struct("<qiiHHHI")  # the former format, without form and content, in snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +58,15 @@ class PassageText:
 
 def unpack(payload: bytes) -> PassageText:
     """Decode a payload of `PassageText.pack`; raises ValueError for other bytes."""
-    is_former = not payload.startswith(_FORM)
-    try:
-        head = _FORMER.unpack_from(payload) if is_former else _HEAD.unpack_from(payload)[1:]
-    except struct.error as error:
-        raise ValueError(f"expected a passage, found {payload[:40]!r}") from error
-    offset, number, start, *lengths = head
-    at, parts = (_FORMER if is_former else _HEAD).size, []
+    if len(payload) < _HEAD.size or not payload.startswith(_FORM):
+        raise ValueError(f"expected a passage, found {payload[:40]!r}")
+    _, offset, number, start, *lengths = _HEAD.unpack_from(payload)
+    at, parts = _HEAD.size, []
     for length in lengths:
         parts.append(payload[at : at + length].decode())
         at += length
     if at > len(payload) or (len(payload) - at) % 4:
         raise ValueError(f"expected a passage with whole tokens, found {len(payload)} bytes")
-    if is_former:  # without a content hash; the offset differs for each record of the document
-        parts.insert(3, f"offset {offset}")
     document_id, title, source, content, text = parts
     return PassageText(
         document_id=document_id, number=number, start=start, text=text, tokens=payload[at:],

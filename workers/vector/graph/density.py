@@ -1,17 +1,23 @@
-"""Removes edges from graphs of data that spread in few directions.
+"""Removes edges from graphs of data that spread in few directions, and adds others in their place.
 
 In such data most edges of a row lead to rows that a search has met already. An edge is removed if
 a shorter one leads nearly as near to its end: the rule of HNSW's heuristic (Malkov and Yashunin,
 arXiv:1603.09320, algorithm 4), weakened by a factor, as in DiskANN (Subramanya et al., NeurIPS
 2019). In data that spread in many directions the rule would remove edges that searches need, so
 such a graph keeps all edges.
+
+Unused places get edges among samples of the rows. A row's nearest rows are in its own cluster and
+in one or two others, so walks that begin elsewhere never arrive. HNSW's levels have the same
+purpose; here all levels are in one graph, which is walked once.
 """
 
 import numpy as np
 
-from workers.vector.kernels.arrays import Array, stored_bits
+from workers.vector.graph import knn
+from workers.vector.kernels.arrays import Array, gather_rows, stored_bits
 from workers.vector.kernels.distances import distance, load
 from workers.vector.kernels.jit import kernel
+from workers.vector.kernels.keys import LIMIT, rows_and_distances
 from workers.vector.kernels.memory import address
 from workers.vector.kernels.metrics import SQUARED_L2
 from workers.vector.kernels.parallel import over_rows
@@ -87,3 +93,39 @@ def _prune(
                 out[i, kept_count] = candidate
                 kept_count += 1
         out[i, kept_count:] = row
+
+
+_FIRST, _FEWER = 4, 2  # divisors of the rows for the first level, and for each next one
+_NEAREST = 48
+
+
+def add_levels(graph: Array, vectors: Array, stored: int, *, seed: int, threads: int = 0) -> Array:
+    """Return the graph with edges of all levels, nearest first.
+
+    The first level is a quarter of all rows, the next is half of it, and so on; each row of a level
+    may get edges to the nearest rows in it.
+
+    `graph` is uint32 (rows, degree); unused places hold the row. `vectors` have shape (rows, padded
+    dim), and `stored` is their storage; distances are squared ones for any metric.
+    """
+    graph = graph.copy()
+    level = np.random.default_rng(seed).permutation(len(graph))[: len(graph) // _FIRST]
+    while len(level) > _NEAREST:
+        rows = np.sort(level)
+        near = _nearest(vectors, rows, stored, seed, threads)
+        graph[rows] = prune(
+            np.hstack([graph[rows], near]), rows, vectors, stored, graph.shape[1], threads=threads
+        )
+        level = level[: len(level) // _FEWER]
+    return graph
+
+
+def _nearest(vectors: Array, rows: Array, stored: int, seed: int, threads: int) -> Array:
+    """Return for each of `rows`, int64, the nearest others of them; short lists end with itself."""
+    keys = knn.neighbours(
+        gather_rows(vectors, rows), _NEAREST, SQUARED_L2, stored, seed=seed, threads=threads
+    )
+    self_places = np.arange(len(rows))[:, None]
+    places = np.where(keys < LIMIT, rows_and_distances(keys)[0], self_places)
+    nearest: Array = rows[places].astype(np.uint32)
+    return nearest

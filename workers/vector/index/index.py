@@ -17,7 +17,7 @@ from schemas.errors import InvalidRequest, WrongDimension
 from schemas.rules.metadata import Metadata
 from workers.vector.filters import parts
 from workers.vector.filters.columns import ColumnStore
-from workers.vector.graph import density, entry_points, levels, links
+from workers.vector.graph import density, entry_points, links
 from workers.vector.graph.build import GraphOf, own_graph
 from workers.vector.index import bulk, inputs, plans
 from workers.vector.index.audit import MANY, Neighbours, audit_index, find_lost, find_missed
@@ -299,7 +299,7 @@ class Index:
             few = density.thin_edges(graph, distinct, kernel[1], threads=self.threads)
             if few is graph:
                 return graph
-            with_few = levels.add_levels(few, distinct, kernel[1], **options)
+            with_few = density.add_levels(few, distinct, kernel[1], **options)
             return graph if self.metric is Metric.INNER_PRODUCT else with_few
 
         def linked(graph_of: Callable[[Array], Array]) -> tuple[links.GraphLinks, IndexAudit]:

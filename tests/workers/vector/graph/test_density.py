@@ -13,7 +13,7 @@ from workers.vector.index.inputs import prepare
 from workers.vector.index.query import Effort
 from workers.vector.index.view import IndexAudit
 from workers.vector.kernels.arrays import Array
-from workers.vector.kernels.metrics import Metric, Storage
+from workers.vector.kernels.metrics import SINGLE, Metric, Storage
 
 
 def graph_and_vectors(dim: int, rows: int = 2_000) -> tuple[Array, Array]:
@@ -118,3 +118,51 @@ def test_audit_accepts_thin_graph_when_no_list_finds_less() -> None:
     assert not audit(0.95, 0.99, 0.98).serves_as_well_as(full)
     assert not audit(0.88, 0.99, 0.99).serves_as_well_as(full)
     assert not replace(full, efforts=()).serves_as_well_as(full), "nothing was measured"
+
+
+def test_add_levels_adds_no_needless_edges() -> None:
+    graph, vectors = graph_and_vectors(3)
+    thin = density.thin_edges(graph, vectors, SINGLE)
+    laid = density.add_levels(thin, vectors, SINGLE, seed=1)
+    row_numbers = np.arange(len(thin))[:, None]
+    before, after = (thin != row_numbers).sum(1), (laid != row_numbers).sum(1)
+    assert (after >= before).all() and 0.15 < (after > before).mean() <= 0.25
+    for row in range(0, len(laid), 29):
+        edges = laid[row, : after[row]].astype(int)
+        assert (laid[row, after[row] :] == row).all() and len(set(edges)) == len(edges)
+        far = squares(vectors, row, edges)
+        for replaced_edge in set(thin[row, : before[row]].astype(int)) - set(
+            edges
+        ):  # a nearer one came
+            length = squares(vectors, row, np.array([replaced_edge]))[0]
+            assert (1.3 * squares(vectors, replaced_edge, edges[far <= length])).min() <= length * (
+                1 + 1e-5
+            )
+        assert (np.diff(far) >= 0).all()
+        for place in range(1, len(edges)):
+            between = squares(vectors, edges[place], edges[:place])
+            assert (1.3 * between).min() >= far[place] * (1 - 1e-5)
+
+
+def test_add_levels_depends_on_seed_not_threads() -> None:
+    graph, vectors = graph_and_vectors(3)
+    thin = density.thin_edges(graph, vectors, SINGLE)
+    one_thread, three_threads, other_seed = (
+        density.add_levels(thin, vectors, SINGLE, seed=seed, threads=threads).tobytes()
+        for seed, threads in ((1, 1), (1, 3), (2, 1))
+    )
+    assert one_thread == three_threads != other_seed
+    few = thin[:50] % 50
+    assert density.add_levels(few, vectors[:50], SINGLE, seed=1).tobytes() == few.tobytes()
+
+
+def test_short_lists_find_rays_of_few_rows() -> None:
+    """Lists of nearest neighbours hold little but rows of the own ray."""
+    random = np.random.default_rng(2)
+    ends = gaussian(800, 48, seed=3) * 10
+    rows = np.repeat(ends, 12, axis=0) * random.normal(1, 0.1, (9_600, 1)).astype(np.float32)
+    queries = ends[:200] * random.normal(1, 0.1, (200, 1)).astype(np.float32)
+    index = Index.build(rows)
+    assert (index.graph == np.arange(9_600)[:, None]).mean() > 0.4  # thinned
+    rows_found = index.search(queries, Effort(k=10, top_m=10))[0]
+    assert recall(rows_found, nearest(rows, queries, 10)) >= 0.95
