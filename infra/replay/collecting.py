@@ -21,8 +21,7 @@ from schemas.errors import RecordError
 from schemas.records import JournalBatch, JournalSnapshot
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import JournalLine
+from streams.journal.journal import READ_BACK, STOPPED, JournalLine
 from streams.log.clients import AssignedReader
 from streams.log.registry import make_codec
 

@@ -9,7 +9,7 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from streams.journal.inputs import READ_BACK
+from streams.journal.journal import READ_BACK
 from streams.log.clients import AssignedReader
 
 Place = tuple[str, int, int]  # topic, partition, offset

@@ -28,13 +28,11 @@ from schemas.errors import RecordError
 from schemas.prefix import pack, unpack
 from schemas.records import Continued, JournalSnapshot, KvEvents, Request, Retrieved
 from streams.core.effects import Effect
-from streams.core.placement.case import RequestCase
 from streams.core.placement.prefixes import PrefixIndex
 from streams.core.requests.context import SessionHistories, SessionHistory
-from streams.core.requests.live import LiveRequest
+from streams.core.requests.live import LiveRequest, RequestCase
 from streams.core.router import Router
-from streams.journal.inputs import STOPPED, TELLS_ID
-from streams.journal.journal import effects_sum, in_parts
+from streams.journal.journal import STOPPED, TELLS_ID, effects_sum, in_parts
 from streams.journal.snapshot import pack_router, unpack_router
 
 _SALT_BYTES = 32
@@ -94,7 +92,7 @@ class _Redaction:
                 prompts.add(record)
         for state in states:
             if isinstance(state, LiveRequest):
-                prompts.add_live(state.request, state.prior_tokens)
+                prompts.add_live(state.request, state.prior.tokens)
             elif isinstance(state, SessionHistories):
                 prompts.add_histories(state)
         for record in records:

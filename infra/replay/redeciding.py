@@ -17,13 +17,11 @@ from schemas.records import Decision, Estimate, Mode, Orchestration
 from schemas.sections import build
 from streams.agents.router import load_table
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Worker
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase
+from streams.core.fleet.workers import Fleet, Worker
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
+from streams.core.requests.live import Placement, RequestCase
 from streams.core.router import Router
 
 # Settings that affect a placement, but nothing that was learned or queued before it.

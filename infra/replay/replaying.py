@@ -19,8 +19,14 @@ from schemas.errors import RecordError
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.inputs import STOPPED, TELLS_ID, event_of_line
-from streams.journal.journal import JournalLine, effects_sum, version_of_core
+from streams.journal.journal import (
+    STOPPED,
+    TELLS_ID,
+    JournalLine,
+    effects_sum,
+    event_of_line,
+    version_of_core,
+)
 from streams.journal.snapshot import unpack_router
 
 if TYPE_CHECKING:

@@ -25,11 +25,10 @@ from schemas.records import (
     Reason,
 )
 from streams.core.effects import Decide, Effect
-from streams.core.placement.answer import Placement
+from streams.core.requests.live import Placement
 from streams.core.requests.recovery import PLACING
 from streams.core.router import Router
-from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import JournalEntry, JournalLine, effects_sum
+from streams.journal.journal import READ_BACK, STOPPED, JournalEntry, JournalLine, effects_sum
 from streams.journal.snapshot import unpack_router
 
 log = logging.getLogger(__name__)

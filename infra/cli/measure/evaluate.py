@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -140,7 +139,7 @@ def _simulated(
     results = evaluate(
         quick=quick,
         seed=seed,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs,
         traces=traces,
         sources=[read(path, seed) for path in files] or SYNTHETIC,
     )
@@ -216,7 +215,7 @@ def trinity(
         from infra.research.trinity.measure import measure as measure_here
 
         measure_here(measure, seed, Console(stderr=True).print)
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         findings = study.run_study(pool, case, quick=quick)
     path = page.write(findings, stage_measurements.read(), out)
     if as_json:

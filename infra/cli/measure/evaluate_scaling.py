@@ -4,7 +4,6 @@ And `trivium evaluate interruptions`: how prompts interrupt answers in the same 
 """
 
 import asyncio
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +100,7 @@ def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "DayComp
     from infra.research.studies.day_and_night import Day, compare_fleets
 
     day = _day_with(Day(start_ms=1_000 * start_s), overrides)
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         return compare_fleets(pool, day)
 
 

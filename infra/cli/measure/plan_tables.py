@@ -1,7 +1,6 @@
 """Implements `trivium plan`: measures tables that policies look up, and plans sizes of pools."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +118,7 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
     from infra.simulator.shape import ClusterShape
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         return plan(pool, ClusterShape(prefill=prefill, decode=decode).name, loads, seed)
 
 

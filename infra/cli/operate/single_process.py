@@ -26,7 +26,7 @@ from infra.cli.options import (
     settings_from,
 )
 from infra.processes import garbage, log_lines
-from infra.processes.identity import PRIVATE
+from infra.processes.identity import DRAIN_MAX_S, PRIVATE
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 from schemas.state_folder import home
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from schemas.records import Role
     from workers.retrieval.settings import ShardPlace
 
-_DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
 UntilStopped = Callable[[asyncio.Event], Awaitable[None]]
 Process = Callable[..., Awaitable[None]]  # of settings and a name; runs until `stop` is set
@@ -285,7 +284,7 @@ def _until_stopped(
             if stop.is_set():  # a second signal
                 os._exit(1)
             stop.set()
-            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
+            loop.call_later(DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

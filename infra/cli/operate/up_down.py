@@ -20,7 +20,7 @@ from infra.cli.options import (
     names_broker,
     settings_from,
 )
-from infra.processes.identity import PRIVATE
+from infra.processes.identity import GRACE_S, PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
 from schemas.errors import NotReady
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infra.terminal.stack_display import PlainLines
 
 _POLL_S = 0.2
-_DOWN_S = 90.0
+_DOWN_S = 2 * GRACE_S + 20  # for gateways, then for the others, and for the broker
 Count = Annotated[int, typer.Option(min=0)]
 
 

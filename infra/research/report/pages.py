@@ -66,9 +66,7 @@ def terminal_table(rows: Iterable[Any], columns: Columns, title: str = "") -> Ta
 def render(template: str, pictures: Mapping[str, bytes] | None = None, **context: Any) -> str:
     """Return the page of a template, with PNG files embedded by name."""
     loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     environment.globals["cells_of"] = lambda rows, columns: [cells(row, columns) for row in rows]
     environment.filters["theory"] = _theory
     encoded = {name: base64.b64encode(data).decode() for name, data in (pictures or {}).items()}

@@ -46,12 +46,12 @@ def _interference(figure: Any, results: EvaluationFindings) -> None:
 
 def _chats(figure: Any, results: EvaluationFindings) -> None:
     """Draw average query latency by load, without loads at which a request failed."""
-    pairs = list(product(dict.fromkeys(row.source for row in results.chats), RATIOS))
+    pairs = list(product(dict.fromkeys(row.about for row in results.chats), RATIOS))
     titles = [f"{source}, {pools}" for source, pools in pairs]
     for (source, pools), (_, axes) in zip(pairs, panels(figure, titles), strict=True):
         latencies: dict[str, list[tuple[float, float]]] = {}
         for row in results.chats:
-            if row.source == source and row.config.startswith(pools) and not row.failed:
+            if row.about == source and row.config.startswith(pools) and not row.failed:
                 served = latencies.setdefault(row.config.partition(" ")[2], [])
                 served.append((row.load_per_s, row.latency / 1e3))
         for name, marks in latencies.items():

@@ -26,10 +26,9 @@ from infra.research.studies import (
     thresholds,
     weights,
 )
-from infra.research.studies.chats import ChatResult
 from infra.research.studies.interference import SlowDown
-from infra.research.studies.many_turns import TurnCountResult
 from infra.research.studies.pareto import ParetoPoint
+from infra.research.studies.served import ServedRow
 from infra.research.studies.weights import WeightResult
 from infra.simulator.machine.latency import LLAMA_8B
 
@@ -153,25 +152,25 @@ def _by_load(field: str, form: str) -> Callable[[Any], str]:
     return show
 
 
-def _change_from_x0(rows: Sequence[TurnCountResult]) -> Callable[[TurnCountResult], str]:
+def _change_from_x0(rows: Sequence[ServedRow]) -> Callable[[ServedRow], str]:
     """Return a function that shows the change of TTFT from plain x=0 of the same pools, turns and
     model."""
 
-    def key(row: TurnCountResult) -> tuple[str, int, str]:
-        return row.config.partition(" ")[0], row.turns, row.model
+    def key(row: ServedRow) -> tuple[str, int, str]:
+        return row.config.partition(" ")[0], row.turns, row.about
 
     x0 = {key(row): row.decode_ttft for row in rows if row.config.endswith("x=0 plain")}
 
-    def change(row: TurnCountResult) -> str:
+    def change(row: ServedRow) -> str:
         base = x0.get(key(row))
         return "" if base is None else f"{100 * (row.decode_ttft / base - 1):+.0f} %"
 
     return change
 
 
-def _published_failures(row: ChatResult) -> str:
+def _published_failures(row: ServedRow) -> str:
     pools, _, how = row.config.partition(" ")
-    is_published = row.source == conversations.SHAREGPT.name and how == "x=0 plain"
+    is_published = row.about == conversations.SHAREGPT.name and how == "x=0 plain"
     succeeded = ppd_paper.SHAREGPT_PLAIN.get(pools, {}) if is_published else {}
     return f"{100 - succeeded[row.load_per_s]:.1f}" if row.load_per_s in succeeded else ""
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.research.paper.paper_tables import Failures
-from infra.research.studies.chats import ChatResult
-from infra.research.studies.many_turns import TurnCountResult
+from infra.research.studies.served import ServedRow
 
 _PLAIN = "x=0 plain"
 _NEAR = f"2P2D {_PLAIN}"  # published as losing requests, at loads that it survives here
@@ -47,13 +46,13 @@ def trends(grid: Sequence[Failures]) -> dict[str, bool]:
 
 
 def causes(
-    grid: Sequence[Failures], real: Sequence[ChatResult], lengths: Sequence[TurnCountResult]
+    grid: Sequence[Failures], real: Sequence[ServedRow], lengths: Sequence[ServedRow]
 ) -> LossCauses:
     """Return what explains the losses on the grid and of drawn and of longer conversations."""
     first: dict[tuple[str, str], float] = {}
     for row in sorted(real, key=lambda row: row.load_per_s):
         if row.failed and row.config.endswith(_PLAIN):
-            first.setdefault((row.source, row.config), row.load_per_s)
+            first.setdefault((row.about, row.config), row.load_per_s)
     peaks = [(row.config, row.buffered_bytes) for row in grid]
     peaks += [(row.config, row.buffered_bytes) for row in real]
     lossy_lengths = [row for row in lengths if row.config == _NEAR and row.failed]

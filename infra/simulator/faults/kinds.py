@@ -35,7 +35,7 @@ def _worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> SimWorker
 
 def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
     """Return a gateway's id, mostly of one that reads the answer."""
-    readers = [name for name, _ in live.readers] if live else []
+    readers = [name for name, _ in live.readers.gateways] if live else []
     names = list(cluster.gateways.by_id)
     aimed = readers if readers and draw.random() < AIMED_SHARE else names
     return aimed[int(draw.integers(len(aimed)))]

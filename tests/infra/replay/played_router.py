@@ -12,8 +12,7 @@ from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Tick
 from streams.core.router import Router
-from streams.journal.inputs import READ_BACK, TICK, event_of_line
-from streams.journal.journal import Journal, JournalEntry
+from streams.journal.journal import READ_BACK, TICK, Journal, JournalEntry, event_of_line
 from streams.journal.snapshot import pack_router
 from tests.streams import builders
 from tests.streams.builders import T0

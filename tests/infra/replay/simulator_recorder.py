@@ -22,8 +22,7 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
-from streams.journal.inputs import TICK
-from streams.journal.journal import effects_sum
+from streams.journal.journal import TICK, effects_sum
 from streams.journal.snapshot import pack_router
 
 ROUTER = "router-0"

@@ -13,7 +13,7 @@ from streams.core.effects import Decide
 from streams.core.events import RequestArrived
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.requests.live import LiveRequest
-from streams.journal.inputs import STOPPED, TICK
+from streams.journal.journal import STOPPED, TICK
 from tests.infra.replay.played_router import CODEC, PlayedRouter, answered
 from tests.streams import builders
 

@@ -16,7 +16,7 @@ from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import ClusterShape
 from schemas.records import Outcome, StreamEnd
 from streams.config import RouterSettings
-from streams.core.handlers import decisions
+from streams.core.handlers import endings, orders
 from streams.core.router import Router
 from tests.infra.simulator.serving import serve_all
 from tests.infra.simulator.storms import PROFILE, SETUP, lose_heartbeats
@@ -63,11 +63,11 @@ def test_usage_checker_finds_missing_worker_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Usage of a whole answer once lacked the worker time of its attempt."""
-    right = decisions.as_read
+    right = orders.as_read
 
     def wrong(outcome: Outcome, end: StreamEnd) -> Outcome:
         return replace(right(outcome, end), worker_ms=0.0)
 
-    monkeypatch.setattr(decisions, "as_read", wrong)
+    monkeypatch.setattr(endings, "as_read", wrong)
     with pytest.raises(AssertionError, match="without those of its answer"):
         run_with_lost_heartbeats(1)

@@ -21,8 +21,7 @@ from schemas.records import (
     WarmPrefix,
     Work,
 )
-from streams.agents.outbox import TRACES_MAX, Outbox
-from streams.agents.records import end_frame
+from streams.agents.outbox import TRACES_MAX, Outbox, end_frame
 from streams.core.effects import (
     Decide,
     Dispatch,

@@ -418,7 +418,7 @@ def test_router_writes_retrieved_record_while_request_lives() -> None:
         assert (topic, key, partition) == ("phases", "s-r1", 0)
         assert isinstance(retrieved, Retrieved) and retrieved.error is not None
         event = FakeEvent(process.codec.encode(retrieved))
-        await partitions.take("phases", event)
+        await partitions.process.take("phases", event)
         await until(lambda: len(producer.sends) > 1)
         assert producer.sends[1][0] == "tokens" and producer.sends[1][1].retrieved
         process._answer(replace(retrieved, request_id="nobody"), 0)

@@ -20,8 +20,8 @@ from streams.agents.outbox import Outbox
 from streams.agents.usage import UsageWriter
 from streams.core.effects import Decide, Dispatch, Effect, End, RecordUsage
 from streams.core.events import Tick
+from streams.core.handlers.endings import usage_of
 from streams.core.requests.live import new_live_request
-from streams.core.requests.usage import usage_of
 from streams.log.clients import Ack, AssignedReader
 from streams.log.connecting import client_options
 from streams.log.faust.group import Receipts

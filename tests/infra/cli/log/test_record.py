@@ -11,7 +11,7 @@ from infra.traces import recording
 from infra.traces.recording import open_recording
 from infra.traces.report import report
 from infra.traces.sender import SentRequest
-from streams.journal.inputs import TICK
+from streams.journal.journal import TICK
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.infra.replay.played_router import PlayedRouter, answered
 from tests.infra.replay.simulator_recorder import Recorder
