@@ -33,9 +33,8 @@ from streams.bridge.prompts import PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
-from streams.calls.ids import derive_ids
+from streams.calls.ids import Conversation, derive_ids
 from streams.calls.request.body import ChatBody
-from streams.calls.request.conversation import Conversation
 from streams.calls.request.embed_body import EmbeddingsBody
 from streams.calls.request.intake import CallIntake, take_in_body
 from streams.calls.request.options import CallOptions

@@ -28,9 +28,9 @@ from schemas.records import (
 )
 from streams.calls.config import GatewaySettings
 from streams.calls.fair_share import FairShare
+from streams.calls.ids import Conversation, Conversations, ConversationTurn
 from streams.calls.log.pool import RetrievalPool
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import Conversation, Conversations, ConversationTurn
 from streams.calls.request.intake import ServedModel
 from streams.calls.stream.event_id import EventIds
 from streams.calls.stream.hub import Call, Hub

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from streams.calls.config import GatewaySettings
-from streams.calls.request.fields import one_of, priority_of
+from streams.calls.request.body import one_of, priority_of
 from streams.calls.request.intake import CallIntake
 from streams.config import ORCHESTRATIONS, POLICIES
 

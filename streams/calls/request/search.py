@@ -18,8 +18,9 @@ from schemas.rules import filters
 from schemas.rules.tokens import pack_tokens
 from streams.calls.config import GatewaySettings
 from streams.calls.request.body import ChatBody, SearchBody
+from streams.calls.request.chat import Chat
 from streams.calls.request.probing import Form, Probe, probe_of, repeat_question
-from streams.calls.request.tokenizer import Chat, MarkedPrompt, Tokenizer
+from streams.calls.request.tokenizer import MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection that its chats search
 QUERY_CHARS_MAX = 8_192  # of the query; embedding models read less

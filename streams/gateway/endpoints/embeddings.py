@@ -14,7 +14,7 @@ import orjson
 from schemas.errors import InvalidRequest, UnknownModel
 from streams.calls.ids import new_request_id
 from streams.calls.log.pool import RetrievalPool
-from streams.calls.request.body import Body, parse
+from streams.calls.request.body import EMBEDDING_NEUTRAL, Body, parse, refuse_extras
 from streams.calls.request.embed_body import (
     VALUES_MAX,
     EmbeddingsBody,
@@ -22,7 +22,6 @@ from streams.calls.request.embed_body import (
     inputs_of,
     texts_to_rank,
 )
-from streams.calls.request.fields import EMBEDDING_NEUTRAL, refuse_extras
 from streams.calls.request.options import deadline_of
 from streams.gateway.http.delivery import COMPLETED
 from streams.gateway.http.exchange import HttpExchange

@@ -13,8 +13,7 @@ from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
-from streams.calls.ids import choice_ids, new_request_id
-from streams.calls.request.conversation import Conversation, session_of
+from streams.calls.ids import Conversation, choice_ids, new_request_id, session_of
 from streams.calls.request.intake import CallIntake, take_in
 from streams.calls.request.options import CallOptions, options_of
 from streams.calls.stream.chunks import ChunkWriter, whole_answer

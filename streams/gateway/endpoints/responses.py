@@ -10,9 +10,8 @@ import orjson
 
 from schemas.errors import PromptTooLong
 from schemas.records import StoredResponse
-from streams.calls.ids import new_request_id
+from streams.calls.ids import Conversation, new_request_id
 from streams.calls.request.body import parse
-from streams.calls.request.conversation import Conversation
 from streams.calls.request.options import options_of
 from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.calls.stream.chunks import KEEPALIVE

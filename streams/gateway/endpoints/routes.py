@@ -15,12 +15,10 @@ from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
-from streams.calls.ids import STORE_PREFIX, from_public, new_request_id
-from streams.calls.request.body import DetokenizeBody, TokenizeBody, parse
-from streams.calls.request.conversation import session_of
-from streams.calls.request.fields import refuse_extras
+from streams.calls.ids import STORE_PREFIX, from_public, new_request_id, session_of
+from streams.calls.request.body import DetokenizeBody, TokenizeBody, parse, refuse_extras
+from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import ServedModel, chat_prompt, check_length
-from streams.calls.request.messages import chat_of
 from streams.calls.request.search import ALIAS, collection_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
@@ -230,7 +228,7 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        chat = chat_of(body, body.messages, served.tokenizer)
+        chat = chat_of(body, body.messages, served.tokenizer.template)
         tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False

@@ -36,11 +36,11 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.calls.config import GatewaySettings
+from streams.calls.ids import ConversationTurn
 from streams.calls.log.answers import ProgressReporter
 from streams.calls.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.calls.log.turns import TurnTopic
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import ConversationTurn
 from streams.calls.stream.hub import Hub
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.clients import AssignedReader, Headers, LogProducer, send_dead_letter

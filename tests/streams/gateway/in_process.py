@@ -30,8 +30,8 @@ from schemas.retrieval import Hit, RetrievalResult, unpack_vector
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.calls.config import GatewaySettings
+from streams.calls.ids import ConversationTurn
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import ConversationTurn
 from streams.calls.request.intake import ServedModel
 from streams.calls.stream.hub import Hub
 from streams.gateway.app import create_app

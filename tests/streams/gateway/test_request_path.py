@@ -11,11 +11,9 @@ BESIDE = {
     f"streams/{name}"
     for name in (
         "gateway/state.py", "gateway/endpoints/answer_cache.py", "gateway/http/encodings.py",
-        "calls/ids.py", "calls/fair_share.py", "calls/wishes.py", "calls/request/body.py",
-        "calls/request/sampling.py", "calls/request/fields.py", "calls/request/options.py",
-        "calls/request/search.py", "calls/request/model/chat_marks.py",
-        "calls/request/model/encoder.py", "calls/stream/hub.py", "calls/stream/stream.py",
-        "calls/stream/delivered.py", "openai/cache/query.py",
+        "calls/fair_share.py", "calls/wishes.py", "calls/request/body.py",
+        "calls/request/options.py", "calls/request/search.py", "calls/stream/hub.py",
+        "calls/stream/stream.py", "openai/cache/query.py",
     )
 }  # fmt: skip
 ROOMS = ("streams/gateway", "streams/calls", "streams/openai")
