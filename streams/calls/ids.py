@@ -1,7 +1,16 @@
-"""Ids that the gateway makes: 48 bits of milliseconds and 80 random bits, in base 32.
+"""Ids of calls, conversations and stored objects; which conversation a call continues.
 
-They sort by time. The random part makes a request id unguessable; resuming relies on that. Ids of
-choices have their index added.
+An id has 48 bits of milliseconds and 80 random bits, in base 32. Ids sort by time. The random part
+makes a request id unguessable; resuming relies on that. Ids of choices have their index added.
+
+Theory of operation. A header names the session of a call. Otherwise the messages do: when an answer
+ends, a hash over the whole conversation, answer included, is remembered with its session, here and,
+by topic `turns`, on every gateway. The next turn begins with exactly these messages, so any gateway
+finds the session. First turns always get a new id, so equal openings are not one session. Several
+sessions may have the same messages: they are in a queue under the hash, and a turn takes the least
+recently used one. If no gateway remembers the hash (it is too old, or the client changed its
+messages), the id is derived from the hash up to the last answer, which is the same on every
+gateway. Its limits are in `streams/gateway/README.md`.
 """
 
 import os
@@ -160,6 +169,24 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    def of_call(
+        self,
+        headers: Mapping[bytes, bytes],
+        session_id: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tenant: str,
+        user: str,
+        now_ms: int,
+    ) -> Conversation:
+        """Return the conversation of a call: by header, by the session id in its body, or by its
+        messages; raises InvalidRequest for an invalid header."""
+        session_id = session_of(headers) or session_id
+        if session_id:
+            turn = sum(message["role"] == "assistant" for message in messages)
+            return Conversation(session_id=session_id, turn=turn)
+        return self.find(f"{len(tenant)}:{tenant}{user}", messages, now_ms)
 
     def find(self, scope: str, messages: Sequence[Mapping[str, Any]], now_ms: int) -> Conversation:
         """Return the conversation that messages continue. `scope` separates keys and users."""

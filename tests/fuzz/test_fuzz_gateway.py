@@ -16,7 +16,7 @@ from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
 from streams.calls.ids import Conversations
-from streams.calls.log.frames import decode_frame
+from streams.calls.log.tokens import decode_frame
 from streams.calls.log.turns import TurnTopic
 from tests.fuzz.strategies import CODEC, examples, record_bytes
 from tests.loop_stalls import unstalled

@@ -65,6 +65,11 @@ class CallIntake:
     user: str
 
     @property
+    def names_cache(self) -> bool:
+        """Return whether the body says something about the response cache."""
+        return isinstance(self.body, ChatBody) and self.body.cache is not None
+
+    @property
     def reported_prompts(self) -> list[Sequence[int]]:
         """Return the prompt of each choice if the answer reports it; empty if passages are inserted
         into it."""
@@ -93,7 +98,8 @@ async def take_in_body(
 ) -> CallIntake:
     """Check what the types of a body do not, and tokenise its prompt. Slow checks run in other
     processes."""
-    collection = collection_of(body.model or served.name, served.name)
+    model = body.model or served.name
+    collection = "" if model == served.name else collection_of(model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body)
@@ -177,9 +183,9 @@ async def _search(
     tenant: str,
 ) -> PromptSearch | None:
     """Return the search that precedes a chat's answer, or None."""
-    search_body = search_body_of(body, collection)
-    if search_body is None:
+    if body.retrieval is None and not collection:
         return None
+    search_body = search_body_of(body, collection)
     return await search_of(
         search_body,
         chat,

@@ -108,15 +108,13 @@ def collection_of(model: str, served: str) -> str:
     return collection
 
 
-def search_body_of(body: ChatBody, collection: str) -> SearchBody | None:
-    """Return the search that the body and the model's name wish; raises InvalidRequest if they
+def search_body_of(body: ChatBody, collection: str) -> SearchBody:
+    """Return the search that the body or the model's name wishes; raises InvalidRequest if they
     differ."""
     search_body = body.retrieval
-    if not collection:
-        return search_body
     if search_body is None:
         search_body = SearchBody.model_validate({"collection": collection[:128]})
-    if search_body.collection != collection:
+    if collection and search_body.collection != collection:
         raise InvalidRequest(
             f"retrieval.collection: the model names {collection[:80]!r}, found "
             f"{search_body.collection[:80]!r}; name one of them only",

@@ -19,7 +19,10 @@ from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogpro
 from schemas.rules.sizes import PROBES_MAX
 from schemas.rules.tokens import pack_tokens
 from streams.calls.stream.event_id import ClientPosition
+from streams.calls.stream.states import TRANSITIONS, StreamEvent, StreamState
 
+_OPEN, _VOID, _ENDING = StreamState.OPEN, StreamState.VOID, StreamState.ENDING
+_LIVE = frozenset((_OPEN, _VOID, _ENDING))
 EARLY_ROWS_MAX = 4_096  # further rows are dropped; the gap then ends the stream
 
 
@@ -124,7 +127,6 @@ class Stream:
         "_void_attempt",
         "restart_count",
         "attempt",
-        "broken",
         "choice",
         "differs_at",
         "end",
@@ -136,6 +138,7 @@ class Stream:
         "request_id",
         "restarts",
         "retrieved",
+        "state",
         "texts",
         "token_ids",
     )
@@ -152,6 +155,7 @@ class Stream:
     ) -> None:
         self.request_id = request_id
         self.choice = choice
+        self.state = StreamState.OPEN
         self.attempt = 0
         self.next_seq = 0
         self.next_char = 0
@@ -164,7 +168,6 @@ class Stream:
         self.retrieved: dict[int, StreamRetrieved] = {}
         self.repeated_rows = 0  # rows without anything new
         self.differs_at: int | None = None  # the first token that an attempt repeated differently
-        self.broken = False  # by a difference; no more rows are taken
         self.restart_count = 0  # how often tokens were discarded, if it restarts
         self._delivered = DeliveredAnswer()
         # The longest answer that was discarded, if the stream restarts.
@@ -185,7 +188,12 @@ class Stream:
     @property
     def has_gap(self) -> bool:
         """Return whether later rows or the end have arrived, but rows before them are missing."""
-        return self.end is None and (bool(self._early_rows) or self._pending_end is not None)
+        return self.state is _ENDING or (self.state in _LIVE and bool(self._early_rows))
+
+    @property
+    def broken(self) -> bool:
+        """Return whether a difference ended the stream; no more rows are taken."""
+        return self.state is StreamState.BROKEN
 
     @property
     def is_catching_up(self) -> bool:
@@ -205,17 +213,17 @@ class Stream:
     ) -> int:
         """Take a row of `count` tokens; return how many tokens are new, with those of rows that
         waited for it."""
-        over = self.end is not None or self.broken
-        if attempt <= self._void_attempt and not over:
-            if len(self._late_rows) < EARLY_ROWS_MAX:
-                row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
-                self._late_rows.append((attempt, row))
-            return 0
-        if attempt > self.attempt and not over:
-            self._begin_attempt(attempt, first_seq)
-        if over or attempt < self.attempt:
-            self.repeated_rows += 1
-            return 0
+        if self.state is not _OPEN or attempt != self.attempt:  # rarely
+            if self.state is _VOID and attempt <= self._void_attempt:
+                if len(self._late_rows) < EARLY_ROWS_MAX:
+                    row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
+                    self._late_rows.append((attempt, row))
+                return 0
+            if self.state not in _LIVE or attempt < self.attempt:
+                self.repeated_rows += 1
+                return 0
+            if attempt > self.attempt:
+                self._begin_attempt(attempt, first_seq)
         if first_seq == self.next_seq and first_char == self.next_char:  # nearly always
             self.texts.append(text)
             self.next_seq = first_seq + count
@@ -238,22 +246,23 @@ class Stream:
             self._append_early_rows()
         if self._client_position is not None:
             self._catch_up(self._client_position)
-        if self._pending_end is not None:
+        if self.state is _ENDING:
             self._close_if_complete()
         return self.next_seq - first_seq
 
     def finish(self, end: StreamEnd) -> bool:
         """Take the end of an attempt; return whether the stream is over. The end waits for missing
         rows."""
-        if self.end is not None or self.broken or end.attempt < self.attempt:
+        if self.state not in _LIVE or end.attempt < self.attempt:
             self.repeated_rows += 1
             return False
         if end.attempt <= self._void_attempt and end.kind is OutcomeKind.COMPLETED:
             self._take_late_rows(end.attempt)
         if end.attempt > self.attempt:  # an attempt without rows
             self._begin_attempt(end.attempt, end.seq)
-        self._pending_end = end
-        self._close_if_complete()
+        if self._step(StreamEvent.END):
+            self._pending_end = end
+            self._close_if_complete()
         return self.end is not None
 
     def void(self, attempt: int, *, asks: bool = True) -> bool:
@@ -261,9 +270,7 @@ class Stream:
         progress: `asks`, but False if the stream has a higher attempt or its end, as no attempt
         will continue it."""
         self.marked_attempt = max(attempt, self.marked_attempt)
-        if self.end is not None or self.broken or self._pending_end is not None:
-            return False
-        if attempt < self.attempt:
+        if attempt < self.attempt or not self._step(StreamEvent.MARK):
             return False
         self._void_attempt = max(attempt, self._void_attempt)
         self._is_asked = asks
@@ -278,8 +285,7 @@ class Stream:
     def given_up(self) -> int:
         """Return the void attempt whose router asks for progress, if no higher one has begun;
         otherwise 0."""
-        goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
-        return self._void_attempt if goes_on and self._is_asked else 0
+        return self._void_attempt if self.state is _VOID and self._is_asked else 0
 
     def progress(self) -> tuple[bytes, int]:
         """Return all tokens so far, packed, and the number of characters."""
@@ -288,6 +294,7 @@ class Stream:
     def _take_late_rows(self, attempt: int) -> None:
         """Take the late rows of a void attempt whose end has arrived: it had ended before it became
         void."""
+        self._step(StreamEvent.ANSWER)
         late_rows, self._late_rows, self._void_attempt = self._late_rows, [], 0
         for row_attempt, row in late_rows:
             if row_attempt == attempt:
@@ -298,7 +305,15 @@ class Stream:
         if retrieved.probe <= PROBES_MAX:
             self.retrieved.setdefault(retrieved.probe, retrieved)
 
+    def _step(self, event: StreamEvent) -> bool:
+        """Go to the next state; return whether the table has the event for the present one."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is not None:
+            self.state = following
+        return following is not None
+
     def _begin_attempt(self, attempt: int, first_seq: int = 0) -> None:
+        self._step(StreamEvent.ATTEMPT)
         self.attempt = attempt
         self._early_rows.clear()
         self._late_rows.clear()
@@ -361,7 +376,8 @@ class Stream:
         tolerated."""
         if self.differs_at is None:
             self.differs_at = at
-        self.broken = not self._tolerates_difference
+        if not self._tolerates_difference:
+            self._step(StreamEvent.DIFFERENCE)
 
     def _catch_up(self, client: ClientPosition) -> None:
         """Drop what the client has, once all of it was read again; a different digest is a
@@ -413,6 +429,7 @@ class Stream:
                 self._note_difference(end.seq)
                 if self.broken:
                     return
+        self._step(StreamEvent.WHOLE)
         self.end = end
         self._early_rows.clear()
 

@@ -15,7 +15,7 @@ from streams.calls.request.intake import CallIntake
 from streams.calls.stream.chunks import DONE, one_line_each
 from streams.calls.stream.stream import Stream
 from streams.gateway.http.delivery import STREAM_HEADERS
-from streams.gateway.http.exchange import HttpExchange
+from streams.gateway.http.entry import HttpExchange
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.openai.cache.answers import CacheHit
@@ -38,7 +38,7 @@ class CacheLookup:
             self.query, stream, text, has_retrieval=self.has_retrieval, now_ms=wall_ms()
         )
         if entry is not None:
-            gateway.run_in_background(gateway.answers.store(self.query, entry, self.tenant))
+            gateway.calls.run_in_background(gateway.answers.store(self.query, entry, self.tenant))
 
 
 async def look_up(

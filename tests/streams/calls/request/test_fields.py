@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from streams.calls.embedding import EmbeddingsBody, RerankBody
 from streams.calls.request.body import EMBEDDING_NEUTRAL, HARMLESS, ChatBody, CompletionBody
-from streams.calls.request.embed_body import EmbeddingsBody, RerankBody
 
 PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
