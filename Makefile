@@ -250,7 +250,7 @@ build/broker/java: anew | build/stamps/environment
 
 # Else the first retrieval worker does it before it is ready, and the first demo before all else.
 KERNELS := workers/vector/limits.py workers/vector/engine/lane_loop.py \
-	$(wildcard $(addprefix workers/vector/,kernels/*.py walk/*.py graph/*.py))
+	$(wildcard $(addprefix workers/vector/,kernels/*.py traversal/*.py graph/*.py))
 build/stamps/kernels: $(KERNELS) build/stamps/environment
 	@echo "[6/7] kernels of the vector engine: compiled, beside their source"
 	@$(BIN)/python -m workers.retrieval.compiling

@@ -126,7 +126,12 @@ def _turn(item: pytest.Item) -> tuple[int, bool, bool, bool]:
     bytecode for all."""
     rank, is_no_tidy = _rank(item)
     is_late = ("e2e" in item.path.parts) == (rank >= _RANKS["vllm"])
-    return -rank, is_late, "search" not in item.path.parts, not is_no_tidy
+    return (
+        -rank,
+        is_late,
+        not {"vector", "retrieval", "search"} & {*item.path.parts},
+        not is_no_tidy,
+    )
 
 
 @pytest.fixture(scope="session")

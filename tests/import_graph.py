@@ -9,6 +9,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +52,12 @@ def sources(*folders: str) -> tuple[Tree, ...]:
     return tuple((name, tree) for name, tree in all_sources() if name.startswith(starts))
 
 
+@cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, collected once for all rules."""
+    return tuple(ast.walk(tree))
+
+
 def modules_of(files: Iterable[Tree]) -> Graph:
     """Each module, such as `infra/stack/plan`, and what it imports anywhere, if only for types.
 
@@ -64,7 +71,7 @@ def modules_of(files: Iterable[Tree]) -> Graph:
 
 
 def _targets(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.replace(".", "/") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -99,7 +106,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
     What reaches itself does so through a circle; two of one circle reach the same.
     """
-    reached = {name: _reached(graph, name) for name in graph}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError:
+        reached = {name: _reached(graph, name) for name in graph}
+    else:
+        return []
     circle_by_first: dict[str, list[str]] = {}
     for name in sorted(graph):
         if name in reached[name]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.import_graph import PRODUCT, sources
+from tests.import_graph import PRODUCT, nodes, sources
 
 BARE = frozenset(
     "told said found held kept asked known seen ended given taken sent gone heard wished made left "
@@ -34,7 +34,7 @@ Findings = Iterator[str]
 
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of every argument, assigned name, attribute and function."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.arg():
                 yield node.lineno, node.arg
@@ -76,7 +76,7 @@ def modules_are_named_by_what_they_hold() -> Findings:
 def one_class_name_has_one_place() -> Findings:
     places = defaultdict(list)
     for path, tree in sources(*PRODUCT):
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
     for name, lines in sorted(places.items()):
@@ -86,7 +86,7 @@ def one_class_name_has_one_place() -> Findings:
 
 def docstrings_are_sentences() -> Findings:
     for path, tree in sources(*PRODUCT):
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 words = (ast.get_docstring(node) or "").split()
                 if 0 < len(words) < DOCSTRING_WORDS_MIN:

@@ -7,6 +7,13 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+_ONE_SCOPE = {  # by part of a test's path
+    "vllm": "vllm",
+    "workers/vector/": "vectors",
+    "workers/retrieval/": "vectors",
+    "bench/search/": "vectors",
+}
+
 
 class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
     """All that starts vLLM counts as one file: two such at a time are slower than one by one. So
@@ -18,4 +25,4 @@ class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no t
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return next((scope for scope in ("vllm", "/search/") if scope in nodeid), file)
+        return next((scope for part, scope in _ONE_SCOPE.items() if part in nodeid), file)

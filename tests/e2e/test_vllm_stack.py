@@ -17,8 +17,9 @@ from openai import AsyncOpenAI, OpenAI
 from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
-from infra.evaluate.live.comparison import PULL, PUSH, Deployment, compare
-from infra.evaluate.live.conversations import LiveLoad
+from infra.planning.live_conversations import LiveLoad
+from infra.planning.live_stack import PULL, PUSH, Deployment
+from infra.research.live.comparison import compare
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan

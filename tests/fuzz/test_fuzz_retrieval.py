@@ -34,10 +34,10 @@ from workers.retrieval.collections import Collections
 from workers.retrieval.feed.documents import DocumentFollower
 from workers.retrieval.feed.refusals import Refusals
 from workers.retrieval.intake import RetrievalIntake
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.responder import Responder
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.vector.engine.engine import EngineSettings, SearchEngine
-from workers.vector.fulltext.changes import DocumentChange
 from workers.vector.index.index import Index
 
 LOG = LogSettings()

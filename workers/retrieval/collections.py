@@ -18,9 +18,7 @@ from schemas.retrieval import unpack_vector
 from schemas.rules.metadata import TENANT
 from schemas.rules.sizes import COLLECTION_CHARS_MAX, DIM_MAX, FLEET_BYTES_MAX, is_collection
 from workers.retrieval.declarations import CollectionDeclarations
-from workers.retrieval.settings import RetrievalSettings
-from workers.vector.filters.filters import EqualFilter, ExistsFilter, Filter
-from workers.vector.fulltext.changes import (
+from workers.retrieval.passages.changes import (
     AnyChange,
     DocumentChange,
     Failures,
@@ -29,9 +27,11 @@ from workers.vector.fulltext.changes import (
     metadata_of,
     texts_of,
 )
+from workers.retrieval.passages.passage_store import PassageStore
+from workers.retrieval.passages.texts import payload_of_text
+from workers.retrieval.settings import RetrievalSettings
+from workers.vector.filters.filters import EqualFilter, ExistsFilter, Filter
 from workers.vector.fulltext.index import WordIndex
-from workers.vector.fulltext.passage_store import PassageStore
-from workers.vector.fulltext.texts import payload_of_text
 from workers.vector.graph.build import GraphOf, own_graph
 from workers.vector.index.index import Index
 from workers.vector.index.query import ExternalId

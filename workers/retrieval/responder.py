@@ -5,23 +5,25 @@ Every retrieval gets an answer; no request can end the worker.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, TriviumError
-from schemas.records import Hits, RetrievalRequest, WireError
-from schemas.retrieval import CHECK, unpack_vector
+from schemas.records import Hits, Quoted, RetrievalRequest, WireError
+from schemas.retrieval import CHECK, shard_of, unpack_vector
+from schemas.rules.metadata import TENANT
 from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from streams.log.clock import wall_ms
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.texts import row_id, unpack
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.retrieval.tallies import RetrievalTallies
 from workers.retrieval.text_search import TextSearches, rows_allowed, texts_of, vector_fields
 from workers.vector.engine.engine import SearchEngine
-from workers.vector.fulltext.quotes import changed_quotes
 from workers.vector.index.index import Index
 from workers.vector.index.kinds import SearchKind
 from workers.vector.index.query import ExternalId, Query, SearchAnswer
+from workers.vector.index.rows import Rows
 
 log = logging.getLogger("trivium.retrieval")
 
@@ -155,3 +157,30 @@ def _fields(request: RetrievalRequest, index: Index, answer: SearchAnswer) -> di
 def _rows(seeds: Sequence[str], row_of: Mapping[ExternalId, int]) -> list[int]:
     rows = (row_of.get(seed, row_of.get(seed.encode(errors="replace"))) for seed in seeds)
     return [row for row in rows if row is not None]
+
+
+def changed_quotes(
+    quoted: Iterable[Quoted], index: Index | None, tenant: str, shard: int, shards: int
+) -> tuple[str, ...]:
+    """Return the quoted documents of this shard that are gone, changed, or not for the tenant.
+
+    `index` is the collection's, None if the tenant may not search it.
+    """
+    own_quotes = {quote for quote in quoted if shard_of(quote.document_id, shards) == shard}
+    rows = index.rows if index is not None else None
+    names = {
+        quote.document_id
+        for quote in own_quotes
+        if rows is None
+        or not quote.content
+        or _content(rows, quote.document_id, tenant) != quote.content
+    }
+    return tuple(sorted(names))
+
+
+def _content(rows: Rows, document_id: str, tenant: str) -> str:
+    """Return the content hash of a document's passages; empty if the tenant may find none."""
+    row = rows.row_of.get(row_id(document_id, 0))
+    if row is None or (tenant and not rows.columns.has_or_lacks(TENANT, tenant, row)):
+        return ""
+    return unpack(rows.payloads[row]).content

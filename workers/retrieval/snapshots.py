@@ -21,10 +21,10 @@ from schemas.records import CollectionDeclared
 from schemas.topic import HOUR_MS
 from streams.log.clock import wall_ms
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.passage_store import PassageStore
+from workers.retrieval.passages.texts import passages_of
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.retrieval.snapshot_folder import SnapshotFolder
-from workers.vector.fulltext.passage_store import PassageStore
-from workers.vector.fulltext.texts import passages_of
 from workers.vector.graph.build import GraphOf, own_graph
 from workers.vector.index import snapshot
 from workers.vector.index.index import Index

@@ -18,11 +18,11 @@ from schemas.records import Passage, RetrievalRequest
 from schemas.retrieval import MODES, WORDS, pack_vector, unpack_vector
 from schemas.rules.ranks import candidates, depth_of
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX
+from workers.retrieval.passages.texts import unpack
 from workers.vector.engine.engine import SearchEngine
 from workers.vector.filters import expressions
 from workers.vector.filters.filters import Filter
 from workers.vector.fulltext.index import AllowedPassages, WordIndex, listed_or_none
-from workers.vector.fulltext.texts import unpack
 from workers.vector.index.index import Index
 from workers.vector.index.query import ExternalId, Query, SearchAnswer
 from workers.vector.index.rows import Rows

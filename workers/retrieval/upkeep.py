@@ -16,9 +16,9 @@ from typing import Any
 
 from schemas.errors import QueueFull
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.passage_store import PassageStore
+from workers.retrieval.passages.texts import passages_of
 from workers.retrieval.settings import LOOSE_MIN, RetrievalSettings
-from workers.vector.fulltext.passage_store import PassageStore
-from workers.vector.fulltext.texts import passages_of
 from workers.vector.index.audit import Neighbours
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort

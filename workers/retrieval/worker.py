@@ -95,7 +95,8 @@ class RetrievalWorker:
                     dim_max=settings.cuda_dim_max,
                 ),
                 scheduler=settings.scheduler(),
-            )  # fmt: skip
+            ),  # fmt: skip
+            clock_ms=wall_ms,
         )
         self.responder = Responder(
             self.engine, self.collections, settings, worker_id=worker_id, place=place

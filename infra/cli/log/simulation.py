@@ -33,7 +33,7 @@ def simulate(
 
     from infra.evaluate.replays.faults import faults_of
     from infra.evaluate.replays.whatif import later_ms, replay_trace, setup_of
-    from infra.evaluate.trinity.hardware import gpu_named, model_named
+    from infra.planning.hardware import gpu_named, model_named
     from infra.replay.redeciding import with_overrides
 
     setup = replace(setup_of(), gpu=gpu_named(gpu), model=model_named(model))

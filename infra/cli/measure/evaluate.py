@@ -17,9 +17,9 @@ from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.evaluate.live.conversations import LiveLoad
-    from infra.evaluate.trinity.rag_cluster import TrinityCase
-    from infra.evaluate.trinity.study import Sweep
+    from infra.planning.live_conversations import LiveLoad
+    from infra.research.trinity.rag_cluster import TrinityCase
+    from infra.research.trinity.study import Sweep
 
 TRACES = "TRIVIUM_TRACES"
 _BESIDE = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
@@ -104,7 +104,7 @@ def ppd(
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
     if live or engine == "vllm":
-        from infra.evaluate.live.comparison import choose_loads
+        from infra.research.live.comparison import choose_loads
 
         loads = choose_loads(
             workload or ["large, mid paste"],
@@ -131,9 +131,9 @@ def _simulated(
     out: Path,
     as_json: bool,
 ) -> Path:
-    from infra.evaluate.evaluation import evaluate
-    from infra.evaluate.paper.conversations import SYNTHETIC, read
-    from infra.evaluate.report import bars, whole_page
+    from infra.research.evaluation import evaluate
+    from infra.research.paper.conversations import SYNTHETIC, read
+    from infra.research.report import bars, whole_page
 
     if traces is None and _BESIDE.is_dir():
         traces = _BESIDE
@@ -161,7 +161,7 @@ def _simulated(
 
 
 def _live(engine: str, loads: "list[LiveLoad]", only: list[str], out: Path, as_json: bool) -> Path:
-    from infra.evaluate.live import comparison
+    from infra.research.live import comparison
 
     measured = asyncio.run(comparison.run(engine, loads, Console(stderr=True), only))
     page = comparison.write(engine, loads, measured, out)
@@ -205,15 +205,15 @@ def trinity(
     Trinity's three placements at equal GPU count, on virtual time with the real schedulers. Writes
     an HTML report, PNG files and JSON, and build/bench/trinity.json.
     """
-    from infra.evaluate.points.runs import runner
-    from infra.evaluate.trinity import page, stage_measurements, study
+    from infra.planning.runs import runner
+    from infra.research.trinity import page, stage_measurements, study
 
     if live:
         _coupled(rate, load_s, seed, as_json)
         return
     case = _trinity_case(gpu, gpus, rows, dim, every, hop_ms, seed)
     if measure is not None:
-        from infra.evaluate.trinity.measure import measure as measure_here
+        from infra.research.trinity.measure import measure as measure_here
 
         measure_here(measure, seed, Console(stderr=True).print)
     with runner(jobs or os.cpu_count() or 1) as pool:
@@ -235,7 +235,7 @@ def trinity(
 
 def _coupled(rate: float, load_s: float, seed: int, as_json: bool) -> None:
     from infra.bench import results
-    from infra.evaluate.live import coupled
+    from infra.research.live import coupled
 
     load = {"rate": rate, "load_s": load_s, "fillers": 5_000}
     coroutine = coupled.compare(
@@ -261,8 +261,8 @@ def _coupled(rate: float, load_s: float, seed: int, as_json: bool) -> None:
 def _trinity_case(
     gpu: str, gpus: int, rows: float, dim: int, every: int, hop_ms: float, seed: int
 ) -> "TrinityCase":
-    from infra.evaluate.trinity import study
-    from infra.evaluate.trinity.hardware import IndexSpec, SearchCosts, gpu_named
+    from infra.planning.hardware import IndexSpec, SearchCosts, gpu_named
+    from infra.research.trinity import study
     from infra.simulator.machine.latency import Setup
 
     gpu_spec = gpu_named(gpu)

@@ -15,7 +15,7 @@ from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import print_json, stdout_console
 
 if TYPE_CHECKING:
-    from infra.evaluate.studies.day_and_night import Day, DayComparison
+    from infra.research.studies.day_and_night import Day, DayComparison
 
 _SIMULATED = in_panel("On virtual time")
 
@@ -60,8 +60,8 @@ def scaling(
     Examples: `trivium evaluate scaling --noon 16 --minutes 10`,
     `trivium evaluate scaling --live --minutes 6`
     """
-    from infra.evaluate.report import day as report
-    from infra.evaluate.studies.day_and_night import HOLDS
+    from infra.research.report import day as report
+    from infra.research.studies.day_and_night import HOLDS
 
     flags = {
         "night_per_s": night,
@@ -74,7 +74,7 @@ def scaling(
     overrides = {name: value for name, value in flags.items() if value is not None}
     overrides["seed"] = seed
     if live:
-        from infra.evaluate.live.day import ENGINE, PATIENCE
+        from infra.research.live.day import ENGINE, PATIENCE
 
         result = _live(overrides)
         load = {"engine": ENGINE, "patience": PATIENCE}
@@ -97,8 +97,8 @@ def scaling(
 
 
 def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "DayComparison":
-    from infra.evaluate.points.runs import runner
-    from infra.evaluate.studies.day_and_night import Day, compare_fleets
+    from infra.planning.runs import runner
+    from infra.research.studies.day_and_night import Day, compare_fleets
 
     day = _day_with(Day(start_ms=1_000 * start_s), overrides)
     with runner(jobs or os.cpu_count() or 1) as pool:
@@ -108,7 +108,7 @@ def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "DayComp
 def _live(overrides: dict[str, Any]) -> "DayComparison":
     from rich.console import Console
 
-    from infra.evaluate.live.day import DAY, compare_fleets
+    from infra.research.live.day import DAY, compare_fleets
 
     return asyncio.run(compare_fleets(_day_with(DAY, overrides), Console(stderr=True).print))
 
@@ -133,7 +133,7 @@ def interruptions(
     """
     from rich.table import Table
 
-    from infra.evaluate.studies.interruptions import POLICIES, measure_interruptions
+    from infra.research.studies.interruptions import POLICIES, measure_interruptions
 
     rows = [measure_interruptions(p, prompt_tokens=prompt, answer_tokens=answer) for p in POLICIES]
     if as_json:

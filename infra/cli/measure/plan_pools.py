@@ -13,8 +13,8 @@ from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.evaluate.trinity.pools import PoolPlan, TrafficModel
-    from infra.evaluate.trinity.traffic_log import TrafficSummary
+    from infra.planning.pools import PoolPlan, TrafficModel
+    from infra.planning.traffic_log import TrafficSummary
 
 _TRAFFIC, _HARDWARE = in_panel("Traffic"), in_panel("Hardware")
 EXAMPLES = """[bold]Examples[/]
@@ -56,15 +56,15 @@ def pools(
     By the rooflines of a GPU and a model. With --trace, rate and lengths are those of the traffic
     log: the busiest minute, and means; --rps, --prompt and --answer override them.
     """
-    from infra.evaluate.trinity.hardware import (
+    from infra.planning.hardware import (
         IndexSpec,
         SearchCosts,
         gpu_named,
         model_named,
         parallel,
     )
-    from infra.evaluate.trinity.pools import Targets, plan
-    from infra.evaluate.trinity.traffic_log import read
+    from infra.planning.pools import Targets, plan
+    from infra.planning.traffic_log import read
     from infra.simulator.machine.latency import Setup
 
     logged = None if trace is None else read(trace)
@@ -100,8 +100,7 @@ def _traffic(
     every: int,
     updates: float,
 ) -> "TrafficModel":
-    from infra.evaluate.trinity.pools import TrafficModel
-    from infra.evaluate.trinity.probing import ProbeSettings
+    from infra.planning.pools import ProbeSettings, TrafficModel
 
     if logged is not None:
         rps = logged.busiest_per_s if rps is None else rps

@@ -15,7 +15,7 @@ from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.evaluate.live.conversations import LiveLoad
+    from infra.planning.live_conversations import LiveLoad
     from schemas.settings import LogSettings
     from streams.core.placement.ppd_table import PpdTable
 
@@ -47,7 +47,7 @@ def probe(
     out: Annotated[Path, typer.Option(help="The file.")] = Path("build/plan/probe.json"),
 ) -> None:
     """Write a table for measuring a running cluster: weights choose local or remote."""
-    from infra.evaluate.live import live_table
+    from infra.planning import live_table
 
     live_table.write(live_table.PROBE, out)
     print(f'written: {out}; start routers with policy = "table" and table = "{out}"')
@@ -84,7 +84,7 @@ def ppd(
     cluster's log. Then start routers with `policy = "table"` and `table = "FILE"` in the section
     router.
     """
-    from infra.evaluate.live import live_table
+    from infra.planning import live_table
 
     if live or url or engine:
         loads = live_table.kinds(
@@ -103,9 +103,9 @@ def ppd(
 
 
 def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> "PpdTable":
-    from infra.evaluate.paper.grid import LOADS_PER_S
-    from infra.evaluate.points.plan_table import plan
-    from infra.evaluate.points.runs import runner
+    from infra.planning.grid import LOADS_PER_S
+    from infra.planning.plan_table import plan
+    from infra.planning.runs import runner
     from infra.simulator.shape import ClusterShape
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
@@ -125,7 +125,7 @@ def _bar(loads: "list[LiveLoad]") -> Iterator[Callable[[], None]]:
 
 
 def _measure_running(url: str, log: "LogSettings", loads: "list[LiveLoad]") -> "PpdTable":
-    from infra.evaluate.live import live_table
+    from infra.planning import live_table
 
     with _bar(loads) as advance:
         return asyncio.run(live_table.measure(url, log, loads, advance))
@@ -143,7 +143,7 @@ def _here() -> str:
 
 def _measure_new(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int) -> "PpdTable":
     from infra.bench.results import BENCH_DIR
-    from infra.evaluate.live import comparison, live_table
+    from infra.planning import live_stack, live_table
     from infra.stack.plan import StackPlan
 
     if engine not in ("sim", "vllm"):
@@ -151,9 +151,9 @@ def _measure_new(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int
 
     async def run(advance: Callable[[], None]) -> "PpdTable":
         folder = BENCH_DIR.absolute() / "plan"
-        with comparison.machine(engine, folder) as make_stack:
+        with live_stack.machine(engine, folder) as make_stack:
             live_table.write(live_table.PROBE, folder / "probe.json")
-            deployment = comparison.DEPLOYMENTS[engine][0]
+            deployment = live_stack.DEPLOYMENTS[engine][0]
             stack = make_stack(deployment, StackPlan(prefill=prefill, decode=decode, broker=False))
             stack.settings = live_table.with_probe_table(stack.settings, folder / "probe.json")
             async with stack:

@@ -165,7 +165,7 @@ def read_whole(file: Path) -> WholeFile:
     import numpy as np
 
     from schemas.rules.metadata import metadata_of
-    from workers.vector.fulltext.texts import payload_of_text
+    from workers.retrieval.passages.texts import payload_of_text
 
     if file.suffix != ".jsonl":
         vectors = read_rows(file)

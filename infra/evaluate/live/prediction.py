@@ -17,8 +17,8 @@ from typing import Any
 from rich.table import Table
 
 from infra.bench.results import BENCH_DIR, Bar, command_line, write_report
-from infra.evaluate.live.comparison import Deployment, RoutingVariant, machine, switch
-from infra.evaluate.live.conversations import LiveLoad, hold
+from infra.planning.live_conversations import LiveLoad, hold
+from infra.planning.live_stack import Deployment, RoutingVariant, machine, switch
 from infra.prediction.figures import METRICS, errors, figures
 from infra.prediction.predictor import predict
 from infra.prediction.speeds import MeasuredSpeeds, measure_speeds, summarize

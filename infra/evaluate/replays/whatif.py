@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.evaluate.points.point import ORDERS
 from infra.evaluate.replays.deployment import Workers
+from infra.planning.point import ORDERS
 from infra.simulator.cluster import READY_MS, Cluster, SimFault
 from infra.simulator.machine.latency import Setup
 from infra.simulator.members.clients import ClientRequest

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.evaluate.live.day import DAY, ENGINE, serve, targets
+from infra.research.live.day import DAY, ENGINE, serve, targets
 from infra.stack.plan import StackPlan
 from schemas.records import Role
 from schemas.settings import LogSettings

@@ -9,8 +9,8 @@ from schemas.records import (
 )
 from schemas.retrieval import pack_vector
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.settings import RetrievalSettings
-from workers.vector.fulltext.changes import DocumentChange
 
 
 def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> DocumentChange:

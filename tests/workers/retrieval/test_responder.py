@@ -19,10 +19,10 @@ from schemas.retrieval import CHECK, pack_vector, unpack_vector
 from streams.log.clock import wall_ms
 from tests.workers.vector.data import gaussian, nearest
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.responder import Responder
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.vector.engine.engine import EngineSettings, SearchEngine
-from workers.vector.fulltext.changes import DocumentChange
 from workers.vector.index.kinds import SearchKind
 
 SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean", "films=inner_product"))

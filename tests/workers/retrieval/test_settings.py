@@ -8,12 +8,11 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from workers.deadlines import NEVER_MS
 from workers.retrieval import worker
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.vector.cuda.batch import sizes_up_to
 from workers.vector.engine.engine import EngineSettings
-from workers.vector.engine.queues import QueuedSearch
+from workers.vector.engine.queues import NEVER_MS, QueuedSearch
 from workers.vector.engine.scheduler import SchedulerSettings, SearchScheduler
 from workers.vector.index.kinds import SearchKind
 from workers.vector.kernels.metrics import Metric
@@ -87,7 +86,7 @@ def test_retrieval_settings_reach_engine(monkeypatch: pytest.MonkeyPatch) -> Non
     """Places, slots, lanes, devices and the scheduler's settings arrive there."""
     calls: list[EngineSettings] = []
 
-    def engine(settings: EngineSettings) -> None:
+    def engine(settings: EngineSettings, clock_ms: object) -> None:
         calls.append(settings)
         raise ConfigError("it was told")
 

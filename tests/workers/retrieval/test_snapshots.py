@@ -12,10 +12,10 @@ from schemas.records import CollectionDeclared, Document
 from schemas.retrieval import pack_vector
 from tests.workers.vector.data import gaussian
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange
+from workers.retrieval.passages.passage_store import PassageStore
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.retrieval.snapshots import Snapshots
-from workers.vector.fulltext.changes import DocumentChange
-from workers.vector.fulltext.passage_store import PassageStore
 from workers.vector.index import snapshot
 from workers.vector.index.index import Index
 from workers.vector.kernels.metrics import Metric

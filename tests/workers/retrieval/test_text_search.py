@@ -23,7 +23,7 @@ from schemas.retrieval import (
 )
 from schemas.rules.ranks import depth_of
 from streams.log.clock import wall_ms
-from tests.workers.vector.fulltext.passage_fixtures import (
+from tests.workers.retrieval.passages.passage_fixtures import (
     collections,
     declared,
     deletion,
@@ -35,12 +35,12 @@ from tests.workers.vector.fulltext.passage_fixtures import (
 from tests.workers.vector.fulltext.test_index import random_passages
 from workers.retrieval import text_search
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.texts import passages_of
 from workers.retrieval.responder import Responder
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
 from workers.retrieval.snapshots import store_of
 from workers.vector.engine.engine import EngineSettings, SearchEngine
 from workers.vector.fulltext.terms import query_terms, terms_of
-from workers.vector.fulltext.texts import passages_of
 from workers.vector.index.kinds import SearchKind
 from workers.vector.index.query import SearchAnswer
 

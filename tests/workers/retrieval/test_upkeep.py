@@ -11,10 +11,10 @@ from schemas.retrieval import pack_vector
 from tests.waits import until
 from tests.workers.vector.data import gaussian, lose
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.settings import LOOSE_MIN, RetrievalSettings
 from workers.retrieval.upkeep import Upkeep
 from workers.vector.engine.engine import EngineSettings, SearchEngine
-from workers.vector.fulltext.changes import DocumentChange
 from workers.vector.index.audit import MANY
 
 

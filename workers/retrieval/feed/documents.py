@@ -21,7 +21,7 @@ from schemas.topics import check_record, collection_key, declaration_key, docume
 from streams.log.clients import AssignedReader
 from streams.log.clock import wall_ms
 from workers.retrieval.feed.follower import BUGS, FeedFollower
-from workers.vector.fulltext.changes import DocumentChange, Failures, names_of
+from workers.retrieval.passages.changes import DocumentChange, Failures, names_of
 
 log = logging.getLogger("trivium.retrieval")
 

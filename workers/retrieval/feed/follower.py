@@ -23,8 +23,8 @@ from streams.log.membership import Membership
 from streams.log.slices import in_slices
 from workers.retrieval.collections import Collections
 from workers.retrieval.feed.refusals import Refusals, is_first
+from workers.retrieval.passages.changes import AnyChange, Failures
 from workers.retrieval.settings import ShardPlace
-from workers.vector.fulltext.changes import AnyChange, Failures
 
 log = logging.getLogger("trivium.retrieval")
 # Unexpected errors that one record can cause; others are of memory, disks and devices.

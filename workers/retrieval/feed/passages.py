@@ -15,7 +15,7 @@ from schemas.records import DocumentPassages
 from schemas.rules.sizes import CHUNKS_MAX, check_size
 from schemas.topics import check_record, document_key
 from workers.retrieval.feed.follower import FeedFollower
-from workers.vector.fulltext.changes import Failures, PassagesChange, names_of
+from workers.retrieval.passages.changes import Failures, PassagesChange, names_of
 
 
 class PassageFollower(FeedFollower[PassagesChange]):

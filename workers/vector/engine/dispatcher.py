@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
-from workers.deadlines import NEVER_MS
 from workers.vector.engine.lanes import Lanes
 from workers.vector.engine.occupancy import Occupancy, Ticket
+from workers.vector.engine.queues import NEVER_MS
 from workers.vector.engine.scheduler import Drop, SchedulerSettings, SearchScheduler
 from workers.vector.index import plans
 from workers.vector.index.kinds import SearchKind

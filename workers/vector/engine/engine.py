@@ -8,6 +8,7 @@ and stays there (`dispatcher.py`). Bounds: places and slots of a lane, `inbox_ma
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,8 +17,6 @@ import numpy as np
 
 from schemas.errors import ConfigError, TriviumError
 from schemas.sections import Natural, Positive, section
-from streams.log.clock import wall_ms
-from workers.deadlines import NEVER_MS
 from workers.vector.cuda.batch import BatchSettings
 from workers.vector.engine import backend
 from workers.vector.engine.core_lanes import CoreLanes
@@ -25,6 +24,7 @@ from workers.vector.engine.cuda_lanes import CudaLanes
 from workers.vector.engine.dispatcher import SearchDispatcher
 from workers.vector.engine.lanes import Lanes, LaneStats
 from workers.vector.engine.occupancy import Ticket
+from workers.vector.engine.queues import NEVER_MS
 from workers.vector.engine.scheduler import SchedulerSettings
 from workers.vector.index import bulk, inputs, plans
 from workers.vector.index.index import Index
@@ -86,11 +86,18 @@ class SearchEngineLoad:
     ms_per_extend: float  # moving average
 
 
+def _epoch_ms() -> float:
+    return 1_000 * time.time()
+
+
 class SearchEngine:
-    """The engine of one event loop, which makes all calls."""
+    """The engine of one event loop, which makes all calls.
+
+    `clock_ms` returns the present time, on the clock of `Query.deadline_ms`.
+    """
 
     def __init__(
-        self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = wall_ms
+        self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = _epoch_ms
     ) -> None:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places, ahead = _lanes(settings)

@@ -8,16 +8,17 @@ extends keep their order by deadline for any such time. So there is one heap for
 extends, and only the heads of the heaps are compared.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from workers.deadlines import NEVER_MS, Deadlines
 from workers.vector.index.kinds import SearchKind
 
-_SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
+NEVER_MS = math.inf  # the deadline of a search without one
+_SWEPT_MIN = 64  # searches that no longer wait; fewer are not worth a sweep
 _PREFILL, _DECODE = SearchKind.PREFILL, SearchKind.DECODE  # looked up often
 
 _Entry = tuple[float, int, "QueuedSearch"]
@@ -111,7 +112,8 @@ class SearchQueues:
     def __init__(self) -> None:
         self.prefill, self.late, self.decode, self.link = SlackQueue(), Fifo(), Fifo(), Fifo()
         self.counts = dict.fromkeys(SearchKind, 0)
-        self.deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
+        self._deadlines: list[_Entry] = []  # a heap; of searches that have one
+        self._serial = 0  # searches with equal deadlines stay in order of arrival
         self.total = 0  # searches
         self._cancelled = 0  # since the last sweep
 
@@ -129,7 +131,23 @@ class SearchQueues:
         else:
             (self.decode if kind is _DECODE else self.link).append(item)
         if item.deadline_ms != NEVER_MS:
-            self.deadlines.add(item.deadline_ms, item)
+            if len(self._deadlines) > 2 * self.total + _SWEPT_MIN:
+                self._deadlines = [entry for entry in self._deadlines if entry[2].waits]
+                heapify(self._deadlines)
+            self._serial += 1
+            heappush(self._deadlines, (item.deadline_ms, self._serial, item))
+
+    def next_deadline_ms(self) -> float:
+        """Return the earliest deadline of a waiting search, or NEVER_MS."""
+        heap = self._deadlines
+        while heap and not heap[0][2].waits:
+            heappop(heap)
+        return heap[0][0] if heap else NEVER_MS
+
+    def pop_expired(self, now_ms: float) -> Iterator[QueuedSearch]:
+        """Yield the waiting searches whose deadline has passed, earliest first; each once."""
+        while self.next_deadline_ms() <= now_ms:
+            yield heappop(self._deadlines)[2]
 
     def mark_left(self, item: QueuedSearch) -> None:
         """Mark a search as no longer waiting; callers remove it, or it is skipped later."""

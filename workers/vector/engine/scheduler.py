@@ -26,8 +26,7 @@ from enum import StrEnum
 
 from schemas.errors import ConfigError
 from schemas.sections import Natural, NonNegative, Positive, Share, section
-from workers.deadlines import NEVER_MS
-from workers.vector.engine.queues import Fifo, QueuedSearch, SearchQueues
+from workers.vector.engine.queues import NEVER_MS, Fifo, QueuedSearch, SearchQueues
 from workers.vector.index.kinds import SearchKind
 
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
@@ -141,7 +140,7 @@ class SearchScheduler:
         """Return when a plan would do something even if no place becomes free; see `plan`."""
         if self._links_run and self.queues.total:
             return now_ms
-        wake_ms = self.queues.deadlines.next_ms()
+        wake_ms = self.queues.next_deadline_ms()
         if self.queues.counts[_PREFILL]:
             wake_ms = min(wake_ms, self._urgent_at_ms(max_extends, now_ms))
         return wake_ms
@@ -180,7 +179,7 @@ class SearchScheduler:
                     self._preempt(plan, free, running, len(parked), now_ms)
                 else:
                     plan.wake_ms = min(plan.wake_ms, urgent_ms)
-        plan.wake_ms = min(plan.wake_ms, self.queues.deadlines.next_ms())
+        plan.wake_ms = min(plan.wake_ms, self.queues.next_deadline_ms())
         return plan
 
     def _must_gather(self, now_ms: float, plan: Plan, has_parked: bool) -> bool:
@@ -275,8 +274,8 @@ class SearchScheduler:
 
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """Drop searches past their deadline; move those that can no longer meet it to `late`."""
-        if self.queues.deadlines.next_ms() <= now_ms:
-            for late in self.queues.deadlines.pop_expired(now_ms):
+        if self.queues.next_deadline_ms() <= now_ms:
+            for late in self.queues.pop_expired(now_ms):
                 self.queues.mark_left(late)
                 plan.dropped.append((late, Drop.DEADLINE_PASSED))
         while self.queues.counts[_PREFILL]:

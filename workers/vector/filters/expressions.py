@@ -4,7 +4,16 @@ import functools
 import operator
 from collections.abc import Callable
 
-from schemas.rules import filters as said
+from schemas.rules.filters import (
+    All,
+    Condition,
+    DateRange,
+    FieldExists,
+    FieldIn,
+    Not,
+    NumberRange,
+)
+from schemas.rules.filters import parse as parse_condition
 from workers.vector.filters.filters import (
     DateRangeFilter,
     EqualFilter,
@@ -18,24 +27,24 @@ from workers.vector.filters.filters import (
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Filter:
     """Parse a JSON expression to a filter; raises InvalidRequest with the expected form."""
-    return _filter_of(said.parse(text))
+    return _filter_of(parse_condition(text))
 
 
-def _filter_of(condition: said.Condition) -> Filter:
+def _filter_of(condition: Condition) -> Filter:
     match condition:
-        case said.FieldIn(field, (value,)):
+        case FieldIn(field, (value,)):
             return EqualFilter(field, value)
-        case said.FieldIn(field, values):
+        case FieldIn(field, values):
             return OneOfFilter(field, values)
-        case said.NumberRange(field, low, high):
+        case NumberRange(field, low, high):
             return RangeFilter(field, low, high)
-        case said.DateRange(field, low, high):
+        case DateRange(field, low, high):
             return DateRangeFilter(field, low, high)
-        case said.FieldExists(field):
+        case FieldExists(field):
             return ExistsFilter(field)
-        case said.Not(inner):
+        case Not(inner):
             return ~_filter_of(inner)
-        case said.All(parts, is_any):
+        case All(parts, is_any):
             return _join(operator.or_ if is_any else operator.and_, [*map(_filter_of, parts)])
 
 

@@ -1,8 +1,8 @@
 """The decorators that compile kernels for the CPU.
 
 This is the only file that imports numba; files that emit LLVM code use `emitted`. A kernel may call
-kernels of its own file and of the packages `kernels` and `walk`, and nothing else: compiled code is
-cached on disk until one of these files changes.
+kernels of its own file and of the packages `kernels` and `traversal`, and nothing else: compiled
+code is cached on disk until one of these files changes.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ insert_function: Any = numba.core.cgutils.get_or_insert_function
 variable: Any = numba.core.cgutils.alloca_once_value  # LLVM moves it from memory to a register
 for_slice: Any = numba.core.cgutils.for_range_slice  # a loop from `start` to `stop` by `step`
 
-_SEARCH = Path(__file__).parents[1]
+_VECTOR = Path(__file__).parents[1]
 
 
 @cache
-def sources_digest(search: Path = _SEARCH) -> str:
+def sources_digest(root: Path = _VECTOR) -> str:
     """Return the SHA-256 of all files whose kernels and constants other kernels may use."""
-    digest = hashlib.sha256((search / "limits.py").read_bytes())
-    for folder in ("kernels", "walk"):
-        for path in sorted((search / folder).glob("*.py")):
+    digest = hashlib.sha256((root / "limits.py").read_bytes())
+    for folder in ("kernels", "traversal"):
+        for path in sorted((root / folder).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -31,11 +31,11 @@ from schemas.records import Document
 from schemas.retrieval import pack_vector
 from workers.retrieval.collections import Collections
 from workers.retrieval.feed.documents import DocumentFollower
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.settings import RetrievalSettings
 from workers.retrieval.upkeep import Upkeep
 from workers.retrieval.worker import SWITCH_S
 from workers.vector.engine.engine import SearchEngine
-from workers.vector.fulltext.changes import DocumentChange
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort, Query
 from workers.vector.kernels.arrays import Array

@@ -28,11 +28,14 @@ def test_evaluate_scaling_reports_worker_hours_and_draws_plot(
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_evaluate_interruptions_compares_replicas_and_pairs() -> None:
-    code, output, errors = trivium_here("evaluate", "interruptions", "--answer", "100", "--json")
+@pytest.mark.parametrize("form", ["json", pytest.param("text", marks=pytest.mark.slow)])
+def test_evaluate_interruptions_compares_replicas_and_pairs(form: str) -> None:
+    command = ("evaluate", "interruptions", "--answer", "100")
+    code, output, errors = trivium_here(*command, *(["--json"] if form == "json" else []))
     assert code == 0, errors
+    if form == "text":
+        assert "1P1D" in output
+        return
     replica, pair = json.loads(output)
     assert (replica["pools"], pair["pools"]) == ("1R", "1P1D")
     assert replica["per_answer"] > pair["per_answer"]
-    code, output, _ = trivium_here("evaluate", "interruptions", "--answer", "100")
-    assert code == 0 and "1P1D" in output

@@ -19,8 +19,8 @@ from streams.log import clients
 from streams.log.clients import AssignedReader
 from workers.retrieval.collections import Collections
 from workers.retrieval.feed.documents import DocumentFollower
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.settings import RetrievalSettings, ShardPlace
-from workers.vector.fulltext.changes import DocumentChange
 
 CODEC = Codec()
 SETTINGS = LogSettings(document_partitions=3)

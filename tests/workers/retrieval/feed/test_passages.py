@@ -19,6 +19,7 @@ from streams.log.clock import wall_ms
 from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf
 from tests.workers.embed.bookshelf import worker as embedder
+from tests.workers.retrieval.passages.passage_fixtures import record
 from tests.workers.retrieval.retrieval_workers import (
     SETTINGS,
     Library,
@@ -28,7 +29,6 @@ from tests.workers.retrieval.retrieval_workers import (
     ready,
     worker,
 )
-from tests.workers.vector.fulltext.passage_fixtures import record
 from workers.embed.embedders.hashed import DIM
 from workers.retrieval.worker import RetrievalWorker
 

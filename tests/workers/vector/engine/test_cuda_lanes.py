@@ -16,6 +16,7 @@ from tests.workers.vector.engine.test_engine import assert_nothing_is_left
 from tests.workers.vector.engine.test_engine_links import through
 from workers.retrieval import upkeep
 from workers.retrieval.collections import Collections
+from workers.retrieval.passages.changes import DocumentChange
 from workers.retrieval.settings import RetrievalSettings
 from workers.vector.cuda import builder
 from workers.vector.cuda.device import Device
@@ -23,7 +24,6 @@ from workers.vector.engine import backend
 from workers.vector.engine.cuda_lanes import CudaLanes
 from workers.vector.engine.engine import EngineSettings, SearchEngine
 from workers.vector.filters.filters import EqualFilter
-from workers.vector.fulltext.changes import DocumentChange
 from workers.vector.index import inputs
 from workers.vector.index.index import Index
 from workers.vector.index.kinds import SearchKind

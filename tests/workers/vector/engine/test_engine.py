@@ -16,10 +16,10 @@ import pytest
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
 from tests.waits import until
 from tests.workers.vector.data import clustered_index, gaussian, nearest, recall
-from workers.deadlines import NEVER_MS
 from workers.vector.engine.core_lanes import CoreLanes
 from workers.vector.engine.engine import EngineSettings, SearchEngine
 from workers.vector.engine.lane_loop import END, RUN
+from workers.vector.engine.queues import NEVER_MS
 from workers.vector.engine.scheduler import SchedulerSettings
 from workers.vector.filters.filters import CompiledFilters, EqualFilter, OneOfFilter, RangeFilter
 from workers.vector.index import inputs, plans, view

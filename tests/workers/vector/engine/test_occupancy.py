@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from tests.workers.vector.data import clustered_index
-from workers.deadlines import NEVER_MS
 from workers.vector.engine.lane_loop import END, PARK, RESUME
 from workers.vector.engine.occupancy import Occupancy, Ticket
+from workers.vector.engine.queues import NEVER_MS
 from workers.vector.index import plans
 from workers.vector.index.kinds import SearchKind
 from workers.vector.index.query import Effort

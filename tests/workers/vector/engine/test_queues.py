@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from workers.deadlines import NEVER_MS
-from workers.vector.engine.queues import Fifo, QueuedSearch, SearchQueues, SlackQueue
+from workers.vector.engine.queues import NEVER_MS, Fifo, QueuedSearch, SearchQueues, SlackQueue
 from workers.vector.index.kinds import SearchKind
 
 
@@ -58,14 +57,14 @@ def test_search_queues_keep_each_class_until_taken() -> None:
     for item in items.values():
         item.waits = False
         waiting.add(item)
-    assert len(waiting) == 3 and waiting.deadlines.next_ms() == 9
+    assert len(waiting) == 3 and waiting.next_deadline_ms() == 9
     searches: list[QueuedSearch] = []
     assert [waiting.take(waiting.decode, limit, searches) for limit in (0, 2)] == [0, 1]
     assert searches == [items[SearchKind.DECODE]]
     assert waiting.take_prefill(1.0) is items[SearchKind.PREFILL]
     assert waiting.counts == {SearchKind.PREFILL: 0, SearchKind.DECODE: 0, SearchKind.LINK: 1}
     assert waiting.drain() == [items[SearchKind.LINK]] and not len(waiting)
-    assert waiting.deadlines.next_ms() == NEVER_MS, "who waits no longer has none"
+    assert waiting.next_deadline_ms() == NEVER_MS, "who waits no longer has none"
 
 
 def test_oldest_arrival_includes_late_searches() -> None:

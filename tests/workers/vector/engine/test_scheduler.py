@@ -156,7 +156,7 @@ def test_scheduler_forgets_cancelled_searches() -> None:
             to.queues.cancel(item)
     queues: list[Sized] = [
         to.queues.decode,
-        to.queues.deadlines,
+        to.queues._deadlines,
         *to.queues.prefill._heaps.values(),
     ]
     entries_count = sum(len(queue) for queue in queues)

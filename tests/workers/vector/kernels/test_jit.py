@@ -10,17 +10,17 @@ import pytest
 import workers.vector
 from workers.vector.kernels.jit import sources_digest
 
-SEARCH = Path(workers.vector.__file__).parent
+VECTOR = Path(workers.vector.__file__).parent
 KEPT = ("workers.vector.kernels", "workers.vector.traversal")
 
 
-@pytest.mark.parametrize("name", ["kernels/distances.py", "walk/steps.py", "limits.py"])
+@pytest.mark.parametrize("name", ["kernels/distances.py", "traversal/steps.py", "limits.py"])
 def test_sources_digest_changes_with_kernel_sources(tmp_path: Path, name: str) -> None:
-    for room in ("kernels", "walk"):
+    for room in ("kernels", "traversal"):
         shutil.copytree(
-            SEARCH / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__")
+            VECTOR / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(SEARCH / "limits.py", tmp_path)
+    shutil.copy(VECTOR / "limits.py", tmp_path)
     assert sources_digest(tmp_path) == sources_digest()
     sources_digest.cache_clear()
     changed = tmp_path / name
@@ -41,7 +41,7 @@ def kernels_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 def test_kernels_use_only_digested_modules() -> None:
     """Otherwise a change elsewhere would leave old compiled code in use."""
     foreign_names = []
-    for path in SEARCH.rglob("*.py"):
+    for path in VECTOR.rglob("*.py"):
         tree, homes = ast.parse(path.read_text()), dict[str, str]()
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workers."):
