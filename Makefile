@@ -114,12 +114,12 @@ check: build/stamps/environment  ## Lint, formatting, types and house rules, in 
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/trivium schemas check --quiet
+	@$(BIN)/trivium schemas list --check --quiet
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it
 	@$(BIN)/python -m schemas.generate.records
-	@$(BIN)/python -m schemas.generate.marks
+	@$(BIN)/python -m schemas.generate.compatibility
 	@$(BIN)/python -m schemas.generate.asyncapi
 	@$(BIN)/python -m schemas.generate.topics_table
 	@$(BIN)/python -m tests.schemas.golden

@@ -5,14 +5,78 @@ owner of a partition owns all state of its sessions, and compaction keeps one re
 """
 
 import zlib
+from dataclasses import dataclass, field
 
 from schemas.errors import RecordError
 from schemas.records import Role
-from schemas.topic import DAY_MS, HOUR_MS, Topic
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+_LEASED = ("worker", "gateway", "asker")
+# Processes that work in parallel, at most one for each partition of the group.
+_SCALES = {
+    "session": "routers",
+    "worker": "workers of the role",
+    "gateway": "gateways",
+    "asker": "members that search",
+    "prompt": "bridges",
+    "retrieval": "copies of a shard",
+    "document": "embedding workers",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One row of the table.
+
+    `key` names the record key; `group` names the partition count that topics share
+    (`LogSettings.partitions`), and so what chooses the partition. `written_by` and `read_by` name
+    kinds of processes; `anyone` means any client, and `replay` only observes.
+    """
+
+    name: str
+    records: tuple[str, ...]
+    key: str = "session"
+    group: str = "session"
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+    scales_with: str = ""  # if it differs from the group's
+    retention_ms: int = DAY_MS
+    cleanup: str = "delete"
+    config: dict[str, str] = field(default_factory=dict)
+    doc: str
+
+    def subject(self, record: str) -> str:
+        """Return the subject of the record's schemas in a schema registry.
+
+        If the topic has one kind of record, Kafka's default, which other clients find without
+        configuration (TopicNameStrategy); else one subject each (TopicRecordNameStrategy).
+        """
+        return f"{self.name}-value" if len(self.records) == 1 else f"{self.name}-trivium.{record}"
+
+    @property
+    def scales(self) -> str:
+        """Return the kind of process that works on it in parallel, one for each partition; empty if
+        all readers read the whole topic."""
+        return self.scales_with or _SCALES.get(self.group, "")
+
+    @property
+    def retention(self) -> str:
+        """Return in words for how long the topic keeps records."""
+        hours = self.retention_ms // HOUR_MS
+        time = f"{hours} h" if hours <= 24 else f"{hours // 24} days"
+        last = "the last of each key"
+        return {"delete": time, "compact": last}.get(self.cleanup, f"{last}, {time}")
+
+    @property
+    def partition_by(self) -> str:
+        """Return what chooses the partition: `lease` if members lease one each, else the group."""
+        return "lease" if self.group in _LEASED else self.group
+
 
 # Rebuilds of live requests read these, so they must keep records longer than a request may live.
 REBUILT_FROM = ("requests", "cancellations", "phases", "outcomes", "decisions")
-# Compacted soon for readers of whole topics: replaced records are removed after ten minutes.
+# Brokers remove replaced records after ten minutes, because processes read these topics in full.
 _SOON = {
     "segment.ms": "600000",
     "delete.retention.ms": "600000",
@@ -27,14 +91,14 @@ TOPICS: dict[str, Topic] = {
             records=("Request",),
             written_by=("gateway",),
             read_by=("router",),
-            doc="Accepted requests, from gateways to routers.",
+            doc="Requests that a gateway has accepted, for routers.",
         ),
         Topic(
             name="cancellations",
             records=("Cancellation", "Resumption"),
             written_by=("gateway",),
             read_by=("router",),
-            doc="Requests given up, and those resumed at another gateway, to routers.",
+            doc="Cancellations, and notices that another gateway resumed an answer, for routers.",
         ),
         Topic(
             name="prefill",
@@ -43,7 +107,7 @@ TOPICS: dict[str, Topic] = {
             group="worker",
             written_by=("router", "anyone"),
             read_by=("worker",),
-            doc="Work for prefill workers; one leases each partition.",
+            doc="Work for prefill workers; each worker leases one partition.",
         ),
         Topic(
             name="decode",
@@ -52,15 +116,15 @@ TOPICS: dict[str, Topic] = {
             group="worker",
             written_by=("router", "anyone"),
             read_by=("worker",),
-            doc="Work for decode and replica workers; one leases each partition.",
+            doc="Work for decode and replica workers; each worker leases one partition.",
         ),
         Topic(
             name="phases",
             records=("Phase", "Retrieved", "Continued"),
             written_by=("worker", "router", "gateway"),
             read_by=("router",),
-            doc="Finished steps, from workers to routers; what was found; work that was not sent; "
-            "how much there is of an answer whose attempt was given up.",
+            doc="Finished steps of requests; results of searches; work that could not be sent; how "
+            "far the answer of a void attempt got.",
         ),
         Topic(
             name="tokens",
@@ -69,7 +133,7 @@ TOPICS: dict[str, Topic] = {
             group="gateway",
             written_by=("worker", "router"),
             read_by=("gateway",),
-            doc="Tokens to the gateway that leases the partition.",
+            doc="Generated tokens, for the gateway that leases the partition.",
         ),
         Topic(
             name="outcomes",
@@ -78,7 +142,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("worker", "router"),
             read_by=("router",),
             cleanup="compact,delete",
-            doc="How accepted requests ended; of several, that of the highest attempt counts.",
+            doc="The final record of each attempt; that of a request's highest attempt counts.",
         ),
         Topic(
             name="decisions",
@@ -86,7 +150,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("router",),
             read_by=("anyone",),
             retention_ms=7 * DAY_MS,
-            doc="Why each request went where it went.",
+            doc="What routers decided about each request, and why.",
         ),
         Topic(
             name="decisions.shadow",
@@ -94,7 +158,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("router",),
             read_by=("anyone",),
             retention_ms=7 * DAY_MS,
-            doc="Where shadow routers would have placed what others did; nobody acts on it.",
+            doc="What shadow routers would have decided; no process acts on it.",
         ),
         Topic(
             name="journal",
@@ -103,7 +167,7 @@ TOPICS: dict[str, Topic] = {
             group="single",
             written_by=("router",),
             read_by=("replay",),
-            doc="What each router applied, when, in which order; where a replay can begin.",
+            doc="The events that each router applied, and snapshots at which a replay can begin.",
         ),
         Topic(
             name="sessions",
@@ -112,7 +176,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("router",),
             cleanup="compact,delete",
             config=_SOON,
-            doc="What routers remember of conversations.",
+            doc="The routers' state of each session.",
         ),
         Topic(
             name="prompts",
@@ -122,7 +186,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("anyone",),
             read_by=("bridge",),
             retention_ms=7 * DAY_MS,
-            doc="Questions from anywhere, as records or plain JSON; each gets one answer.",
+            doc="Prompts from any producer, as records or plain JSON; each gets one answer.",
         ),
         Topic(
             name="answers",
@@ -132,7 +196,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("bridge",),
             read_by=("anyone",),
             retention_ms=7 * DAY_MS,
-            doc="One answer to each prompt, under its key, on the partition of the same number.",
+            doc="One answer to each prompt, under the prompt's key and on its partition number.",
         ),
         Topic(
             name="answers.parts",
@@ -141,7 +205,7 @@ TOPICS: dict[str, Topic] = {
             group="prompt",
             written_by=("bridge",),
             read_by=("anyone",),
-            doc="Answers while they are generated, where a topic of prompts asks for that.",
+            doc="Parts of answers while they are generated, if the topic pair has them on.",
         ),
         Topic(
             name="batch.prompts",
@@ -161,7 +225,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("bridge",),
             read_by=("gateway",),
             retention_ms=7 * DAY_MS,
-            doc="Answers to lines of batches, until their gateway puts them into files.",
+            doc="Answers to lines of batches, until a gateway has written them to files.",
         ),
         Topic(
             name="usage",
@@ -170,7 +234,8 @@ TOPICS: dict[str, Topic] = {
             written_by=("router",),
             read_by=("router", "anyone"),
             retention_ms=30 * DAY_MS,
-            doc="What each request has used, once each, numbered without gaps by partition.",
+            doc="One record of each ended request: its tokens and worker time. Each partition "
+            "numbers its records without gaps.",
         ),
         Topic(
             name="turns",
@@ -179,7 +244,7 @@ TOPICS: dict[str, Topic] = {
             group="single",
             written_by=("gateway",),
             read_by=("gateway",),
-            doc="By which words conversations go on, for clients without session ids.",
+            doc="Hashes by which gateways find the session of a client that sends no session id.",
         ),
         Topic(
             name="objects",
@@ -194,7 +259,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("gateway",),
             cleanup="compact",
             config=_SOON,
-            doc="What callers keep: files, vector stores, batches; read whole by every gateway.",
+            doc="The callers' files, vector stores and batches; every gateway reads all of it.",
         ),
         Topic(
             name="files",
@@ -205,7 +270,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("gateway",),
             scales_with="gateways",
             cleanup="compact",
-            doc="Bytes of files, in parts that objects tell the offsets of; kept until deleted.",
+            doc="The bytes of files, in parts; records on `objects` have their offsets.",
         ),
         Topic(
             name="responses",
@@ -215,7 +280,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("gateway",),
             cleanup="compact,delete",
             config=_SOON,
-            doc="Calls of /v1/responses; ids tell their offsets, an empty value deletes.",
+            doc="Calls of /v1/responses; a response's id has its offset; an empty value deletes.",
         ),
         Topic(
             name="responses.deleted",
@@ -224,7 +289,7 @@ TOPICS: dict[str, Topic] = {
             group="single",
             written_by=("gateway",),
             read_by=("gateway",),
-            doc="Responses that were deleted; read whole by every gateway.",
+            doc="Ids of deleted responses; every gateway reads the whole topic.",
         ),
         Topic(
             name="fleet",
@@ -235,7 +300,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("worker", "gateway", "router"),
             cleanup="compact",
             config={**_SOON, "message.timestamp.type": "LogAppendTime"},
-            doc="Who is there, with leases, credits and load, and who is wanted; read whole.",
+            doc="Registrations, heartbeats and scaling targets; every member reads all of it.",
         ),
         Topic(
             name="prefixes",
@@ -244,7 +309,7 @@ TOPICS: dict[str, Topic] = {
             group="single",
             written_by=("worker",),
             read_by=("router",),
-            doc="What the workers' prefix caches hold; read whole by every router.",
+            doc="Changes of the workers' prefix caches; every router reads the whole topic.",
         ),
         Topic(
             name="retrieval.prefill",
@@ -254,7 +319,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("router", "anyone"),
             read_by=("worker",),
             retention_ms=HOUR_MS,
-            doc="Urgent searches, once per request; every shard's group reads all of them.",
+            doc="Searches before the prompt is computed; each shard's group reads all of them.",
         ),
         Topic(
             name="retrieval.decode",
@@ -264,7 +329,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("worker", "anyone"),
             read_by=("worker",),
             retention_ms=HOUR_MS,
-            doc="Probes while decoding; every shard's group reads all of them.",
+            doc="Searches during an answer; each shard's group reads all of them.",
         ),
         Topic(
             name="embeddings",
@@ -275,7 +340,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("worker",),
             scales_with="embedding workers",
             retention_ms=HOUR_MS,
-            doc="Searches whose text wants a vector first, and texts whose vectors are wanted.",
+            doc="Searches whose text needs a vector first, and texts to embed.",
         ),
         Topic(
             name="hits",
@@ -285,7 +350,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("worker",),
             read_by=("router", "worker", "gateway", "anyone"),
             retention_ms=HOUR_MS,
-            doc="What shards found, and vectors of texts, to the asker that leases the partition.",
+            doc="Hits of shards, and vectors of texts, for the client that leases the partition.",
         ),
         Topic(
             name="documents",
@@ -295,7 +360,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("anyone", "worker"),
             read_by=("worker",),
             cleanup="compact",
-            doc="What can be found, the truth behind every index; an empty value deletes.",
+            doc="Documents and collections; all indexes are built from it; an empty value deletes.",
         ),
         Topic(
             name="passages",
@@ -305,7 +370,7 @@ TOPICS: dict[str, Topic] = {
             written_by=("worker",),
             read_by=("worker",),
             cleanup="compact",
-            doc="Documents' texts, cut and embedded; on the document's partition, under its key.",
+            doc="Passages of documents, with vectors; key and partition are the document's.",
         ),
     )
 }
@@ -313,7 +378,9 @@ TOPICS: dict[str, Topic] = {
 # Topics of work by a worker's role; each worker leases a partition.
 WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
-DEAD_LETTER_SUFFIX = ".dlq"  # such a topic has the retention of the original topic
+# Dead-letter topics keep records for `retention_ms` of their topic: for a day if that topic is
+# compacted only, and keeps its own records for ever.
+DEAD_LETTER_SUFFIX = ".dlq"
 DEAD_LETTER_HEADERS = "x-dlq-"  # prefix of headers with error and origin
 RETRIED = "retried"  # header of a mark: the offset of the retried letter on the same partition
 SENT_AGAIN = "sent-again"  # header of a retried record: its number of retries

@@ -1,17 +1,37 @@
 """Section [router] of the settings file; `streams/calls/config.py` has the gateway's."""
 
 from math import isfinite
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from schemas.errors import ConfigError
-from schemas.records import Priority
+from schemas.records import Priority, Role
 from schemas.sections import Natural, NonNegative, Positive, Share, one_of, section
-from schemas.topic import HOUR_MS
-from schemas.topics import TOPICS
+from schemas.topics import HOUR_MS, TOPICS
 
-POLICIES = ("learned", "table", "conditional", "static", "pairs", "round_robin", "replica")
+
+class PolicyEntry(NamedTuple):
+    """A placement policy: its class, as module:class, and the roles of which it needs workers."""
+
+    path: str
+    needs: tuple[tuple[Role, ...], ...] = ((Role.DECODE,),)  # all roles of one of these tuples
+
+
+_FOLDER = "streams.core.placement.policies"
+POLICY_ENTRIES = {
+    "learned": PolicyEntry(f"{_FOLDER}.learned:LearnedPolicy"),
+    "table": PolicyEntry(f"{_FOLDER}.table:TablePolicy"),
+    "conditional": PolicyEntry(f"{_FOLDER}.conditional:ConditionalPolicy"),
+    "static": PolicyEntry(f"{_FOLDER}.fixed:StaticPolicy"),
+    "pairs": PolicyEntry(f"{_FOLDER}.rotation:PairsPolicy", ((Role.PREFILL, Role.DECODE),)),
+    "round_robin": PolicyEntry(
+        f"{_FOLDER}.rotation:RoundRobinPolicy", ((Role.DECODE,), (Role.REPLICA,))
+    ),
+    "replica": PolicyEntry(f"{_FOLDER}.fixed:ReplicaPolicy", ((Role.REPLICA,),)),
+}
+"""The placement policies by name: the registry. `router.policy` and requests choose from it."""
+POLICIES = tuple(POLICY_ENTRIES)
 ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 
 
@@ -19,7 +39,6 @@ ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
 class RouterSettings:
     """Settings of admission, placement, stored state and recovery; with every bound of the core."""
 
-    # or table, conditional, static, pairs, round_robin, replica
     policy: Annotated[str, one_of(*POLICIES)] = "learned"
     local_share: Share = 0.0  # static: share of later turns computed on their decode worker
     max_local_prefill_tokens: Natural = 1_000  # conditional: up to here, decode workers compute

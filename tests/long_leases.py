@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schemas import fleet
-from streams.core.fleet import members, workers
+from streams.core.fleet import workers
 from streams.log import lease_monitor, membership
 
 _TESTS = Path(__file__).parent
@@ -46,5 +46,5 @@ def long_leases(lease_ms: int = 100_000) -> Iterator[None]:
 
 def _apply() -> None:
     lease_ms = next(reversed(_lease_ms_by_user.values()), _USUAL_MS)
-    for module in (fleet, lease_monitor, membership, members, workers):
+    for module in (fleet, lease_monitor, membership, workers):
         vars(module)["LEASE_MS"] = lease_ms

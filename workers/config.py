@@ -1,21 +1,27 @@
-"""Section [worker] of the settings, and the table from engine names to their `start` functions.
-
-An engine's own settings are in `workers/llm/sim/settings.py` and `workers/llm/vllm/settings.py`.
-"""
+"""Section [worker] of the settings, and the registry of engines."""
 
 from collections.abc import Awaitable, Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from schemas.sections import Natural, Positive, one_of, section
 from workers.llm.engine import Engine
 
+
+class EngineEntry(NamedTuple):
+    """An engine: its `start` function, and the class of its own section, both as module:name."""
+
+    start: str
+    settings: str
+
+
 ENGINES = {
-    "sim": "workers.llm.sim.engine:start",
-    "vllm": "workers.llm.vllm.start:start",
+    "sim": EngineEntry("workers.llm.sim.engine:start", "workers.llm.sim.settings:SimSettings"),
+    "vllm": EngineEntry("workers.llm.vllm.start:start", "workers.llm.vllm.settings:VllmSettings"),
 }
+"""The engines by name: the registry. `worker.engine` chooses one."""
 KV_EVENTS_BLOCKS_LIMIT = 65_536  # blocks in one record: 512 KiB, which fits the log's limit
 
 
@@ -50,6 +56,15 @@ class WorkerSettings:
 
 def engine_start(name: str) -> Callable[..., Awaitable[Engine]]:
     """Return an engine's `start` function; only this call imports its module, and so torch."""
-    module, _, function = ENGINES[name].partition(":")
-    start: Any = getattr(import_module(module), function)
-    return start  # type: ignore[no-any-return]  # found by name
+    start: Callable[..., Awaitable[Engine]] = _imported(ENGINES[name].start)
+    return start
+
+
+def engine_sections() -> dict[str, type[Any]]:
+    """Return the classes of the engines' own settings by engine; imports no engine."""
+    return {name: _imported(entry.settings) for name, entry in ENGINES.items()}
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

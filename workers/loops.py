@@ -59,7 +59,6 @@ class Loops:
         self._engine = engine
         self._probing = probing
         self._prober = prober
-        prober.on_result, outbox.on_written = self._take_result, self._record_written
         self._requests = requests
         self._outbox = outbox
         self._settings = settings
@@ -82,20 +81,17 @@ class Loops:
     async def read(self, reader: AssignedReader) -> None:
         """Read work from one leased partition; raises BrokerUnavailable if that fails."""
         try:
-            await self._read(reader)
+            while True:
+                await self._outbox.wait_for_space()
+                records = await reader.batch(max_records=self._settings.read_records_max)
+                await self._membership.wait_until_valid()
+                for record in records:
+                    await self._take(record)
+                self._watch_deadlines()
+                await self.flush()
+                await asyncio.sleep(0)  # a backlog must not starve the decode loop
         except KafkaError as error:
             raise BrokerUnavailable(f"{reader.topic}: cannot be read: {error}") from error
-
-    async def _read(self, reader: AssignedReader) -> None:
-        while True:
-            await self._outbox.wait_for_space()
-            records = await reader.batch(max_records=self._settings.read_records_max)
-            await self._membership.wait_until_valid()
-            for record in records:
-                await self._take(record)
-            self._watch_deadlines()
-            await self.flush()
-            await asyncio.sleep(0)  # a backlog must not starve the decode loop
 
     async def _take(self, record: ConsumerRecord) -> None:
         try:
@@ -126,12 +122,12 @@ class Loops:
                 self._watch_deadlines()
             await self.flush()
 
-    def _take_result(self, result: Retrieved, seeds: Sequence[str]) -> None:
+    def take_result(self, result: Retrieved, seeds: Sequence[str]) -> None:
         """Pass on the result of a search that has ended."""
         now_ms = wall_ms()
         self._emit(self._probing.take_result(result, seeds, now_ms), now_ms)
 
-    def _record_written(self, record: Retrieved) -> None:
+    def record_written(self, record: Retrieved) -> None:
         """Note that the record of a search is in the log."""
         now_ms = wall_ms()
         self._emit(self._probing.record_written(record, now_ms), now_ms)

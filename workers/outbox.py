@@ -31,8 +31,10 @@ class ReportOutbox:
         *,
         pending_max: int,
         tries_max: int,
+        on_written: Callable[[Retrieved], None] = lambda record: None,
     ) -> None:
-        self.on_written: Callable[[Retrieved], None] = lambda record: None
+        """Create an outbox; it calls `on_written` when the record of a search is in the log."""
+        self._on_written = on_written
         self._producer = producer
         self._wait_until_valid = wait_until_valid
         self._reports = Reports(pending_max=pending_max, tries_max=tries_max)
@@ -46,8 +48,7 @@ class ReportOutbox:
         return len(self._reports)
 
     def add(self, record: Phase | Outcome | Retrieved, headers: Headers = ()) -> None:
-        """Queue a record; an outcome without KV waits for others. `on_written` is called when a
-        `Retrieved` is in the log."""
+        """Queue a record; an outcome without KV waits for others."""
         self._reports.add(record, headers)
         if not isinstance(record, Outcome) or record.kv is not None:
             self._changed.set()
@@ -120,7 +121,7 @@ class ReportOutbox:
         self._reports.mark_acknowledged(report)
         self._update()
         if isinstance(report.record, Retrieved):
-            self.on_written(report.record)
+            self._on_written(report.record)
 
     def _failed(self, report: PendingReport, error: BaseException) -> None:
         pause_ms = self._reports.record_failure(report, error)

@@ -12,13 +12,11 @@ from typing import Literal, cast
 
 from schemas.errors import NotReady, TriviumError
 from schemas.records import Retrieved
-from schemas.retrieval import RetrievalResult
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.leased_client import LeasedRetrievalClient
-from streams.log.retrieval.result_record import retrieved_record
+from streams.log.retrieval.client import LeasedRetrievalClient, RetrievalClient
+from streams.log.retrieval.results import RetrievalResult, retrieved_record
 from workers.llm.probing.answer import ProbeAsk, failed_result
 
 log = logging.getLogger("trivium.worker")
@@ -29,12 +27,14 @@ class Prober:
     """Runs searches; call `ask` at any time, `run` until cancelled, then `stop`."""
 
     def __init__(
-        self, make: Callable[[Membership], RetrievalClient], membership: Membership
+        self,
+        make: Callable[[Membership], RetrievalClient],
+        membership: Membership,
+        on_result: OnResult,
     ) -> None:
-        """Create one; `make` gets a membership that has leased a partition of `hits`."""
-        self.on_result: OnResult = lambda result, seeds: (
-            None
-        )  # called with the result, and seeds for a warm search
+        """Create one; `make` gets a membership that has leased a partition of `hits`. `on_result`
+        gets each result, and seeds for a warm search."""
+        self._on_result = on_result
         self._leased = LeasedRetrievalClient(make, membership)
         self._needs_lease = asyncio.Event()
         self._asks: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class Prober:
             log.exception("%s: a probe failed over a bug", ask.work.request_id)
             bug = TriviumError("the probe failed; report this")
             record = failed_result(ask, bug.to_wire(), wall_ms())
-        self.on_result(record, seeds)
+        self._on_result(record, seeds)
 
     async def _query(self, ask: ProbeAsk) -> RetrievalResult:
         asker, probes = self._leased.client, ask.work.probes

@@ -90,8 +90,13 @@ class Serving:
             membership.wait_until_valid,
             pending_max=settings.worker.reports_pending_max,
             tries_max=settings.worker.report_tries_max,
+            on_written=lambda record: self._loops.record_written(record),
         )
-        self._prober = Prober(clients.retrieval_client, membership)
+        self._prober = Prober(
+            clients.retrieval_client,
+            membership,
+            lambda result, seeds: self._loops.take_result(result, seeds),
+        )
         self._probing = ProbingJobs(
             engine,
             self._prober.ask,

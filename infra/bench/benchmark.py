@@ -9,8 +9,10 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 from rich.console import Console, RenderableType
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound="DataclassInstance")
 _FILE_COLUMNS = 120  # if the output is not a terminal
+_PROGRESS_COLUMNS = 40  # of the description of a progress bar
 
 
 def option(
@@ -45,13 +48,14 @@ class BenchmarkResult:
     beside: str = ""  # printed after the report's path: other files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Benchmark(Generic[Options]):
     """One benchmark. `trivium bench NAME` calls `main`."""
 
     name: str
     about: str | None
     run: Callable[[Options, Console], BenchmarkResult | Coroutine[Any, Any, BenchmarkResult]]
+    _: KW_ONLY
     full: Options
     quick: Options
     quick_help: str  # how `quick` differs from `full`
@@ -62,12 +66,13 @@ class Benchmark(Generic[Options]):
         console = Console(stderr=as_json)
         if not console.is_terminal:
             console.width = _FILE_COLUMNS
-        result = self.run(options, console)
-        if isinstance(result, Coroutine):
-            try:
-                result = asyncio.run(_until_terminated(result))
-            except asyncio.CancelledError:
-                sys.exit(128 + signal.SIGTERM)
+        with progress_on(console):
+            result = self.run(options, console)
+            if isinstance(result, Coroutine):
+                try:
+                    result = asyncio.run(_until_terminated(result))
+                except asyncio.CancelledError:
+                    sys.exit(128 + signal.SIGTERM)
         load = asdict(options)
         path = write_report(
             self.name.replace("-", "_"),
@@ -125,8 +130,32 @@ async def _until_terminated(running: Coroutine[Any, Any, BenchmarkResult]) -> Be
     return await running
 
 
-def counting(console: Console, width: int) -> Progress:
-    """Return progress bars with counts, and descriptions of `width` columns."""
-    description = TextColumn(f"{{task.description:<{width}}}")
+_bars = [Progress(disable=True)]  # of the running benchmark; without one, nobody sees them
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[None]:
+    """Show the bars of `counting` on the console until the block ends."""
+    description = TextColumn(f"{{task.description:<{_PROGRESS_COLUMNS}}}")
     columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(description, *columns, console=console)
+    with Progress(description, *columns, console=console) as bars:
+        _bars.append(bars)
+        try:
+            yield
+        finally:
+            _bars.pop()
+
+
+def counting(name: str, total: float) -> Callable[..., None]:
+    """Add a progress bar. Call the result with `advance=1`, or with what is `completed`; it may
+    also change the bar's `description`."""
+    bars = _bars[-1]
+    return partial(bars.update, bars.add_task(name, total=total))
+
+
+@contextmanager
+def measuring(name: str) -> Iterator[None]:
+    """Show as a progress bar that this step runs, until the block ends."""
+    advance = counting(name, 1)
+    yield
+    advance(advance=1)

@@ -1,10 +1,17 @@
-"""Counts the records and bytes that a load writes to the log, by topic, between two offsets."""
+"""Counts what a load costs: CPU time of processes, and records and bytes that it writes to the log.
 
-from collections.abc import Mapping
-from dataclasses import replace
+Records and bytes are counted by topic, between two offsets.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from aiokafka import ConsumerRecord, TopicPartition
 
+from infra.bench.meters import CpuMeter
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.log.admin import expected_topics
@@ -62,3 +69,23 @@ def record_bytes(record: ConsumerRecord) -> int:
     """Return the bytes of the record's key, value and headers."""
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.key or b"") + len(record.value or b"") + headers
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """What a load returned, and what it cost."""
+
+    result: Any
+    elapsed_s: float
+    cpu_s: dict[str, float]  # by process
+    topics: dict[str, dict[str, int]]  # as `counts` returns them
+
+
+async def cost_of(load: Awaitable[Any], log: LogSettings, pids: Mapping[str, int]) -> LoadCost:
+    """Wait for the load, and for the records that follow it; return its cost."""
+    before, meter, began_s = await end_offsets(log), CpuMeter(pids), time.monotonic()
+    result = await load
+    await asyncio.sleep(SETTLE_S)
+    used_s, elapsed_s = meter.used_s(), time.monotonic() - began_s
+    topic_counts = await counts(log, before, await end_offsets(log))
+    return LoadCost(result, elapsed_s, used_s, topic_counts)

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,13 +34,13 @@ class Bar:
     met: bool
 
 
-def at_least(name: str, value: float | None, target: float, unit: str) -> Bar:
+def at_least(name: str, value: float | None, target: float, unit: str = "") -> Bar:
     """Return a bar that is met if the value is at least `target`."""
     met = value is not None and value >= target
     return Bar(name=name, value=value, unit=unit, target=f">= {target:g}", met=met)
 
 
-def at_most(name: str, value: float | None, target: float, unit: str) -> Bar:
+def at_most(name: str, value: float | None, target: float, unit: str = "") -> Bar:
     """Return a bar that is met if the value is at most `target`."""
     met = value is not None and value <= target
     return Bar(name=name, value=value, unit=unit, target=f"<= {target:g}", met=met)
@@ -71,6 +71,11 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def ratio(above: float | None, below: float | None) -> float | None:
+    """Return the ratio of two values, or None if one is missing or the second is zero."""
+    return above / below if above is not None and below else None
+
+
 def median(values: Sequence[float | None]) -> float | None:
     """Return the median of the values that are not None."""
     return percentile([value for value in values if value is not None], 50)
@@ -78,9 +83,7 @@ def median(values: Sequence[float | None]) -> float | None:
 
 def median_ratio(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
     """Return the median of the ratios of values that were measured side by side."""
-    return median(
-        [a / b if a is not None and b else None for a, b in zip(above, below, strict=True)]
-    )
+    return median([ratio(a, b) for a, b in zip(above, below, strict=True)])
 
 
 def median_difference(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
@@ -88,6 +91,56 @@ def median_difference(above: Sequence[float | None], below: Sequence[float | Non
     return median(
         [None if a is None or b is None else a - b for a, b in zip(above, below, strict=True)]
     )
+
+
+def nested(figures: Mapping[str, Any], levels: int = 2) -> dict[str, Any]:
+    """Return the rows of nested figures: `{"a": {"b": row}}` becomes `{"a, b": row}`."""
+    if levels == 1:
+        return dict(figures)
+    return {
+        f"{name}, {label}": row
+        for name, inner in figures.items()
+        for label, row in nested(inner, levels - 1).items()
+    }
+
+
+def table(title: str, rows: Mapping[str, Any], *columns: str, caption: str = "") -> Table:
+    """Return figures as a table with one row for each label.
+
+    `columns` are names of figures, with dots for nested ones (`ttft_ms.p50`). By default they are
+    all figures of the first row. A row that is a value and not a mapping has one column.
+    """
+    by_label = {
+        name: row if isinstance(row, Mapping) else {"value": row} for name, row in rows.items()
+    }
+    columns = columns or tuple(next(iter(by_label.values()), {}))
+    heads = (column.replace("_", " ").replace(".", " ") for column in columns)
+    result = Table("", *heads, title=title, caption=caption or None)
+    for label, row in by_label.items():
+        result.add_row(label, *(cell(_figure(row, column)) for column in columns))
+    return result
+
+
+def _figure(row: Any, path: str) -> Any:
+    """Return the figure at this path of names, or None if the row lacks it."""
+    while path and isinstance(row, Mapping):
+        name, path = (path, "") if path in row or "." not in path else path.split(".", 1)
+        row = row.get(name)
+    return row
+
+
+def cell(value: Any) -> str:
+    """Return a figure as the text of a table's cell."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case None | float():
+            return number(value)
+        case Mapping():
+            return ", ".join(f"{name} {cell(figure)}" for name, figure in value.items())
+        case list() | tuple():
+            return ", ".join(map(cell, value))
+    return str(value)
 
 
 def machine() -> dict[str, Any]:

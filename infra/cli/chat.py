@@ -18,25 +18,31 @@ from schemas.records import WireError
 
 def chat(
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Ask this one thing and end.")
+        str | None, typer.Option("--message", "-m", help="Ask this question, then end.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
+        str | None,
+        typer.Option(help="Address of the gateway.", show_default="the one that runs here"),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     collection: Annotated[
-        str | None, typer.Option("--collection", "-c", help="Look answers up in these documents.")
+        str | None,
+        typer.Option("--collection", "-c", help="Search these documents for each answer."),
     ] = None,
     probes: Annotated[
-        bool, typer.Option("--probes", help="Look up more while an answer is generated.")
+        bool, typer.Option("--probes", help="Search again while an answer is generated.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature; 0: always the likeliest token.")
+    ] = 0.7,
     api_key: ApiKey = "none",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Talk to the model; each answer says where it was computed. An empty line ends.
+    """Talk to the model.
+
+    Each answer says where it was computed. An empty line ends the conversation.
 
     Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`,
     `trivium chat -m "Why a log?" --json | jq -r .text`, `trivium chat --collection docs`,

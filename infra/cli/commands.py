@@ -5,6 +5,8 @@ commands' own help (`tests/infra/cli/test_commands.py` compares them).
 """
 
 import inspect
+import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -14,122 +16,66 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 MARKUP: Final = "rich"  # of help
-LINES = {  # by help panel and name, in the order of the help
-    "Run": {
-        "up": "Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.",
-        "down": "Stop the stack that runs in this state folder, draining it first.",
-        "restart": "Restart processes of `trivium up` one after the other, under load.",
-        "status": (
-            "Show workers, routers, gateways and bridges: states, credits, queues, tokens per "
-            "second, KV."
-        ),
-        "scale": (
-            "Show how many prefill, decode, replica and retrieval workers are wanted, and why."
-        ),
-        "chat": "Talk to the model; each answer says where it was computed. An empty line ends.",
-        "search": "Find passages for a text, or the documents nearest to a vector, in all shards.",
-        "ingest": "Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.",
-        "demo": (
-            "Hold conversations through Kafka, real engines and NIXL, look answers up, and "
-            "explain one."
-        ),
-        "bench": "Run a benchmark; what follows its name goes to it. Results lie in build/bench.",
-        "simulate": (
-            "The real router, gateways and workers on virtual time, while everything breaks."
-        ),
-        "pool": "Show the pools of workers, and move workers between them without a restart.",
-        "evaluate": "Published evaluations, on simulated or live engines.",
-        "plan": "Tables that policies look up, and how many workers pools want.",
-        "trace": "Traffic traces: converted, shown, and sent to a running cluster.",
+COMMANDS = {  # by help panel and name: a function or Typer below infra.cli, and a line of help
+    "Deployment": {
+        "up": ("operate.up_down:up", "Start a deployment on this machine."),
+        "down": ("operate.up_down:down", "Stop the deployment, draining it first."),
+        "restart": ("operate.rolling:restart", "Restart its processes under load, one by one."),
+        "status": ("operate.status:status", "Show all members, their load and their KV."),
+        "scale": ("operate.scale:scale", "Show how many workers are wanted, and why."),
+        "pool": ("operate.pools:app", "Move workers between pools, without a restart."),
+        "run": ("operate.single_process:run", "Run one process in the foreground."),
+        "broker": ("log.broker:app", "Start and stop Trivium's own Kafka broker."),
     },
-    "Log": {
-        "tail": "Print decoded records of a topic.",
-        "explain": (
-            "Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, "
-            "outcome."
-        ),
-        "usage": "Sum what requests have used, by tenant, model, class or hour.",
-        "record": (
-            "Record what routers did: requests, all else that they applied, decisions, outcomes, "
-            "usage."
-        ),
-        "replay": (
-            "Replay a recording: every event into the router core again, every effect compared."
-        ),
-        "compare": (
-            "Sum up what a shadow router would have done: placements, TTFT, TPOT, whole answers, "
-            "KV bytes."
-        ),
-        "asyncapi": "Print the AsyncAPI document of all topics and records, or write it as a page.",
-        "documents": "Load documents with ready vectors.",
-        "collections": "Show collections, and declare who may search them.",
-        "broker": "Apache Kafka as one node of Trivium's own, with its data in the state folder.",
-        "topics": "Say what topics are for; create them, check them, show them as they are.",
-        "schemas": "Register the schemas of all records, check them, list them.",
-        "dlq": (
-            "Dead letters: records that nobody could read or answer. Look at them, send them again."
-        ),
+    "Requests": {
+        "chat": ("chat:chat", "Talk to the model."),
+        "explain": ("log.explain:explain", "Show what happened to a request, and why."),
+        "usage": ("log.usage:usage", "Sum up what requests have used."),
     },
-    "Single processes": {
-        "worker": "Run one worker.",
-        "retrieval": (
-            "Run one retrieval worker: a shard of all collections, searched for prefill and decode."
-        ),
-        "embedding": (
-            "Run one embedding worker: it cuts documents into passages and makes vectors, of "
-            "searches too."
-        ),
-        "router": "Run one router; several share the sessions among them.",
-        "gateway": "Run one gateway: the OpenAI API over HTTP.",
-        "bridge": (
-            "Run one bridge: prompts from topics, one answer each, to topics. Several share "
-            "partitions."
-        ),
+    "Topics": {
+        "topics": ("log.topics:app", "Show, create and check topics."),
+        "tail": ("log.tail:tail", "Print decoded records of a topic."),
+        "schemas": ("log.schemas:app", "Register and check schemas of records."),
+        "dlq": ("log.dlq:app", "Show dead letters, and send them again."),
     },
-    "About": {
-        "version": "Versions of Trivium and of what decides its behaviour.",
+    "Retrieval": {
+        "ingest": ("retrieve.ingest:ingest", "Add files or vectors to a collection."),
+        "search": ("retrieve.search:search", "Search a collection by text or vector."),
+        "collections": ("retrieve.collections:app", "Show collections; declare who may search."),
+        "index": ("retrieve.index_files:app", "Build, show and check index files."),
     },
-    "Files": {
-        "index": "Build, look at and check index files.",
+    "Traffic": {
+        "record": ("log.record:record", "Record what routers did, for a replay."),
+        "replay": ("log.replay:replay", "Decide recorded traffic again, or simulate it."),
+        "trace": ("measure.traces:app", "Convert, show and send traffic traces."),
+        "plan": ("measure.plan_tables:app", "Plan sizes of pools, and policy `table`."),
+    },
+    "Try and evaluate": {
+        "demo": ("measure.bench:demo", "Hold conversations, and explain one."),
+        "simulate": ("measure.simulate:simulate", "Run seeds of faults on virtual time."),
+        "bench": ("measure.bench:bench", "Run a benchmark by its name."),
+        "evaluate": ("measure.evaluate:app", "Repeat published evaluations."),
+        "version": ("about:version", "Show versions of Trivium and its parts."),
     },
 }
-_PLACES = {  # below infra.cli: a function, or a group as a Typer
-    "up": "operate.up_down:up",
-    "down": "operate.up_down:down",
-    "restart": "operate.rolling:restart",
-    "status": "operate.status:status",
-    "scale": "operate.scale:scale",
-    "chat": "chat:chat",
-    "search": "retrieve.search:search",
-    "ingest": "retrieve.ingest:ingest",
-    "demo": "measure.bench:demo",
-    "bench": "measure.bench:bench",
-    "simulate": "measure.simulate:simulate",
-    "pool": "operate.pools:app",
-    "evaluate": "measure.evaluate:app",
-    "plan": "measure.plan_tables:app",
-    "trace": "measure.traces:app",
-    "tail": "log.tail:tail",
-    "explain": "log.explain:explain",
-    "usage": "log.usage:usage",
-    "record": "log.record:record",
-    "replay": "log.replay:replay",
-    "compare": "log.compare:compare",
-    "asyncapi": "about:asyncapi",
-    "documents": "retrieve.documents:app",
-    "collections": "retrieve.collections:app",
-    "broker": "log.broker:app",
-    "topics": "log.topics:app",
-    "schemas": "log.schemas:app",
-    "dlq": "log.dlq:app",
-    "worker": "operate.single_process:worker",
-    "retrieval": "operate.single_process:retrieval",
-    "embedding": "operate.single_process:embedding",
-    "router": "operate.single_process:router",
-    "gateway": "operate.single_process:gateway",
-    "bridge": "operate.bridges:app",
-    "version": "about:version",
-    "index": "retrieve.index_files:app",
+_PLACES = {name: place for rows in COMMANDS.values() for name, (place, _) in rows.items()}
+_FORMER = {  # former names, which help does not list: the first words, or options after them
+    **{kind: f"run {kind}" for kind in "worker router gateway retrieval embedding".split()},
+    "bridge status": "status --bridges",
+    "bridge": "run bridge",
+    "pool list": "status",
+    "compare --shadow": "replay log --shadow --shadow-id",
+    "compare": "replay log --shadow",
+    "replay --live": "trace send",
+    "replay --predict": "replay --simulate",
+    "asyncapi": "topics asyncapi",
+    "topics verify": "topics describe --check",
+    "schemas check": "schemas list --check",
+    "dlq show": "dlq list",
+    "broker reset": "broker stop --erase",
+    "documents load": "ingest --vectors",
+    "index verify": "index info --verify",
+    "plan probe": "plan ppd --probe",
 }
 _TYPER_OPTIONS = {  # options of typer by command: a keyword, and its value's name in the module
     "bench": ("context_settings", "PASS_ON"),
@@ -137,12 +83,39 @@ _TYPER_OPTIONS = {  # options of typer by command: a keyword, and its value's na
 }
 
 
+def present_words(args: Sequence[str]) -> list[str]:
+    """Return a command line with present names in place of former ones."""
+    former = _former(args)
+    if former is None:
+        return list(args)
+    words, present = former.split(), _FORMER[former].split()
+    if not words[-1].startswith("--"):
+        return [*present, *args[len(words) :]]
+    options = [word for word in present if word.startswith("--")]
+    at = args.index(words[-1])
+    return [*present[: len(present) - len(options)], *args[1:at], *options, *args[at + 1 :]]
+
+
+def _former(args: Sequence[str]) -> str | None:
+    """Return the former name that a command line begins with, if any."""
+    for former in _FORMER:
+        *names, last = former.split()
+        if last.startswith("--") and [*args[:1]] == names and last in args:
+            return former
+        if [*args[: len(names) + 1]] == [*names, last]:
+            return former
+    return None
+
+
 class CommandsOnUse(TyperGroup):
     """A group whose commands are placeholders, until one of them is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as usual, with fewer imports."""
+        """Parse the arguments as usual, with fewer imports; warn about former names."""
         _flags_are_off(self, ctx)
+        if (former := _former(args)) is not None:
+            print(f"trivium: `{former}` is now `{_FORMER[former]}`", file=sys.stderr)
+            args = present_words(args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -168,8 +141,8 @@ def _flags_are_off(command: Any, ctx: Any) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add a placeholder for each command, for help and completion."""
-    for panel, lines in LINES.items():
-        for name, line in lines.items():
+    for panel, rows in COMMANDS.items():
+        for name, (_, line) in rows.items():
             app.command(name, help=line, rich_help_panel=panel)(_placeholder)
 
 

@@ -23,18 +23,18 @@ Config = Annotated[
 ]
 Bootstrap = Annotated[
     str | None,
-    typer.Option("--bootstrap", metavar="HOST:PORT", help="A Kafka cluster that runs already."),
+    typer.Option("--bootstrap", metavar="HOST:PORT", help="Address of a running Kafka cluster."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless it fails.")]
-Seed = Annotated[int, typer.Option(help="Of arrivals and words.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
+Seed = Annotated[int, typer.Option(help="Seed of arrival times and texts.")]
 ApiKey = Annotated[
     str,
     typer.Option(
-        envvar="OPENAI_API_KEY", show_default=False, help="Where gateway.api_keys has some."
+        envvar="OPENAI_API_KEY", show_default=False, help="API key, if gateway.api_keys is set."
     ),
 ]
-Engine = Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")]
+Engine = Annotated[str | None, typer.Option(help="Engine: vllm or sim.", show_default="vllm")]
 
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # addresses to listen on, with those to call
 
@@ -54,8 +54,18 @@ def settings_from(
     return load(config, flags=flags)
 
 
+def names_broker(settings: "Settings") -> bool:
+    """Return whether file, environment or flags name another broker than Trivium's own."""
+    from schemas.settings import LogSettings
+
+    return settings.log.bootstrap != LogSettings().bootstrap
+
+
 def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "Settings":
-    """Return the settings as above; without `bootstrap`, with the broker that runs here, if any."""
+    """Return the settings as above, with the broker that serves here.
+
+    It is the one of `bootstrap`, of the stack that runs here, of the settings, or Trivium's own.
+    """
     from infra.stack.statefile import read_state
 
     settings = settings_from(config, bootstrap)
@@ -63,6 +73,8 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> "S
         return settings
     if (stack := read_state()) is not None:
         address = stack.bootstrap
+    elif names_broker(settings):
+        return settings
     else:
         from infra.broker.node import Broker
 

@@ -1,6 +1,6 @@
 """Sends traffic from the command line to a running cluster, at a given pace, with a report.
 
-Called by `trivium trace send` and `trivium replay --live`.
+Called by `trivium trace send`.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ from infra.terminal.printable import printable
 from schemas.errors import ConfigError, NotReady
 
 if TYPE_CHECKING:
+    from infra.traces.resend import ResendComparison
     from infra.traces.sender import MakeBody, Pace, SentRequest
     from infra.traces.trace import Trace
 
+_SHOWN = 10  # differences that are printed
 _REPORTED = (
     "time_to_first_token",
     "time_to_second_token",
@@ -102,3 +104,21 @@ def show_report(report: dict[str, Any]) -> None:
         stdout_console().print(table)
     if "replay_sched_lag_p99" in report:
         print(f"sent late, p99: {report['replay_sched_lag_p99']['avg']:,} ms")
+
+
+def show_comparison(comparison: "ResendComparison", *, has_bodies: bool) -> None:
+    """Print how the answers differ from those in the recording."""
+    if not has_bodies:
+        print("the recording has no prompts: prompts of the same lengths were made")
+    print(
+        f"completed in the recording: {comparison.completed_then:,}, "
+        f"now: {comparison.completed_now:,}"
+    )
+    print(f"of the former, {comparison.same:,} ended the same way, with as many tokens")
+    for difference in comparison.differences[:_SHOWN]:
+        line = f"{difference.request_id}: recorded {difference.then}; now {difference.now}"
+        print(f"  {printable(line)}")
+    if len(comparison.differences) > _SHOWN:
+        print(f"  and {len(comparison.differences) - _SHOWN:,} more")
+    for name, (then, now) in comparison.times.items():
+        print(f"{name}: recorded {then:,.1f} ms, now {now:,.1f} ms")

@@ -61,7 +61,7 @@ def run(*, engine: str = "vllm", as_json: bool = False) -> int:
 
 
 async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
-    settings = _settings(engine)
+    settings = settings_of(engine, f"demo-{int(time.time())}.")  # no earlier run's topics
     folder = home() / "demo"
     plan = StackPlan(prefill=1, decode=1, retrieval=1, embedding=1)
     stack = Stack(settings, plan, folder=folder)
@@ -92,17 +92,17 @@ async def _stories(stack: Stack) -> list[Story]:
     return list((await read_stories(stack.settings.log)).values())
 
 
-def _settings(engine: str) -> Settings:
-    """Return defaults on free ports, with topics that no earlier run has used."""
+def settings_of(engine: str, topic_prefix: str) -> Settings:
+    """Return defaults on free ports, with the engine's default model."""
     settings = configuration.load()
     replace = dataclasses.replace
     return replace(
         settings,
-        log=replace(settings.log, topic_prefix=f"demo-{int(time.time())}."),
+        log=replace(settings.log, topic_prefix=topic_prefix),
         broker=replace(settings.broker, port=0),
         gateway=replace(settings.gateway, port=0),
         worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="", name=""),  # the engine's default
+        model=replace(settings.model, path="", name=""),
     )
 
 

@@ -17,8 +17,7 @@ from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.documents import send_document
 from streams.log.registry import make_codec
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retrieval.client import RetrievalClient, open_retrieval_client
 
 _LOOK_S = 0.05
 _ASK_MS = 10_000

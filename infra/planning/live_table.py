@@ -172,7 +172,7 @@ def check(mode: str, turns: Sequence[LiveTurn]) -> None:
         raise ConfigError(
             f"plan: expected {mode} placements with x-trivium-weights: {_WEIGHTS[mode]}, found "
             f'{later.count(mode)} of {len(later)}; start the routers with `policy = "table"` and '
-            "the table that `trivium plan probe` writes, with a prefill and a decode worker"
+            "the table that `trivium plan ppd --probe` writes, with a prefill and a decode worker"
         )
 
 

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from infra.demo.documents import text_of
-from infra.demo.main import start
+from infra.demo.main import settings_of, start
 from infra.handbook.handbook import Page, handbook, questions
 from infra.handbook.library import Library, TextDocument, library
 from infra.platform.connect import connectors
@@ -36,7 +36,6 @@ from infra.platform.tables import (
     DemoTables,
     QuestionRow,
 )
-from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -146,7 +145,6 @@ def _plan() -> StackPlan:
 
 def _settings(engine: str) -> Settings:
     """Return defaults on free ports, with a bridge for both tables."""
-    settings, replace = configuration.load(), dataclasses.replace
     bridge = BridgeSettings(
         documents=(
             DocumentSource(
@@ -168,15 +166,7 @@ def _settings(engine: str) -> Settings:
             ),
         ),
     )
-    return replace(
-        settings,
-        log=replace(settings.log, topic_prefix=""),
-        broker=replace(settings.broker, port=0),
-        gateway=replace(settings.gateway, port=0),
-        worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="", name=""),  # the engine's default
-        bridge=bridge,
-    )
+    return dataclasses.replace(settings_of(engine, topic_prefix=""), bridge=bridge)
 
 
 async def _connect(connect: Connect, database: Postgres, stack: Stack) -> None:

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+DRAIN_MAX_S = 60.0  # from SIGTERM until a process ends itself, whatever it waits for
+GRACE_S = DRAIN_MAX_S + 5.0  # from SIGTERM to SIGKILL by a launcher
 PRIVATE = 0o077  # umask of the processes that we start: no other user reads their files
 _POLL_S = 0.05
 # Fields of /proc/PID/stat, counted after the command in brackets.

@@ -20,7 +20,7 @@ from typing import IO
 
 from infra.processes import tether
 from infra.processes.fork_server import ForkServer, readable
-from infra.processes.identity import PRIVATE
+from infra.processes.identity import GRACE_S, PRIVATE
 from schemas.state_folder import private_folder
 from workers.forks import ANSWER_S, ForkedProcess
 
@@ -39,7 +39,7 @@ class ProcessSpec:
     log_file: Path
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     restart: bool = True
-    grace_s: float = 40.0  # between SIGTERM and SIGKILL
+    grace_s: float = GRACE_S  # between SIGTERM and SIGKILL
     forks: ForkServer | None = None  # forks it, while the server runs
     listener: socket.socket | None = None  # stays open over restarts (`LISTEN_FDS`)
 

@@ -7,29 +7,27 @@ by tests.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
+from infra.replay.named_records import NamedRecords, Place
 from infra.replay.redacting import redact
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.records import JournalBatch, JournalSnapshot
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import JournalLine
+from streams.journal.journal import READ_BACK, STOPPED, JournalLine
 from streams.log.clients import AssignedReader
 from streams.log.registry import make_codec
 
 COMPARED = ("decisions", "outcomes", "usage")  # recorded beside what was applied
 BODIES, NAMES = "bodies", "names"  # what a recording may leave out
 LATE_MS = 60_000  # how much later than a router's action the log may have its records
-Place = tuple[str, int, int]  # topic, partition, offset
 
 
 @dataclass
@@ -181,29 +179,21 @@ async def _read_back(
     log: LogSettings, codec: Codec, lives: list[RecordedLife]
 ) -> dict[Place, bytes]:
     """Return the records that the lines refer to, in a framing that needs no schema registry."""
-    offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for life in lives:
-        for _, line in life.lines:
-            if line.topic in READ_BACK:
-                offsets_by_topic[line.topic][line.partition].add(line.offset)
-    plain, values = Codec(), dict[Place, bytes]()
-    for topic, offsets in offsets_by_topic.items():
-        reader = AssignedReader(log, topic, list(offsets), client_id="trivium-record")
-        async with reader.reading({p: min(positions) for p, positions in offsets.items()}):
-            async for records in reader.until(
-                {p: max(positions) + 1 for p, positions in offsets.items()}
-            ):
-                for message in records:
-                    if message.offset in offsets[message.partition]:
-                        place = topic, message.partition, message.offset
-                        values[place] = plain.encode(codec.decode(message.value))
-        for partition, positions in offsets.items():
-            for offset in positions:
-                if (topic, partition, offset) not in values:
-                    raise RecordError(
-                        f"{topic}[{partition}]: the record at {offset} was applied and is gone; "
-                        "the log keeps it too short, or record a later span"
-                    )
+    places = {
+        (line.topic, line.partition, line.offset)
+        for life in lives
+        for _, line in life.lines
+        if line.topic in READ_BACK
+    }
+    async with AsyncExitStack() as stack:
+        records = NamedRecords(log, codec, "trivium-record")
+        await records.start(stack)
+        values = await records.read(places)
+    for topic, partition, offset in sorted(places - values.keys()):
+        raise RecordError(
+            f"{topic}[{partition}]: the record at {offset} was applied and is gone; "
+            "the log keeps it too short, or record a later span"
+        )
     return values
 
 

@@ -18,7 +18,6 @@ from functools import cache
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 
-from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from infra.replay.replaying import (
     ReplayedLife,
     Replayer,
@@ -28,6 +27,7 @@ from infra.replay.replaying import (
     split_off_records,
 )
 from infra.replay.state_equality import same_state
+from infra.traces.recording import LINE, SNAPSHOT, RecordingRow, open_recording
 from schemas.codec import Codec
 from streams.journal.snapshot import unpack_router
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from infra.replay.standins import StandIns, blank_text
-from infra.replay.text_fields import FieldSubstitutes
+from infra.replay.substitutes import FieldSubstitutes, StandIns, blank_text
 from schemas.prefix import chain, salt_of
 from schemas.records import Continued, Request, Retrieved
 from schemas.rules.continuing import prior_answer

@@ -2,7 +2,7 @@
 
 Theory of operation. The router core uses a prompt's length, and which other prompts share its
 prefix: by block hashes, which workers also report for their caches, and by digests of a session's
-earlier turns. So prompts get substitutes (`standins.py`) that share prefixes as the prompts did,
+earlier turns. So prompts get substitutes (`substitutes.py`) that share prefixes as the prompts did,
 and block hashes become those of the substitutes (`prompts.py`). A hash of a prompt that is not in
 the recording gets an arbitrary substitute.
 
@@ -18,24 +18,21 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from infra.replay.applying import apply_event, content_of, event_of
 from infra.replay.prompts import RedactedPrompts
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
-from infra.replay.standins import StandIns
+from infra.replay.replaying import apply_event, content_of, event_of
 from infra.replay.states import objects_in, restate
-from infra.replay.text_fields import FieldSubstitutes, names_in
+from infra.replay.substitutes import FieldSubstitutes, StandIns, names_in
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import pack, unpack
 from schemas.records import Continued, JournalSnapshot, KvEvents, Request, Retrieved
 from streams.core.effects import Effect
-from streams.core.placement.case import RequestCase
 from streams.core.placement.prefixes import PrefixIndex
 from streams.core.requests.context import SessionHistories, SessionHistory
-from streams.core.requests.live import LiveRequest
+from streams.core.requests.live import LiveRequest, RequestCase
 from streams.core.router import Router
-from streams.journal.inputs import STOPPED, TELLS_ID
-from streams.journal.journal import effects_sum, in_parts
+from streams.journal.journal import STOPPED, TELLS_ID, effects_sum, in_parts
 from streams.journal.snapshot import pack_router, unpack_router
 
 _SALT_BYTES = 32
@@ -95,7 +92,7 @@ class _Redaction:
                 prompts.add(record)
         for state in states:
             if isinstance(state, LiveRequest):
-                prompts.add_live(state.request, state.prior_tokens)
+                prompts.add_live(state.request, state.prior.tokens)
             elif isinstance(state, SessionHistories):
                 prompts.add_histories(state)
         for record in records:

@@ -10,20 +10,18 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.errors import ConfigError
-from schemas.records import Estimate, Mode
+from schemas.records import Decision, Estimate, Mode, Orchestration
 from schemas.sections import build
 from streams.agents.router import load_table
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Worker
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase
+from streams.core.fleet.workers import Fleet, Worker
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
+from streams.core.requests.live import Placement, RequestCase
 from streams.core.router import Router
 
 # Settings that affect a placement, but nothing that was learned or queued before it.
@@ -53,6 +51,31 @@ class ShadowPlacer(Placer):
         return 0.0
 
 
+class Chosen(NamedTuple):
+    """The place where a request runs; without a mode, it waits."""
+
+    mode: Mode
+    workers: tuple[tuple[str, int], ...]  # ids and epochs for prefill and decode
+    orchestration: Orchestration
+    estimate: Estimate | None
+
+    @classmethod
+    def of_placement(cls, placement: Placement | None) -> "Chosen":
+        """Return the choice of a placer."""
+        if placement is None:
+            return cls(Mode.NONE, (), Orchestration.NONE, None)
+        pair = placement.prefill, placement.decode
+        workers = tuple(("", 0) if worker is None else worker.life for worker in pair)
+        return cls(placement.mode, workers, placement.orchestration, placement.estimate)
+
+    @classmethod
+    def of_decision(cls, decision: Decision) -> "Chosen":
+        """Return the choice that a router, or a shadow, has written."""
+        prefill = decision.prefill_worker, decision.prefill_epoch
+        workers = prefill, (decision.decode_worker, decision.decode_epoch)
+        return cls(decision.mode, workers, decision.orchestration, decision.estimate)
+
+
 @dataclasses.dataclass(slots=True)
 class PlacementChanges:
     """Counts of placements, and of those that would have differed."""
@@ -62,46 +85,40 @@ class PlacementChanges:
     modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)  # (actual, other)
     workers: int = 0  # the same mode on other workers
     orchestrations: int = 0  # the same workers, another orchestration
+    unseen: int = 0  # placements about which the other settings were not asked
     expected: int = 0  # of those with another mode, those that the router had estimates for
     ttft_ms: float = 0.0  # sum of the differences, by the estimates; positive: later
     tpot_ms: float = 0.0
 
-    def add(self, was: Placement, would: Placement | None) -> None:
-        """Count one placement and the placement that would have replaced it."""
+    def add(self, was: Chosen, would: Chosen) -> bool:
+        """Count one placement, and the one in its place; return whether they are the same."""
         self.placements += 1
-        mode = "wait" if would is None else would.mode.value
-        if would is None or would.mode is not was.mode:
+        if would.mode is not was.mode:
+            mode = "wait" if would.mode is Mode.NONE else would.mode.value
             self.modes[was.mode.value, mode] += 1
             self._expect(was, would)
-        elif _lives(would) != _lives(was):
+        elif would.workers != was.workers:
             self.workers += 1
         elif would.orchestration is not was.orchestration:
             self.orchestrations += 1
         else:
             self.same += 1
+            return True
+        return False
 
-    def _expect(self, was: Placement, would: Placement | None) -> None:
-        estimate = was.estimate or (None if would is None else would.estimate)
-        modes = {was.mode, None if would is None else would.mode}
+    def _expect(self, was: Chosen, would: Chosen) -> None:
+        estimate, modes = was.estimate or would.estimate, {was.mode, would.mode}
         if estimate is None or not estimate.ttft_remote_ms or modes != {Mode.LOCAL, Mode.REMOTE}:
             return
-        ttft_ms, tpot_ms = _remote_less_local(estimate)
         sign = 1 if was.mode is Mode.LOCAL else -1
         self.expected += 1
-        self.ttft_ms += sign * ttft_ms
-        self.tpot_ms += sign * tpot_ms
+        self.ttft_ms += sign * (estimate.ttft_remote_ms - estimate.ttft_local_ms)
+        self.tpot_ms += sign * (estimate.tpot_remote_ms - estimate.tpot_local_ms)
 
-
-def _remote_less_local(estimate: Estimate) -> tuple[float, float]:
-    return (
-        estimate.ttft_remote_ms - estimate.ttft_local_ms,
-        estimate.tpot_remote_ms - estimate.tpot_local_ms,
-    )
-
-
-def _lives(placement: Placement) -> tuple[Any, ...]:
-    pair = placement.prefill, placement.decode
-    return tuple(None if worker is None else worker.life for worker in pair)
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts as JSON shows them."""
+        modes = {f"{was} to {would}": number for (was, would), number in self.modes.items()}
+        return {**dataclasses.asdict(self), "modes": modes}
 
 
 class Redeciding:
@@ -132,7 +149,7 @@ class Redeciding:
             would = beside.would_place(case, fleet, now_ms)
             was = place(case, fleet, now_ms)
             if was is not None:
-                self.changes.add(was, would)
+                self.changes.add(Chosen.of_placement(was), Chosen.of_placement(would))
                 on_placement(would)
             return was
 

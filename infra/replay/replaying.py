@@ -13,21 +13,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infra.replay.applying import apply_event, content_of, event_of
-from infra.replay.recording import RECORD, SNAPSHOT, RecordingRow, open_recording
+from infra.traces.recording import RECORD, SNAPSHOT, RecordingRow, open_recording
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from streams.core.effects import Effect
 from streams.core.events import Event
 from streams.core.router import Router
-from streams.journal.inputs import STOPPED
-from streams.journal.journal import effects_sum, version_of_core
+from streams.journal.journal import (
+    STOPPED,
+    TELLS_ID,
+    JournalLine,
+    effects_sum,
+    event_of_line,
+    version_of_core,
+)
 from streams.journal.snapshot import unpack_router
 
 if TYPE_CHECKING:
     from schemas.records import Decision, JournalSnapshot
 
 Watch = Callable[[Router], None]  # called with the router that each incarnation begins with
+
+
+def content_of(codec: Codec, topic: str, value: bytes) -> Any:
+    """Return the record or the id in a line's value; None for an empty value."""
+    if topic in TELLS_ID:
+        return value.decode()
+    return codec.decode(value) if value else None
+
+
+def event_of(line: JournalLine | RecordingRow, content: Any) -> Event:
+    """Return the event that a line recorded."""
+    return event_of_line(line.topic, line.partition, line.offset, line.ahead_ms, content)
+
+
+def apply_event(router: Router, event: Event, now_ms: int) -> tuple[list[Effect], str]:
+    """Apply an event; return the effects, and the core's exception as text, or "".
+
+    After an exception the request is blamed, as in a router.
+    """
+    try:
+        return router.apply(event, now_ms), ""
+    except Exception as raised:  # the recorded router may have raised any
+        return router.blame(now_ms), f"{type(raised).__name__}: {raised}"
 
 
 @dataclass(frozen=True, slots=True)

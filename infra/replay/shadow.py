@@ -5,16 +5,17 @@ A shadow reads the routers' journals and applies what they applied, as a replay 
 what really became of each request. At each placement it asks a placer of its own (`redeciding.py`)
 and writes the answer to `decisions.shadow`. It compares the effects of events with the checksum in
 the journal, and drops them. It joins no consumer group and no fleet, so no member waits for it,
-grants it credits, or depends on it. Called by `trivium router --shadow`.
+grants it credits, or depends on it. Called by `trivium run router --shadow`.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from infra.replay.applying import apply_event, content_of, event_of
-from infra.replay.collecting import Place, lines_of
+from infra.replay.collecting import lines_of
+from infra.replay.named_records import Place
 from infra.replay.redeciding import Redeciding
+from infra.replay.replaying import apply_event, content_of, event_of
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.records import (
@@ -24,11 +25,10 @@ from schemas.records import (
     Reason,
 )
 from streams.core.effects import Decide, Effect
-from streams.core.placement.answer import Placement
+from streams.core.requests.live import Placement
 from streams.core.requests.recovery import PLACING
 from streams.core.router import Router
-from streams.journal.inputs import READ_BACK, STOPPED
-from streams.journal.journal import JournalEntry, JournalLine, effects_sum
+from streams.journal.journal import READ_BACK, STOPPED, JournalEntry, JournalLine, effects_sum
 from streams.journal.snapshot import unpack_router
 
 log = logging.getLogger(__name__)

@@ -5,20 +5,20 @@ producer writes one topic.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 
-from infra.replay.collecting import Place
+from infra.replay.named_records import NamedRecords
 from infra.replay.shadow import Shadow, places_to_read
+from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, RecordError
+from schemas.errors import ConfigError, RecordError
+from schemas.records import Decision
 from schemas.settings import LogSettings
-from schemas.topics import TOPICS
-from streams.journal.inputs import READ_BACK
 from streams.journal.journal import JournalEntry
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
+from streams.log.registry import make_codec
 from streams.log.retry import run_with_reconnect
 
 TOPIC = "decisions.shadow"
@@ -55,7 +55,7 @@ async def run_shadow(
             while not stop.is_set():
                 batch = await journal.batch(max_records=_ENTRIES, timeout_ms=_LOOK_MS)
                 entries = list(_entries(codec, (message.value for message in batch)))
-                values = await records.read(places_to_read(entries))
+                values = await records.read(places_to_read(entries), _READ_S)
                 acks = [
                     await producer.send(
                         TOPIC, decision, key=decision.session_id, partition=partition
@@ -69,58 +69,28 @@ async def run_shadow(
     await run_with_reconnect(shadow_id, life, stop)
 
 
+async def read_decisions(
+    log: LogSettings, since_ms: int, until_ms: int, shadow_id: str = ""
+) -> list[Decision]:
+    """Return what a shadow decided in that time; without an id, the only shadow.
+
+    Raises ConfigError where the shadow is unknown, or there are several and none is named.
+    """
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(max(0, since_ms - CLOCKS_MS), until_ms + CLOCKS_MS)
+    decisions = await finder.find(TOPIC, range(log.session_partitions), "", window)
+    names = sorted({decision.router_id for decision in decisions})
+    if shadow_id and shadow_id not in names:
+        expected = ", ".join(names) or "none"
+        raise ConfigError(f"--shadow-id: expected any of {expected}, found {shadow_id}")
+    if not shadow_id and len(names) > 1:
+        raise ConfigError(f"--shadow-id: expected one of {', '.join(names)}; name it")
+    return [decision for decision in decisions if shadow_id in ("", decision.router_id)]
+
+
 def _entries(codec: Codec, values: Iterable[bytes | None]) -> Iterable[JournalEntry]:
     """Yield the readable entries of the journal, as replays do."""
     for value in values:
         with suppress(RecordError):
             if value:
                 yield codec.decode(value)
-
-
-class NamedRecords:
-    """Reads the records that journal lines refer to, as the lines arrive."""
-
-    def __init__(self, log: LogSettings, codec: Codec, client_id: str) -> None:
-        self._log, self._codec, self._client_id = log, codec, client_id
-        self._plain = Codec()
-        self._readers: dict[str, AssignedReader] = {}
-
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Start a reader for each topic; the stack stops them."""
-        for topic in READ_BACK:
-            partitions = range(self._log.partitions(TOPICS[topic].group))
-            reader = AssignedReader(self._log, topic, partitions, client_id=self._client_id)
-            self._readers[topic] = await stack.enter_async_context(reader.reading("latest"))
-            reader.pause()
-
-    async def read(self, places: Iterable[Place]) -> dict[Place, bytes]:
-        """Return the records that the log still has, in a framing that needs no schema registry."""
-        offsets_by_topic: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        for topic, partition, offset in places:
-            offsets_by_topic[topic][partition].add(offset)
-        try:
-            async with asyncio.timeout(_READ_S):
-                parts = await asyncio.gather(
-                    *(
-                        self._read_topic(*topic_offsets)
-                        for topic_offsets in offsets_by_topic.items()
-                    )
-                )
-        except TimeoutError:
-            raise BrokerUnavailable(
-                f"records that routers have applied: not read in {_READ_S:.0f} s"
-            ) from None
-        return {place: value for part in parts for place, value in part.items()}
-
-    async def _read_topic(self, topic: str, offsets: Mapping[int, set[int]]) -> dict[Place, bytes]:
-        reader, values = self._readers[topic], dict[Place, bytes]()
-        firsts = await reader.first_offsets()
-        ends = {p: max(offsets[p]) + 1 if p in offsets else 0 for p in firsts}
-        await reader.seek({p: max(firsts[p], min(positions)) for p, positions in offsets.items()})
-        async for records in reader.until(ends):
-            for message in records:
-                if message.offset in offsets.get(message.partition, ()):
-                    record = self._codec.decode(message.value)
-                    values[topic, message.partition, message.offset] = self._plain.encode(record)
-        reader.pause()
-        return values

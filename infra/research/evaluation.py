@@ -29,7 +29,6 @@ from infra.research.studies import (
     failures,
     interference,
     many_turns,
-    margins,
     orders,
     pareto,
     regret,
@@ -161,12 +160,10 @@ def _fill(results: EvaluationFindings, points: Points, setup: Setup) -> None:
     results.trends = paper_tables.trends(results.table_1)
     results.table_2 = paper_tables.table_2(points)
     results.trends_2 = paper_tables.trends_2(results.table_2)
-    results.why_2 = margins.explanation(points)
+    results.leads_2 = paper_tables.throughput_leads(points)
     results.unlike_winners = paper_tables.unlike_winners(points)
     results.table_4 = paper_tables.table_4(points, (*CONFIGS, *OURS))
-    results.trends_4, results.why_4 = failures.trends(
-        results.table_4, results.chats, results.lengths
-    )
+    results.trends_4 = failures.trends(results.table_4)
     results.headline = paper_tables.headline(points)
     results.first_turns = paper_tables.first_turns(points)
     results.interference = interference.slow_downs(setup)

@@ -10,14 +10,14 @@ and every record that is written. Faults are calls on the cluster at set times.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.gpu import SimGpu
-from infra.simulator.machine.kv_exchange import KvMove, SimKvExchange
+from infra.simulator.machine.kv_exchange import KvLinks, KvMove, SimKvExchange
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import KvLinks
 from infra.simulator.members.clients import ClientRequest, Clients
 from infra.simulator.members.gateways import Gateways
 from infra.simulator.members.membership import SimMembership
@@ -95,12 +95,11 @@ class Checker:
         """Check what must hold at the end of the run."""
 
 
-@dataclass(frozen=True, slots=True)
 class SimFault:
-    """A fault that strikes the cluster at a set time."""
+    """A fault that strikes the cluster at a set time: a call with the cluster and arguments."""
 
-    at_ms: float
-    strike: Callable[["Cluster"], None]
+    def __init__(self, at_ms: float, strike: Callable[..., None], *arguments: Any) -> None:
+        self.at_ms, self.strike, self.arguments = at_ms, strike, arguments
 
 
 class Cluster:
@@ -187,7 +186,7 @@ class Cluster:
         self.router.begin()
         self._start(shape)
         for fault in faults:
-            self.clock.at(fault.at_ms, lambda fault=fault: fault.strike(self))  # type: ignore[misc]  # bound now
+            self.clock.at(fault.at_ms, partial(fault.strike, self, *fault.arguments))
 
     def _start(self, shape: ClusterShape) -> None:
         self.members.join_router()

@@ -12,15 +12,12 @@ from hashlib import md5
 
 from schemas.records import Mode, Orchestration, Reason, Role
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Life, Worker
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase
-from streams.core.placement.orchestration import OrchestrationChoice
-from streams.core.placement.placer import Placer
-from streams.core.placement.policies import Choice
+from streams.core.fleet.workers import Fleet, Life, Worker
+from streams.core.placement.placer import OrchestrationChoice, Placer
+from streams.core.placement.policies.policy import Choice
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.selection import View
+from streams.core.requests.live import Placement, RequestCase
 
 
 class HashPlacer(Placer):

@@ -21,14 +21,12 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.bridge.config import BridgeSettings
 from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings
-from workers.config import WorkerSettings
+from workers.config import WorkerSettings, engine_sections
 from workers.embed.settings import EmbeddingSettings
-from workers.llm.sim.settings import SimSettings
-from workers.llm.vllm.settings import VllmSettings
 from workers.retrieval.settings import RetrievalSettings
 
 DEFAULT_FILE = Path("trivium.toml")
-ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}
+ENGINE_SECTIONS = engine_sections()
 _OTHER_VARIABLES = ("TRIVIUM_HOME", "TRIVIUM_CONFIG")
 _OWN_PREFIXES = ("TRIVIUM_PLUGIN_",)  # set by our processes for the processes that they start
 

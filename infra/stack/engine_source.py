@@ -1,7 +1,7 @@
 """Composes an engine: its section of the settings, the model, and the worker that owns it.
 
-`trivium worker` uses it, and so do programs that compare a deployment with one engine alone. The
-engine's module, and with it torch or NIXL, is imported only when an engine starts.
+`trivium run worker` uses it, and so do programs that compare a deployment with one engine alone.
+The engine's module, and with it torch or NIXL, is imported only when an engine starts.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -141,12 +141,12 @@ def process_specs(
     for name, kind in names.items():
         which, _, number = name.partition("-")
         env, flags = base | _secrets_of(which, secrets), ["--id", name]
-        command_name = kind.value
+        kind_name = kind.value
         if which == "retrieval":
-            command_name = which
+            kind_name = which
             flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
         elif which in ("embedding", "bridge"):
-            command_name = which
+            kind_name = which
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
             if engine == "vllm":
@@ -155,7 +155,7 @@ def process_specs(
             env |= {"TRIVIUM_LOG_PLACE": str(int(number) % plan.places)}
         if which == "gateway" and gateway_port:
             flags += ["--port", str(gateway_port + int(number))]
-        command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
+        command = [sys.executable, "-m", "infra.cli.app", "run", kind_name, *flags]
         specs.append(
             ProcessSpec(
                 name=name,

@@ -17,8 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
 from schemas.records import Outcome, Request
 from schemas.settings import LogSettings
-from schemas.topic import DAY_MS
-from schemas.topics import TOPICS, partition_of
+from schemas.topics import DAY_MS, TOPICS, partition_of
 from streams.calls.ids import arrival_of, from_public
 from streams.log.clients import AssignedReader
 from streams.log.clock import wall_ms

@@ -81,7 +81,7 @@ def _where(story: Story) -> str:
     outcome = story.outcome if story.outcome is not None and story.outcome.decode_worker else None
     last = outcome or (placed[-1] if placed else None)
     if last is None:
-        return "placed nowhere"
+        return "not placed"
     both = filter(None, (last.prefill_worker, last.decode_worker))
     workers = " → ".join(dict.fromkeys(both))
     orchestration = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"

@@ -25,7 +25,7 @@ def wish(retrieval: Retrieval, arrived_ms: int) -> str:
 def outcome(retrieved: Retrieved) -> str:
     """Return the result of a search, in one line."""
     if retrieved.error is not None:
-        return f"goes on without passages: {retrieved.error.message} ({retrieved.error.code})"
+        return f"continues without passages: {retrieved.error.message} ({retrieved.error.code})"
     count = len(retrieved.passages)
     passages = "1 passage" if count == 1 else f"{count or 'no'} passages"
     how = f" ({retrieved.mode})" if retrieved.mode else ""
@@ -51,7 +51,7 @@ def details(
             "tokens meanwhile"
             for warm in warms
         ),
-        *([f"{late_count} later answers changed nothing"] if late_count else []),
+        *([f"{late_count} later results had no effect"] if late_count else []),
     )
 
 
@@ -59,13 +59,14 @@ def probe_step(retrieved: Retrieved) -> tuple[str, tuple[str, ...]]:
     """Return the result of a probe: one line, and its details."""
     tokens, where = token_count(retrieved.tokens), f"before token {retrieved.seq}"
     if tokens:
-        what = f"{tokens} tokens put in {where}"
+        what = f"{tokens} tokens inserted {where}"
     elif retrieved.error is not None:
-        what = f"{where}: goes on without: {retrieved.error.message} ({retrieved.error.code})"
+        error = retrieved.error
+        what = f"{where}: continues without passages: {error.message} ({error.code})"
     else:
         what = f"nothing new {where}"
     stalled_ms = retrieved.stalled_ms
-    stood = f"decoding stood still for {stalled_ms:.1f} ms" if stalled_ms else "decoding went on"
+    stood = f"decoding paused for {stalled_ms:.1f} ms" if stalled_ms else "decoding continued"
     passages = [_passage_line("→", passage) for passage in retrieved.passages]
     details = (*([_shards_line(retrieved)] * bool(retrieved.shards)), stood, *passages)
     return f"probe {retrieved.probe}, {what}", details
@@ -125,7 +126,7 @@ def _passages(retrieved: Retrieved, context: PromptContext) -> Iterator[str]:
     cited = {citation.passage_id for citation in context.notice.citations}
     for passage in retrieved.passages:
         mark = "→" if passage.passage_id in cited else " "
-        yield _passage_line(mark, passage, "" if passage.passage_id in cited else ", not put in")
+        yield _passage_line(mark, passage, "" if passage.passage_id in cited else ", not inserted")
 
 
 def _passage_line(mark: str, passage: Passage, note: str = "") -> str:
@@ -140,7 +141,8 @@ def _left_out(retrieved: Retrieved) -> Iterator[str]:
     """Yield what earlier turns quoted and this prompt does not."""
     quoted = {quote.document_id for quote in quoted_in(retrieved.history)}
     if retrieved.error is not None and quoted:
-        yield f"what earlier turns quoted of {len(quoted)} documents is left out: nobody was asked"
+        count = len(quoted)
+        yield f"what earlier turns quoted of {count} documents is left out: there was no search"
     elif changed := sorted(quoted.intersection(retrieved.changed)):
         yield f"what earlier turns quoted is left out where it changed: {', '.join(changed)}"
 
@@ -150,4 +152,4 @@ def _put_in(context: PromptContext) -> Iterator[str]:
     before = tokens - sum(token_count(insert.tokens) for insert in context.own_inserts)
     earlier = f", {before} of them as in earlier turns" if before else ""
     if tokens:
-        yield f"{tokens} tokens put into the prompt{earlier}"
+        yield f"{tokens} tokens inserted into the prompt{earlier}"

@@ -7,7 +7,7 @@ rich's own markup, and errors are one line.
 
 from importlib import import_module
 
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 
 
 def import_rich_help() -> None:

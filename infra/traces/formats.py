@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from infra.traces.aiperf import inputs_json
 from infra.traces.dynamo import SCHEMA, dynamo_lines, read_dynamo
 from infra.traces.fields import open_text, opener
 from infra.traces.mooncake import AGENTIC, mooncake_lines, read_agentic, read_mooncake
 from infra.traces.otel import read_otel
+from infra.traces.prompts import body
 from infra.traces.published import AZURE, BURSTGPT, read_azure, read_burstgpt
-from infra.traces.trace import Trace
+from infra.traces.trace import Trace, with_request_ids
 from schemas.errors import ConfigError
 
 _AVRO = b"Obj\x01"
@@ -22,6 +22,20 @@ def _recording(path: Path) -> Trace:
     from infra.traces.from_log import read_recording  # it imports the log's clients
 
     return read_recording(path)
+
+
+def inputs_json(trace: Trace, model: str) -> Iterator[str]:
+    """Yield aiperf's `inputs.json`, a document with the body of every turn's call and no times.
+
+    `aiperf profile --custom-dataset-type inputs_json --endpoint-type raw` sends the bodies
+    unchanged. A request without a session gets one of its own.
+    """
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for arrival in with_request_ids(trace):
+        payloads = sessions.setdefault(arrival.session_id or arrival.request_id, [])
+        payloads.append(body(trace, arrival, model))
+    data = [{"session_id": name, "payloads": payloads} for name, payloads in sessions.items()]
+    yield json.dumps({"data": data})
 
 
 READERS: dict[str, Callable[[Path], Trace]] = {

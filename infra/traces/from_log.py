@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.replay.recording import Recording, open_recording
 from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
+from infra.traces.recording import Recording, open_recording
 from infra.traces.trace import BLOCK_TOKENS, Arrival, BlockIds, Trace, TraceBuilder
 from schemas.prefix import chain
 from schemas.records import Outcome, Request

@@ -2,7 +2,7 @@
 
 A prompt is the recorded tokens, with the recorded sampling and seed, so that a deterministic engine
 gives the same answer. Where a recording has no bodies, prompts and lengths are those of a trace
-(`prompts.py`). It sends nothing itself; `trivium replay --live` does, by `sender.py`.
+(`prompts.py`). It sends nothing itself; `trivium trace send` does, by `sender.py`.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.replay.recording import open_recording
 from infra.traces.from_log import requests_in, trace_of
 from infra.traces.prompts import body
+from infra.traces.recording import open_recording
 from infra.traces.sender import SentRequest
 from infra.traces.trace import Arrival, Trace
 from schemas.errors import RecordError

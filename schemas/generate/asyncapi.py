@@ -10,13 +10,13 @@ from typing import Any
 
 from schemas.codec import full_schema
 from schemas.settings import LogSettings
-from schemas.topic import Topic
 from schemas.topics import (
     DEAD_LETTER_HEADERS,
     DEAD_LETTER_SUFFIX,
     RETRIED,
     SENT_AGAIN,
     TOPICS,
+    Topic,
 )
 
 ASYNCAPI_FILE = Path(__file__).parents[1] / "asyncapi.json"
@@ -28,9 +28,9 @@ DEAD_LETTER = "DeadLetter"
 Json = dict[str, Any]
 
 _DESCRIPTION = (
-    "Every topic that Trivium's processes meet on. Values are Avro in single-object encoding "
+    "All topics of Trivium. Values are Avro in single-object encoding "
     "(C3 01, CRC-64-AVRO fingerprint, body), or in Confluent wire format where a schema registry "
-    "is configured. Topic names may carry a prefix."
+    "is configured. Topic names may have a prefix."
 )
 _HEADERS: Json = {
     "type": "object",
@@ -48,19 +48,19 @@ _DEAD_LETTER_HEADERS: Json = {
         DEAD_LETTER_HEADERS + name: {"type": "string", "description": text}
         for name, text in (
             ("error-class", "class of the error"),
-            ("error-code", "its stable name, where the record was a prompt"),
-            ("error-message", "what was expected and found"),
-            ("error-retriable", "whether the same prompt may be answered when it is asked again"),
+            ("error-code", "its stable name, if the record was a prompt"),
+            ("error-message", "what was expected, and what was found"),
+            ("error-retriable", "whether the same prompt may succeed later"),
             ("topic", "topic of the record"),
             ("partition", "partition of the record"),
             ("offset", "offset of the record"),
             ("timestamp", "timestamp of the record, in ms"),
-            ("attempts", "how often a prompt was asked"),
-            ("worker", "who had its last attempt"),
-            ("reason", "why it was placed there"),
-            ("request-id", "the request of its last attempt"),
-            (SENT_AGAIN, "how often the record was a dead letter before, and was sent again"),
-            (RETRIED, "of a mark without a value: the offset of what was sent again"),
+            ("attempts", "number of attempts at a prompt"),
+            ("worker", "worker of its last attempt"),
+            ("reason", "why the router chose that worker"),
+            ("request-id", "request of its last attempt"),
+            (SENT_AGAIN, "how often the record was sent again after it was a dead letter"),
+            (RETRIED, "of a mark without a value: offset of the dead letter that was sent again"),
         )
     },
 }
@@ -113,7 +113,7 @@ def _dead_letter_channel(topic: Topic, log: LogSettings) -> Json:
     configuration = {"cleanup.policy": ["delete"], "retention.ms": topic.retention_ms}
     return {
         "address": log.topic_prefix + name,
-        "description": f"Records of {topic.name} that somebody could not read.",
+        "description": f"Records of {topic.name} that a reader could not use.",
         "messages": {DEAD_LETTER: {"$ref": f"#/components/messages/{DEAD_LETTER}"}},
         "bindings": {"kafka": _binding(topic, name, log, configuration)},
     }
@@ -161,7 +161,7 @@ def _dead_letter_message() -> Json:
     return {
         "name": DEAD_LETTER,
         "title": "Dead letter",
-        "summary": "Key and value of a record as they were found, with where and why in headers.",
+        "summary": "Key and value of a record as they were; headers have its origin and the error.",
         "contentType": "application/octet-stream",
         "headers": _DEAD_LETTER_HEADERS,
         "payload": {"type": "string", "format": "binary"},

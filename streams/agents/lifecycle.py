@@ -4,20 +4,24 @@
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.settings import LogSettings
 from schemas.topics import live_ms_max
-from streams.agents.app import make_app
-from streams.agents.marks import keep_marks
+from streams.agents.app import make_app, marks_group
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 from streams.log.admin import check_retention, needs_of_requests
 from streams.log.cancellation import cancel_and_wait, run_within
+from streams.log.connecting import query_client
 from streams.log.faust.app import run_app
 from streams.log.faust.watchdog import watch
 from streams.log.retry import run_with_reconnect
@@ -25,6 +29,7 @@ from streams.log.retry import run_with_reconnect
 log = logging.getLogger(__name__)
 
 _WIND_UP_S = 15
+MARK_S = 1.0  # between two commits of marks
 
 
 async def run_router(
@@ -62,7 +67,7 @@ async def run_router(
 
 async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
     partitions = OwnedPartitions(process)
-    app = make_app(process.log, process.router_id, partitions)
+    app = make_app(process.log, process.router_id, process, partitions)
     loops: Sequence[Any] = (
         process.outbox.run(),
         process.membership.run(),
@@ -71,7 +76,7 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.tick(),
         process.keep_snapshots(),
         watch(process.log, process.group, process.settings.stall_exit_ms),
-        keep_marks(process.log, partitions),
+        keep_marks(process.log, partitions.marks),
         process.group.wait_for_failure(),
         run_app(app),
         stop.wait(),
@@ -113,3 +118,28 @@ async def _finish(partitions: OwnedPartitions, app: Any, outbox: asyncio.Task[An
     if not outbox.done():
         process.usage.hurry()
         await process.outbox.drain()
+
+
+async def keep_marks(log: LogSettings, current: Callable[[], dict[int, int]]) -> None:
+    """Commit from where a takeover has to read, whenever that changes, until cancelled.
+
+    A mark is the offset, committed in a group of its own, before which every request has ended and
+    its outcome is in the log. So a takeover depends on no time horizon, no longest deadline, and
+    not on the offsets that Faust commits as soon as a request is placed. A failed commit only costs
+    a longer rebuild.
+    """
+    places = [
+        TopicPartition(f"{log.topic_prefix}requests", p) for p in range(log.session_partitions)
+    ]
+    committed_marks: dict[int, int] = {}
+    async with query_client(log, marks_group(log)) as consumer:
+        consumer.assign(places)
+        consumer.pause(*places)  # it only commits
+        while True:
+            await asyncio.sleep(MARK_S)
+            marks = current()
+            changed = {places[p]: at for p, at in marks.items() if committed_marks.get(p) != at}
+            with contextlib.suppress(KafkaError):
+                if changed:
+                    await consumer.commit(changed)
+                    committed_marks = marks

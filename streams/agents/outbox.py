@@ -1,7 +1,7 @@
 """Carries effects out in the order in which they were decided, and acknowledges their causes.
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
-and never before an earlier record of its partition (`streams/log/faust/receipts.py`). A failed send
+and never before an earlier record of its partition (`streams/log/faust/group.py`). A failed send
 is fatal to the process, except for work that is too large: then a phase reports that in place of
 the worker, and only the attempt fails.
 
@@ -20,10 +20,18 @@ from typing import Any
 from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.errors import RecordTooLarge
-from schemas.records import Work
+from schemas.records import (
+    Phase,
+    PhaseKind,
+    StreamEnd,
+    StreamRetrieved,
+    StreamVoid,
+    TokenFrame,
+    Work,
+)
 from schemas.rules.outcomes import outcome_key
+from schemas.rules.phases import phase_of
 from schemas.rules.trace import trace_of
-from streams.agents.records import end_frame, retrieved_frame, unsent_phase, void_frame
 from streams.core.effects import (
     Decide,
     Dispatch,
@@ -40,10 +48,10 @@ from streams.core.effects import (
     StartRetrieval,
     WarmCache,
 )
-from streams.core.requests.sessions import SessionKey, session_key
+from streams.core.requests.live import SessionKey, session_key
 from streams.log.clients import Ack, Headers, LogProducer
 from streams.log.clock import wall_ms
-from streams.log.faust.receipts import Receipt
+from streams.log.faust.group import Receipt
 
 TRACES_MAX = 100_000
 
@@ -322,3 +330,69 @@ def waits_for_decisions(order: object) -> bool:
         return True
     record = order.record
     return record.attempt > 1 if isinstance(record, Work) else record.void
+
+
+def unsent_phase(effect: Effect | object, error: BaseException, now_ms: int) -> Phase | None:
+    """Return a failed phase in place of a worker whose work could not be sent; retries cannot help.
+
+    Return None if the effect is not work: then there is no substitute, and the router must end.
+    """
+    if not isinstance(effect, Dispatch) or not isinstance(effect.record, Work):
+        return None
+    work = effect.record
+    why = RecordTooLarge(f"{work.request_id}: its work was not sent: {error}").to_wire()
+    return phase_of(work, PhaseKind.FAILED, now_ms, now_ms, error=why)
+
+
+def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
+    """Return an answer's end for the gateway; seq and chars of 0 mean what the gateway has."""
+    outcome = end.outcome
+    last = StreamEnd(
+        request_id=outcome.request_id,
+        attempt=outcome.attempt,
+        seq=0,
+        chars=0,
+        kind=outcome.kind,
+        error=outcome.error,
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        mode=outcome.mode,
+        prefill_worker=outcome.prefill_worker,
+        decode_worker=outcome.decode_worker,
+    )
+    return _frame(router_id, now_ms, ends=(last,))
+
+
+def retrieved_frame(retrieved: StreamRetrieved, router_id: str, now_ms: int) -> TokenFrame:
+    """Return the notice of a prompt's passages, which precedes its first token."""
+    return _frame(router_id, now_ms, retrieved=(retrieved,))
+
+
+def void_frame(void: StreamVoid, router_id: str, now_ms: int) -> TokenFrame:
+    """Return the mark that an attempt of an answer is void."""
+    return _frame(router_id, now_ms, voids=(void,))
+
+
+def _frame(
+    router_id: str,
+    now_ms: int,
+    *,
+    ends: Sequence[StreamEnd] = (),
+    retrieved: Sequence[StreamRetrieved] = (),
+    voids: Sequence[StreamVoid] = (),
+) -> TokenFrame:
+    """Return a frame that carries no tokens."""
+    return TokenFrame(
+        worker_id=router_id,
+        at_ms=now_ms,
+        request_ids=(),
+        attempts=(),
+        first_seqs=(),
+        first_chars=(),
+        token_counts=(),
+        token_ids=(),
+        texts=(),
+        ends=ends,
+        retrieved=retrieved,
+        voids=voids,
+    )

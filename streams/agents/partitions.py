@@ -1,32 +1,23 @@
-"""The partitions that a router owns: rebuilds them, takes their records in order, gives them up.
+"""The partitions that a router owns: rebuilds them, opens their gate, gives them up.
 
-No new record of a partition is applied before its rebuild is complete: a gate makes them wait. The
-core decides what a record means (`streams/agents/router.py`); `streams/agents/takeover.py` reads
-the past records. Faust calls `OwnedPartitions`.
+The core decides what a record means; `streams/agents/takeover.py` reads the past records. Faust
+calls `OwnedPartitions` at each rebalance, and passes new records to `RouterProcess`.
 """
 
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import Any
 
 from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
 from schemas.records import (
     MemberState,
-    Outcome,
-    Request,
 )
-from schemas.rules.numbers import check_numbers
-from schemas.rules.sizes import check_size
-from schemas.topics import check_record
 from streams.agents.app import TOPICS
-from streams.agents.marks import Marks
 from streams.agents.router import RouterProcess
 from streams.agents.takeover import past_records
 from streams.core.events import (
-    Event,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
@@ -34,56 +25,13 @@ from streams.core.events import (
     RequestArrived,
     UsageLoaded,
 )
-from streams.journal.inputs import PASSED_OVER, event_of
+from streams.journal.journal import PASSED_OVER
 from streams.log.cancellation import cancel_and_wait
-from streams.log.clients import send_dead_letter
 from streams.log.clock import wall_ms
-from streams.log.faust.app import consumer_record
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.slices import in_slices
 
 log = logging.getLogger(__name__)
-
-
-class Gate:
-    """Makes records wait until their partition is rebuilt; one future per partition: True once
-    records may pass, False if the partition was revoked."""
-
-    def __init__(self) -> None:
-        self._passing: dict[int, asyncio.Future[bool]] = {}
-
-    async def passes(self, partition: int) -> bool:
-        """Wait until the partition is rebuilt; return False if it was revoked instead."""
-        passing = self._future(partition)
-        return passing.result() if passing.done() else await asyncio.shield(passing)
-
-    def open(self, partition: int) -> None:
-        """Let the records of a rebuilt partition pass."""
-        passing = self._future(partition)
-        if not passing.done():
-            passing.set_result(True)
-
-    def keep(self, partitions: set[int]) -> None:
-        """Reject records that wait for any other partition."""
-        for partition in set(self._passing) - partitions:
-            self._turn_away(partition)
-
-    def close(self) -> None:
-        """Reject all waiting records; later ones wait again."""
-        for partition in list(self._passing):
-            self._turn_away(partition)
-
-    def _future(self, partition: int) -> "asyncio.Future[bool]":
-        """Return the partition's future; create it if a record precedes its assignment."""
-        passing = self._passing.get(partition)
-        if passing is None:
-            passing = self._passing[partition] = asyncio.get_running_loop().create_future()
-        return passing
-
-    def _turn_away(self, partition: int) -> None:
-        passing = self._passing.pop(partition)
-        if not passing.done():
-            passing.set_result(False)
 
 
 class OwnedPartitions:
@@ -92,61 +40,15 @@ class OwnedPartitions:
     def __init__(self, process: RouterProcess) -> None:
         self.process = process
         self.group = process.group
-        self.gate = Gate()
-        self._marks = Marks(process.is_live)
-        self._unreadable: set[tuple[str, int, int]] = set()  # in a rebuild; not dead-lettered
+        self.gate = process.gate
         self._takeover: asyncio.Task[None] | None = None
 
     def marks(self) -> dict[int, int]:
         """Return the mark of each rebuilt partition: the offset of its oldest live request."""
         rebuilt = self.process.router.rebuilt
-        return self._marks.oldest({p: self.group.next_offsets["requests", p] for p in rebuilt})
-
-    # Records
-
-    async def take(self, topic: str, event: Any) -> None:
-        """Take one record of the consumer group from a Faust agent."""
-        await self.group.guard(self._take(topic, event))
-
-    async def _take(self, topic: str, event: Any) -> None:
-        process, group, message = self.process, self.group, event.message
-        place = (topic, message.partition)
-        await process.outbox.wait_for_room()
-        if not await self.gate.passes(message.partition):
-            return  # the partition was revoked; its next owner reads the record
-        if group.has_failed:
-            return  # the next owner reads it
-        group.records_read += 1
-        repeated = message.offset < group.next_offsets.get(place, 0)
-        if repeated and (*place, message.offset) not in self._unreadable:
-            group.receipts.open(place, event.ack, 0)
-            return
-        record = consumer_record(message)
-        try:
-            decoded = self._decode(topic, record)
-        except RecordError as error:
-            await send_dead_letter(process.producer, record, error)
-            self._unreadable.discard((*place, message.offset))
-            group.next_offsets[place] = max(message.offset + 1, group.next_offsets.get(place, 0))
-            group.receipts.open(place, event.ack, 0)
-            return
-        group.next_offsets[place] = message.offset + 1
-        effects = process.apply(decoded, topic, message.partition, message.offset)
-        if isinstance(decoded, RequestArrived):
-            self._marks.add(message.partition, message.offset, decoded.request.request_id)
-        process.outbox.put(effects, group.receipts.open(place, event.ack, len(effects)))
-
-    def _decode(self, topic: str, record: ConsumerRecord) -> Event:
-        process = self.process
-        decoded = process.codec.decode(record.value)
-        check_record(topic, decoded)
-        check_size(decoded, len(record.value))
-        check_numbers(decoded)
-        if isinstance(decoded, Request):
-            process.outbox.remember_trace(decoded.request_id, record.headers)
-        elif isinstance(decoded, Outcome):
-            process.outbox.traces.pop(decoded.request_id, None)
-        return event_of(decoded, record.partition)
+        return self.process.marks.oldest(
+            {p: self.group.next_offsets["requests", p] for p in rebuilt}
+        )
 
     # Ownership
 
@@ -189,7 +91,7 @@ class OwnedPartitions:
             self.gate.open(partition)
         for partition, offset, request_id in requests:
             if process.is_live(request_id):
-                self._marks.add(partition, offset, request_id)
+                self.process.marks.add(partition, offset, request_id)
 
     async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
         """Apply the past records; return partition, offset and id of the requests among them."""
@@ -220,9 +122,9 @@ class OwnedPartitions:
         if record.value is None:
             return
         try:
-            event = self._decode(topic, record)
+            event = self.process.decode(topic, record)
         except RecordError:  # Faust delivers it again if it is not dead-lettered yet
-            self._unreadable.add((topic, record.partition, record.offset))
+            self.process.unreadable.add((topic, record.partition, record.offset))
             return
         self.process.apply(event, topic, record.partition, record.offset)
         if isinstance(event, OutcomeArrived):
@@ -241,7 +143,7 @@ class OwnedPartitions:
         owners read them."""
         self.gate.close()
         self._give_up(self.process.router.owned)
-        self._unreadable.clear()
+        self.process.unreadable.clear()
         self.group.on_revoked()
         self.process.flush()
         await self.stop_takeover()
@@ -258,6 +160,6 @@ class OwnedPartitions:
         for partition in sorted(partitions):
             effects = self.process.apply(PartitionLost(partition), "lost", partition, 0)
             self.process.outbox.put(effects)
-            self._marks.forget(partition)
+            self.process.marks.forget(partition)
             for topic in TOPICS:
                 self.group.next_offsets.pop((topic, partition), None)

@@ -16,7 +16,6 @@ from typing import Literal, cast
 from schemas.codec import Codec
 from schemas.errors import NotReady, QueueFull, TriviumError
 from schemas.records import Quoted, Request, Retrieval, Retrieved
-from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import StartRetrieval
@@ -25,9 +24,8 @@ from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.leased_client import LeasedRetrievalClient
-from streams.log.retrieval.result_record import retrieved_record
+from streams.log.retrieval.client import LeasedRetrievalClient, RetrievalClient
+from streams.log.retrieval.results import RetrievalResult, retrieved_record
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""The router process: stamps the time, calls the core, sends its effects, keeps the journal.
+"""The router process: takes records, stamps the time, calls the core, has its effects sent.
 
-Decides nothing about requests. It owns the producer, the membership in the fleet, the core and the
-outbox; `streams/agents/partitions.py` passes it its records. An error ends this incarnation, and
+Decides nothing about requests. It owns the producer, the membership in the fleet, the core, the
+journal and the outbox. No new record of a partition is applied before its rebuild is complete: a
+gate makes it wait (`streams/agents/partitions.py` opens it). An error ends this incarnation, and
 the next owner of the partitions rebuilds them. If only the log was unreachable, that may be the
 next incarnation in the same process (`streams/agents/lifecycle.py`).
 """
@@ -9,40 +10,47 @@ next incarnation in the same process (`streams/agents/lifecycle.py`).
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiokafka import ConsumerRecord
+
 from schemas.codec import Codec
-from schemas.errors import ConfigError, LeaseError, TriviumError
+from schemas.errors import ConfigError, LeaseError, RecordError, TriviumError
 from schemas.records import (
     Heartbeat,
     KvEvents,
     MemberKind,
+    Outcome,
     Registration,
+    Request,
     Retrieved,
 )
+from schemas.rules.numbers import check_numbers
+from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
+from schemas.topics import check_record
 from streams.agents.outbox import Outbox, OwnRecord
 from streams.agents.prefixes import Prefixes
 from streams.agents.retrieval import Retriever
 from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
-from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, Tick
+from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, RequestArrived, Tick
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
-from streams.journal.inputs import TICK
-from streams.journal.journal import Journal, JournalEntry
-from streams.journal.snapshot import pack_router
-from streams.journal.snapshot_fork import snapshot_in_fork
-from streams.log.clients import LogProducer
+from streams.journal.journal import TICK, Journal, JournalEntry, event_of
+from streams.journal.snapshot import pack_router, snapshot_in_fork
+from streams.log.clients import LogProducer, send_dead_letter
 from streams.log.clock import SLEWED_MS, wall_ms
+from streams.log.faust.app import consumer_record
 from streams.log.faust.group import Group
 from streams.log.membership import Membership
 
 log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
+_SPARE = 1_024  # entries of `Marks` beyond twice its live requests
 _IDLE_TICK_MS, _IDLE_FLUSH_MS = 250, 1_000
 
 
@@ -62,6 +70,82 @@ def load_table(settings: RouterSettings) -> PpdTable | None:
         ) from error
     except ConfigError as error:
         raise ConfigError(f"router.table: {settings.table}: {error.message}") from error
+
+
+class Marks:
+    """Offsets of requests in order of arrival; drops those that have ended."""
+
+    def __init__(self, is_live: Callable[[str], bool]) -> None:
+        self._is_live = is_live
+        self._arrived: dict[int, list[tuple[int, str]]] = {}
+        self._lengths_max: dict[int, int] = {}  # above it, ended requests are dropped
+
+    def add(self, partition: int, offset: int, request_id: str) -> None:
+        """Add a request that was read and applied."""
+        requests = self._arrived.setdefault(partition, [])
+        requests.append((offset, request_id))
+        if len(requests) > self._lengths_max.get(partition, _SPARE):
+            self._clear(partition)
+
+    def _clear(self, partition: int) -> None:
+        live = [(at, name) for at, name in self._arrived[partition] if self._is_live(name)]
+        self._arrived[partition], self._lengths_max[partition] = live, 2 * len(live) + _SPARE
+
+    def forget(self, partition: int) -> None:
+        """Drop the requests of a partition that another router owns now."""
+        self._arrived.pop(partition, None)
+        self._lengths_max.pop(partition, None)
+
+    def oldest(self, read: dict[int, int]) -> dict[int, int]:
+        """Return the mark of each partition; `read` has the offsets up to which each was read."""
+        marks = {}
+        for partition, end in read.items():
+            if partition in self._arrived:
+                self._clear(partition)
+            live = self._arrived.get(partition)
+            marks[partition] = min(offset for offset, _ in live) if live else end
+        return marks
+
+
+class Gate:
+    """Makes records wait until their partition is rebuilt; one future per partition: True once
+    records may pass, False if the partition was revoked."""
+
+    def __init__(self) -> None:
+        self._passing: dict[int, asyncio.Future[bool]] = {}
+
+    async def passes(self, partition: int) -> bool:
+        """Wait until the partition is rebuilt; return False if it was revoked instead."""
+        passing = self._future(partition)
+        return passing.result() if passing.done() else await asyncio.shield(passing)
+
+    def open(self, partition: int) -> None:
+        """Let the records of a rebuilt partition pass."""
+        passing = self._future(partition)
+        if not passing.done():
+            passing.set_result(True)
+
+    def keep(self, partitions: set[int]) -> None:
+        """Reject records that wait for any other partition."""
+        for partition in set(self._passing) - partitions:
+            self._turn_away(partition)
+
+    def close(self) -> None:
+        """Reject all waiting records; later ones wait again."""
+        for partition in list(self._passing):
+            self._turn_away(partition)
+
+    def _future(self, partition: int) -> "asyncio.Future[bool]":
+        """Return the partition's future; create it if a record precedes its assignment."""
+        passing = self._passing.get(partition)
+        if passing is None:
+            passing = self._passing[partition] = asyncio.get_running_loop().create_future()
+        return passing
+
+    def _turn_away(self, partition: int) -> None:
+        passing = self._passing.pop(partition)
+        if not passing.done():
+            passing.set_result(False)
 
 
 class RouterProcess:
@@ -121,10 +205,59 @@ class RouterProcess:
         self.journal = Journal(router_id)
         self._now_ms = 0
         self.group = Group()
+        self.gate = Gate()
+        self.marks = Marks(self.is_live)
+        self.unreadable: set[tuple[str, int, int]] = set()  # in a rebuild; not dead-lettered
 
     def is_live(self, request_id: str) -> bool:
         """Return whether a request's outcome or usage is not in the log yet."""
         return self.router.is_live(request_id) or request_id in self.outbox.ending
+
+    async def take(self, topic: str, event: Any) -> None:
+        """Take one record of the consumer group from a Faust agent: decode it, apply it to the
+        core, and have its effects sent. The last one acknowledges it."""
+        await self.group.guard(self._take(topic, event))
+
+    async def _take(self, topic: str, event: Any) -> None:
+        group, message = self.group, event.message
+        place = (topic, message.partition)
+        await self.outbox.wait_for_room()
+        if not await self.gate.passes(message.partition):
+            return  # the partition was revoked; its next owner reads the record
+        if group.has_failed:
+            return  # the next owner reads it
+        group.records_read += 1
+        repeated = message.offset < group.next_offsets.get(place, 0)
+        if repeated and (*place, message.offset) not in self.unreadable:
+            group.receipts.open(place, event.ack, 0)
+            return
+        record = consumer_record(message)
+        try:
+            decoded = self.decode(topic, record)
+        except RecordError as error:
+            await send_dead_letter(self.producer, record, error)
+            self.unreadable.discard((*place, message.offset))
+            group.next_offsets[place] = max(message.offset + 1, group.next_offsets.get(place, 0))
+            group.receipts.open(place, event.ack, 0)
+            return
+        group.next_offsets[place] = message.offset + 1
+        effects = self.apply(decoded, topic, message.partition, message.offset)
+        if isinstance(decoded, RequestArrived):
+            self.marks.add(message.partition, message.offset, decoded.request.request_id)
+        self.outbox.put(effects, group.receipts.open(place, event.ack, len(effects)))
+
+    def decode(self, topic: str, record: ConsumerRecord) -> Event:
+        """Return the event of a record of one of the group's topics, or of one of a takeover. Raise
+        RecordError if it is unreadable or invalid."""
+        decoded = self.codec.decode(record.value)
+        check_record(topic, decoded)
+        check_size(decoded, len(record.value))
+        check_numbers(decoded)
+        if isinstance(decoded, Request):
+            self.outbox.remember_trace(decoded.request_id, record.headers)
+        elif isinstance(decoded, Outcome):
+            self.outbox.traces.pop(decoded.request_id, None)
+        return event_of(decoded, record.partition)
 
     def apply(
         self, event: Event, topic: str, partition: int, offset: int, at_ms: int = 0

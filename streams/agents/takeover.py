@@ -1,6 +1,6 @@
 """Reads the log's records of partitions that a router has taken, before it applies new ones.
 
-Requests are read from their mark (`streams/agents/marks.py`), other topics from the time of the
+Requests are read from their mark (`keep_marks`), other topics from the time of the
 first of them, or from Faust's committed offset if that is earlier; sessions are read for as long as
 they are stored. The order of topics keeps the rebuild small: usage before outcomes, and requests
 last. `streams/core/requests/recovery.py` does the rebuild. Called by
@@ -14,12 +14,11 @@ from contextlib import aclosing
 from aiokafka import ConsumerRecord, TopicPartition
 
 from schemas.settings import LogSettings
-from streams.agents.app import TOPICS, group_id
-from streams.agents.marks import marks_group
+from streams.agents.app import TOPICS, group_id, marks_group
 from streams.log.clients import AssignedReader
 from streams.log.clock import wall_ms
 from streams.log.connecting import query_client
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.slices import in_slices
 from streams.log.transactions import committed_offsets
 

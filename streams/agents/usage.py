@@ -32,7 +32,7 @@ from streams.core.effects import RecordUsage
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import Ack, AssignedReader, event_headers
 from streams.log.connecting import query_client
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.transactions import (
     CommittedOffset,
     OutgoingRecord,

@@ -18,8 +18,7 @@ from streams.bridge.log_reader import prompt_record
 from streams.bridge.partition_processor import PartitionProcessor
 from streams.log.connecting import query_client
 from streams.log.faust.app import consumer_record, pause_partition, resume_partition
-from streams.log.faust.group import Group
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Group, Place
 from streams.log.transactions import FullPlace
 
 _LOOKS = 5  # checks within the time after which a consumer counts as stuck

@@ -2,7 +2,7 @@
 
 An unsupported wish is refused with the possible values. The check runs once, before the call is
 sent. It counts workers that are only silent, since they may be back. Routers replace what cannot be
-met later, or at that moment, and report it on `decisions` (`streams/core/placement/wishes.py`).
+met later, or at that moment, and report it on `decisions` (`streams/core/placement/placer.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,20 +11,13 @@ from itertools import product
 
 from schemas.errors import InvalidRequest
 from schemas.records import Capability, MemberKind, Orchestration, Registration, Role
+from schemas.rules.pairs import common_orders
 from streams.calls.request.intake import CallIntake
-from streams.config import ORCHESTRATIONS, POLICIES
-from streams.core.placement.orchestration import common_orders
+from streams.config import ORCHESTRATIONS, POLICIES, POLICY_ENTRIES
 
 POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _AUTO = "auto"
 _PAIR = (Role.PREFILL, Role.DECODE)
-# A policy can be met if all roles of one of its tuples have workers; others need a decode worker.
-_NEEDS = {
-    "replica": ((Role.REPLICA,),),
-    "pairs": (_PAIR,),
-    "round_robin": ((Role.DECODE,), (Role.REPLICA,)),
-}
-_NEEDS_DECODE = ((Role.DECODE,),)
 _ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that lists no triggers
 
 
@@ -112,11 +105,11 @@ def _unmet(param: str, wish: str, why: str, possible: Iterable[str]) -> InvalidR
 
 
 def _has_workers(policy: str, roles: set[Role]) -> bool:
-    return any(roles.issuperset(some) for some in _NEEDS.get(policy, _NEEDS_DECODE))
+    return any(roles.issuperset(some) for some in POLICY_ENTRIES[policy].needs)
 
 
 def _lacking(policy: str, roles: set[Role]) -> str:
-    absent = [role for role in _NEEDS.get(policy, _NEEDS_DECODE)[0] if role not in roles]
+    absent = [role for role in POLICY_ENTRIES[policy].needs[0] if role not in roles]
     return f"{policy} needs a worker for {' and '.join(absent)}, and there is none"
 
 
@@ -157,9 +150,7 @@ def _hindrance(wish: Orchestration, workers: Sequence[Registration]) -> str:
         {worker.member_id for worker in workers if _lists(worker, role, wish)} for role in _PAIR
     ]
     if all(able_ids) and len(able_ids[0] | able_ids[1]) > 1:
-        return (
-            f"no two workers that can do {wish} can exchange KV; `trivium pool list` has them all"
-        )
+        return f"no two workers that can do {wish} can exchange KV; `trivium status` has them all"
     engines = {worker.capability.engine for worker in workers if worker.capability is not None}
     return f"no two workers of engine {' or '.join(sorted(engines))} can do it as they are set"
 

@@ -37,16 +37,13 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
-from streams.core.fleet.readers import ReaderWatch
 from streams.core.fleet.role_lending import RoleLending
-from streams.core.fleet.workers import DECODERS, Life
-from streams.core.handlers import decisions, observations
+from streams.core.fleet.workers import DECODERS, Life, ReaderWatch
+from streams.core.handlers import observations
 from streams.core.handlers.attempts import Attempts
-from streams.core.handlers.backlog import backlog
-from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.handlers.endings import Endings
-from streams.core.handlers.orders import Orders
+from streams.core.handlers.orders import Orders, decision
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
@@ -89,14 +86,14 @@ class Router:
 
     def _connect(self) -> None:
         """Create the handlers, which work on the state and have none of their own."""
-        self._orders = Orders(self.router_id, self.tables.fleet, self.tables.effects)
-        self._continuing = Continuing(self.tables)
-        self._endings = Endings(self.tables, self._orders, self._continuing.begin)
-        handlers = self._orders, self._endings, self._continuing
-        self._dispatcher = Dispatcher(self.tables, *handlers, self.placer)
-        self._retrievals = Retrievals(self.tables, self._endings.enqueue, self._dispatcher.warm)
-        parts = self._orders, self._endings, self._retrievals, self._continuing
-        self._attempts = Attempts(self.tables, *parts, self.placer.estimates)
+        tables, estimates = self.tables, self.placer.estimates
+        self._orders = Orders(
+            self.router_id, self.settings.policy, tables.fleet, tables.admission, tables.effects
+        )
+        self._endings = Endings(tables, self._orders)
+        self._dispatcher = Dispatcher(tables, self._orders, self._endings, self.placer)
+        self._retrievals = Retrievals(tables, self._dispatcher.warm)
+        self._attempts = Attempts(tables, self._orders, self._endings, self._retrievals, estimates)
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
             CancellationArrived: self._cancellation_arrived,
@@ -145,7 +142,7 @@ class Router:
         live = self.tables.failed_over
         if live is None:
             return []
-        decision = decisions.decision(
+        failed_try = decision(
             self.router_id,
             live,
             DecisionKind.FAIL,
@@ -154,7 +151,7 @@ class Router:
             now_ms,
             queue_length=len(self.tables.admission),
         )
-        return [Decide(decision, live.partition)]
+        return [Decide(failed_try, live.partition)]
 
     @property
     def rebuilt(self) -> set[int]:
@@ -172,7 +169,26 @@ class Router:
 
     def backlog(self, now_ms: int) -> Backlog:
         """Return the queue's figures and the demand on workers; change nothing."""
-        return backlog(self.tables, self.placer.estimates, now_ms)
+        tables = self.tables
+        waiting, requests, demand = tables.admission, tables.requests, tables.demand
+        since_ms = min(
+            (requests.by_id[request_id].queued_ms for request_id in waiting), default=now_ms
+        )
+        step_ms, sharing_ms = self.placer.estimates.decode.coefficients[:2]
+        return Backlog(
+            waiting=len(waiting),
+            oldest_ms=max(0, now_ms - since_ms),
+            slack_ms=waiting.slack_ms(now_ms),
+            handing_over=len(requests.handovers),
+            retrieving=requests.retrieving,
+            requests_per_s=demand.queued.per_s(now_ms),
+            prompt_tokens=demand.queued.mean("prompt_tokens"),
+            answer_tokens=demand.answered.mean("answer_tokens"),
+            prefill_ms=demand.placed.mean("prefill_ms"),
+            append_ms=demand.placed.mean("append_ms"),
+            step_ms=step_ms,
+            sharing_ms=sharing_ms,
+        )
 
     def view(self) -> dict[str, tuple[object, ...]]:
         """Return comparable values of the live requests, by id."""
@@ -200,7 +216,7 @@ class Router:
             if request.retrieval is not None:
                 self._retrievals.begin(live, now_ms)
                 return
-            self._endings.enqueue(live, now_ms)
+            tables.enqueue(live, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _cancellation_arrived(self, event: CancellationArrived, now_ms: int) -> None:
@@ -232,7 +248,7 @@ class Router:
         if live is None:
             return
         note_work(live, event.phase)
-        if event.phase.attempt != live.attempt or live.state in UNPLACED:
+        if event.phase.attempt != live.attempt.number or live.state in UNPLACED:
             return
         with self.tables.about(live):
             self._attempts.handle_phase(live, event.phase, now_ms)
@@ -245,7 +261,7 @@ class Router:
         live = self.tables.requests.by_id.get(retrieved.request_id)
         if live is not None and retrieved.probe:
             with self.tables.about(live):
-                live.probed = with_probe(live.probed, live.request, retrieved)
+                live.passages.probed = with_probe(live.passages.probed, live.request, retrieved)
             return
         if live is None or live.state is not State.RETRIEVING:
             return
@@ -267,11 +283,11 @@ class Router:
             return
         if live is None or live.state is not State.CONTINUING:
             return
-        if continued.attempt != live.attempt:
+        if continued.attempt != live.attempt.number:
             return
         with self.tables.about(live):
-            self._continuing.apply_continued(live, continued)
-            self._endings.enqueue(live, now_ms)
+            self._endings.apply_continued(live, continued)
+            self.tables.enqueue(live, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
@@ -284,7 +300,7 @@ class Router:
         """
         outcome = event.outcome
         live = self.tables.requests.by_id.get(outcome.request_id)
-        if live is None or outcome.attempt < live.attempt:
+        if live is None or outcome.attempt < live.attempt.number:
             return
         with self.tables.about(live):
             if outcome.kind is OutcomeKind.COMPLETED:
@@ -293,7 +309,9 @@ class Router:
                     estimates = self.placer.estimates
                     observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
-            if outcome.attempt > live.attempt:  # placed by the last router: this attempt is void
+            if (
+                outcome.attempt > live.attempt.number
+            ):  # placed by the last router: this attempt is void
                 self._orders.void(live, now_ms)
             self._endings.end_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
@@ -322,7 +340,7 @@ class Router:
         tables = self.tables
         tables.fleet.prefill_absent_ms(now_ms)
         self._give_up_lost(tables.requests.by_worker, now_ms)
-        self._endings.expire_queue(now_ms)
+        self._dispatcher.end_unserved(now_ms)
         for live in tables.requests.due(now_ms):
             with tables.about(live):
                 self._attempts.handle_timeout(live, now_ms)
@@ -350,7 +368,7 @@ class Router:
         lost_gateways = self._reader_watch.lost_gateways(requests.readers, now_ms)
         for gateway in sorted(lost_gateways):
             for live in list(requests.readers.get(gateway, {}).values()):
-                if live.cancel is None and lost_gateways.issuperset(live.readers):
+                if live.cancel is None and lost_gateways.issuperset(live.readers.gateways):
                     with self.tables.about(live):
                         live.cancel = CancelReason.GATEWAY_LOST
                         self._endings.end_cancelled(live, now_ms)

@@ -5,19 +5,22 @@ own classes, and only the version that made it is sure to read it. Reading creat
 and imports no other modules, and none of these classes runs code when it is created; so a snapshot
 from elsewhere runs no foreign code. Arrays are plain bytes with a numeric dtype: NumPy's own
 unpickling would take bytes as addresses of objects for an object dtype. A limit bounds the
-decompressed size. Made for the journal (`streams/journal/journal.py`), read by replays
-(`infra/replay`).
+decompressed size. Made for the journal (`streams/journal/journal.py`), read by replays.
 """
 
+import asyncio
+import gc
 import io
+import os
 import pickle
+import signal
 import zlib
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from schemas.errors import RecordError
+from schemas.errors import RecordError, TriviumError
 from streams.core.router import Router
 
 _PURE = ("schemas.records", "schemas.fleet", "streams.config")
@@ -111,3 +114,45 @@ class _Unpickler(pickle.Unpickler):
             if isinstance(kind, type) and kind.__module__ == module:
                 return kind
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a router")
+
+
+_HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def snapshot_in_fork(router: Router) -> bytes:
+    """Return the router's state at the call, serialized in a fork, so that routing goes on.
+
+    Serializing a large state takes a second and more, longer than a lease may be in doubt. A fork
+    has the state as of that moment, writes it to a pipe, and ends; signals end it, and it uses no
+    connection. Raise TriviumError if it fails.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        _write_and_exit(router, write_end)
+    os.close(write_end)
+    return await asyncio.to_thread(_read, child, read_end)
+
+
+def _write_and_exit(router: Router, write_end: int) -> None:
+    """Write the snapshot to the pipe in the fork, and exit."""
+    code = 1
+    try:
+        gc.disable()  # collected connections would close the router's ones too
+        signal.set_wakeup_fd(-1)  # the descriptor belongs to the router
+        for signal_number in _HEEDED:
+            signal.signal(signal_number, signal.SIG_DFL)
+        with os.fdopen(write_end, "wb") as out:
+            out.write(pack_router(router))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _read(child: int, read_end: int) -> bytes:
+    with os.fdopen(read_end, "rb") as pipe:
+        state = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise TriviumError(f"a router's state was not written down: status {status}")
+    return state

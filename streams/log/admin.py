@@ -18,8 +18,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from schemas.errors import BrokerUnavailable, ConfigError, TopicError
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from schemas.topic import HOUR_MS, Topic
-from schemas.topics import DEAD_LETTER_SUFFIX, REBUILT_FROM, TOPICS
+from schemas.topics import DEAD_LETTER_SUFFIX, HOUR_MS, REBUILT_FROM, TOPICS, Topic
 from streams.log.connecting import client_options, no_broker, start_client
 
 log = logging.getLogger("trivium.log")

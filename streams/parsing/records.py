@@ -40,7 +40,7 @@ def _of_line(fields: Any, place: str) -> ParsedDocument:
     if not isinstance(fields, dict):
         raise Unreadable("expected a JSON object with a text")
     if fields.get("vector"):
-        raise Unreadable("found a vector; `trivium documents load` takes documents with vectors")
+        raise Unreadable("found a vector; `trivium ingest --vectors` takes documents with vectors")
     name, text, metadata = fields.get("id"), fields.get("text"), fields.get("metadata") or {}
     if not isinstance(name, str | int | None) or isinstance(name, bool) or name == "":
         raise Unreadable("expected an id, a string or a whole number")

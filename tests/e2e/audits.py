@@ -3,11 +3,16 @@
 What must hold whatever died in between is audited in `infra/bench/faults/log_audit.py`.
 """
 
+import dataclasses
 from collections.abc import Iterable
 
 from infra.bench.faults.log_audit import read_topic, with_offsets
+from infra.stack.configuration import Settings
+from infra.stack.engine_alone import LoneAnswer, generate_answers
+from infra.stack.engine_source import start_engine
 from schemas.fleet import DEAF_MS
-from schemas.records import Heartbeat, JournalBatch, MemberState, Work
+from schemas.records import Heartbeat, JournalBatch, MemberState, Request, Role, Sampling, Work
+from schemas.rules.tokens import unpack_tokens
 from schemas.settings import LogSettings
 from streams.core.fleet.workers import Life
 from tests.long_leases import BRIEF_LEASE_MS
@@ -72,3 +77,40 @@ async def overlooked(log: LogSettings, router_id: str, life: Life, noticed_ms: i
                 times_ms.append(now_ms)
     assert seen_ms, f"{router_id} has never heard of {life}"
     return times_ms
+
+
+RUNNING_MAX = 64  # requests at once on the engine
+_QUICK = {"decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none", "kv_blocks": 32_768}
+
+
+async def answer_alone(settings: Settings, requests: Iterable[Request]) -> dict[str, LoneAnswer]:
+    """Return one engine's answer to each request, by id, without log, peers and transfers."""
+    inputs = {request.request_id: _engine_input(request) for request in requests}
+    keys = {
+        request_id: (prompt, repr(sampling)) for request_id, (prompt, sampling) in inputs.items()
+    }
+    jobs = {keys[request_id]: job for request_id, job in inputs.items()}
+    engine = await start_engine(
+        "sim",
+        {**settings.engines.get("sim", {}), **_QUICK},
+        model=settings.model,
+        roles=[Role.REPLICA],
+        worker_id="alone",
+        worker_epoch=1,
+    )
+    try:
+        plain = [(unpack_tokens(prompt), sampling) for prompt, sampling in jobs.values()]
+        results = dict(
+            zip(jobs, await generate_answers(engine, plain, at_once=RUNNING_MAX), strict=True)
+        )
+    finally:
+        await engine.close()
+    return {request_id: results[key] for request_id, key in keys.items()}
+
+
+def _engine_input(request: Request) -> tuple[bytes, Sampling]:
+    """Return the prompt and sampling that decide the answer; greedy sampling ignores the seed."""
+    sampling = request.sampling
+    if not sampling.temperature:
+        sampling = dataclasses.replace(sampling, seed=0)
+    return request.prompt_tokens, sampling

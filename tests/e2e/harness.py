@@ -1,7 +1,7 @@
 """Whole stacks for tests: settings that start quickly and wait long, and a small client.
 
 `audits.py` reads what a stack has written;
-`infra/bench/faults/expected_answers.py` has an engine to compare it with.
+`tests/e2e/audits.py` has an engine to compare it with.
 """
 
 import json

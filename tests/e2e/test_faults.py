@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import LogAudit, audit, read_topic
 from infra.stack.launcher import Stack
 from schemas.records import Continued, Work
 from tests.conftest import _fresh_topics
-from tests.e2e.audits import decoder, overlooked
+from tests.e2e.audits import answer_alone, decoder, overlooked
 from tests.e2e.harness import Answer, Client, client_of, met, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waits import until

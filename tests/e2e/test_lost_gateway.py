@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit, read_topic
 from schemas.records import Heartbeat, Outcome, OutcomeKind
 from schemas.rules.outcomes import counting_outcome
 from schemas.settings import LogSettings
+from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waits import until

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit
 from infra.stack.launcher import Stack
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from tests.conftest import _fresh_topics
+from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, client_of, sim_settings, stack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_800)]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
 from infra.bench.faults.log_audit import audit
 from infra.broker.section import BrokerSettings
@@ -16,6 +15,7 @@ from infra.stack.plan import StackPlan
 from infra.stack.statefile import NO_BROKER, read_state
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
+from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, sim_settings
 from tests.waits import START_S, until
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import LogAudit, audit, read_topic
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
@@ -20,7 +19,7 @@ from schemas.settings import LogSettings
 from streams.core.fleet.workers import Life
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
-from tests.e2e.audits import overlooked
+from tests.e2e.audits import answer_alone, overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.long_leases import BRIEF_LEASE_MS
 from tests.waits import START_S, pause, until

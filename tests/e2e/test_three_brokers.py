@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from infra.bench.faults.expected_answers import answer_alone
 from infra.bench.faults.log_audit import audit
 from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
@@ -20,6 +19,7 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.log.admin import create_topics
 from streams.log.connecting import client_options
+from tests.e2e.audits import answer_alone
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waits import until
 

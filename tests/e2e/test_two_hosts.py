@@ -83,7 +83,17 @@ class OnHost(Supervisor):
 
 
 def _worker(folder: Path) -> ProcessSpec:
-    trivium = (sys.executable, "-m", "infra.cli.app", "worker", "--id", FAR, "--role", "decode")
+    trivium = (
+        sys.executable,
+        "-m",
+        "infra.cli.app",
+        "run",
+        "worker",
+        "--id",
+        FAR,
+        "--role",
+        "decode",
+    )
     config = ("--config", str(folder / "stack.toml"))
     return ProcessSpec(name=FAR, command=trivium + config, log_file=folder / "logs" / "far.log")
 

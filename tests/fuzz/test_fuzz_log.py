@@ -44,7 +44,7 @@ async def test_router_survives_forged_records(records: list[tuple[str, bytes]]) 
     for offset, (topic, value) in enumerate(records):
         event = FakeEvent(value, offset)
         event.topic = f"test.{topic}"
-        await unstalled(partitions.take(topic, event))
+        await unstalled(process.take(topic, event))
         assert not process.group.has_failed
     await unstalled(process.outbox.drain())
     assert not outbox.done(), outbox

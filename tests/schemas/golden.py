@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.codec import HISTORY_DIR, Codec, full_schema, schema_fingerprint
-from schemas.compatibility import released_marks
+from schemas.generate.compatibility import released_marks
 from tests.schemas.examples import RECORDS, example
 
 GOLDEN_DIR = Path(__file__).parent / "golden"

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from schemas.errors import RecordError
 from schemas.records import Heartbeat, Load, MemberState
 from schemas.settings import LogSettings
-from schemas.topic import DAY_MS, HOUR_MS, Topic
-from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS, check_record, partition_of
+from schemas.topics import (
+    DAY_MS,
+    DEAD_LETTER_SUFFIX,
+    HOUR_MS,
+    TOPICS,
+    Topic,
+    check_record,
+    partition_of,
+)
 from streams.log.admin import expected_topics
 from tests.schemas.examples import RECORDS, class_of
 

@@ -11,7 +11,7 @@ from aiokafka.protocol.admin import DescribeConfigsResponse_v2
 
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings, ModelSettings
-from schemas.topic import HOUR_MS
+from schemas.topics import HOUR_MS
 from streams.agents.lifecycle import run_router
 from streams.calls.config import GatewaySettings
 from streams.config import RouterSettings

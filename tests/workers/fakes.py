@@ -27,7 +27,6 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from schemas.retrieval import RetrievalResult
 from schemas.rules.sizes import check_size
 from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
@@ -35,6 +34,7 @@ from streams.log.clients import AssignedReader, Headers, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership, OnRecord
 from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.results import RetrievalResult
 from tests.waits import until
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata

@@ -30,10 +30,9 @@ from tests.workers.fakes import (
 )
 from tests.workers.running_worker import running_worker
 
-# They run too, and hand nothing on: a check, and the rows of a frame.
-BESIDE = {"workers/llm/frames.py", "workers/llm/peers.py"}
-LOOPS = "workers/loops.py"  # also runs for what the worker does beside requests, as its neighbours
+LOOPS = "workers/loops.py"  # also runs for what the worker does beside requests
 JOB = "workers/llm/engine.py"  # a dataclass, and the protocol of engines: no code that runs
+CLOCK = "streams/log/clock.py"
 ENGINE = "workers/llm/vllm/engine.py"  # replaced by the test's engine
 
 
@@ -299,13 +298,14 @@ async def test_worker_pauses_while_lease_is_doubtful() -> None:
         assert len(worker.memberships) == 1
 
 
-async def test_page_names_worker_files_in_call_order() -> None:
+async def test_page_names_every_worker_file_in_call_order() -> None:
     async with running_worker() as worker:
-        with recorded_files("workers/llm", until=lambda: worker.engine.jobs) as files:
+        with recorded_files("workers", "streams", until=lambda: worker.engine.jobs) as files:
             await worker.submit(work())
             await until(lambda: worker.engine.jobs != [])
     first, *page_files, last = named_files("workers")
-    assert (first, last) == (LOOPS, ENGINE) and JOB in page_files
+    assert (first, last) == (LOOPS, ENGINE)
     page_files.remove(JOB)
-    assert page_files == [name for name in files if name in page_files]
-    assert files.keys() - set(page_files) <= BESIDE
+    ran = [name for name in files if name.startswith("workers/") and name != LOOPS]
+    assert page_files == [name for name in page_files if name in ran]
+    assert {*files} == {LOOPS, *page_files, CLOCK} and CLOCK in named_files("streams/log")

@@ -13,9 +13,9 @@ from schemas.records import (
     WarmPrefix,
     WorkPhase,
 )
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.tokens import pack_tokens
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit, RetrievalResult
 from tests.virtual_time import virtual
 from tests.waits import until
 from tests.workers.fakes import EPOCH, MODEL, WORKER, out, work

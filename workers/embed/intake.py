@@ -17,8 +17,7 @@ from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import LogProducer, send_dead_letter
 from streams.log.faust.app import consumer_record
 from streams.log.faust.crash_notes import CRASHES_MAX, CrashNotes, crash_error
-from streams.log.faust.group import Group
-from streams.log.faust.receipts import Receipt
+from streams.log.faust.group import Group, Receipt
 
 Handle = Callable[[ConsumerRecord], Awaitable[None]]
 

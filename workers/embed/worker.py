@@ -17,13 +17,12 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
-from schemas.settings import LogSettings
+from schemas.settings import LogSettings, ModelSettings
 from streams.log.clients import LogProducer
 from streams.log.documents import embedding_group
 from streams.log.faust.app import add_agents, follow_rebalances, make_app
 from streams.log.faust.crash_notes import CrashNotes
-from streams.log.faust.receipts import Place
-from streams.log.faust.start_offsets import commit_start_offsets
+from streams.log.faust.group import Place, commit_start_offsets
 from streams.log.membership import Membership
 from streams.log.retry import run_with_reconnect
 from workers import tasks
@@ -32,10 +31,12 @@ from workers.embed.batcher import Batcher
 from workers.embed.catalog import ChunkingDeclarations, PassageCatalog, default_cutting
 from workers.embed.content import Tokens
 from workers.embed.documents import DocumentWork, Totals, Unfinished
+from workers.embed.embedders.choose import make_embedder
 from workers.embed.embedders.protocol import Embedder
+from workers.embed.embedders.served_tokens import ServedTokens
 from workers.embed.intake import EmbeddingIntake
 from workers.embed.queries import TOPIC, QueryWork
-from workers.embed.settings import EmbeddingSettings
+from workers.embed.settings import SERVED, EmbeddingSettings
 
 log = logging.getLogger("trivium.embedding")
 DOCUMENTS = "documents"
@@ -204,3 +205,33 @@ class EmbeddingWorker:
             unchanged_total=self.totals.unchanged,
             ms_per_text=self.batcher.ms_per_text,
         )
+
+
+async def run_embedding(
+    log_settings: LogSettings,
+    settings: EmbeddingSettings,
+    model: ModelSettings,
+    *,
+    engine: str,
+    worker_id: str,
+    stop: asyncio.Event,
+    codec: Codec,
+) -> None:
+    """Serve until `stop` is set and the work in flight is done; raise the error that ends it else.
+
+    `engine` is the deployment's; with simulated engines the default is the light embedder.
+    """
+    embedder = await asyncio.to_thread(make_embedder, settings, engine)
+    served = None
+    if settings.tokenizer == SERVED:
+        served = await asyncio.to_thread(ServedTokens, model)
+    worker = EmbeddingWorker(
+        log_settings,
+        settings,
+        embedder,
+        worker_id,
+        codec,
+        tokens=served.ids if served else None,
+        tokenizer=served.name if served else "",
+    )
+    await worker.run(stop)

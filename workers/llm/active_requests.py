@@ -10,10 +10,15 @@ remembered (up to a bound), so repeated work and lower attempts are ignored.
 
 In a paired orchestration two workers have the attempt. Only the decode worker ends it. The prefill
 worker reports that it is done or has failed; at a cancellation or a deadline it writes nothing.
+
+A KV handle is refused if it has expired, because its blocks may have another prompt by then; if its
+worker has begun a new epoch since; if that worker's clock differs too much from this one's; and if
+it is this worker's own, whose KV is in the prefix cache.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from schemas.errors import (
     DeadlineExceeded,
@@ -23,8 +28,10 @@ from schemas.errors import (
     UnknownModel,
     WorkerRefused,
 )
+from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import (
     CancelWork,
+    KvHandle,
     Outcome,
     OutcomeKind,
     Phase,
@@ -36,27 +43,88 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
 from schemas.rules.tokens import token_array
 from schemas.rules.trace import trace_of
 from streams.log.clients import Headers
 from workers.deadlines import NEVER_MS, Deadlines
-from workers.llm import decode, peers, prefill
-from workers.llm.engine import Job, Jobs, Output
+from workers.llm.engine import Job, Output
 from workers.llm.frames import Frames
-from workers.llm.prefill_gate import PrefillGate
+from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import (
     ActiveRequest,
     WorkerIdentity,
     allocated_phase,
+    append_row,
+    decided_text,
     failed_phase,
+    finish,
     kv_missed_phase,
     outcome_of,
+    received_phase,
     stream_start,
 )
 
 OnReport = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
+
+
+class Peers(Protocol):
+    """This worker's view of other workers."""
+
+    def epoch_of(self, worker_id: str) -> int:
+        """Return the worker's latest epoch; 0 if it is unknown."""
+
+    def clock_offset_ms(self, worker_id: str) -> int:
+        """Return by how many ms its clock differs from this one's."""
+
+
+class PrefillGate:
+    """Limits how many prompts the engine computes at once; further prefill jobs wait in order.
+
+    A prompt counts until its first token is sampled; KV that waits for its peer does not count.
+    """
+
+    def __init__(self, start: Callable[[Job], None], running_max: int) -> None:
+        """Create a gate with `running_max` places, 0: no limit; `start` gives the engine a job."""
+        self._start, self._running_max = start, running_max
+        self._running: set[str] = set()  # job ids
+        self._waiting: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        """Return the number of prefill jobs that wait."""
+        return len(self._waiting)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of prompt tokens that wait."""
+        return sum(len(job.prompt_tokens) for job in self._waiting.values())
+
+    def add(self, job: Job) -> None:
+        """Pass a job to the engine, now or when an earlier prompt is computed."""
+        if job.phase is not WorkPhase.PREFILL or not self._running_max:
+            self._start(job)
+            return
+        self._waiting[job.request_id] = job
+        self._admit()
+
+    def release(self, job_id: str) -> None:
+        """Free the place of a prompt that is computed or dropped; ignore other jobs."""
+        if self._running_max:
+            self._running.discard(job_id)
+            self._waiting.pop(job_id, None)
+            self._admit()
+
+    def clear(self) -> None:
+        """Drop all waiting jobs; their requests are ending."""
+        self._waiting.clear()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._running_max:
+            job_id = next(iter(self._waiting))
+            self._running.add(job_id)
+            self._start(self._waiting.pop(job_id))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +150,20 @@ class ActiveRequests:
 
     def __init__(
         self,
-        engine: Jobs,
+        probing: ProbingJobs,
         identity: WorkerIdentity,
         limits: RequestLimits,
         frames: Frames,
         report: OnReport,
-        peer_view: peers.Peers,
+        peer_view: Peers,
     ) -> None:
         self.draining = False
         self.requests_total = 0
         self.kv_until_ms = 0  # when the last handed-over KV expires
         self.on_empty: Callable[[], None] = lambda: None
-        self.prefill_gate = PrefillGate(engine, limits.prefill_running_max)
-        self._engine = engine
+        self.prefill_gate = PrefillGate(self._start, limits.prefill_running_max)
+        self._probing = probing
+        self._engine = probing.engine
         self._identity = identity
         self._limits = limits
         self._frames = frames
@@ -140,7 +209,7 @@ class ActiveRequests:
         older = self._jobs.get(work.request_id)
         if older is not None:  # the higher attempt voids it, and so its reports
             self._drop(self._streams[older])
-            self._engine.abort(older)
+            self._probing.abort(older)
         try:
             prompt_tokens = token_array(work.prompt_tokens)
             self._check(work, now_ms)
@@ -150,7 +219,13 @@ class ActiveRequests:
             failure = phase_of(work, kind, now_ms, now_ms, error=error.to_wire())
             self._report(failure, headers)
             return
-        stream = self._stream(work, headers, len(prompt_tokens), now_ms)
+        stream = ActiveRequest(
+            work=work,
+            columns=self._frames.columns(work.gateway_partition),
+            headers=trace_of(headers),
+            prompt_tokens=len(prompt_tokens),
+            started_ms=now_ms,
+        )
         self._hold(stream)
         if work.deadline_ms <= now_ms:
             self._expire(stream, now_ms)
@@ -160,10 +235,10 @@ class ActiveRequests:
 
     def _job(self, stream: ActiveRequest, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, identity = stream.work, self._identity
-        fault = peers.kv_fault(work, identity, now_ms, self._peer_view)
+        fault = kv_fault(work, identity, now_ms, self._peer_view)
         kv = None if fault else work.kv
         if kv is None and not stream.prefill and work.prefill_worker == identity.worker_id:
-            self._engine.abort(stream.job_id)  # frees KV that was kept for a peer
+            self._probing.abort(stream.job_id)  # frees KV that was kept for a peer
         if fault:
             stream.work = dataclasses.replace(work, kv=None)
         if fault and not stream.prefill and work.kv and work.kv.worker_id != identity.worker_id:
@@ -184,6 +259,9 @@ class ActiveRequests:
             prior_tokens=work.prior_tokens,
             cache_scope=work.cache_scope,
         )
+
+    def _start(self, job: Job) -> None:
+        (self._engine if job.work is None else self._probing).add(job)
 
     def _is_new(self, work: Work) -> bool:
         attempt, phases = self._attempts.get(work.request_id, (0, 0))
@@ -220,29 +298,7 @@ class ActiveRequests:
                 f"{work.gateway_partition}; request {work.request_id}"
             )
         if work.deadline_ms > now_ms:
-            peers.check_promise(work, self._identity, now_ms, self._peer_view)
-
-    def _stream(
-        self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int
-    ) -> ActiveRequest:
-        return ActiveRequest(
-            work=work,
-            job_id=f"{work.request_id}.{work.attempt}",
-            columns=self._frames.columns(work.gateway_partition),
-            headers=trace_of(headers),
-            prompt_tokens=prompt_tokens,
-            started_ms=now_ms,
-            request_id=work.request_id,
-            attempt=work.attempt,
-            first_seq=work.first_seq,
-            first_char=work.first_char,
-            first_token_ms=work.first_token_ms,
-            cached_tokens=work.cached_tokens,
-            prior_tokens=work.prior_tokens,
-            seq=work.prior_tokens,
-            chars=work.prior_chars,
-            repeats=work.first_seq > work.prior_tokens or work.first_char > work.prior_chars,
-        )
+            check_promise(work, self._identity, now_ms, self._peer_view)
 
     def _hold(self, stream: ActiveRequest) -> None:
         self._streams[stream.job_id] = stream
@@ -269,18 +325,18 @@ class ActiveRequests:
             if seq == stream.prior_tokens:
                 self._begin_stream(stream, output, now_ms)
                 if stream.prefill and text:
-                    text = prefill.decided_text(stream, output)
+                    text = decided_text(stream, output)
             if token_ids or text:
                 stream.seq = seq + len(token_ids)
                 stream.chars = chars + len(text)
                 if stream.repeats or output.logprobs:
-                    decode.append_row(stream, output, text, seq, chars)
+                    append_row(stream, output, text, seq, chars)
                 else:
                     stream.columns.row(
                         stream.request_id, stream.attempt, seq, chars, token_ids, text
                     )
             if output.kv_bytes:
-                received = decode.received_phase(stream, output, now_ms)
+                received = received_phase(stream, output, now_ms)
                 if received is not None:
                     self._report(received, stream.headers)
             if output.finish_reason:
@@ -303,9 +359,8 @@ class ActiveRequests:
             self._expire(stream, now_ms)
             return
         if stream.repeats:  # an end this early differs from prefill's token
-            decode.append_row(stream, output, "", stream.seq, stream.chars)
-        by_phase = prefill if stream.prefill else decode
-        record = by_phase.finish(stream, output, self._identity, now_ms)
+            append_row(stream, output, "", stream.seq, stream.chars)
+        record = finish(stream, output, self._identity, now_ms)
         self._drop(stream)
         if not isinstance(record, Phase):
             self._end(stream, record)
@@ -333,7 +388,7 @@ class ActiveRequests:
             self._drop(stream)
             if stream.ends_request and not order.void:
                 self._end(stream, outcome_of(stream, self._identity, OutcomeKind.CANCELLED, now_ms))
-        self._engine.abort(job_id)
+        self._probing.abort(job_id)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -344,7 +399,7 @@ class ActiveRequests:
     def expire(self, now_ms: int) -> None:
         """End every request whose deadline has passed."""
         for job_id in self._deadlines.pop_expired(now_ms):
-            self._engine.abort(job_id)
+            self._probing.abort(job_id)
             self._expire(self._streams[job_id], now_ms)
 
     def _expire(self, stream: ActiveRequest, now_ms: int) -> None:
@@ -364,7 +419,7 @@ class ActiveRequests:
         self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
-            self._engine.abort(stream.job_id)
+            self._probing.abort(stream.job_id)
             self._report(failed_phase(stream, error, now_ms), stream.headers)
 
     def abandon(self) -> None:
@@ -372,5 +427,47 @@ class ActiveRequests:
         self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
-            self._engine.abort(stream.job_id)
+            self._probing.abort(stream.job_id)
         self._frames.clear()
+
+
+def kv_fault(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
+    """Return why the KV must not be fetched and the prompt is computed here; "" if it may.
+
+    A prefill job's handle is for KV that the session's decode worker kept, a decode job's for KV
+    that prefill computed.
+    """
+    return "" if work.kv is None else _fault(work.kv, identity, now_ms, peer_view)
+
+
+def check_promise(work: Work, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> None:
+    """Raise KvUnavailable if paired work has no usable handle of its peer."""
+    if not is_paired(work.orchestration):
+        return
+    name = "kv_target" if work.phase is WorkPhase.PREFILL else "kv"
+    promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv
+    fault = f"expected {name}, found none"
+    if promise is not None:
+        fault = _fault(promise, identity, now_ms, peer_view)
+    if fault:
+        raise KvUnavailable(
+            f"request {work.request_id}, {work.phase} of {work.orchestration} on "
+            f"{identity.worker_id}: {fault}"
+        )
+
+
+def _fault(kv: KvHandle, identity: WorkerIdentity, now_ms: int, peer_view: Peers) -> str:
+    """Return what is wrong with a handle; "" if nothing."""
+    if kv.worker_id == identity.worker_id:
+        return "the peer is this worker itself"
+    if kv.expires_at_ms <= now_ms:
+        return f"the promise of {kv.worker_id} ended {now_ms - kv.expires_at_ms} ms ago"
+    latest, offset_ms = peer_view.epoch_of(kv.worker_id), peer_view.clock_offset_ms(kv.worker_id)
+    if kv.worker_epoch < latest:
+        return f"{kv.worker_id} lives in epoch {latest}, the promise is of {kv.worker_epoch}"
+    if offset_ms > CLOCK_MARGIN_MS:
+        return (
+            f"the clock of {kv.worker_id} differs by {offset_ms} ms, at most {CLOCK_MARGIN_MS} are "
+            "taken; keep the hosts' clocks by NTP"
+        )
+    return ""

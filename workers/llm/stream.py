@@ -1,12 +1,15 @@
-"""An active request on a worker, and builders of the records about it.
+"""An active request on a worker, what an engine's output means for it, and the records about it.
 
-Pure. `prefill.py`, `decode.py` and `active_requests.py` decide which record is due when.
+A prefill job ends with a hand-over, and an answer of one token is complete after prefill. A decode
+job may repeat tokens that prefill has already sent. The work of a replica worker is a decode job
+without KV. Pure; `active_requests.py` decides which record is due when, and sends it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schemas.errors import EngineFailed
 from schemas.records import (
     KvHandle,
     Outcome,
@@ -23,9 +26,11 @@ from schemas.records import (
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
 from streams.log.clients import Headers
-from workers.llm.engine import ProbeTotals
+from workers.llm.engine import Output, ProbeTotals
 from workers.llm.frames import FrameColumns
+from workers.llm.stop_strings import certain_text
 
+WHOLE = ("stop", "length")
 NOTHING = ProbeTotals(probes=0, retrieved_tokens=0, stalled_ms=0.0)
 
 
@@ -37,39 +42,62 @@ class WorkerIdentity:
     epoch: int
 
 
+@dataclass(slots=True)
+class Repetition:
+    """Tokens of prefill that decode has sampled again; they wait for the first new one."""
+
+    ids: Sequence[int] = ()
+    text: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(slots=True)
+class KvBytes:
+    """The KV of a prompt that was moved to or from this worker."""
+
+    moved: int = 0
+    prefix_read: int = 0  # that a pair's prefill worker has read from decode
+    is_reported: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class ActiveRequest:
-    """One phase of a request on this worker; `seq` and `chars` count from the answer's start."""
+    """One phase of a request on this worker; `seq` and `chars` count from the answer's start.
+
+    The fields after `started_ms` begin with the values of `work`. Those that are read for every
+    token are fields of their own.
+    """
 
     work: Work
-    job_id: str  # the request's id inside the engine; each attempt has its own
     columns: FrameColumns
     headers: Headers
     prompt_tokens: int
     started_ms: int
-    request_id: str
-    attempt: int
-    first_seq: int  # the prefill worker has sent the tokens and characters before these
-    first_char: int
-    first_token_ms: int
-    prior_tokens: int = 0  # the answer's tokens of earlier attempts; they are in the prompt
-    seq: int = 0
-    chars: int = 0
-    cached_tokens: int = 0
-    kv_bytes: int = 0
-    kv_read_bytes: int = 0  # of the prefix that a pair's prefill worker has read from decode
-    kv_reported: bool = False
-    repeats: bool = False  # repeats prefill's tokens, which wait in these for a new one:
-    repeated_ids: Sequence[int] = ()
-    repeated_text: str = ""
-    repeated_logprobs: Sequence[TokenLogprob] = ()
-    probe_totals: ProbeTotals | None = None  # of the answer's searches
+    request_id: str = field(init=False)
+    attempt: int = field(init=False)
+    job_id: str = field(init=False)  # its id inside the engine; each attempt has its own
     prefill: bool = field(init=False)
     paired: bool = field(init=False)  # prefill and decode worker have the attempt at once
+    prior_tokens: int = field(init=False)  # of the answer, by earlier attempts, in the prompt
+    seq: int = field(init=False)
+    chars: int = field(init=False)
+    first_token_ms: int = field(init=False)
+    cached_tokens: int = field(init=False)
+    repeats: bool = field(init=False)  # it samples tokens again that prefill has sent
+    repetition: Repetition = field(default_factory=Repetition)
+    kv: KvBytes = field(default_factory=KvBytes)
+    probe_totals: ProbeTotals | None = None  # of the answer's searches
 
     def __post_init__(self) -> None:
-        self.prefill = self.work.phase is WorkPhase.PREFILL
-        self.paired = is_paired(self.work.orchestration)
+        work = self.work
+        self.request_id, self.attempt = work.request_id, work.attempt
+        self.job_id = f"{work.request_id}.{work.attempt}"
+        self.prefill = work.phase is WorkPhase.PREFILL
+        self.paired = is_paired(work.orchestration)
+        self.prior_tokens = self.seq = work.prior_tokens
+        self.chars = work.prior_chars
+        self.first_token_ms, self.cached_tokens = work.first_token_ms, work.cached_tokens
+        self.repeats = work.first_seq > work.prior_tokens or work.first_char > work.prior_chars
 
     def take(self, probe_totals: ProbeTotals) -> None:
         """Set the totals of searches; a notice about passages leaves before any later token."""
@@ -98,7 +126,7 @@ def _phase(stream: ActiveRequest, kind: PhaseKind, now_ms: int, **fields: Any) -
 
 def failed_phase(stream: ActiveRequest, error: WireError, now_ms: int) -> Phase:
     """Return the phase that gives a request back; the router places it again or ends it."""
-    return _phase(stream, PhaseKind.FAILED, now_ms, kv_bytes=stream.kv_bytes, error=error)
+    return _phase(stream, PhaseKind.FAILED, now_ms, kv_bytes=stream.kv.moved, error=error)
 
 
 def allocated_phase(
@@ -122,10 +150,10 @@ def handover_phase(
         now_ms,
         sent_tokens=stream.seq,
         sent_chars=stream.chars,
-        kv_bytes=stream.kv_bytes,
+        kv_bytes=stream.kv.moved,
         transfer_ms=transfer_ms,
         kv=None if kv is None else with_identity(kv, identity),
-        kv_read_bytes=stream.kv_read_bytes,
+        kv_read_bytes=stream.kv.prefix_read,
     )
 
 
@@ -135,7 +163,7 @@ def kv_received_phase(stream: ActiveRequest, transfer_ms: float, now_ms: int) ->
         stream,
         PhaseKind.KV_RECEIVED,
         now_ms,
-        kv_bytes=stream.kv_bytes,
+        kv_bytes=stream.kv.moved,
         transfer_ms=transfer_ms,
     )
 
@@ -189,7 +217,7 @@ def outcome_of(
         "mode": stream.work.mode,
         "prefill_worker": prefill_worker,
         "decode_worker": decode_worker,
-        "kv_bytes": stream.kv_bytes,
+        "kv_bytes": stream.kv.moved,
         "probes": totals.probes,
         "retrieved_tokens": totals.retrieved_tokens,
         "stalled_ms": totals.stalled_ms,
@@ -205,7 +233,7 @@ def outcome_of(
     outcome = Outcome(
         session_id=stream.work.session_id,
         written_by=identity.worker_id,
-        completion_tokens=max(stream.seq, stream.first_seq),
+        completion_tokens=max(stream.seq, stream.work.first_seq),
         arrived_ms=stream.work.arrived_ms,
         ended_ms=now_ms,
         kv=None if kv is None else with_identity(kv, identity),
@@ -228,3 +256,87 @@ def _worker_ids(stream: ActiveRequest, identity: WorkerIdentity) -> tuple[str, s
     if work.kv is None:  # the prompt was computed in place
         return identity.worker_id, identity.worker_id
     return work.prefill_worker or work.kv.worker_id, identity.worker_id
+
+
+def decided_text(stream: ActiveRequest, output: Output) -> str:
+    """Return the text of a prefill output that no later token can cut; all of it at the end."""
+    if output.finish_reason in WHOLE:
+        return output.text
+    return certain_text(output.text, stream.work.sampling)
+
+
+def finish(
+    stream: ActiveRequest, output: Output, identity: WorkerIdentity, now_ms: int
+) -> Phase | tuple[StreamEnd, Outcome]:
+    """Return the records for the last output of a job: a hand-over, a complete answer or a failure.
+
+    In a pair the prefill job's end is never an answer: the decode worker reaches the same end and
+    writes the outcome.
+    """
+    reason = output.finish_reason
+    is_handover = reason == "handover" and output.kv is not None
+    if stream.prefill and (is_handover or (stream.paired and reason in ("handover", *WHOLE))):
+        return handover_phase(stream, identity, output.kv, output.transfer_ms, now_ms)
+    if reason not in WHOLE:
+        return failed_phase(stream, output.error or unexpected(stream, output).to_wire(), now_ms)
+    return outcome_of(
+        stream,
+        identity,
+        OutcomeKind.COMPLETED,
+        now_ms,
+        finish_reason=reason,
+        stop_reason=output.stop_reason,
+        kv=None if stream.prefill else output.kv,
+    )
+
+
+def unexpected(stream: ActiveRequest, output: Output) -> EngineFailed:
+    """Return the error for an end that the engine did not explain."""
+    return EngineFailed(
+        f"request {stream.request_id}: {stream.work.phase} ended with {output.finish_reason!r}"
+        f"{' and no KV handle' if output.finish_reason == 'handover' else ''}"
+    )
+
+
+def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars: int) -> None:
+    """Append an output that repeats prefill's tokens, or that has log-probabilities.
+
+    Decode samples the first token again, and the gateway compares it with prefill's. Repeated
+    tokens wait here for the first new one, so that they need no frame of their own.
+    """
+    earlier, work = stream.repetition, stream.work
+    ids, full_text = [*earlier.ids, *output.token_ids], earlier.text + text
+    logprobs = [*earlier.logprobs, *output.logprobs]
+    is_new = seq + len(output.token_ids) > work.first_seq or chars + len(text) > work.first_char
+    if stream.repeats and not is_new and not output.finish_reason:
+        stream.repetition = Repetition(ids, full_text, logprobs)
+        return
+    first_seq, first_char = seq - len(earlier.ids), chars - len(earlier.text)
+    later, stream.repeats = stream.repeats, False
+    if later:
+        stream.repetition = Repetition()
+    if not ids and not full_text:
+        return
+    stream.columns.row(
+        stream.request_id, stream.attempt, first_seq, first_char, ids, full_text, later=later
+    )
+    if logprobs:
+        stream.columns.add_logprobs(stream.request_id, logprobs)
+
+
+def received_phase(stream: ActiveRequest, output: Output, now_ms: int) -> Phase | None:
+    """Return the phase `kv_received` of a decode job, the first time; otherwise None.
+
+    A prefill job reports its bytes when it is done; that of a pair, those read and those written.
+    """
+    if stream.prefill:
+        if stream.paired and not output.finish_reason:
+            stream.kv.prefix_read = output.kv_bytes
+        else:
+            stream.kv.moved = output.kv_bytes
+        return None
+    if stream.kv.is_reported or stream.work.kv is None:
+        return None
+    stream.kv.is_reported = True
+    stream.kv.moved = output.kv_bytes
+    return kv_received_phase(stream, output.transfer_ms, now_ms)

@@ -17,14 +17,14 @@ from workers.models.sim import SIM_MODEL, make_sim_model
 from workers.models.wheels import SMOLLM2, WHEELS, wheel_folder
 
 TINY = "tiny"
-DEFAULTS = {"vllm": SMOLLM2, "sim": SIM_MODEL}  # by engine
+_DEFAULTS = {"sim": SIM_MODEL}  # by engine; SMOLLM2 for the others
 
 
 def resolve_model(
     model: ModelSettings, engine: str, *, report: Callable[[str], None] = lambda _: None
 ) -> ModelSettings:
     """Return the settings that every process gets: the path to load, and the name in the API."""
-    chosen_model = replace(model, path=model.path or DEFAULTS[engine])
+    chosen_model = replace(model, path=model.path or _DEFAULTS.get(engine, SMOLLM2))
     return replace(
         chosen_model, path=model_folder(chosen_model, report=report), name=chosen_model.served_name
     )

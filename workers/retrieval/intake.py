@@ -19,8 +19,7 @@ from schemas.topics import check_record
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import Ack, LogProducer, send_dead_letter
 from streams.log.faust.app import consumer_record
-from streams.log.faust.group import Group
-from streams.log.faust.start_offsets import commit_start_offsets
+from streams.log.faust.group import Group, commit_start_offsets
 from workers.retrieval.responder import Responder
 from workers.retrieval.settings import ShardPlace
 from workers.vector.index.kinds import SearchKind

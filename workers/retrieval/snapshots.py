@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.errors import SnapshotError
 from schemas.records import CollectionDeclared
-from schemas.topic import HOUR_MS
+from schemas.topics import HOUR_MS
 from streams.log.clock import wall_ms
 from workers.retrieval.collections import Collections
 from workers.retrieval.passages.passage_store import PassageStore

@@ -20,8 +20,7 @@ from schemas.rules.ranks import candidates, depth_of
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX
 from workers.retrieval.passages.texts import unpack
 from workers.vector.engine.engine import SearchEngine
-from workers.vector.filters import expressions
-from workers.vector.filters.filters import Filter
+from workers.vector.filters.filters import Filter, parse
 from workers.vector.fulltext.index import AllowedPassages, WordIndex, listed_or_none
 from workers.vector.index.index import Index
 from workers.vector.index.query import ExternalId, Query, SearchAnswer
@@ -207,7 +206,7 @@ def name_of(row_id: ExternalId) -> str:
 
 def rows_allowed(request: RetrievalRequest, tenants: Filter | None) -> Filter | None:
     """Combine the request's own filter with its tenant's; raises InvalidRequest."""
-    request_filter = expressions.parse(request.filter) if request.filter else None
+    request_filter = parse(request.filter) if request.filter else None
     if request_filter is None or tenants is None:
         return request_filter or tenants
     return request_filter & tenants

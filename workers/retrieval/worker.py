@@ -27,7 +27,7 @@ from schemas.settings import LogSettings
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.faust.app import add_agents, fetched_ends, follow_rebalances, make_app
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.membership import Membership
 from streams.log.retry import run_with_reconnect
 from workers import tasks

@@ -20,15 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.cpu_time import CpuMeter, wakeups
-from infra.bench.faults.target_stack import HOST, make_stack
-from infra.bench.log_counts import SETTLE_S, counts, end_offsets
-from infra.bench.memory import resident_mib
-from infra.bench.results import BENCH_DIR, number
+from infra.bench.log_counts import cost_of
+from infra.bench.meters import CpuMeter, resident_mib, wakeups
+from infra.bench.results import BENCH_DIR, number, table
 from infra.bench.serving.cells import TOKENS, Generator, make_bodies
 from infra.bench.serving.contenders import CONTEXT_TOKENS, MODEL, SIM
 from infra.bench.serving.load_generator import OfferedLoad
 from infra.bench.serving.sse_client import chat_body, chat_call
+from infra.bench.stacks import HOST, make_stack, running
 from infra.broker.node import Broker
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
@@ -100,17 +99,12 @@ class Costs:
 
     async def cell(self, cell: CostCell) -> dict[str, Any]:
         """Return the cost of one request: CPU in ms by process, records and bytes by topic."""
-        log = self._stack.settings.log
-        before, meter = await end_offsets(log), CpuMeter(self._pids())
-        await self.ask(cell)
-        await asyncio.sleep(SETTLE_S)
-        used_s = meter.used_s()
-        topic_counts = await counts(log, before, await end_offsets(log))
+        cost = await cost_of(self.ask(cell), self._stack.settings.log, self._pids())
         return {
-            "cpu_ms": {name: 1e3 * s / cell.requests for name, s in sorted(used_s.items())},
+            "cpu_ms": {name: 1e3 * s / cell.requests for name, s in sorted(cost.cpu_s.items())},
             "topics": {
                 topic: {kind: value / cell.requests for kind, value in row.items()}
-                for topic, row in topic_counts.items()
+                for topic, row in cost.topics.items()
             },
         }
 
@@ -150,24 +144,22 @@ class Costs:
 
 async def run(options: CostOptions, console: Console) -> BenchmarkResult:
     """Start a stack and measure idle costs, each cell and open streams."""
-    folder = BENCH_DIR.absolute() / "costs"
-    stack = make_stack(PLAN, folder, **SIM)
+    stack = make_stack(PLAN, BENCH_DIR.absolute() / "costs", **SIM)
     model = replace(stack.settings.model, max_model_len=CONTEXT_TOKENS)
     stack.settings = replace(stack.settings, model=model)
     generator = await Generator.start()
     try:
-        await stack.start()
-        costs = Costs(stack, generator, options)
-        console.print(f"{options.warm_up} requests to warm up ...")
-        await costs.ask(CostCell("warm-up", options.warm_up, 64))
-        figures: dict[str, Any] = {"idle": await costs.idle(), "cells": {}}
-        for cell in options.cells:
-            console.print(f"{cell.name} ...")
-            figures["cells"][cell.name] = await costs.cell(cell)
-        console.print(f"{options.open_streams} streams are held ...")
-        figures["held_kib"] = await costs.stream_kib()
+        async with running(stack):
+            costs = Costs(stack, generator, options)
+            console.print(f"{options.warm_up} requests to warm up ...")
+            await costs.ask(CostCell("warm-up", options.warm_up, 64))
+            figures: dict[str, Any] = {"idle": await costs.idle(), "cells": {}}
+            for cell in options.cells:
+                console.print(f"{cell.name} ...")
+                figures["cells"][cell.name] = await costs.cell(cell)
+            console.print(f"{options.open_streams} streams are held ...")
+            figures["held_kib"] = await costs.stream_kib()
     finally:
-        await stack.stop(grace_s=10)
         await generator.stop()
     committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
     load = {"sim": SIM, "tokens": TOKENS, "context_tokens": CONTEXT_TOKENS}
@@ -185,7 +177,7 @@ def tables(figures: Mapping[str, Any], committed: Mapping[str, Any] | None) -> l
         ("Idle", _idle),
         ("KiB per held stream", _stream_kib),
     ]
-    return [_table(title + since, rows(figures), rows(before)) for title, rows in parts]
+    return [table(title + since, _beside(rows(figures), rows(before))) for title, rows in parts]
 
 
 def _cpu(figures: Mapping[str, Any]) -> Rows:
@@ -216,31 +208,26 @@ def _stream_kib(figures: Mapping[str, Any]) -> Rows:
     return {process: {"KiB": kib} for process, kib in figures.get("held_kib", {}).items()}
 
 
-def _table(title: str, now: Rows, before: Rows) -> Table:
+def _beside(now: Rows, before: Rows) -> dict[str, dict[str, str]]:
+    """Return figures as text, each with the committed one if there is one."""
+
+    def text(figure: float | None, committed: float | None) -> str:
+        return number(figure) if committed is None else f"{number(figure)} ({number(committed)})"
+
     columns = list(dict.fromkeys(column for row in now.values() for column in row))
-    table = Table("", *columns, title=title)
-    for name, row in now.items():
-        cells = [_beside(row.get(column), before.get(name, {}).get(column)) for column in columns]
-        table.add_row(name, *cells)
-    return table
-
-
-def _beside(now: float | None, before: float | None) -> str:
-    """Return a figure as text, with the committed one if there is one."""
-    return number(now) if before is None else f"{number(now)} ({number(before)})"
+    return {
+        name: {head: text(row.get(head), before.get(name, {}).get(head)) for head in columns}
+        for name, row in now.items()
+    }
 
 
 BENCHMARK = Benchmark(
-    name="costs",
-    about=__doc__,
-    run=run,
+    "costs",
+    __doc__,
+    run,
     full=CostOptions(),
-    quick=replace(
-        CostOptions(),
-        cells=(CostCell("64 streams", 320, 64),),
-        warm_up=320,
-        idle_s=3.0,
-        open_streams=64,
+    quick=CostOptions(
+        cells=(CostCell("64 streams", 320, 64),), warm_up=320, idle_s=3.0, open_streams=64
     ),
     quick_help="one cell",
 )

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.decisions.large_fleet import (
@@ -28,7 +27,7 @@ from infra.bench.decisions.large_fleet import (
     completed_outcome,
     prefill_phase,
 )
-from infra.bench.results import at_most, percentiles
+from infra.bench.results import at_most, cell, percentiles, table
 from infra.processes import garbage
 from schemas.records import DecisionKind, Work, WorkPhase
 from streams.config import POLICIES, RouterSettings
@@ -52,6 +51,8 @@ START_MS, STEP_MS, BEAT_MS, TICK_MS = 1_000_000, 2, 500, 50
 _PREFILL_SHARE = 0.03  # of the requests in flight
 _DECISIONS = (DecisionKind.PLACE, DecisionKind.HANDOFF)
 _PERCENTS = (50.0, 99.0, 99.9)
+_COLUMNS = ("wall_ms.count", "wall_ms.p50", "wall_ms.p99", "wall_ms.p99.9", "busy_ms.p50",
+            "busy_ms.p99", "busy_ms.p99.9")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,24 +173,6 @@ def _row(times: Sequence[float]) -> dict[str, Any]:
     return {"count": len(times), **percentiles(times, _PERCENTS)}
 
 
-def show(policy: str, figures: dict[str, Any], console: Console) -> None:
-    """Print the figures of one policy as a table."""
-    heads = [f"p{p:g} {what}ms" for what in ("", "busy ") for p in _PERCENTS]
-    table = Table("event", "count", *heads, title=f"Policy {policy}")
-    for kind, row in figures["ms"].items():
-        rows = (row, figures["busy_ms"][kind])
-        times = [f"{percents[f'p{p:g}']:.3f}" for percents in rows for p in _PERCENTS]
-        table.add_row(kind, str(row["count"]), *times)
-    console.print(table)
-    memory = figures["memory_mib"]
-    console.print(
-        f"{figures['sessions']} sessions take {memory['sessions']:.0f} MiB, {figures['blocks']} "
-        f"blocks of the prefix index {memory['prefix_index']:.0f} MiB."
-    )
-    counts = (f"{name} {count}" for name, count in figures["decisions"].items())
-    console.print(f"Decided: {', '.join(counts)}.")
-
-
 def measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
     """Measure one policy in a new process, since memory that an earlier run has freed would hide
     the growth of this one."""
@@ -207,24 +190,28 @@ def _measure(policy: str, size: FleetSize, seed: int) -> dict[str, Any]:
 
 def measure_all(options: DecisionOptions, console: Console) -> BenchmarkResult:
     """Measure each policy and collect figures and bars."""
-    figures, bars = {}, []
+    figures, bars, tables = {}, [], []
     for policy in options.policies:
         load = f"{options.workers} workers, {options.requests} requests"
         console.print(f"{load}, policy {policy} ...")
-        figures[policy] = measure(policy, options, options.seed)
-        show(policy, figures[policy], console)
-        times_ms = figures[policy]["ms"]
-        for kind in (kind.value for kind in _DECISIONS if kind.value in times_ms):
-            p99_ms = times_ms[kind]["p99"]
+        row = figures[policy] = measure(policy, options, options.seed)
+        for kind in (kind.value for kind in _DECISIONS if kind.value in row["ms"]):
+            p99_ms = row["ms"][kind]["p99"]
             bars.append(at_most(f"{policy}: {kind} p99", p99_ms, TARGET_MS, "ms"))
-    return BenchmarkResult(figures=figures, bars=bars)
+        rows = {
+            kind: {"wall_ms": times, "busy_ms": row["busy_ms"][kind]}
+            for kind, times in row["ms"].items()
+        }
+        memory = (
+            f"{row['sessions']} sessions and {row['blocks']} blocks of the prefix index take, in "
+            f"MiB: {cell(row['memory_mib'])}. Decided: {cell(row['decisions'])}."
+        )
+        tables.append(table(f"Policy {policy}", rows, *_COLUMNS, caption=memory))
+    return BenchmarkResult(figures=figures, bars=bars, tables=tables)
 
 
 BENCHMARK = Benchmark(
-    name="decisions",
-    about=__doc__,
-    run=measure_all,
-    full=DecisionOptions(),
+    "decisions", __doc__, measure_all, full=DecisionOptions(),
     quick=DecisionOptions(sessions=10_000, blocks=100_000, requests=4_000),
     quick_help="a tenth of everything but workers",
-)
+)  # fmt: skip

@@ -1,34 +1,33 @@
-"""Kills processes and the broker under load; a separate program checks what clients received.
+"""Kills processes and brokers under load; `checker.py` then reads the log and what clients saw.
 
-`make chaos`, or `trivium bench chaos --quick`. Conversations arrive at 30 requests/s, some with
+`make chaos`, or `trivium bench chaos --quick`: conversations arrive at 30 requests/s, some with
 passages, some with a client that disconnects. Every 5 s a process drawn from the seed gets SIGKILL,
-SIGSTOP or SIGTERM, and the broker dies three times. `checker.py` reads the history that clients
-wrote and the raw topics. With `--hostile` all of this runs twice: alone, and then beside a tenant
-whose calls once made Trivium unusable for all others; the first tenant also makes other calls
-(`Errands`). Writes build/bench/chaos.json; the history is in build/bench/chaos.
+SIGSTOP or SIGTERM, and the broker dies three times. With `--hostile` all of this runs twice: alone,
+and then beside a tenant whose calls once made Trivium unusable for all others; the first tenant
+also makes other calls (`Errands`). Writes build/bench/chaos.json; the history is in
+build/bench/chaos.
 """
 
 import asyncio
 import random
 import time
 from collections import Counter
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, BenchmarkResult, option
+from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.faults import verdict
-from infra.bench.faults.conversation_load import COLLECTION, ConversationLoad, texts
-from infra.bench.faults.history import FaultHistory
+from infra.bench.faults.conversations import COLLECTION, ConversationLoad, texts
+from infra.bench.faults.history import FaultHistory, stalls_in
 from infra.bench.faults.http_clients import WHOLE, ClientAnswer, Resuming
 from infra.bench.faults.kill_schedule import BROKER, KILL, STOP, FaultInjector, draw
 from infra.bench.faults.log_audit import wait_settled
-from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
-from infra.bench.results import BENCH_DIR, Bar, at_most, number, percentiles
+from infra.bench.results import BENCH_DIR, Bar, at_most, nested, percentiles, ratio, table
+from infra.bench.stacks import MODEL, SIM, make_stack, running, urls
 from infra.bench.tenants.errands import Errands
 from infra.bench.tenants.hostile import hostile
 from infra.broker.probe import broker_answers
@@ -60,76 +59,22 @@ class ChaosOptions:
     seed: int = option(1)
 
 
-@dataclass(slots=True, kw_only=True)
-class ChaosRun:
-    """The injected faults of one run, and their effects."""
-
-    fault_counts: Counter[tuple[str, str]]
-    skipped_faults: int
-    left_out: int  # questions that were skipped, as too many calls were in flight
-    never_ended: int
-    back_s: float  # from the last fault until all processes were ready
-    states: dict[str, str]
-    restarts: dict[str, int]
-    answer_s: list[float]  # of each whole answer
-    errands: Errands | None
-    misdeeds: dict[str, int]
-
-    def unready_processes(self) -> dict[str, str]:
-        """Return the processes that are not ready, with their states."""
-        return {name: state for name, state in self.states.items() if state != "ready"}
-
-    def own_exits(self) -> dict[str, int]:
-        """Return counts of exits without KILL or STOP: leases lost while frozen, or defects."""
-        exit_counts = {
-            name: count - self.fault_counts[name, KILL] - self.fault_counts[name, STOP]
-            for name, count in self.restarts.items()
-        }
-        return {name: count for name, count in exit_counts.items() if count}
-
-
-async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
-    """Run the load under faults and return figures, bars and tables."""
-    folder = BENCH_DIR.absolute() / "chaos"
-    plan = replace(PLAN, bridges=1) if options.hostile else PLAN
-    keys = KEYS if options.hostile else ()
-    stack = make_stack(plan, folder)
-    if options.hostile:
-        gateway = replace(stack.settings.gateway, api_keys=KEYS)
-        model = replace(stack.settings.model, max_model_len=LONG_TOKENS_MAX)
-        stack.settings = replace(stack.settings, gateway=gateway, model=model)
-    console.print(f"Starting {len(plan.names())} processes and a broker in {folder} ...")
-    try:
-        await stack.start()
-        await put_documents(stack, options.seed)
-        history = FaultHistory(folder / "history.jsonl")
-        runs = [await _run_under_faults(stack, history, options, console, nullcontext({}))]
-        if options.hostile:
-            hostile_tenant = hostile(urls(stack), KEYS[1], options.seed)
-            runs.append(await _run_under_faults(stack, history, options, console, hostile_tenant))
-        history.close()
-        console.print("Reading the log and the history ...")
+@asynccontextmanager
+async def judged(
+    stack: Stack, seed: int, findings: dict[str, Any], key: str = ""
+) -> AsyncIterator[FaultHistory]:
+    """Run the stack with the documents of conversations, and yield a history to write. When the
+    block ends, add what the checker finds in it and on the log, for the tenant of `key` if given.
+    """
+    path = stack.folder / "history.jsonl"
+    async with running(stack):
+        await put_documents(stack, seed)
+        with closing(FaultHistory(path)) as history:
+            yield history
         await wait_settled(stack.settings.log)
-        task = verdict.write_task(stack.settings, folder / "history.jsonl", *keys[:1])
-        findings = await verdict.run_checker(task)
-    finally:
-        await stack.stop(grace_s=10)
-    for line in verdict.examples(findings):
-        console.print(line, markup=False, soft_wrap=True)
-    return BenchmarkResult(
-        figures={**findings, **_figures(runs[-1]), "alone": _figures(runs[0])}
-        if options.hostile
-        else {**findings, **_figures(runs[0])},
-        bars=[
-            *verdict.bars(findings),
-            at_most("answers that never ended", sum(run.never_ended for run in runs), 0, ""),
-            at_most("processes not back", len(runs[-1].unready_processes()), 0, ""),
-            *(_fairness(*runs) if options.hostile else ()),
-        ],
-        tables=[*tables(runs[-1], findings), *([_beside(*runs)] if options.hostile else [])],
-        load={"plan": asdict(plan), "sim": SIM},
-        beside=f"; what clients saw and the processes' logs are in {folder}",
-    )
+        task = verdict.history_task(stack.settings, path, key)
+        findings |= await verdict.run_checker(task, stack.folder)
+        findings["stalls"] = stalls_in(path)
 
 
 async def put_documents(stack: Stack, seed: int) -> None:
@@ -146,15 +91,58 @@ async def put_documents(stack: Stack, seed: int) -> None:
                 raise
 
 
-async def _run_under_faults(
+async def run(options: ChaosOptions, console: Console) -> BenchmarkResult:
+    """Run the load under faults and return figures, bars and tables."""
+    folder = BENCH_DIR.absolute() / "chaos"
+    plan = replace(PLAN, bridges=1) if options.hostile else PLAN
+    key = KEYS[0] if options.hostile else ""
+    stack = make_stack(plan, folder)
+    if options.hostile:
+        gateway = replace(stack.settings.gateway, api_keys=KEYS)
+        model = replace(stack.settings.model, max_model_len=LONG_TOKENS_MAX)
+        stack.settings = replace(stack.settings, gateway=gateway, model=model)
+    console.print(f"Starting {len(plan.names())} processes and a broker in {folder} ...")
+    findings: dict[str, Any] = {}
+    async with judged(stack, options.seed, findings, key) as history:
+        rounds = [await _round(stack, history, options, key, nullcontext({}))]
+        if options.hostile:
+            hostile_tenant = hostile(urls(stack), KEYS[1], options.seed)
+            rounds.append(await _round(stack, history, options, key, hostile_tenant))
+        console.print("Reading the log and the history ...")
+    for line in verdict.examples(findings):
+        console.print(line, markup=False, soft_wrap=True)
+    last = rounds[-1]
+    alone = {"alone": rounds[0]} if options.hostile else {}
+    tables = [
+        table("Blows", _by_process(last)),
+        table("Stalls of answers by what was hurt", findings["stalls"]),
+    ]
+    if options.hostile:
+        seconds = {"alone": rounds[0]["seconds"], "beside a hostile tenant": last["seconds"]}
+        tables.append(table("Times of the first tenant, s", nested(seconds)))
+    return BenchmarkResult(
+        figures={**findings, **last, **alone},
+        bars=[
+            *verdict.bars(findings),
+            at_most("answers that never ended", sum(row["never_ended"] for row in rounds), 0),
+            at_most("processes not back", len(last["not_back"]), 0),
+            *(_fairness(*rounds) if options.hostile else ()),
+        ],
+        tables=tables,
+        load={"plan": asdict(plan), "sim": SIM},
+        beside=f"; what clients saw and the processes' logs are in {folder}",
+    )
+
+
+async def _round(
     stack: Stack,
     history: FaultHistory,
     options: ChaosOptions,
-    console: Console,
+    key: str,
     beside: AbstractAsyncContextManager[dict[str, int]],
-) -> ChaosRun:
-    """Run the load under faults. `beside` yields counts of misdeeds by kind and end."""
-    key, answer_s = KEYS[0] if options.hostile else "", list[float]()
+) -> dict[str, Any]:
+    """Run the load under faults and return the figures. `beside` yields counts of misdeeds."""
+    answer_s, seed = list[float](), options.seed
     restarts = {name: process.restarts for name, process in stack.processes.items()}
 
     def on_answer(answer: ClientAnswer) -> None:
@@ -162,54 +150,53 @@ async def _run_under_faults(
         if answer.status == WHOLE:
             answer_s.append(answer.ended_s - answer.asked_s)
 
-    client = Resuming(urls(stack), MODEL, random.Random(options.seed), key)
-    load = ConversationLoad(client, rate=options.rate, seed=options.seed, on_answer=on_answer)
-    errands = Errands(urls(stack), key, options.seed) if options.hostile else None
+    client = Resuming(urls(stack), MODEL, random.Random(seed), key)
+    load = ConversationLoad(client, rate=options.rate, seed=seed, on_answer=on_answer)
+    errands = Errands(urls(stack), key, seed)
     injector = FaultInjector(stack, history.record_fault)
     faults = draw(
-        list(stack.plan.names()),
-        seconds=options.seconds,
-        every_s=options.every_s,
-        broker_kills=options.broker_kills,
-        rng=random.Random(options.seed),
-    )
-    columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
+        list(stack.plan.names()), seconds=options.seconds, every_s=options.every_s,
+        broker_kills=options.broker_kills, rng=random.Random(seed),
+    )  # fmt: skip
     async with asyncio.TaskGroup() as group:  # an aborted run leaves no process frozen
         watching = group.create_task(note_broker(stack, history))
-        if errands is not None:
+        if options.hostile:
             group.create_task(errands.run())
         asking, killing = group.create_task(load.run()), group.create_task(injector.follow(faults))
         async with beside as misdeeds:
-            with Progress(*columns, console=console) as progress:
-                bar = progress.add_task("", total=options.seconds)
-                end_s = time.monotonic() + options.seconds
-                while (left_s := end_s - time.monotonic()) > 0 and not asking.done():
-                    done_s = options.seconds - left_s
-                    progress.update(bar, completed=done_s, description=_line(load, injector, stack))
-                    await asyncio.sleep(_LOOK_S)
-        load.is_over = True
-        if errands is not None:
-            errands.is_over = True
+            progress, began_s = counting("", options.seconds), time.monotonic()
+            while (passed_s := time.monotonic() - began_s) < options.seconds and not asking.done():
+                progress(completed=int(passed_s), description=_line(load, injector, stack))
+                await asyncio.sleep(_LOOK_S)
+        load.is_over = errands.is_over = True
         await asking
         await killing
         healed_s = time.monotonic()
         states = await _back(stack)
         back_s = time.monotonic() - healed_s
         watching.cancel()
-    return ChaosRun(
-        fault_counts=injector.fault_counts,
-        skipped_faults=injector.skipped_faults,
-        left_out=load.left_out,
-        never_ended=await load.drain(DRAIN_S),
-        back_s=back_s,
-        states=states,
-        restarts={
-            name: process.restarts - restarts[name] for name, process in stack.processes.items()
+    restarts = {
+        name: process.restarts - restarts[name] for name, process in stack.processes.items()
+    }
+    blows = injector.fault_counts
+    own_exits = {name: count - blows[name, KILL] - blows[name, STOP]  # leases lost, or defects
+                 for name, count in restarts.items()}  # fmt: skip
+    return {
+        "seconds": {
+            name: {"count": len(some), **percentiles(some), "max": max(some, default=None)}
+            for name, some in {"answers": answer_s, **errands.seconds}.items()
         },
-        answer_s=answer_s,
-        errands=errands,
-        misdeeds=misdeeds,
-    )
+        "errands_failed": errands.failed,
+        "misdeeds": misdeeds,
+        "blows": {f"{name} {how}": count for (name, how), count in sorted(blows.items())},
+        "blows_missed": injector.skipped_faults,
+        "restarts": restarts,
+        "ended_by_themselves": {name: count for name, count in own_exits.items() if count},
+        "not_asked": load.left_out,
+        "never_ended": await load.drain(DRAIN_S),
+        "back_s": round(back_s, 1),
+        "not_back": {name: state for name, state in states.items() if state != "ready"},
+    }
 
 
 async def note_broker(stack: Stack, history: FaultHistory) -> None:
@@ -241,78 +228,34 @@ def _line(load: ConversationLoad, injector: FaultInjector, stack: Stack) -> str:
     )
 
 
-def _fairness(alone: ChaosRun, beside: ChaosRun) -> list[Bar]:
+def _fairness(alone: dict[str, Any], beside: dict[str, Any]) -> list[Bar]:
     """Return bars: the first tenant's errands succeed, and its answers are hardly slower."""
-    failed = [failure for run in (alone, beside) if run.errands for failure in run.errands.failed]
-    before, after = (percentiles(run.answer_s)["p99"] for run in (alone, beside))
-    slower = after / before if before and after else None
+    failed = [*alone["errands_failed"], *beside["errands_failed"]]
+    before, after = (row["seconds"]["answers"]["p99"] for row in (alone, beside))
+    label = "answers beside a hostile tenant over alone, p99"
     return [
-        at_most("errands that were not done", len(failed), 0, ""),
-        at_most("answers beside a hostile tenant over alone, p99", slower, SLOWER_MAX, "times"),
+        at_most("errands that were not done", len(failed), 0),
+        at_most(label, ratio(after, before), SLOWER_MAX, "times"),
     ]
 
 
-def _beside(alone: ChaosRun, beside: ChaosRun) -> Table:
-    """Return a table of the first tenant's durations, alone and beside the hostile tenant."""
-    heads = ("count", "p50, s", "p99, s", "longest, s")
-    title = "The first tenant, alone and beside a hostile one"
-    table = Table("what", *heads, *heads, title=title)
-    rows = [_durations(run) for run in (alone, beside)]
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [value for row in rows for value in row.get(name, dict.fromkeys(heads)).values()]
-        table.add_row(name, *(number(value) for value in values))
-    return table
-
-
-def _durations(result: ChaosRun) -> dict[str, dict[str, float | None]]:
-    """Return percentiles of answer times and of each kind of errand."""
-    errands = result.errands.seconds if result.errands else {}
+def _by_process(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return rows for a table: the blows, own exits and state of each process."""
+    rows: dict[str, Counter[str]] = {name: Counter() for name in figures["restarts"]}
+    for blow, count in figures["blows"].items():
+        name, how = blow.rsplit(" ", 1)
+        rows.setdefault(name, Counter())[how] = count
+    hows = sorted({how for row in rows.values() for how in row})
     return {
-        name: {"count": len(some), **percentiles(some), "max": max(some, default=None)}
-        for name, some in {"answers": result.answer_s, **errands}.items()
+        name: {how: row[how] or "" for how in hows}
+        | {"ended by itself": figures["ended_by_themselves"].get(name, "")}
+        | {"now": figures["not_back"].get(name, "ready")}
+        for name, row in rows.items()
     }
-
-
-def _figures(result: ChaosRun) -> dict[str, Any]:
-    """Return the figures of one run, which the report adds to the checker's findings."""
-    return {
-        "seconds": _durations(result),
-        "errands_failed": result.errands.failed if result.errands else [],
-        "misdeeds": result.misdeeds,
-        "blows": {
-            f"{name} {how}": count for (name, how), count in sorted(result.fault_counts.items())
-        },
-        "blows_missed": result.skipped_faults,
-        "restarts": result.restarts,
-        "ended_by_themselves": result.own_exits(),
-        "not_asked": result.left_out,
-        "never_ended": result.never_ended,
-        "back_s": round(result.back_s, 1),
-        "not_back": result.unready_processes(),
-    }
-
-
-def tables(result: ChaosRun, findings: dict[str, Any]) -> list[Table]:
-    """Return tables of the injected faults and of the stalls they caused."""
-    hows = sorted({how for _, how in result.fault_counts})
-    dealt = Table("process", *hows, "ended by itself", "now", title="Blows")
-    for name in dict.fromkeys([*result.states, *(name for name, _ in result.fault_counts)]):
-        counts = [
-            *(result.fault_counts[name, how] for how in hows),
-            result.own_exits().get(name, 0),
-        ]
-        dealt.add_row(name, *(str(n or "") for n in counts), result.states.get(name, ""))
-    pauses = Table("hurt", "stalls", "p50, s", "p99, s", "longest, s", title="Stalls of answers")
-    for kind, row in findings["stalls"].items():
-        pauses.add_row(kind, *(f"{value:g}" for value in row.values()))
-    return [dealt, pauses]
 
 
 BENCHMARK = Benchmark(
-    name="chaos",
-    about=__doc__,
-    run=run,
-    full=ChaosOptions(),
+    "chaos", __doc__, run, full=ChaosOptions(),
     quick=ChaosOptions(seconds=90.0, rate=15.0, broker_kills=1),
     quick_help="90 s at 15 requests/s, the broker once",
-)
+)  # fmt: skip

@@ -1,42 +1,52 @@
-"""Checks that every accepted request got one whole and right answer while processes died.
+"""Checks clients' answers against the raw topics: `python infra/bench/faults/checker.py TASK`.
 
-`python infra/bench/faults/checker.py TASK.json` reads the raw topics and the history that clients
-wrote, and prints its findings as JSON. Imports nothing of Trivium: reads Avro schemas as files, and
-computes the tokens of the simulated engine again. TASK.json has `bootstrap`, `prefix`, `schemas`
-(the folder of .avsc files), `history` (the file that `history.py` writes), `engine` with its
-`block_size` and `vocabulary` (id and text of each token that the engine samples), and `tenant`: if
-not empty, only requests of this tenant are checked. Does not check structured answers, which the
-engine samples differently.
+Imports nothing of Trivium: reads Avro schemas as files, and computes the simulated engine's tokens
+again. Prints its findings as JSON. The task has `bootstrap`, `prefix`, and `schemas`, a folder.
+With `history`, a file of what clients saw while processes died, every accepted request must have
+one whole and right answer; `engine` has the block size and the vocabulary, and only requests of
+`tenant` are checked if it is not empty, without structured answers, which are sampled differently.
+With `pairs`, topics of prompts and answers and the notes of their senders, every prompt must have
+one answer, and usage must equal what clients counted: those, and `http` clients by their notes. The
+files of `batches` are checked, too, and how far `group` has committed.
 """
 
 import asyncio
 import io
 import json
 import sys
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiokafka
 import fastavro
+from aiokafka.admin import AIOKafkaAdminClient
 from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships no types
 
 SINGLE_OBJECT = b"\xc3\x01"
-RECORDS = ("Request", "Work", "Outcome", "TokenFrame")
+RECORDS = ("Request", "Work", "Outcome", "TokenFrame", "Prompt", "Answer", "Usage")
+COORDINATES = tuple(f"trivium-prompt-{name}" for name in ("topic", "partition", "offset"))
 READ_S, NAMED_MAX = 600.0, 5
 MASK, FOLD = (1 << 64) - 1, 0x9E3779B97F4A7C15
-STALL_MS = 500  # shorter pauses need no fault to explain them
-# A stall may begin this long after the fault that explains it; the first kind that matches counts.
-LATE_MS = {"router": 12_000, "gateway": 12_000, "worker": 6_000, "retrieval": 6_000}
-BROKER_LATE_MS = 15_000  # from the broker's recovery; the broker takes precedence over all kinds
-KINDS = {"prefill": "worker", "decode": "worker", "embedding": "retrieval"}
-Record = dict[str, Any]
+Fields = dict[str, Any]
+Pair = tuple[int, int]  # a partition and an offset, or counts of tokens
+
+
+class Record(NamedTuple):
+    """One record with its value decoded. The value of a tombstone is None."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: Any
+    headers: Mapping[str, bytes]
 
 
 class RecordDecoder:
-    """Decodes values in Avro's single-object encoding that have one of the `RECORDS` schemas."""
+    """Decodes values that are JSON, or one of `RECORDS` in Avro's single-object encoding."""
 
     def __init__(self, folder: Path) -> None:
         self._schemas = {}
@@ -46,27 +56,52 @@ class RecordDecoder:
             self._schemas[bytes.fromhex(mark)] = schema
 
     def decode(self, value: bytes | None) -> Any:
-        """Return the decoded record, or None for other kinds and tombstones."""
+        """Return the decoded value, or None for other kinds of records and tombstones."""
+        if value is not None and value[:2] != SINGLE_OBJECT:
+            return json.loads(value)
         if value is None or (schema := self._schemas.get(value[2:10])) is None:
             return None
-        assert value[:2] == SINGLE_OBJECT, value[:10]
         return fastavro.schemaless_reader(io.BytesIO(value[10:]), schema, schema)
 
 
-async def read(bootstrap: str, topic: str, decoder: RecordDecoder) -> list[Record]:
-    """Return all records of a topic that have a known schema, in the order of each partition."""
+async def ask_admin(bootstrap: str, method: str, *arguments: Any) -> Any:
+    """Call a method of Kafka's admin client."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        return await getattr(admin, method)(*arguments)
+    finally:
+        await admin.close()
+
+
+async def read(
+    bootstrap: str, topic: str, decoder: RecordDecoder | None, isolation: str = "read_committed"
+) -> list[Record]:
+    """Return all records, none if there is no topic; raw values without a decoder."""
+    (metadata,) = await ask_admin(bootstrap, "describe_topics", [topic])
     consumer = aiokafka.AIOKafkaConsumer(
-        topic, bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest",
-        fetch_max_bytes=1 << 24, max_partition_fetch_bytes=1 << 23,
+        bootstrap_servers=bootstrap, isolation_level=isolation, enable_auto_commit=False,
+        auto_offset_reset="earliest", fetch_max_bytes=1 << 24, max_partition_fetch_bytes=1 << 23,
     )  # fmt: skip
-    records = []
+    records: list[Record] = []
     async with consumer, asyncio.timeout(READ_S):
-        places = consumer.assignment()  # all partitions, as there is no group
+        numbers = [partition["partition"] for partition in metadata["partitions"]]
+        places = [aiokafka.TopicPartition(topic, number) for number in numbers]
+        consumer.assign(places)
         ends = await consumer.end_offsets(places)
         while any([await consumer.position(place) < ends[place] for place in places]):
             for got in (await consumer.getmany(timeout_ms=500)).values():
-                records += [record for message in got if (record := decoder.decode(message.value))]
+                for record in got:
+                    value = decoder.decode(record.value) if decoder else record.value
+                    headers, at = dict(record.headers), (record.partition, record.offset)
+                    records.append(Record(*at, record.key, value, headers))
     return records
+
+
+async def positions(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """Return the group's committed offset by partition, as tools that compute the lag read it."""
+    offsets = await ask_admin(bootstrap, "list_consumer_group_offsets", group)
+    return {at.partition: position.offset for at, position in offsets.items() if at.topic == topic}
 
 
 def mix(value: int) -> int:
@@ -117,7 +152,7 @@ class AnswerOracle:
 
 
 def expected_of(
-    requests: Mapping[str, Record], works: Iterable[Record], engine: AnswerOracle
+    requests: Mapping[str, Fields], works: Iterable[Fields], engine: AnswerOracle
 ) -> tuple[dict[str, list[int]], list[str]]:
     """Return the right tokens of each request that a worker received, and contradictory work."""
     expected: dict[str, list[int]] = {}
@@ -142,10 +177,10 @@ def expected_of(
 
 
 def check_outcomes(
-    requests: Mapping[str, Record], outcomes: Iterable[Record], expected: Mapping[str, list[int]]
+    requests: Mapping[str, Fields], outcomes: Iterable[Fields], expected: Mapping[str, list[int]]
 ) -> dict[str, Any]:
     """Check that each request has one outcome that counts, of its last attempt."""
-    by_id: dict[str, list[Record]] = defaultdict(list)
+    by_id: dict[str, list[Fields]] = defaultdict(list)
     for outcome in outcomes:
         by_id[outcome["request_id"]].append(outcome)
     ends, double, failures, short = {}, [], [], []
@@ -173,7 +208,7 @@ def check_outcomes(
 
 
 def check_frames(
-    frames: Iterable[Record], expected: Mapping[str, list[int]], engine: AnswerOracle,
+    frames: Iterable[Fields], expected: Mapping[str, list[int]], engine: AnswerOracle,
     left_out: Container[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Check that rows of tokens have no gap, no wrong token, and none after an attempt's end. An
@@ -204,11 +239,9 @@ def check_frames(
 
 
 def check_answers(
-    answers: list[Record],
-    expected: Mapping[str, list[int]],
-    completed: set[str],
+    answers: list[Fields], expected: Mapping[str, list[int]], completed: set[str],
     engine: AnswerOracle,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Check that clients read the right tokens from the first on, and whole answers to the end."""
     names = ("gaps", "repeats", "wrong", "not_answered", "not_on_the_log")
     faults: dict[str, list[str]] = {name: [] for name in names}
@@ -246,60 +279,22 @@ def difference(got: list[int], right: list[int], *, is_whole: bool) -> str:
     return "wrong" if not places else "repeats" if places[0] < at else "gaps"
 
 
-def stalls(answers: Iterable[Record], blows: Iterable[Record]) -> dict[str, Any]:
-    """Return pauses in answers, from the call to the last event, by cause: the broker if it was
-    down; else the first kind in `LATE_MS` with a fault in the pause or shortly before. In s."""
-    dealt = sorted((event["at_ms"], kind_of(event["name"])) for event in blows if "how" in event)
-    backs = sorted(event["at_ms"] for event in blows if "how" not in event)
-    away = [(at, backs[bisect_left(backs, at) :]) for at, kind in dealt if kind == "broker"]
-    pauses_s: dict[str, list[float]] = defaultdict(list)
-    for answer in answers:
-        moments = [answer["asked_ms"], *answer["at_ms"], answer["ended_ms"]]
-        for begin, end in zip(moments, moments[1:], strict=False):
-            if end - begin < STALL_MS:
-                continue
-            recent_kinds = {kind for at, kind in dealt if begin - LATE_MS.get(kind, 0) <= at < end}
-            cause = next((kind for kind in LATE_MS if kind in recent_kinds), "nothing")
-            if any(
-                at < end and begin < min(back, default=end) + BROKER_LATE_MS for at, back in away
-            ):
-                cause = "broker"
-            pauses_s[cause].append((end - begin) / 1000)
-    shares = {"p50_s": 50, "p99_s": 99, "max_s": 100}
-    return {
-        cause: {"stalls": len(s), **{n: s[-(-(len(s) - 1) * p // 100)] for n, p in shares.items()}}
-        for cause, s in ((cause, sorted(some)) for cause, some in sorted(pauses_s.items()))
-    }
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of the process with this name."""
-    kind = name.partition("-")[0]
-    return KINDS.get(kind, kind)
-
-
-def summarize(labels: Iterable[str]) -> dict[str, Any]:
-    """Return the count of the labels and at most NAMED_MAX of them."""
-    examples = sorted(labels)
-    return {"count": len(examples), "some": examples[:NAMED_MAX]}
-
-
-async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str, Any]:
-    """Read the topics and check everything that the task names."""
-    decoder, topics = RecordDecoder(Path(task["schemas"])), {}
+async def check_history(task: Mapping[str, Any], decoder: RecordDecoder) -> dict[str, Any]:
+    """Check every accepted request and what clients saw of it."""
+    bootstrap, prefix, topics = task["bootstrap"], task["prefix"], dict[str, list[Fields]]()
     # Read requests last: they identify all records of other tenants, also of requests in flight.
     for name in ("tokens", "outcomes", "decode", "prefill", "requests"):
-        topics[name] = await read(task["bootstrap"], task["prefix"] + name, decoder)
+        records = await read(bootstrap, prefix + name, decoder, "read_uncommitted")
+        topics[name] = [record.value for record in records if record.value is not None]
     tenant = task.get("tenant")
     left_out = {
-        request["request_id"]
-        for request in topics["requests"]
+        request["request_id"] for request in topics["requests"]
         if (tenant and request["tenant"] != tenant)
         or request["sampling"].get("structured") is not None
-    }
+    }  # fmt: skip
     for name in ("requests", "prefill", "decode", "outcomes"):
         topics[name] = [record for record in topics[name] if record["request_id"] not in left_out]
-    answers = [event for event in history if event["what"] == "answer"]
+    answers = [event for event in lines_of(task["history"]) if event["what"] == "answer"]
     engine = AnswerOracle(task["engine"]["block_size"], task["engine"]["vocabulary"])
     requests = {request["request_id"]: request for request in topics["requests"]}
     expected, odd = expected_of(requests, topics["prefill"] + topics["decode"], engine)
@@ -309,11 +304,197 @@ async def check(task: Mapping[str, Any], history: Sequence[Record]) -> dict[str,
         "outcomes": outcomes,
         "frames": check_frames(topics["tokens"], expected, engine, left_out),
         "orders": summarize(odd),
-        "stalls": stalls(answers, [event for event in history if event["what"] != "answer"]),
     }
 
 
+def check_pair(
+    topic: str, prompts: Sequence[Record], answers: Sequence[Record], dead: Sequence[Record],
+    notes: Iterable[Mapping[str, Any]], *, ordered: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return counts of missing, double and reordered answers for one pair of topics."""
+    by_place = {(prompt.partition, prompt.offset): prompt for prompt in prompts}
+    answered: Counter[Pair] = Counter()
+    foreign, misplaced, out_of_order = [], [], []
+    latest: dict[tuple[int, bytes | None], int] = {}
+    for answer in answers:
+        place = place_of(answer)
+        prompt = by_place.get(place) if place else None
+        if place is None or prompt is None or answer.headers[COORDINATES[0]].decode() != topic:
+            foreign.append((answer.partition, answer.offset))
+            continue
+        answered[place] += 1
+        if (prompt.key, prompt.partition) != (answer.key, answer.partition):
+            misplaced.append(place)
+        line = (prompt.partition, prompt.key)
+        if place[1] < latest.get(line, -1):
+            out_of_order.append(place)
+        latest[line] = max(place[1], latest.get(line, -1))
+    noted = {(note["p"], note["o"]) for note in notes}
+    codes = (answer.value.get("error_code") for answer in answers if answer.value)
+    errors = Counter(code for code in codes if code)
+    return {
+        "prompts": len(prompts),
+        "sent": len(noted),
+        "sent_but_not_there": summarize(noted - by_place.keys()),
+        "answers": len(answers),
+        "missing": summarize(by_place.keys() - answered.keys()),
+        "double": summarize(place for place, count in answered.items() if count > 1),
+        "of_no_prompt": summarize(foreign),
+        "under_another_key": summarize(misplaced),
+        "out_of_order": summarize(out_of_order) if ordered else None,
+        "errors": dict(errors),
+        "dead_letters": len(dead),
+        "errors_without_dead_letter": max(0, errors.total() - len(dead)),
+        "forms": check_forms(by_place, answers),
+    }
+
+
+def place_of(answer: Record) -> Pair | None:
+    """Return partition and offset of the answered prompt, or None if header and value differ."""
+    try:
+        place = int(answer.headers[COORDINATES[1]]), int(answer.headers[COORDINATES[2]])
+    except (KeyError, ValueError):
+        return None
+    value = answer.value or dict(zip(("prompt_partition", "prompt_offset"), place, strict=True))
+    return place if (value["prompt_partition"], value["prompt_offset"]) == place else None
+
+
+def check_forms(prompts: Mapping[Pair, Record], answers: Sequence[Record]) -> dict[str, Any]:
+    """Count answers to prompts with a JSON schema, and those that violate it, as errors do."""
+    form_count, invalid, validators = 0, [], dict[str, Any]()
+    for answer in answers:
+        place = place_of(answer)
+        prompt = prompts.get(place) if place else None
+        schema = schema_of(prompt.value) if prompt else None
+        if schema is None:
+            continue
+        form_count += 1
+        validator, is_valid = (
+            validators.setdefault(str(schema), Draft202012Validator(schema)),
+            False,
+        )
+        text: Any = (answer.value or {}).get("text")
+        with suppress(TypeError, ValueError):  # no text, or no JSON
+            is_valid = validator.is_valid(json.loads(text))
+        if not is_valid:
+            invalid.append(place)
+    return {"wanted": form_count, "invalid": summarize(invalid)}
+
+
+def schema_of(prompt: Any) -> Any:
+    """Return the JSON schema of a prompt or of the call in a line of a batch, or None."""
+    if not isinstance(prompt, dict):
+        return None
+    form = prompt.get("response_format")
+    if form is None and prompt.get("body"):
+        form = _parsed(prompt["body"]).get("response_format")
+    form = _parsed(form)
+    return form["json_schema"]["schema"] if form and form["type"] == "json_schema" else None
+
+
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def check_usage(
+    usage: Sequence[Record], accepted: Set[str], counted: Mapping[str, Pair]
+) -> dict[str, Any]:
+    """Compare usage records with requests and clients' counts, and find gaps in their numbers."""
+    record_counts = Counter(record.value["request_id"] for record in usage)
+    used = {record.value["request_id"]: tokens_of(record.value) for record in usage}
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for record in usage:
+        numbers[record.partition].append(record.value["number"])
+    pairs = {name: (tokens, used.get(name, (0, 0))) for name, tokens in counted.items()}
+    return {
+        "records": len(usage),
+        "requests": len(accepted),
+        "requests_without_record": summarize(accepted - record_counts.keys()),
+        "records_without_request": summarize(record_counts.keys() - accepted),
+        "double": summarize(name for name, count in record_counts.items() if count > 1),
+        "gaps": sum(has != list(range(len(has))) for has in numbers.values()),
+        "counted_by_clients": len(counted),
+        "tokens_counted_by_clients": sum(map(sum, counted.values())),
+        "difference_tokens": sum(
+            abs(a - b) for tokens, has in pairs.values() for a, b in zip(tokens, has, strict=True)
+        ),
+        "unequal": summarize((name, *both) for name, both in pairs.items() if both[0] != both[1]),
+    }
+
+
+def check_batch(
+    lines: Iterable[Mapping[str, Any]], out: Sequence[Any], errors: Sequence[Any]
+) -> dict[str, Any]:
+    """Return which lines of a batch are missing or double in its two result files."""
+    line_ids = Counter(line["custom_id"] for line in lines)
+    answer_ids = Counter(answer["custom_id"] for answer in (*out, *errors))
+    return {
+        "lines": line_ids.total(),
+        "answers": len(out),
+        "errors": len(errors),
+        "missing": summarize((line_ids - answer_ids).elements()),
+        "double": summarize((answer_ids - line_ids).elements()),
+    }
+
+
+def summarize(labels: Iterable[Any]) -> dict[str, Any]:
+    """Return the count of the labels and at most NAMED_MAX of them."""
+    texts = sorted(map(str, labels))
+    return {"count": len(texts), "some": texts[:NAMED_MAX]}
+
+
+def lines_of(path: str | None) -> Iterator[Any]:
+    """Yield the values of a JSON Lines file. A killed client may have left half a line: skip it."""
+    if not path or not Path(path).exists():
+        return
+    for line in Path(path).read_text().splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
+def tokens_of(value: Mapping[str, Any]) -> Pair:
+    """Return the prompt and completion token counts of a record."""
+    return int(value["prompt_tokens"]), int(value["completion_tokens"])
+
+
+def counted_in(answers: Iterable[Record]) -> dict[str, Pair]:
+    """Return the token counts that the answers report, by request id."""
+    values = (answer.value for answer in answers if answer.value)
+    return {e["request_id"]: tokens_of(e) for e in values if not e.get("error_code")}
+
+
+async def check_pairs(task: Mapping[str, Any], decoder: RecordDecoder) -> dict[str, Any]:
+    """Check every prompt, batch and usage record."""
+    bootstrap, prefix = task["bootstrap"], task["prefix"]
+    findings: dict[str, Any] = {"pairs": {}, "batches": []}
+    counted: dict[str, Pair] = {}
+    for pair in task["pairs"]:
+        topic = pair["prompts"]
+        prompts = await read(bootstrap, topic, decoder)
+        answers = await read(bootstrap, pair["answers"], decoder)
+        dead, notes = await read(bootstrap, f"{topic}.dlq", None), lines_of(pair.get("notes"))
+        pair_findings = check_pair(topic, prompts, answers, dead, notes, ordered=pair["ordered"])
+        ends = {prompt.partition: prompt.offset + 1 for prompt in prompts}  # of the last one
+        committed = await positions(bootstrap, task["group"], topic)
+        pair_findings["lag"] = sum(max(0, end - committed.get(at, 0)) for at, end in ends.items())
+        findings["pairs"][topic] = pair_findings
+        counted |= counted_in(answers)
+    counted |= {note["request_id"]: tokens_of(note) for note in lines_of(task.get("http"))}
+    requests = await read(bootstrap, f"{prefix}requests", decoder)
+    usage = await read(bootstrap, f"{prefix}usage", decoder)
+    request_ids = {request.value["request_id"] for request in requests}
+    findings["usage"] = check_usage(usage, request_ids, counted)
+    for batch in task["batches"]:
+        files = (list(lines_of(batch.get(name))) for name in ("input", "output", "errors"))
+        findings["batches"].append(check_batch(*files))
+    return findings
+
+
+async def check(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the topics and check everything that the task names."""
+    run = check_history if "history" in task else check_pairs
+    return await run(task, RecordDecoder(Path(task["schemas"])))
+
+
 if __name__ == "__main__":
-    task = json.loads(Path(sys.argv[1]).read_text())
-    lines = map(json.loads, Path(task["history"]).read_text().splitlines())
-    print(json.dumps(asyncio.run(check(task, list(lines)))))
+    print(json.dumps(asyncio.run(check(json.loads(Path(sys.argv[1]).read_text())))))

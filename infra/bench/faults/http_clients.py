@@ -43,6 +43,7 @@ class ChatQuestion:
     seed: int = 0
     retrieval: Mapping[str, Any] | None = None
     read_max: int = 0  # tokens after which the client hangs up; 0: never
+    stop: Sequence[str] = ()
 
     def body(self, model: str, *, stream: bool) -> dict[str, Any]:
         """Return the JSON body of the call."""
@@ -55,7 +56,8 @@ class ChatQuestion:
         }
         if stream:
             body |= {"stream": True, "return_token_ids": True}
-        return body | ({"retrieval": dict(self.retrieval)} if self.retrieval else {})
+        body |= {"retrieval": dict(self.retrieval)} if self.retrieval else {}
+        return body | ({"stop": list(self.stop)} if self.stop else {})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,9 +190,10 @@ class Balanced(_GatewayClient):
 
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
 
-    async def ask(self, question: ChatQuestion) -> ClientAnswer:
-        """Return one answer, whole or failed."""
-        answer, body = ClientAnswer(client=self.name), question.body(self._model, stream=True)
+    async def ask(self, question: ChatQuestion, into: ClientAnswer | None = None) -> ClientAnswer:
+        """Return one answer, whole or failed. The caller may read `into` while it grows."""
+        answer = into or ClientAnswer(client=self.name)
+        body = question.body(self._model, stream=True)
         for client in self._rng.sample(self._clients, len(self._clients)):
             opening, answer.status, answer.detail = client.stream("POST", _CHAT, json=body), "", ""
             try:

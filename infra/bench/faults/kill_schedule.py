@@ -1,7 +1,7 @@
 """Draws from a seed which process gets which signal and when, and injects it into a running stack.
 
-`draw` is pure. `FaultInjector` counts its faults, so that callers can distinguish a process that
-ended by itself from one that was killed.
+`draw` and `victims` are pure. `FaultInjector` counts its faults, so that callers can distinguish a
+process that ended by itself from one that was killed. `KillsInTurn` kills beside a load.
 """
 
 import asyncio
@@ -9,17 +9,20 @@ import contextlib
 import os
 import random
 import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.broker.node import Broker
 from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
 
 BROKER = "broker"
 KILL, FREEZE, STOP = "kill", "freeze", "stop"  # SIGKILL; SIGSTOP, then SIGCONT; SIGTERM
 FREEZE_S = (0.3, 6.0)  # shorter and longer than a lease
-_POLL_S = 0.05
+KILL_EVERY_S = 5.0
+BROKER_AT = (1 / 3, 2 / 3)  # shares of the work
+_POLL_S, _LOOK_S = 0.05, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +115,43 @@ class FaultInjector:
             if asyncio.get_running_loop().time() >= end_s:
                 return
             await asyncio.sleep(_POLL_S)
+
+
+class KillsInTurn:
+    """Kills one process of a kind after the other, and the broker after shares of the work."""
+
+    def __init__(self, stack: Stack, seed: int, every_s: float = KILL_EVERY_S) -> None:
+        self._injector, self._every_s = FaultInjector(stack), every_s
+        self._names = victims(stack.plan, seed)
+
+    @property
+    def kill_counts(self) -> dict[str, int]:
+        """Number of kills by process name."""
+        return {name: count for (name, _), count in sorted(self._injector.fault_counts.items())}
+
+    async def run(self, done_share: Callable[[], float]) -> None:
+        """Kill processes until cancelled; `done_share` returns the share of the work done."""
+        loop, broker_at = asyncio.get_running_loop(), list(BROKER_AT)
+        due_s = loop.time() + self._every_s
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if broker_at and done_share() >= broker_at[0]:
+                broker_at.pop(0)
+                await self._kill(BROKER)
+            if loop.time() >= due_s:
+                due_s += self._every_s
+                await self._kill(next(self._names))
+
+    async def _kill(self, name: str) -> None:
+        await self._injector.inject(InjectedFault(at_s=0.0, name=name, how=KILL))
+
+
+def victims(plan: StackPlan, seed: int) -> Iterator[str]:
+    """Yield process names forever: the kinds in turn, and of each kind a random process."""
+    rng = random.Random(f"kills {seed}")
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name, kind in plan.names().items():
+        kinds["bridge" if name.startswith("bridge-") else kind].append(name)
+    while True:
+        for names in rng.sample(list(kinds.values()), len(kinds)):
+            yield rng.choice(names)

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
 from infra.bench.faults.http_clients import WHOLE, ChatQuestion, ClientAnswer, Once, Resuming
 from infra.bench.faults.kill_schedule import BROKER, KILL, FaultInjector, InjectedFault
-from infra.bench.faults.target_stack import MODEL, make_stack, urls
-from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.bench.results import BENCH_DIR, Bar, at_most, table
+from infra.bench.stacks import MODEL, make_stack, running, urls
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
@@ -36,47 +34,26 @@ class Impatient(Resuming):
     patience_s = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KillScenario:
     """Processes to kill, and the failures of 800 that Dynamo publishes for a similar kill."""
 
     name: str
     victims: tuple[str, ...]
-    plan: StackPlan = PAIRS
     published: str = ""
     published_max: int | None = None
+    plan: StackPlan = PAIRS
 
 
 SCENARIOS = (
-    KillScenario(name="nothing", victims=(), published="0", published_max=0),
-    KillScenario(
-        name="gateway",
-        victims=("gateway-0",),
-        published="frontend 128 to 144",
-        published_max=144,
-    ),
-    KillScenario(
-        name="router",
-        victims=("router-0",),
-        published="processor 120 to 224",
-        published_max=224,
-    ),
-    KillScenario(name="one prefill of two", victims=("prefill-0",), published="2", published_max=2),
-    KillScenario(
-        name="one decode of two",
-        victims=("decode-0",),
-        published="2 to 4, of four",
-        published_max=4,
-    ),
-    KillScenario(name="both decodes", victims=("decode-0", "decode-1")),
-    KillScenario(name="broker", victims=(BROKER,)),
-    KillScenario(
-        name="the only decode",
-        victims=("decode-0",),
-        plan=PAIR,
-        published="600",
-        published_max=600,
-    ),
+    KillScenario("nothing", (), "0", 0),
+    KillScenario("gateway", ("gateway-0",), "frontend 128 to 144", 144),
+    KillScenario("router", ("router-0",), "processor 120 to 224", 224),
+    KillScenario("one prefill of two", ("prefill-0",), "2", 2),
+    KillScenario("one decode of two", ("decode-0",), "2 to 4, of four", 4),
+    KillScenario("both decodes", ("decode-0", "decode-1")),
+    KillScenario("broker", (BROKER,)),
+    KillScenario("the only decode", ("decode-0",), "600", 600, plan=PAIR),
 )
 
 
@@ -94,37 +71,29 @@ class KillsOptions:
 async def run(options: KillsOptions, console: Console) -> BenchmarkResult:
     """Run every chosen scenario and compare the failures with published ones."""
     rows: dict[str, dict[str, Any]] = {}
-    chosen = [
-        scenario for scenario in SCENARIOS if not options.only or scenario.name in options.only
-    ]
-    with counting(console, 22) as progress:
-        for plan in dict.fromkeys(scenario.plan for scenario in chosen):
-            folder = BENCH_DIR.absolute() / "kills"
-            stack = make_stack(plan, folder, decode_step_ms=STEP_MS)
-            try:
-                await stack.start()
-                for scenario in [scenario for scenario in chosen if scenario.plan == plan]:
-                    answers = await _play(stack, scenario, options, progress)
-                    rows[scenario.name] = figures(answers, options, scenario)
-                    await stack.wait_ready()
-            finally:
-                await stack.stop(grace_s=10)
-    sizes = {"prompt_words": PROMPT_WORDS, "answer_tokens": ANSWER_TOKENS}
-    load = {**sizes, "decode_step_ms": STEP_MS}
-    return BenchmarkResult(figures=rows, bars=bars(rows), tables=[table(rows)], load=load)
+    chosen = [row for row in SCENARIOS if not options.only or row.name in options.only]
+    for plan in dict.fromkeys(scenario.plan for scenario in chosen):
+        stack = make_stack(plan, BENCH_DIR.absolute() / "kills", decode_step_ms=STEP_MS)
+        async with running(stack):
+            for scenario in [scenario for scenario in chosen if scenario.plan == plan]:
+                answers = await _play(stack, scenario, options)
+                rows[scenario.name] = figures(answers, options, scenario)
+                await stack.wait_ready()
+    columns = [f"{kind.name}.{name}" for kind in (Once, Resuming)
+               for name in ("failed", "answer_s_max")]  # fmt: skip
+    load = {"prompt_words": PROMPT_WORDS, "answer_tokens": ANSWER_TOKENS, "decode_step_ms": STEP_MS}
+    tables = [table("Failed requests by what was killed", rows, "of", *columns, "published")]
+    return BenchmarkResult(figures=rows, bars=bars(rows), tables=tables, load=load)
 
 
-async def _play(
-    stack: Stack, scenario: KillScenario, options: KillsOptions, progress: Progress
-) -> list[ClientAnswer]:
-    total = 2 * options.clients * options.requests
-    task = progress.add_task(scenario.name, total=total)
+async def _play(stack: Stack, scenario: KillScenario, options: KillsOptions) -> list[ClientAnswer]:
+    progress = counting(scenario.name, 2 * options.clients * options.requests)
     answers: list[ClientAnswer] = []
 
     async def ask(client: Once | Resuming, rng: random.Random) -> None:
         for _ in range(options.requests):
             answers.append(await client.ask(_question(rng)))
-            progress.advance(task)
+            progress(advance=1)
         await client.close()
 
     asking = []
@@ -132,11 +101,9 @@ async def _play(
         for kind in (Once, Impatient):
             rng = random.Random(f"{options.seed} {scenario.name} {kind.name} {number}")
             asking.append(asyncio.create_task(ask(kind(urls(stack), MODEL, rng), rng)))
-    injector = FaultInjector(stack)
-    faults = [
-        InjectedFault(at_s=options.kill_after_s, name=name, how=KILL) for name in scenario.victims
-    ]
-    await injector.follow(faults)
+    at_s = options.kill_after_s
+    faults = [InjectedFault(at_s=at_s, name=name, how=KILL) for name in scenario.victims]
+    await FaultInjector(stack).follow(faults)
     await asyncio.gather(*asking)
     return answers
 
@@ -171,40 +138,16 @@ def figures(
 
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     """Return bars: no failures with `Last-Event-ID`, and without it at most the published ones."""
-    judged = [
-        at_most(f"failed, {name}: with Last-Event-ID", row[Resuming.name]["failed"], 0, "")
-        for name, row in rows.items()
-    ]
-    for name, row in rows.items():
-        if row["published_max"] is not None:
-            limit = row["published_max"]
-            judged.append(at_most(f"failed, {name}: one try", row[Once.name]["failed"], limit, ""))
-    return judged
-
-
-def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Return the table of failed requests by scenario."""
-    result = Table(
-        "killed", "one try", "with Last-Event-ID", "longest answer, s", "Dynamo, published",
-        title="Failed requests",
-    )  # fmt: skip
-    for name, row in rows.items():
-        once, resuming = row[Once.name], row[Resuming.name]
-        result.add_row(
-            name,
-            f"{once['failed']} of {row['of']}",
-            f"{resuming['failed']} of {row['of']}",
-            f"{resuming['answer_s_max']}",
-            row["published"],
-        )
-    return result
+    limits = {name: row["published_max"] for name, row in rows.items()}
+    return [
+        *(at_most(f"failed, {name}: with Last-Event-ID", row[Resuming.name]["failed"], 0)
+          for name, row in rows.items()),
+        *(at_most(f"failed, {name}: one try", rows[name][Once.name]["failed"], limit)
+          for name, limit in limits.items() if limit is not None),
+    ]  # fmt: skip
 
 
 BENCHMARK = Benchmark(
-    name="kills",
-    about=__doc__,
-    run=run,
-    full=KillsOptions(),
-    quick=KillsOptions(requests=20, kill_after_s=5.0),
+    "kills", __doc__, run, full=KillsOptions(), quick=KillsOptions(requests=20, kill_after_s=5.0),
     quick_help="20 requests a client, killed at 5 s",
-)
+)  # fmt: skip

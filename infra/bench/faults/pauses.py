@@ -7,22 +7,19 @@ ms per token, 10 000 prompt tokens/s. Writes build/bench/pauses.json.
 """
 
 import asyncio
-import json
+import random
 import signal
 import statistics
-import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import httpx
 from rich.console import Console
-from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.faults.http_clients import WHOLE, ClientAnswer
-from infra.bench.faults.target_stack import MODEL, make_stack
-from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.bench.faults.http_clients import WHOLE, Balanced, ChatQuestion, ClientAnswer
+from infra.bench.results import BENCH_DIR, Bar, at_most, ratio, table
+from infra.bench.stacks import MODEL, make_stack, running, urls
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
@@ -52,60 +49,40 @@ async def run(options: PausesOptions, console: Console) -> BenchmarkResult:
     model = replace(stack.settings.model, max_model_len=max(options.tokens) + REST + PROMPT_MAX)
     stack.settings = replace(stack.settings, model=model)
     rows: dict[str, dict[str, Any]] = {}
-    try:
-        await stack.start()
-        async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=PATIENCE_S) as client:
-            for tokens in options.tokens:
-                rows[str(tokens)] = await _row(stack, client, tokens, options.streams)
-                console.print(f"{tokens} tokens: {rows[str(tokens)]}", soft_wrap=True)
-    finally:
-        await stack.stop(grace_s=10)
-    return BenchmarkResult(
-        figures=rows, bars=bars(rows), tables=[table(rows)], load={"sim": SPEEDS}
-    )
+    async with running(stack):
+        client = Balanced(urls(stack), MODEL, random.Random(0))
+        for tokens in options.tokens:
+            rows[str(tokens)] = await _row(stack, client, tokens, options.streams)
+            console.print(f"{tokens} tokens: {rows[str(tokens)]}", soft_wrap=True)
+        await client.close()
+    tables = [table("Median pause, s", rows, f"{GOES_ON}.median_s", f"{ANEW}.median_s")]
+    return BenchmarkResult(figures=rows, bars=bars(rows), tables=tables, load={"sim": SPEEDS})
 
 
-async def _row(stack: Stack, client: httpx.AsyncClient, tokens: int, count: int) -> dict[str, Any]:
+async def _row(stack: Stack, client: Balanced, tokens: int, count: int) -> dict[str, Any]:
     kinds = [GOES_ON, GOES_ON, ANEW, ANEW] * ((count + 1) // 2)  # workers take requests in turn
     answers = [ClientAnswer(client=kind) for kind in kinds]
-    asking = [
-        asyncio.create_task(_ask(client, answer, tokens + REST, f"{tokens}: {number}?"))
-        for number, answer in enumerate(answers)
-    ]
-    async with asyncio.timeout(PATIENCE_S):
+
+    def question(number: int) -> ChatQuestion:
+        messages = [{"role": "user", "content": f"{tokens}: {number}?"}]
+        stop = [NEVER_SAID] if kinds[number] == ANEW else []
+        return ChatQuestion(messages=messages, max_tokens=tokens + REST, stop=stop)
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        for number, answer in enumerate(answers):
+            group.create_task(client.ask(question(number), into=answer))
         while True:
-            if all(len(answer.token_ids) >= tokens for answer in answers):
+            if all(len(answer.token_ids) >= tokens or answer.status for answer in answers):
                 break
-            if failed := [task for task in asking if task.done()]:
-                await asyncio.gather(*failed)
             await asyncio.sleep(_LOOK_S)
         await stack.kill("decode-0", signal.SIGKILL)
-        await asyncio.gather(*asking)
-        await stack.wait_ready()
+    await stack.wait_ready()
     return {kind: pauses([s for s in answers if s.client == kind]) for kind in (GOES_ON, ANEW)}
-
-
-async def _ask(client: httpx.AsyncClient, answer: ClientAnswer, tokens: int, question: str) -> None:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    if answer.client == ANEW:
-        body["stop"] = [NEVER_SAID]
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                answer.read(json.loads(line.removeprefix("data: ")), time.monotonic())
 
 
 def pauses(answers: list[ClientAnswer]) -> dict[str, Any]:
     """Return figures of the longest pause of each answer that was interrupted."""
-    longest = [max(b - a for a, b in pairwise(answer.times_s)) for answer in answers]
+    longest = [max((b - a for a, b in pairwise(answer.times_s)), default=0.0) for answer in answers]
     pauses_s = [round(pause_s, 2) for pause_s in longest if pause_s > PAUSE_S]
     return {
         "interrupted": len(pauses_s),
@@ -118,33 +95,15 @@ def pauses(answers: list[ClientAnswer]) -> dict[str, Any]:
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     """Return bars: all answers are whole, and the pause hardly grows with the answer's length."""
     broken_answers = sum(counts["not_whole"] for row in rows.values() for counts in row.values())
-    medians = [row[GOES_ON]["median_s"] for row in rows.values()]
-    ends = medians[0], medians[-1]
-    growth = ends[1] / ends[0] if all(ends) else None
+    medians_s = [row[GOES_ON]["median_s"] for row in rows.values()]
+    label = "pause of answers that go on, longest over shortest answer"
     return [
-        at_most("answers that are not whole", broken_answers, 0, ""),
-        at_most(
-            "pause of answers that go on, longest over shortest answer", growth, GROWTH_MAX, ""
-        ),
+        at_most("answers that are not whole", broken_answers, 0),
+        at_most(label, ratio(medians_s[-1], medians_s[0]), GROWTH_MAX),
     ]
 
 
-def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Return the table of median pauses by length of the answer."""
-    result = Table("tokens of the answer", GOES_ON, ANEW, title="Median pause, s")
-    for tokens, row in rows.items():
-        medians_s = [row[kind]["median_s"] for kind in (GOES_ON, ANEW)]
-        result.add_row(
-            tokens, *("-" if median_s is None else f"{median_s:.1f}" for median_s in medians_s)
-        )
-    return result
-
-
 BENCHMARK = Benchmark(
-    name="pauses",
-    about=__doc__,
-    run=run,
-    full=PausesOptions(),
-    quick=PausesOptions(tokens=(100, 1_000)),
+    "pauses", __doc__, run, full=PausesOptions(), quick=PausesOptions(tokens=(100, 1_000)),
     quick_help="100 and 1 000 tokens",
-)
+)  # fmt: skip

@@ -14,22 +14,19 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from rich.console import Console
-from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.faults import chaos, verdict
-from infra.bench.faults.conversation_load import ConversationLoad
-from infra.bench.faults.history import FaultHistory
+from infra.bench.faults import verdict
+from infra.bench.faults.chaos import DRAIN_S, PLAN, judged
+from infra.bench.faults.conversations import ConversationLoad
 from infra.bench.faults.http_clients import Balanced
-from infra.bench.faults.log_audit import wait_settled
-from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
-from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.bench.results import BENCH_DIR, at_most, table
+from infra.bench.stacks import MODEL, SIM, make_stack, urls
 from infra.broker.quorum import BrokerCluster
 from infra.broker.section import BrokerSettings
 from infra.stack.launcher import Stack
@@ -37,7 +34,6 @@ from infra.stack.rolling import restart
 from schemas.settings import LogSettings
 from streams.log.connecting import client_options
 
-RESTARTS, BROKERS = "restarts", "brokers"
 BROKER = BrokerSettings(port=0, heap_mb=256, start_timeout_s=200.0, stop_timeout_s=1.0)
 AWAY_S = 5.0  # from the kill of a broker to its restart
 ACCEPT_MS = 20_000  # long enough for a partition to get a new leader
@@ -58,18 +54,24 @@ class RollingOptions:
 
 async def run(options: RollingOptions, console: Console) -> BenchmarkResult:
     """Restart every process under load, then kill brokers; report failures."""
-    rows = {RESTARTS: await _restarts(options, console)}
+    rows = {"restarts": await _restarts(options, console)}
     if options.minutes:
-        rows[BROKERS] = await _brokers(options, console)
-    for row in rows.values():
+        rows["brokers"] = await _brokers(options, console)
+    bars, summary = [], {}
+    for name, row in rows.items():
         for line in verdict.examples(row):
             console.print(line, markup=False, soft_wrap=True)
-    return BenchmarkResult(
-        figures=rows,
-        bars=[bar for name, row in rows.items() for bar in bars(name, row)],
-        tables=[table(rows)],
-        load={"sim": SIM},
-    )
+        clients = row["clients"]
+        failed = clients["not_answered"]["count"] + row["never_ended"]
+        wrong = sum(bar.value or 0 for bar in verdict.nought(row))
+        bars.append(at_most(f"{name}: failed requests", failed, 0))
+        bars.append(at_most(f"{name}: what the checker found", wrong, 0))
+        longest_s = max((stall["max_s"] for stall in row["stalls"].values()), default=0.0)
+        summary[name] = {
+            "requests": clients["answers"], "failed": failed, "longest_stall_s": longest_s
+        }  # fmt: skip
+    tables = [table("Failed requests", summary)]
+    return BenchmarkResult(figures=rows, bars=bars, tables=tables, load={"sim": SIM})
 
 
 async def _restarts(options: RollingOptions, console: Console) -> dict[str, Any]:
@@ -79,17 +81,17 @@ async def _restarts(options: RollingOptions, console: Console) -> dict[str, Any]
         away_s[name] = round(seconds, 1)
         console.print(f"restarted {name}: ready again after {seconds:.1f} s")
 
-    stack = make_stack(chaos.PLAN, BENCH_DIR.absolute() / "rolling")
-    disturb = partial(
-        restart, (), folder=stack.folder, process_timeout_s=BACK_S, on_restart=on_restart
-    )
-    findings = await _under_load(stack, options, disturb)
-    return {**findings, "ready_again_s": away_s}
+    stack = make_stack(PLAN, BENCH_DIR.absolute() / "rolling")
+
+    async def disturb() -> None:
+        await restart((), folder=stack.folder, process_timeout_s=BACK_S, on_restart=on_restart)
+
+    return {**await _under_load(stack, options, disturb), "ready_again_s": away_s}
 
 
 async def _brokers(options: RollingOptions, console: Console) -> dict[str, Any]:
     folder = BENCH_DIR.absolute() / "rolling-brokers"
-    stack = make_stack(replace(chaos.PLAN, broker=False), folder)
+    stack = make_stack(replace(PLAN, broker=False), folder)
     cluster = BrokerCluster(BROKER, folder / "brokers")
     log = LogSettings(bootstrap=cluster.start(), replication_factor=3, request_timeout_ms=30_000)
     gateway = replace(stack.settings.gateway, accept_ms=ACCEPT_MS)
@@ -105,7 +107,11 @@ async def _brokers(options: RollingOptions, console: Console) -> dict[str, Any]:
             console.print(f"killed broker {node}")
             await asyncio.sleep(AWAY_S)
             cluster.brokers[node].spawn()
-            await wait_in_sync(log)
+            async with asyncio.timeout(BACK_S):
+                while True:
+                    if await _is_in_sync(log):
+                        break
+                    await asyncio.sleep(_LOOK_S)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
     try:
@@ -114,18 +120,9 @@ async def _brokers(options: RollingOptions, console: Console) -> dict[str, Any]:
         cluster.reset()
 
 
-async def wait_in_sync(log: LogSettings) -> None:
-    """Wait until all replicas of every partition are in sync; raises TimeoutError."""
-    async with asyncio.timeout(BACK_S):
-        while True:
-            if await _is_in_sync(log):
-                return
-            await asyncio.sleep(_LOOK_S)
-
-
 async def _is_in_sync(log: LogSettings) -> bool:
-    """Return whether all replicas are in sync. A new client each time: an old one would keep
-    asking the broker that was killed."""
+    """Return whether all replicas of all partitions are in sync. Uses a new client each time: an
+    old one would keep asking the broker that was killed."""
     admin = AIOKafkaAdminClient(**client_options(log), client_id="rolling")
     try:
         await admin.start()
@@ -141,11 +138,8 @@ async def _under_load(
     stack: Stack, options: RollingOptions, disturb: Callable[[], Awaitable[None]]
 ) -> dict[str, Any]:
     """Run the load, call `disturb` meanwhile, and return the checker's findings."""
-    path = stack.folder / "history.jsonl"
-    try:
-        await stack.start()
-        await chaos.put_documents(stack, options.seed)
-        history = FaultHistory(path)
+    findings: dict[str, Any] = {}
+    async with judged(stack, options.seed, findings) as history:
         client = Balanced(urls(stack), MODEL, random.Random(options.seed))
         load = ConversationLoad(
             client, rate=options.rate, seed=options.seed, on_answer=history.record_answer
@@ -156,40 +150,11 @@ async def _under_load(
         await asyncio.sleep(LEAD_S)
         load.is_over = True
         await asking
-        never_ended = await load.drain(chaos.DRAIN_S)
-        history.close()
-        await wait_settled(stack.settings.log)
-        findings = await verdict.run_checker(verdict.write_task(stack.settings, path))
-    finally:
-        await stack.stop(grace_s=10)
+        never_ended = await load.drain(DRAIN_S)
     return {**findings, "never_ended": never_ended, "not_asked": load.left_out}
 
 
-def bars(name: str, findings: dict[str, Any]) -> list[Bar]:
-    """Return bars: no request fails, and the checker finds no fault."""
-    wrong = sum(bar.value or 0 for bar in verdict.zero_bars(findings))
-    failed = findings["clients"]["not_answered"]["count"] + findings["never_ended"]
-    return [
-        at_most(f"{name}: failed requests", failed, 0, ""),
-        at_most(f"{name}: what the checker found", wrong, 0, ""),
-    ]
-
-
-def table(rows: dict[str, dict[str, Any]]) -> Table:
-    """Return the table of failed requests and of the longest stall."""
-    result = Table("part", "requests", "failed", "longest stall, s", title="Failed requests")
-    for name, row in rows.items():
-        failed = row["clients"]["not_answered"]["count"] + row["never_ended"]
-        longest_s = max((stall["max_s"] for stall in row["stalls"].values()), default=0.0)
-        result.add_row(name, str(row["clients"]["answers"]), str(failed), f"{longest_s:.1f}")
-    return result
-
-
 BENCHMARK = Benchmark(
-    name="rolling",
-    about=__doc__,
-    run=run,
-    full=RollingOptions(),
-    quick=RollingOptions(rate=15.0, minutes=0),
+    "rolling", __doc__, run, full=RollingOptions(), quick=RollingOptions(rate=15.0, minutes=0),
     quick_help="15 requests/s, and only restarts",
-)
+)  # fmt: skip

@@ -9,17 +9,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
-from infra.bench.faults.target_stack import HOST, MODEL, make_stack
-from infra.bench.memory import growth, resident_mib
-from infra.bench.results import BENCH_DIR, Bar, at_most
+from infra.bench.meters import growth, resident_mib
+from infra.bench.results import BENCH_DIR, at_most, table
 from infra.bench.serving.sse_client import SseConnection, StreamedAnswer, chat_body, chat_call
+from infra.bench.stacks import HOST, MODEL, make_stack, running
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from streams.calls.config import GatewaySettings
@@ -114,41 +111,48 @@ class ShortStreams:
 
 async def run(options: SoakOptions, console: Console) -> BenchmarkResult:
     """Warm up, send short streams, and report how memory grew."""
-    stack, watch = _stack(options), MemoryWatch()
-    with counting(console, 16) as progress:
-        try:
-            await stack.start()
-            streams = await _ask(stack, watch, options, progress)
-        finally:
-            await stack.stop(grace_s=10)
+    watch = MemoryWatch()
+    async with running(_stack(options)) as stack:
+        streams = await _ask(stack, watch, options)
     measured = watch.since(options.warm_up)
-    growths = {name: growth(samples, _SHARE) for name, samples in measured.items()}
+    rows = {
+        name: {"first_mib": mib[0], "last_mib": mib[-1], "growth": growth(mib, _SHARE)}
+        for name, mib in measured.items()
+    }
+    every = max(1, len(watch.answers) // 50)
     return BenchmarkResult(
-        figures=_figures(watch, measured, streams.errors),
-        bars=bars(growths, streams.errors),
-        tables=[table(measured)],
+        figures={
+            "growth": {name: row["growth"] for name, row in rows.items()},
+            "answers": watch.answers[::every],
+            "mib": {name: samples[::every] for name, samples in watch.mib.items()},
+            "errors": dict(streams.errors),
+        },
+        bars=[
+            *(at_most(f"growth of {name}", row["growth"], GROWTH_MAX)
+              for name, row in rows.items()),
+            at_most("streams that failed", streams.errors.total(), 0),
+        ],
+        tables=[table("Memory after the warm-up", rows)],
         load={"tokens": TOKENS, "step_ms": STEP_MS},
-    )
+    )  # fmt: skip
 
 
 def _stack(options: SoakOptions) -> Stack:
     stack = make_stack(PLAN, BENCH_DIR.absolute() / "soak", decode_step_ms=STEP_MS)
-    settings = stack.settings
+    settings, limit = stack.settings, options.table
     gateway = replace(settings.gateway, deadline_ms=GatewaySettings().deadline_ms)
     router = settings.router
-    if options.table:
-        gateway = replace(gateway, sessions_max=options.table)
-        router = replace(router, sessions_max=options.table, ended_max=options.table)
+    if limit:
+        gateway = replace(gateway, sessions_max=limit)
+        router = replace(router, sessions_max=limit, ended_max=limit)
     stack.settings = replace(settings, gateway=gateway, router=router)
     return stack
 
 
-async def _ask(
-    stack: Stack, watch: MemoryWatch, options: SoakOptions, progress: Progress
-) -> ShortStreams:
-    task = progress.add_task("streams", total=options.warm_up + options.requests)
+async def _ask(stack: Stack, watch: MemoryWatch, options: SoakOptions) -> ShortStreams:
+    progress = counting("streams", options.warm_up + options.requests)
     port = stack.settings.gateway.port
-    streams = ShortStreams(port, lambda answers: progress.update(task, completed=answers))
+    streams = ShortStreams(port, lambda answers: progress(completed=answers))
     watching = asyncio.create_task(watch.run(stack, lambda: streams.answered))
     try:
         for count in (options.warm_up, options.requests):
@@ -159,41 +163,8 @@ async def _ask(
     return streams
 
 
-def bars(growths: dict[str, float | None], errors: Counter[str]) -> list[Bar]:
-    """Return bars: memory does not grow, and no stream fails."""
-    return [
-        *(at_most(f"growth of {name}", value, GROWTH_MAX, "") for name, value in growths.items()),
-        at_most("streams that failed", errors.total(), 0, ""),
-    ]
-
-
-def _figures(
-    watch: MemoryWatch, measured: dict[str, list[float]], errors: Counter[str]
-) -> dict[str, Any]:
-    every = max(1, len(watch.answers) // 50)
-    return {
-        "growth": {name: growth(samples, _SHARE) for name, samples in measured.items()},
-        "answers": watch.answers[::every],
-        "mib": {name: samples[::every] for name, samples in watch.mib.items()},
-        "errors": dict(errors),
-    }
-
-
-def table(measured: dict[str, list[float]]) -> Table:
-    """Return the table of first and last memory by process."""
-    result = Table("process", "first, MiB", "last, MiB", "growth", title="Memory after the warm-up")
-    for name, samples in measured.items():
-        ratio = growth(samples, _SHARE)
-        growth_text = "-" if ratio is None else f"{ratio:.3f}"
-        result.add_row(name, f"{samples[0]:.0f}", f"{samples[-1]:.0f}", growth_text)
-    return result
-
-
 BENCHMARK = Benchmark(
-    name="soak",
-    about=__doc__,
-    run=run,
-    full=SoakOptions(),
+    "soak", __doc__, run, full=SoakOptions(),
     quick=SoakOptions(requests=4_000, warm_up=3_000, table=1_000),
     quick_help="4 000 streams after 3 000, with tables of 1 000 conversations",
-)
+)  # fmt: skip

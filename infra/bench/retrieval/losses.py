@@ -9,23 +9,22 @@ that the search failed.
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
-from rich.progress import Progress
-from rich.table import Table
 
+from infra.bench.benchmark import counting
 from infra.bench.results import Bar, at_least, at_most
+from infra.bench.retrieval.scene import Figures, Scene, citations, page_texts
 from infra.handbook.handbook import Page, handbook
-from infra.handbook.library import Library, TextDocument
-from infra.stack.launcher import Stack
+from schemas.errors import EngineFailed
 
-COLLECTION, SHARDS = "handbook", 2
-REPLICA, SHARD = "retrieval-2", "retrieval-1"  # one of two of shard 0, and all of shard 1
+COLLECTION = "handbook"
 WHOLE, ONE_REPLICA, NO_SHARD = "whole", "one replica killed", "one shard killed"
-_PAGES, _FOUND_S, _PATIENCE_S = 40, 120.0, 60.0
+# One of two replicas of shard 0, and all of shard 1.
+VICTIMS = {WHOLE: "", ONE_REPLICA: "retrieval-2", NO_SHARD: "retrieval-1"}
+_PAGES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,76 +41,42 @@ class ChatOutcome:
         return not (self.is_lost or self.is_cited or self.says_so)
 
 
-async def measure(
-    stack: Stack, books: Library, rate: float, phase_s: float, seed: int, progress: Progress
-) -> Mapping[str, Any]:
+async def measure(scene: Scene) -> Figures:
     """Return counts by phase: nothing is killed, a shard replica, and then a shard."""
-    pages = handbook(_PAGES)
-    texts = [TextDocument(page.document_id, page.text, page.title) for page in pages]
-    await books.put(COLLECTION, texts)
-    for text in texts:
-        await books.wait_for(COLLECTION, text, _FOUND_S)
-    chats = Chats(stack, pages, seed)
-    victims = {WHOLE: "", ONE_REPLICA: REPLICA, NO_SHARD: SHARD}
-    task = progress.add_task("kills", total=len(victims))
-    for phase, victim in victims.items():
+    pages, options, chats = handbook(_PAGES), scene.options, list[asyncio.Task[ChatOutcome]]()
+    await scene.put(COLLECTION, page_texts(pages))
+    rng, progress = random.Random(f"losses {options.seed}"), counting("kills", len(VICTIMS))
+    for phase, victim in VICTIMS.items():
         if victim:
-            await stack.kill(victim)
-        await chats.ask(phase, rate, phase_s)
-        progress.advance(task)
-    return figures(await chats.answers())
-
-
-class Chats:
-    """Sends chats at a rate, without waiting for earlier ones."""
-
-    def __init__(self, stack: Stack, pages: Sequence[Page], seed: int) -> None:
-        self._model = stack.settings.model.served_name
-        self._pages, self._rng = pages, random.Random(f"losses {seed}")
-        self._client = httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=_PATIENCE_S)
-        self._tasks: list[asyncio.Task[ChatOutcome]] = []
-
-    async def ask(self, phase: str, rate: float, phase_s: float) -> None:
-        """Send chats at this rate for `phase_s` seconds."""
+            await scene.stack.kill(victim)
         began_s = time.monotonic()
-        for number in range(round(rate * phase_s)):
-            await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
-            page = self._rng.choice(self._pages)
-            self._tasks.append(asyncio.create_task(self._chat(phase, page)))
-        await asyncio.sleep(max(0.0, began_s + phase_s - time.monotonic()))
-
-    async def answers(self) -> list[ChatOutcome]:
-        """Wait for all chats and return their outcomes."""
-        try:
-            return await asyncio.gather(*self._tasks)
-        finally:
-            await self._client.aclose()
-
-    async def _chat(self, phase: str, page: Page) -> ChatOutcome:
-        body = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": page.title}],
-            "max_tokens": 8,
-            "retrieval": {"collection": COLLECTION, "query": page.text, "k": 3},
-        }
-        try:
-            response = await self._client.post("/v1/chat/completions", json=body)
-        except httpx.HTTPError:
-            return ChatOutcome(phase, is_lost=True, is_cited=False, says_so=False)
-        answer = response.json()
-        retrieval = answer.get("trivium", {}).get("retrieval", {})
-        return ChatOutcome(
-            phase,
-            is_lost=response.status_code != 200 or not answer.get("choices"),
-            is_cited=page.document_id in {c["document_id"] for c in retrieval.get("citations", ())},
-            says_so=bool(retrieval.get("missing_shards") or retrieval.get("error")),
-        )
+        for number in range(round(options.kill_rate * options.kill_s)):
+            await asyncio.sleep(max(0.0, began_s + number / options.kill_rate - time.monotonic()))
+            chats.append(asyncio.create_task(_chat(scene, phase, rng.choice(pages))))
+        await asyncio.sleep(max(0.0, began_s + options.kill_s - time.monotonic()))
+        progress(advance=1)
+    return figures(await asyncio.gather(*chats))
 
 
-def figures(outcomes: Sequence[ChatOutcome]) -> dict[str, Any]:
+async def _chat(scene: Scene, phase: str, page: Page) -> ChatOutcome:
+    retrieval = {"collection": COLLECTION, "query": page.text, "k": 3}
+    try:
+        answer, _ = await scene.chat(page.title, max_tokens=8, retrieval=retrieval)
+    except (httpx.HTTPError, EngineFailed):
+        return ChatOutcome(phase, is_lost=True, is_cited=False, says_so=False)
+    report = answer.get("trivium", {}).get("retrieval", {})
+    return ChatOutcome(
+        phase,
+        is_lost=not answer.get("choices"),
+        is_cited=page.document_id in {citation["document_id"] for citation in citations(answer)},
+        says_so=bool(report.get("missing_shards") or report.get("error")),
+    )
+
+
+def figures(outcomes: Sequence[ChatOutcome]) -> Figures:
     """Count lost, cited and silent answers by phase."""
     rows = {}
-    for phase in (WHOLE, ONE_REPLICA, NO_SHARD):
+    for phase in VICTIMS:
         phase_outcomes = [outcome for outcome in outcomes if outcome.phase == phase]
         rows[phase] = {
             "answers": len(phase_outcomes),
@@ -123,25 +88,11 @@ def figures(outcomes: Sequence[ChatOutcome]) -> dict[str, Any]:
     return rows
 
 
-def bars(figures: Mapping[str, Any] | None) -> list[Bar]:
+def bars(figures: Figures) -> list[Bar]:
     """Return bars: no answer is lost, and answers that lack a shard report it."""
-    if figures is None:
-        return []
-    rows = list(figures.values())
+    counts = {name: sum(row[name] for row in figures.values()) for name in ("lost", "silent")}
     return [
-        at_most("answers lost, replica and shard killed", sum(r["lost"] for r in rows), 0, ""),
-        at_most(
-            "answers that lack a page and do not say so", sum(r["silent"] for r in rows), 0, ""
-        ),
-        at_least("answers that say a shard was missing", figures[NO_SHARD]["say_so"], 1, ""),
+        at_most("answers lost, replica and shard killed", counts["lost"], 0),
+        at_most("answers that lack a page and do not say so", counts["silent"], 0),
+        at_least("answers that say a shard was missing", figures[NO_SHARD]["say_so"], 1),
     ]
-
-
-def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Return the table of outcomes by phase."""
-    if "losses" not in figures:
-        return []
-    table = Table("pool", "answers", "lost", "with their page", "say so", "silent")
-    for phase, row in figures["losses"].items():
-        table.add_row(phase, *map(str, row.values()))
-    return [table]

@@ -10,188 +10,125 @@ cached answers. Part `losses` kills a shard replica and a shard under load. Writ
 build/bench/retrieval.json.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
-from infra.bench.results import Bar, at_least
-from infra.bench.retrieval import (
-    cached_answers,
-    early_prefill,
-    freshness,
-    latency,
-    losses,
-    probes,
-    quality,
-    recall,
-)
-from infra.bench.retrieval.stacks import answering_stack, running, sharded_stack, simulated_stack
-from infra.handbook.library import library
+from infra.bench.benchmark import Benchmark, BenchmarkResult
+from infra.bench.results import BENCH_DIR, Bar, nested, table
+from infra.bench.retrieval import answers, cached_answers, loads, losses, recall
+from infra.bench.retrieval.scene import PARTS, Figures, RetrievalOptions, Scene, scene_on
+from infra.bench.stacks import make_stack, model_stack
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from workers.embed.settings import EmbeddingSettings
+from workers.models.wheels import MINILM
 
-QUALITY, PROBES, EARLY = "quality", "probes", "early"
-RECALL, LATENCY, FRESHNESS, KEPT = "recall", "latency", "freshness", "kept"
-LOSSES = "losses"
-PARTS = (QUALITY, PROBES, EARLY, RECALL, LATENCY, FRESHNESS, KEPT, LOSSES)
-_PATIENCE_S = 600.0  # for an answer
-_MEASURED: Mapping[str, Any] = {
-    PROBES: probes, EARLY: early_prefill, RECALL: recall, LATENCY: latency, FRESHNESS: freshness,
-    KEPT: cached_answers, LOSSES: losses,
+_ANSWER_TOKENS, _LOOKUP_MS = 16, 2_000
+_BUDGET_MS, _DEADLINE_MS = 60_000, 600_000  # long, since only the quality of answers is measured
+_PATIENCE_S = 600.0  # for an answer of the real model
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part: on which stack it runs, what it measures, and what its figures mean."""
+
+    stack: str
+    measure: Callable[[Scene], Awaitable[Figures]]
+    bars: Callable[[Figures], list[Bar]]
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: Callable[[Figures], Mapping[str, Any]] = dict
+
+
+def answering_stack() -> Stack:
+    """Return a stack with the model that `trivium up` serves, on one replica worker."""
+    plan = StackPlan(prefill=0, decode=0, replica=1, retrieval=1, embedding=1)
+    folder = BENCH_DIR.absolute() / "retrieval-quality"
+    return model_stack(plan, folder, ttft_ms=_BUDGET_MS, deadline_ms=_DEADLINE_MS)
+
+
+def simulated_stack() -> Stack:
+    """Return a stack whose engines use little CPU and end their answers before `max_tokens`, since
+    gateways cache only such answers. Lookups in the response cache may take long.
+    """
+    plan, folder = StackPlan(retrieval=1, embedding=1), BENCH_DIR.absolute() / "retrieval-load"
+    stack = make_stack(plan, folder, end_every_tokens=_ANSWER_TOKENS)
+    gateway = replace(stack.settings.gateway, cache_wait_ms=_LOOKUP_MS)
+    embedding = EmbeddingSettings(model=MINILM)
+    stack.settings = replace(stack.settings, embedding=embedding, gateway=gateway)
+    return stack
+
+
+def sharded_stack() -> Stack:
+    """Return a stack with two shards, the first with two replicas. No model computes its vectors,
+    since only the arrival and the reports of answers are measured.
+    """
+    plan = StackPlan(retrieval=3, shards=2, embedding=1)
+    return make_stack(plan, BENCH_DIR.absolute() / "retrieval-losses")
+
+
+STACKS = {
+    "model": (answering_stack, _PATIENCE_S),
+    "load": (simulated_stack, loads.PATIENCE_S),
+    "shards": (sharded_stack, loads.PATIENCE_S),
+}
+_QUALITY = ("right", "right_paraphrased", "page_found", "tokens_put_in")
+_LATENCY = ("ttft_ms.with.p50", "ttft_ms.with.p99", "ttft_ms.without.p50", "ttft_ms.without.p99",
+            "search_ms.prefill.p99", "search_ms.decode.p99", "late")  # fmt: skip
+MEASURED = {
+    "quality": Part("model", answers.quality, answers.quality_bars, "Right answers",
+                    _QUALITY, nested),
+    "probes": Part("model", answers.probes, answers.probe_bars, "Answers with probes"),
+    "early": Part("model", answers.early, answers.early_bars, "ms to the first token, long prompts",
+                  rows=lambda figures: figures["ms"]),
+    "recall": Part("load", recall.measure, recall.bars, "recall@5 of docstrings",
+                   rows=lambda figures: figures["recall"]),
+    "kept": Part("load", cached_answers.measure, cached_answers.bars, "Answers, ms",
+                 rows=cached_answers.rows),
+    "latency": Part("load", loads.latency, loads.latency_bars, "Chats with a search",
+                    _LATENCY, nested),
+    "freshness": Part("load", loads.freshness, loads.freshness_bars, "Documents"),
+    "losses": Part("shards", losses.measure, losses.bars, "Answers while retrieval workers die"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalOptions:
-    """Sets which parts run and how much each asks."""
-
-    only: tuple[str, ...] = option((), "these parts", choices=PARTS)
-    sizes: tuple[int, ...] = option((30, 300, 3_000), "pages of the handbooks")
-    questions: int = option(300, "held out, of the smallest handbook")
-    streams: int = option(4, "questions at once")
-    answer_tokens: int = option(256, "of each answer with probes")
-    rounds: int = option(5, "of answers with probes in each way")
-    prompts: int = option(20, "long ones, that are computed during a search")
-    docstrings: int = option(0, "documents that are searched; 0: all")
-    rates: tuple[float, ...] = option((1.0, 100.0), "chats a second")
-    load_s: float = option(60.0, "s of each load")
-    fillers: int = option(20_000, "vectors that searches of the decode queue walk over")
-    documents: int = option(10_000, "that are ingested at once")
-    turns: int = option(1_000, "edits and questions")
-    pairs: int = option(4_000, "of questions, of each kind")
-    kill_rate: float = option(5.0, "chats a second while workers are killed")
-    kill_s: float = option(30.0, "s before and after each kill")
-    seed: int = option(1)
-
-
-QUICK = RetrievalOptions(
-    sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, prompts=3, docstrings=150,
-    rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
-    kill_rate=4.0, kill_s=3.0,
-)  # fmt: skip
 
 
 async def run(options: RetrievalOptions, console: Console) -> BenchmarkResult:
     """Run the chosen parts and return their figures, bars and tables."""
-    figures: dict[str, Any] = {}
-    parts = options.only or PARTS
-    with counting(console, 34) as progress:
-        if {QUALITY, PROBES, EARLY} & set(parts):
-            figures |= await _answers(options, parts, progress)
-        if {RECALL, LATENCY, FRESHNESS, KEPT} & set(parts):
-            figures |= await _loads(options, parts, progress)
-        if LOSSES in parts:
-            figures[LOSSES] = await _losses(options, progress)
+    measured = {}
+    chosen = {name: part for name, part in MEASURED.items() if name in (options.only or PARTS)}
+    for stack, (make, patience_s) in STACKS.items():
+        if parts := {name: part for name, part in chosen.items() if part.stack == stack}:
+            async with scene_on(make(), options, patience_s) as scene:
+                for name, part in parts.items():
+                    measured[name] = await part.measure(scene)
+    figures = {name: measured[name] for name in PARTS if name in measured}
     return BenchmarkResult(figures=figures, bars=bars(figures), tables=tables(figures))
-
-
-async def _answers(
-    options: RetrievalOptions, parts: tuple[str, ...], progress: Progress
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    async with (
-        running(answering_stack("retrieval-quality")) as stack,
-        library(stack.settings.log) as books,
-    ):
-        url, model = stack.gateway_urls[0], stack.settings.model.served_name
-        async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-            if QUALITY in parts:
-                asker = quality.Questioner(client, model, options.streams, progress)
-                figures[QUALITY] = await quality.measure(
-                    books, asker, options.sizes, options.questions, options.seed
-                )
-            if PROBES in parts:
-                figures[PROBES] = await probes.measure(
-                    books, client, model, streams=options.streams, tokens=options.answer_tokens,
-                    rounds=options.rounds, seed=options.seed, progress=progress,
-                )  # fmt: skip
-            if EARLY in parts:
-                figures[EARLY] = await early_prefill.measure(
-                    books, client, model, prompts=options.prompts, seed=options.seed,
-                    progress=progress,
-                )  # fmt: skip
-    return figures
-
-
-async def _losses(options: RetrievalOptions, progress: Progress) -> Mapping[str, Any]:
-    async with (
-        running(sharded_stack("retrieval-losses")) as stack,
-        library(stack.settings.log) as books,
-    ):
-        return await losses.measure(
-            stack, books, options.kill_rate, options.kill_s, options.seed, progress
-        )
-
-
-async def _loads(
-    options: RetrievalOptions, parts: tuple[str, ...], progress: Progress
-) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    async with (
-        running(simulated_stack("retrieval-load")) as stack,
-        library(stack.settings.log) as books,
-    ):
-        if RECALL in parts:
-            figures[RECALL] = await recall.measure(
-                books, options.docstrings, options.questions, options.seed, progress
-            )
-        if KEPT in parts:
-            figures[KEPT] = await cached_answers.measure(
-                stack, books, options.turns, options.pairs, options.seed, progress
-            )
-        if not {LATENCY, FRESHNESS} & set(parts):
-            return figures
-        load = latency.ChatLoad(stack, books, options.rates, options.load_s, options.seed)
-        await load.prepare(options.fillers)
-        if LATENCY in parts:
-            figures[LATENCY] = await load.measure(progress)
-        if FRESHNESS in parts:
-            figures[FRESHNESS] = await freshness.measure(load, options.documents, progress)
-    return figures
 
 
 def bars(figures: Mapping[str, Any]) -> list[Bar]:
     """Return the bars of all parts that ran."""
-    result: list[Bar] = []
-    if sizes := figures.get(QUALITY):
-        size = "300" if "300" in sizes else next(iter(sizes))
-        right = sizes[size][quality.WITH]["right"]
-        result.append(at_least(f"right answers, {size} pages", right, 0.85, "share"))
-    for name, part in _MEASURED.items():
-        result += part.bars(figures.get(name))
-    return result
+    return [bar for name, row in figures.items() for bar in MEASURED[name].bars(row)]
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
     """Return the tables of all parts that ran."""
-    result = []
-    if sizes := figures.get(QUALITY):
-        table = Table("pages", "way", "right", "paraphrased", "page found", "tokens put in")
-        for size, ways in sizes.items():
-            for way, row in ways.items():
-                table.add_row(
-                    size, way, f"{row['right']:.0%}", f"{row['right_paraphrased']:.0%}",
-                    f"{row['page_found']:.0%}", f"{row['tokens_put_in']:.0f}",
-                )  # fmt: skip
-        result.append(table)
-    for part in _MEASURED.values():
-        result += part.tables(figures)
-    return result
+    parts = [(MEASURED[name], row) for name, row in figures.items()]
+    return [table(part.title, part.rows(row), *part.columns) for part, row in parts]
 
 
 BENCHMARK = Benchmark(
-    name="retrieval",
-    about=__doc__,
-    run=run,
+    "retrieval",
+    __doc__,
+    run,
     full=RetrievalOptions(),
-    quick=QUICK,
+    quick=RetrievalOptions(
+        sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, prompts=3, docstrings=150,
+        rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
+        kill_rate=4.0, kill_s=3.0,
+    ),
     quick_help="a small handbook, few questions, short loads",
-)
-main = BENCHMARK.main
-
-if __name__ == "__main__":
-    main()
+)  # fmt: skip

@@ -8,8 +8,8 @@ in one call. Systems that are not installed, or do not run on this processor, ar
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from infra.bench.results import median, median_ratio
+from infra.bench.search.vectors import recall
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort
 from workers.vector.kernels.arrays import Array
@@ -201,18 +203,18 @@ class OperatingPoint:
 
 
 def at_recall(
-    points: Sequence[OperatingPoint], recall: float, *, of_cpu: bool = False
+    points: Sequence[OperatingPoint], target: float, *, of_cpu: bool = False
 ) -> float | None:
     """Return queries per second at a recall: log-linear between efforts; None beyond the ends.
 
     The logarithm of the missed share against the logarithm of the rate is close to a line.
     """
     ordered = sorted(points, key=lambda point: point.recall)
-    if not ordered or not ordered[0].recall <= recall <= ordered[-1].recall:
+    if not ordered or not ordered[0].recall <= target <= ordered[-1].recall:
         return None
     missed = [-np.log(max(1e-6, 1 - point.recall)) for point in ordered]
     rates = [np.log(p.queries_per_cpu_s if of_cpu else p.queries_per_s) for p in ordered]
-    return float(np.exp(np.interp(-np.log(1 - recall), missed, rates)))
+    return float(np.exp(np.interp(-np.log(1 - target), missed, rates)))
 
 
 def at_rate(points: Sequence[OperatingPoint], queries_per_s: float) -> float | None:
@@ -223,3 +225,77 @@ def at_rate(points: Sequence[OperatingPoint], queries_per_s: float) -> float | N
     missed = [np.log(max(1e-6, 1 - point.recall)) for point in ordered]
     rates = [np.log(point.queries_per_s) for point in ordered]
     return 1 - float(np.exp(np.interp(np.log(queries_per_s), rates, missed)))
+
+
+Curves = dict[str, list[list[OperatingPoint]]]  # by system, by repeat
+
+
+def measure_point(search: Callable[[], Array], effort: int, truth: Array) -> OperatingPoint:
+    """Time one call that searches all queries. Recall is that of the first ones, whose true
+    neighbours are known, shape (queries, k)."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    rows = search()
+    took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return OperatingPoint(
+        effort=effort,
+        recall=recall(rows[: len(truth)], truth),
+        queries_per_s=len(rows) / took_s,
+        queries_per_cpu_s=len(rows) / max(took_cpu_s, 1e-9),
+    )
+
+
+def measure_curves(
+    systems: Mapping[str, Callable[[int], OperatingPoint]],
+    efforts: Sequence[int],
+    repeats: int,
+    progress: Callable[[str], None],
+) -> Curves:
+    """Measure every system at each effort. Within a repeat systems take turns effort by effort, so
+    that ratios compare measurements side by side."""
+    for name, point in systems.items():
+        progress(f"{name} is warmed up")
+        point(efforts[0])
+    curves: Curves = {name: [] for name in systems}
+    for repeat in range(repeats):
+        progress(f"queries in one call, repeat {repeat + 1} of {repeats}")
+        for points in curves.values():
+            points.append([])
+        for effort in efforts:
+            for name, point in systems.items():
+                curves[name][-1].append(point(effort))
+    return curves
+
+
+def speeds(curves: Curves, recalls: Sequence[float]) -> dict[str, Any]:
+    """Return by recall and system: the rates there, and how many times faster ours is."""
+    out: dict[str, Any] = {}
+    for target in recalls:
+        rates, rates_by_cpu = (
+            {
+                name: [at_recall(points, target, of_cpu=of_cpu) for points in repeats]
+                for name, repeats in curves.items()
+            }
+            for of_cpu in (False, True)
+        )
+        out[str(target)] = {
+            name: {
+                "queries_per_s": median(rates[name]),
+                "queries_per_cpu_s": median(rates_by_cpu[name]),
+                "trivium_times": median_ratio(rates[OURS], rates[name]),
+                "trivium_times_by_cpu": median_ratio(rates_by_cpu[OURS], rates_by_cpu[name]),
+            }
+            for name in curves
+        }
+    return out
+
+
+def median_curves(curves: Curves) -> dict[str, list[dict[str, Any]]]:
+    """Return the points of each system, with median rates over the repeats."""
+    rates = ("queries_per_s", "queries_per_cpu_s")
+    return {
+        name: [
+            {**asdict(same[0]), **{r: median([getattr(p, r) for p in same]) for r in rates}}
+            for same in zip(*repeats, strict=True)
+        ]
+        for name, repeats in curves.items()
+    }

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.progress import Progress
-
-from infra.bench.benchmark import option
-from infra.bench.cpu_time import CpuMeter
-from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, ServingPeer
+from infra.bench.benchmark import counting, option
+from infra.bench.meters import CpuMeter
+from infra.bench.serving.contenders import HTTPX, MODEL, NAMES, REMOTE, REPLICA, ServingPeer
 from infra.bench.serving.figures import Cell, Cells
 from infra.bench.serving.load_generator import OfferedLoad
 from infra.bench.serving.sse_client import chat_body
+from infra.bench.stacks import HOST
 from workers.models.sim import make_tokenizer
 
 PROMPTS, PROMPT_WORDS, TOKENS = 32, 64, 64
@@ -48,14 +47,9 @@ class ServingOptions:
 
 
 QUICK = ServingOptions(
-    repeats=1,
-    seconds=1.5,
-    settle_s=0.7,
-    warm_up_s=12,
-    rates=(100, 400, 800),
-    open_repeats=1,
+    repeats=1, seconds=1.5, settle_s=0.7, warm_up_s=12, rates=(100, 400, 800), open_repeats=1,
     prompt_words=(1_000, 100_000),
-)
+)  # fmt: skip
 
 
 class Generator:
@@ -66,16 +60,11 @@ class Generator:
 
     @classmethod
     async def start(cls) -> "Generator":
-        return cls(
-            await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "infra.bench.serving.load_generator",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=1 << 24,
-            )
+        command = (sys.executable, "-m", "infra.bench.serving.load_generator")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24
         )
+        return cls(process)
 
     async def run(self, load: OfferedLoad) -> dict[str, Any]:
         """Send one load to the generator and return its figures; raises RuntimeError."""
@@ -125,43 +114,43 @@ class ServingComparison:
         for name, meter in meters.items():
             self.idle[name] = {k: round(v / seconds, 3) for k, v in meter.used_s().items()}
 
-    async def warm_up(self, progress: Progress) -> None:
+    async def warm_up(self) -> None:
         """Send load until the broker and all other processes are warm."""
         names = [name for name in TRIVIUM if name in self._peers]
-        task = progress.add_task("warming up", total=2 * len(names))
+        progress = counting("warming up", 2 * len(names))
         for streams in (64, 256):
             for name in names:
                 window_s = self._options.warm_up_s / 2 / len(names)
                 await self._cell(name, streams=streams, settle_s=0, window_s=window_s)
-                progress.advance(task)
+                progress(advance=1)
 
-    async def run_closed(self, progress: Progress) -> None:
+    async def run_closed(self) -> None:
         """Run closed loops: all peers one after the other at each number of streams."""
         options = self._options
-        task = progress.add_task("closed loop", total=self._closed_cells())
+        progress = counting("closed loop", self._closed_cells())
         for repeat in range(options.repeats):
             for streams in options.streams:
                 for name in self._in_turn(repeat):
                     if name == HTTPX and streams > options.httpx_streams_max:
                         continue
-                    progress.update(task, description=f"closed loop: {name}, {streams} streams")
+                    progress(description=f"closed loop: {name}, {streams} streams")
                     cell = await self._cell(name, streams=streams)
                     self.closed.setdefault(name, {}).setdefault(streams, []).append(cell)
-                    progress.advance(task)
+                    progress(advance=1)
 
-    async def run_open(self, progress: Progress) -> None:
+    async def run_open(self) -> None:
         """Run open loops with rising rates, for each peer until it no longer keeps up."""
         options = self._options
         cells = len(options.rates) * len(self._peers) * options.open_repeats
-        task = progress.add_task("open loop", total=cells)
+        progress = counting("open loop", cells)
         for repeat in range(options.open_repeats):
             saturated: set[str] = set()
             for rate in options.rates:
                 for name in self._in_turn(repeat):
-                    progress.advance(task)
+                    progress(advance=1)
                     if name in saturated:
                         continue
-                    progress.update(task, description=f"open loop: {name}, {rate:g} req/s")
+                    progress(description=f"open loop: {name}, {rate:g} req/s")
                     seed = options.seed + repeat
                     cell = await self._cell(name, rate_per_s=rate, seed=seed, drain_s=5)
                     self.open.setdefault(name, {}).setdefault(rate, []).append(cell)

@@ -6,7 +6,6 @@ have the same settings. All processes stop when the context ends.
 """
 
 import asyncio
-import dataclasses
 import json
 import shutil
 import sys
@@ -17,20 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.broker.node import Broker
+from infra.bench.stacks import HOST, running_broker, stack_on
 from infra.broker.probe import free_ports
-from infra.broker.section import BrokerSettings
 from infra.processes.supervisor import ProcessSpec, Supervisor
-from infra.stack.configuration import Settings
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.errors import NotReady
 from schemas.settings import LogSettings, ModelSettings
-from streams.calls.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.models.sim import make_sim_model
 
-HOST = "127.0.0.1"
 MODEL = "sim"
 DIRECT, HTTPX, AIOHTTP, REPLICA, REMOTE = "direct", "httpx", "aiohttp", "replica", "remote"
 NAMES = (DIRECT, HTTPX, AIOHTTP, REPLICA, REMOTE)
@@ -42,6 +37,10 @@ SIM: dict[str, Any] = {
     "waiting_max": 4_096,
     "kv_blocks": 32_768,
     "end_every_tokens": 0,
+}
+PLANS = {
+    REPLICA: StackPlan(prefill=0, decode=0, replica=1),
+    REMOTE: StackPlan(prefill=1, decode=1),
 }
 _START_TIMEOUT_S = 120.0
 CONTEXT_TOKENS = 1 << 18
@@ -62,19 +61,30 @@ async def running_peers(
     names: tuple[str, ...], folder: Path
 ) -> AsyncIterator[dict[str, ServingPeer]]:
     """Start these peers and yield them by name. Recreates `folder`, an absolute path."""
-    model = _fresh_model(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    model = make_sim_model(folder / "model")
     peers: dict[str, ServingPeer] = {}
     async with AsyncExitStack() as stack:
         if {DIRECT, HTTPX, AIOHTTP} & set(names):
             peers |= await stack.enter_async_context(_baselines(folder, model))
         if {REPLICA, REMOTE} & set(names):
-            peers |= await stack.enter_async_context(_trivium(names, folder, model))
+            bootstrap, broker_pid = stack.enter_context(running_broker(folder / "broker-home"))
+            served = ModelSettings(path=str(model), name=MODEL, max_model_len=CONTEXT_TOKENS)
+            worker = WorkerSettings(engine="sim")
+            for name, plan in PLANS.items():
+                if name in names:
+                    ours = stack_on(bootstrap, name, plan, folder, served, worker, SIM)
+                    peers[name] = _peer(name, await stack.enter_async_context(ours), broker_pid)
         yield {name: peers[name] for name in NAMES if name in names}
 
 
-def _fresh_model(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    return make_sim_model(folder / "model")
+def _peer(name: str, stack: Stack, broker_pid: int) -> ServingPeer:
+    def pids() -> dict[str, int]:
+        by_kind = {name.rpartition("-")[0]: p.pid for name, p in stack.processes.items()}
+        return {**by_kind, "broker": broker_pid}
+
+    settings = stack.settings
+    return ServingPeer(name=name, port=settings.gateway.port, pids=pids, log=settings.log)
 
 
 @asynccontextmanager
@@ -84,28 +94,19 @@ async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Servi
     ports = dict(zip(names, free_ports(*[HOST] * len(names)), strict=True))
     engine_url = f"http://{HOST}:{ports[DIRECT]}"
     sim = json.dumps({**SIM, "transfer": "memory"})
+    proxy = "infra.bench.serving.proxies"
     commands = {
         DIRECT: ("infra.bench.serving.sim_server", str(ports[DIRECT]), str(model), sim),
-        HTTPX: ("infra.bench.serving.proxies", "httpx", str(ports[HTTPX]), engine_url, engine_url),
-        AIOHTTP: (
-            "infra.bench.serving.proxies",
-            "aiohttp",
-            str(ports[AIOHTTP]),
-            engine_url,
-            engine_url,
-        ),
+        HTTPX: (proxy, "httpx", str(ports[HTTPX]), engine_url, engine_url),
+        AIOHTTP: (proxy, "aiohttp", str(ports[AIOHTTP]), engine_url, engine_url),
     }
     try:
         for name, command in commands.items():
-            supervisor.start(
-                ProcessSpec(
-                    name=name,
-                    command=(sys.executable, "-m", *command),
-                    log_file=folder / f"{name}.log",
-                    restart=False,
-                    grace_s=5.0,
-                )
+            arguments, log = (sys.executable, "-m", *command), folder / f"{name}.log"
+            spec = ProcessSpec(
+                name=name, command=arguments, log_file=log, restart=False, grace_s=5.0
             )
+            supervisor.start(spec)
         for name, port in ports.items():
             await _wait_listening(name, port, folder / f"{name}.log")
 
@@ -119,55 +120,6 @@ async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Servi
         }
     finally:
         await supervisor.stop()
-
-
-@asynccontextmanager
-async def _trivium(
-    names: tuple[str, ...], folder: Path, model: Path
-) -> AsyncIterator[dict[str, ServingPeer]]:
-    plans = {
-        REPLICA: StackPlan(prefill=0, decode=0, replica=1),
-        REMOTE: StackPlan(prefill=1, decode=1),
-    }
-    broker_settings = BrokerSettings(port=0)
-    home = folder / "broker-home"
-    broker = Broker(broker_settings, home / "broker", tethered=True)
-    bootstrap = broker.start()  # a tethered broker ends with the thread that starts it
-    peers: dict[str, ServingPeer] = {}
-    try:
-        async with AsyncExitStack() as stack:
-            for name, plan in plans.items():
-                if name not in names:
-                    continue
-                (port,) = free_ports(HOST)
-                settings = _settings(name, bootstrap, port, model)
-                plan = dataclasses.replace(plan, broker=False)
-                peer_stack = await stack.enter_async_context(
-                    Stack(settings, plan, folder=folder / name)
-                )
-                pids = _pids(peer_stack, broker.status().pid)
-                peers[name] = ServingPeer(name=name, port=port, pids=pids, log=settings.log)
-            yield peers
-    finally:
-        broker.stop()
-
-
-def _pids(stack: Stack, broker_pid: int) -> Callable[[], dict[str, int]]:
-    def pids() -> dict[str, int]:
-        by_kind = {name.rpartition("-")[0]: p.pid for name, p in stack.processes.items()}
-        return {**by_kind, "broker": broker_pid}
-
-    return pids
-
-
-def _settings(name: str, bootstrap: str, port: int, model: Path) -> Settings:
-    return Settings(
-        log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
-        model=ModelSettings(path=str(model), name=MODEL, max_model_len=CONTEXT_TOKENS),
-        gateway=GatewaySettings(port=port),
-        worker=WorkerSettings(engine="sim"),
-        engines={"sim": SIM},
-    )
 
 
 async def _wait_listening(name: str, port: int, log_file: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from infra.bench.benchmark import Benchmark, BenchmarkResult, counting
+from infra.bench.benchmark import Benchmark, BenchmarkResult
+from infra.bench.plot import plot
 from infra.bench.results import BENCH_DIR
 from infra.bench.serving.cells import (
     PROMPT_WORDS,
@@ -29,14 +30,14 @@ from infra.bench.serving.contenders import SIM, running_peers
 from infra.bench.serving.figures import (
     bars,
     closed_figures,
-    closed_table,
-    cpu_table,
     open_figures,
-    open_table,
     other_cpu_share,
+    panels,
+    tables,
 )
-from infra.bench.serving.plot import plot
 from infra.bench.serving.prompts import prompt_bars, prompt_figures, prompt_table
+
+_TITLE = "Same simulated engine: 20 ms prefill, 5 ms per token, 64 tokens"
 
 
 async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
@@ -48,23 +49,22 @@ async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
         benchmark = ServingComparison(options, peers, generator)
         await benchmark.check_answers()
         console.print(f"{len(peers)} peers give the same {PROMPTS} answers.")
-        with counting(console, 34) as progress:
-            await benchmark.warm_up(progress)
-            await benchmark.measure_idle(3)
-            await benchmark.run_closed(progress)
-            await benchmark.run_open(progress)
+        await benchmark.warm_up()
+        await benchmark.measure_idle(3)
+        await benchmark.run_closed()
+        await benchmark.run_open()
         prompts = await prompt_figures(peers, generator, options.prompt_words, options.seed)
         await generator.stop()
-    closed = closed_figures(benchmark.closed)
+    closed, open_loop = closed_figures(benchmark.closed), open_figures(benchmark.open, keeps_up)
     figures: dict[str, Any] = {
         "closed_loop": closed,
-        "open_loop": open_figures(benchmark.open, keeps_up),
+        "open_loop": open_loop,
         "prompts": prompts,
         "idle_cpu_share": benchmark.idle,
         "other_cpu_share": other_cpu_share(closed) or 0.0,
         "elapsed_s": round(time.monotonic() - started_s),
     }
-    plot(figures, BENCH_DIR / "serving.png")
+    plot(BENCH_DIR / "serving.png", panels(closed, open_loop), _TITLE)
     note = (
         f"Processes that were not under test took {figures['other_cpu_share']:.2f} cores of "
         f"{os.cpu_count()} meanwhile; above 0.3 only ratios mean anything."
@@ -72,23 +72,13 @@ async def run(options: ServingOptions, console: Console) -> BenchmarkResult:
     return BenchmarkResult(
         figures=figures,
         bars=[*bars(benchmark.closed), *prompt_bars(prompts)],
-        tables=[
-            closed_table(closed),
-            cpu_table(closed),
-            note,
-            open_table(figures["open_loop"]),
-            prompt_table(prompts),
-        ],
+        tables=[*tables(closed, open_loop), note, prompt_table(prompts)],
         load={"tokens": TOKENS, "prompt_words": PROMPT_WORDS, "sim": SIM},
         beside=f" and {BENCH_DIR / 'serving.png'}",
     )
 
 
 BENCHMARK = Benchmark(
-    name="serving",
-    about=__doc__,
-    run=run,
-    full=ServingOptions(),
-    quick=QUICK,
+    "serving", __doc__, run, full=ServingOptions(), quick=QUICK,
     quick_help="one repeat, short cells",
-)
+)  # fmt: skip

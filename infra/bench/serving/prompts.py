@@ -5,18 +5,18 @@ with a different prompt, so that no cache helps. Subtracts the CPU time of idle 
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from infra.bench.cpu_time import CpuMeter
-from infra.bench.log_counts import SETTLE_S, counts, end_offsets
-from infra.bench.results import Bar, at_most, number
+from infra.bench.log_counts import cost_of
+from infra.bench.meters import CpuMeter
+from infra.bench.results import Bar, at_most, table
 from infra.bench.serving.cells import Generator, make_bodies
-from infra.bench.serving.contenders import HOST, REPLICA, ServingPeer
+from infra.bench.serving.contenders import REPLICA, ServingPeer
 from infra.bench.serving.load_generator import OfferedLoad
+from infra.bench.stacks import HOST
 from infra.stack.plan import WORKER_ROLES
 
 REQUESTS, STREAMS, TOKENS = 20, 4, 20
@@ -59,20 +59,16 @@ async def _figures(
         settle_s=0.0,
         window_s=_LIMIT_S,
     )
-    before, meter, began_s = await end_offsets(peer.log), CpuMeter(peer.pids()), time.monotonic()
-    cell = await generator.run(load)
-    await asyncio.sleep(SETTLE_S)
-    used_s, elapsed_s = meter.used_s(), time.monotonic() - began_s
-    topic_counts = await counts(peer.log, before, await end_offsets(peer.log))
+    cost = await cost_of(generator.run(load), peer.log, peer.pids())
     return {
-        "requests": cell["requests"],
-        "errors": cell["errors"],
-        "ttft_ms_p50": cell["ttft_ms"]["p50"],
+        "requests": cost.result["requests"],
+        "errors": cost.result["errors"],
+        "ttft_ms_p50": cost.result["ttft_ms"]["p50"],
         "cpu_ms": {
-            process: 1e3 * max(0.0, s - idle.get(process, 0.0) * elapsed_s) / REQUESTS
-            for process, s in sorted(used_s.items())
+            process: 1e3 * max(0.0, s - idle.get(process, 0.0) * cost.elapsed_s) / REQUESTS
+            for process, s in sorted(cost.cpu_s.items())
         },
-        "bytes": {topic: row["bytes"] / REQUESTS for topic, row in topic_counts.items()},
+        "bytes": {topic: row["bytes"] / REQUESTS for topic, row in cost.topics.items()},
     }
 
 
@@ -87,17 +83,13 @@ def prompt_bars(figures: Figures) -> list[Bar]:
 
 def prompt_table(figures: Figures) -> Table:
     """Return a table by peer and length, with the bytes of topics that grow with the prompt."""
-    table = Table("words", "peer", "TTFT p50", "CPU", "bytes", title="Prompts by their length")
-    table.caption = "For each request: ms, and bytes before compression."
-    for name, rows in figures.items():
-        shortest = min(rows, key=int)
-        for words, row in rows.items():
-            cpu = [f"{process} {number(ms)}" for process, ms in row["cpu_ms"].items()]
+    rows = {}
+    for name, by_words in figures.items():
+        shortest = by_words[min(by_words, key=int)]["bytes"]
+        for words, row in by_words.items():
             sizes = {topic: size for topic, size in row["bytes"].items()
-                     if size > 2 * rows[shortest]["bytes"].get(topic, 0.0)}  # fmt: skip
-            cells = [f"{topic} {number(size)}" for topic, size in sizes.items()]
-            rest = number(sum(row["bytes"].values()) - sum(sizes.values()))
-            ttft = number(row["ttft_ms_p50"])
-            table.add_row(words, name, ttft, ", ".join(cpu), ", ".join([*cells, f"rest {rest}"]))
-        table.add_section()
-    return table
+                     if size > 2 * shortest.get(topic, 0.0)}  # fmt: skip
+            sizes["rest"] = sum(row["bytes"].values()) - sum(sizes.values())
+            rows[f"{words}, {name}"] = {**row, "bytes": sizes}
+    caption = "For each request: ms, and bytes before compression."
+    return table("Prompts by their words", rows, "ttft_ms_p50", "cpu_ms", "bytes", caption=caption)

@@ -14,8 +14,7 @@ from typing import Any
 
 from infra.bench.faults.http_clients import WHOLE, ClientAnswer
 from infra.bench.results import Bar, at_least, at_most, percentiles
-from infra.bench.vllm.streams import NAME, StreamClient
-from infra.bench.vllm.words import draw_prompt
+from infra.bench.vllm.streams import NAME, StreamClient, draw_prompt
 from infra.stack.launcher import Stack
 from schemas.records import Cancellation, MemberKind, Outcome, OutcomeKind
 from streams.log.clock import wall_ms
@@ -203,5 +202,5 @@ def bars(alone: dict[str, Any], rate: dict[str, Any]) -> list[Bar]:
     return [
         at_most("storm: slots of all workers free", slowest, FREE_S, "s"),
         at_most("storm: rate of answers back", rate["back_s"], BACK_S, "s"),
-        at_least("storm: rate after that, of before", rate["share_later"], RATE_SHARE, ""),
+        at_least("storm: rate after that, of before", rate["share_later"], RATE_SHARE),
     ]

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
-from infra.bench.vllm.words import MODEL_HELP, plain_words
+from infra.bench.results import table
+from infra.bench.vllm.streams import MODEL_HELP, draw_prompt, plain_words
 from infra.stack.engine_alone import LoneAnswer, generate_answers
 from infra.stack.engine_source import start_engine
 from schemas.records import Role, Sampling
@@ -63,34 +62,29 @@ async def run(options: AttemptsOptions, console: Console) -> BenchmarkResult:
     )
     by_way: dict[str, dict[str, Any]] = {}
     try:
-        with counting(console, 24) as progress:
-            for kind, temperature in KINDS.items():
-                jobs = [_sampled(options, temperature, number) for number in range(len(prompts))]
-                inputs = list(zip(prompts, jobs, strict=True))
-                alone = await _answers(engine, inputs, 1, f"{kind}, alone", progress)
-                for size in (1, *options.batches):
-                    name = "alone again" if size == 1 else f"batch of {size}"
-                    rerun = await _answers(engine, inputs, size, f"{kind}, {name}", progress)
-                    by_way[f"{kind}, {name}"] = compare(alone, rerun)
+        for kind, temperature in KINDS.items():
+            jobs = [_sampled(options, temperature, number) for number in range(len(prompts))]
+            inputs = list(zip(prompts, jobs, strict=True))
+            alone = await _answers(engine, inputs, 1, f"{kind}, alone")
+            for size in (1, *options.batches):
+                name = "alone again" if size == 1 else f"batch of {size}"
+                rerun = await _answers(engine, inputs, size, f"{kind}, {name}")
+                by_way[f"{kind}, {name}"] = compare(alone, rerun)
     finally:
         await engine.close()
-    return BenchmarkResult(figures=by_way, tables=[table(by_way)])
+    return BenchmarkResult(figures=by_way, tables=[table("Beside alone", by_way)])
 
 
 async def _answers(
-    engine: Engine,
-    inputs: Sequence[tuple[list[int], Sampling]],
-    size: int,
-    name: str,
-    progress: Progress,
+    engine: Engine, inputs: Sequence[tuple[list[int], Sampling]], size: int, name: str
 ) -> list[list[int]]:
     """Return the tokens of each answer, generated in batches of `size`, one after the other."""
-    task = progress.add_task(name, total=len(inputs))
+    progress = counting(name, len(inputs))
     results: list[LoneAnswer] = []
     for begin in range(0, len(inputs), size):
         batch = inputs[begin : begin + size]
         results += await generate_answers(
-            engine, batch, at_once=size, on_answer=lambda: progress.advance(task)
+            engine, batch, at_once=size, on_answer=lambda: progress(advance=1)
         )
     return [answer.token_ids for answer in results]
 
@@ -105,16 +99,6 @@ def compare(alone: Sequence[Sequence[int]], rerun: Sequence[Sequence[int]]) -> d
     return {"answers": len(alone), "different": len(places), "first_difference": sorted(places)}
 
 
-def table(figures: dict[str, dict[str, Any]]) -> Table:
-    """Return the table of differences, a row for each way."""
-    result = Table("as", "answers", "different", "equal tokens before", title="Beside alone")
-    for name, row in figures.items():
-        places = row["first_difference"]
-        before = f"{places[0]} to {places[-1]}" if places else ""
-        result.add_row(name, str(row["answers"]), str(row["different"]), before)
-    return result
-
-
 def _sampled(options: AttemptsOptions, temperature: float, number: int) -> Sampling:
     return Sampling(
         max_tokens=options.tokens, temperature=temperature, seed=number + 1, ignore_eos=True
@@ -124,18 +108,12 @@ def _sampled(options: AttemptsOptions, temperature: float, number: int) -> Sampl
 def _prompts(model: Path, options: AttemptsOptions) -> list[list[int]]:
     rng = random.Random(options.seed)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    words = plain_words(tokenizer)
-    texts = [
-        " ".join(rng.choices(words, k=rng.randint(*PROMPT_WORDS))) for _ in range(options.requests)
-    ]
+    words, counts = plain_words(tokenizer), range(options.requests)
+    texts = [draw_prompt(rng, words, rng.randint(*PROMPT_WORDS)) for _ in counts]
     return [tokenizer.encode(text).ids for text in texts]
 
 
 BENCHMARK = Benchmark(
-    name="attempts",
-    about=__doc__,
-    run=run,
-    full=AttemptsOptions(),
-    quick=AttemptsOptions(requests=16, tokens=24),
+    "attempts", __doc__, run, full=AttemptsOptions(), quick=AttemptsOptions(requests=16, tokens=24),
     quick_help="fewer and shorter answers",
-)
+)  # fmt: skip

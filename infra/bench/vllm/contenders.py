@@ -8,37 +8,35 @@ under test is frozen if its engines would use CPU time while idle.
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from infra.bench.stacks import HOST, running, stack_on
 from infra.broker.probe import free_ports
 from infra.processes.identity import children, members
 from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
-from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan, core_shares
 from infra.stack.reassignment import move_worker
 from schemas.errors import NotReady
 from schemas.records import MemberKind, Role
-from schemas.settings import LogSettings, ModelSettings
-from streams.calls.config import GatewaySettings
+from schemas.settings import ModelSettings
 from streams.log.clients import LogProducer
 from streams.log.registry import make_codec
 from workers.config import WorkerSettings
 
-HOST, MODEL = "127.0.0.1", "model"
+MODEL = "model"
 ENGINE: dict[str, Any] = {"block_size": 32, "running_max": 64, "kv_cache_bytes": 512 << 20}
 MODEL_LEN_MAX = 2_048
 START_S = 420.0
@@ -70,25 +68,14 @@ class VllmPeer:
             self.signal(signal.SIGSTOP)
 
 
-@asynccontextmanager
-async def trivium(
+def trivium(
     name: str, plan: StackPlan, bootstrap: str, model: Path, folder: Path
-) -> AsyncIterator[Stack]:
+) -> AbstractAsyncContextManager[Stack]:
     """Run a Trivium stack on a running broker."""
-    (port,) = free_ports(HOST)
-    settings = Settings(
-        log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
-        model=ModelSettings(path=str(model), name=MODEL, max_model_len=MODEL_LEN_MAX),
-        gateway=GatewaySettings(port=port),
-        worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
-        engines={"vllm": {**ENGINE, **_PATIENT}},
-    )
-    stack = Stack(settings, dataclasses.replace(plan, broker=False), folder=folder / name)
-    try:
-        await stack.start(timeout_s=START_S)
-        yield stack
-    finally:
-        await stack.stop(grace_s=10)
+    served = ModelSettings(path=str(model), name=MODEL, max_model_len=MODEL_LEN_MAX)
+    worker = WorkerSettings(engine="vllm", drain_timeout_ms=2_000)
+    settings = {**ENGINE, **_PATIENT}
+    return running(stack_on(bootstrap, name, plan, folder, served, worker, settings), START_S)
 
 
 async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
@@ -192,26 +179,15 @@ def hold(pid: int, cores: Sequence[int]) -> None:
 
 def _proxy(name: str, deals: Sequence[str], port: int, folder: Path) -> ProcessSpec:
     kind, prefill, decode = deals
-    command = [
-        sys.executable,
-        "-m",
-        "infra.bench.serving.proxies",
-        kind,
-        str(port),
-        prefill,
-        decode,
-    ]
+    program = ("-m", "infra.bench.serving.proxies")
+    command = [sys.executable, *program, kind, str(port), prefill, decode]
     return _spec(f"{name}-proxy", command, folder, dict(os.environ))
 
 
 def _spec(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) -> ProcessSpec:
+    log_file = folder / f"{name}.log"
     return ProcessSpec(
-        name=name,
-        command=tuple(command),
-        log_file=folder / f"{name}.log",
-        env=env,
-        restart=False,
-        grace_s=10.0,
+        name=name, command=tuple(command), log_file=log_file, env=env, restart=False, grace_s=10.0
     )
 
 

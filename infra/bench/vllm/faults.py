@@ -6,34 +6,29 @@ and `wrong_kv.py` measure one fault each. Writes build/bench/vllm_faults.json.
 """
 
 import random
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from tokenizers import Tokenizer
 
-from infra.bench.benchmark import Benchmark, BenchmarkResult, counting, option
+from infra.bench.benchmark import Benchmark, BenchmarkResult, option
 from infra.bench.faults.log_audit import LogAudit, read_audit, read_topic, wait_settled
-from infra.bench.results import BENCH_DIR, Bar
+from infra.bench.results import BENCH_DIR, Bar, table
+from infra.bench.stacks import MODEL_START_S as START_S
+from infra.bench.stacks import model_stack, running
 from infra.bench.vllm import abort_storm, killed_decode, wrong_kv
-from infra.bench.vllm.streams import StreamClient
-from infra.bench.vllm.words import MODEL_HELP, draw_prompt, plain_words
-from infra.broker.section import BrokerSettings
-from infra.stack.configuration import Settings
+from infra.bench.vllm.streams import MODEL_HELP, StreamClient, draw_prompt, plain_words
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from schemas.settings import ModelSettings
-from streams.calls.config import GatewaySettings
 from streams.log.clock import wall_ms
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2
 
 PLAN = StackPlan(prefill=1, decode=2)
-START_S = 420.0
 KILL, STORM, WRONG_KV = "kill", "storm", "wrong-kv"
 ENGINE = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 PROMPT_WORDS = (10, 60)
@@ -60,104 +55,82 @@ class VllmFaultsOptions:
 async def run(options: VllmFaultsOptions, console: Console) -> BenchmarkResult:
     """Run the chosen parts and return figures and bars."""
     folder = BENCH_DIR.absolute() / "vllm-faults"
-    shutil.rmtree(folder, ignore_errors=True)
     model = Path(model_folder(ModelSettings(path=options.model)))
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     words = plain_words(tokenizer)
     figures: dict[str, Any] = {}
     judged: list[Bar] = []
     if options.has(KILL) or options.has(STORM):
-        stack = make_stack(model, folder)
+        stack = model_stack(PLAN, folder, model=str(model), engine=ENGINE)
         console.print(f"Starting {', '.join(stack.plan.names())} ...")
-        try:
-            await stack.start(timeout_s=START_S)
+        async with running(stack, START_S):
             await _on_stack(stack, words, options, figures, judged, console)
-        finally:
-            await stack.stop(grace_s=10)
     if options.has(WRONG_KV):
         rng = _rng(options)
 
         def makes_prompt(tokens: int) -> list[int]:
             return list(tokenizer.encode(draw_prompt(rng, words, tokens)).ids[:tokens])
 
-        with counting(console, 18) as progress:
-            figures[WRONG_KV] = await wrong_kv.measure(
-                str(model), makes_prompt, options.prompts, progress
-            )
+        figures[WRONG_KV] = await wrong_kv.measure(str(model), makes_prompt, options.prompts)
         judged += wrong_kv.bars(figures[WRONG_KV])
     return BenchmarkResult(
         figures=figures,
         bars=judged,
-        tables=[table(figures)],
+        tables=[table("Faults", figures)],
         load={"engine": ENGINE, "plan": list(PLAN.names())},
         beside=f"; logs are in {folder}",
     )
 
 
-def make_stack(model: Path, folder: Path) -> Stack:
-    """Return a stack with a deployment's settings but longer timeouts."""
-    settings = Settings(
-        broker=BrokerSettings(port=0),
-        model=ModelSettings(path=str(model)),
-        gateway=GatewaySettings(port=0, ttft_ms=600_000, deadline_ms=1_200_000),
-        engines={"vllm": ENGINE},
-    )
-    return Stack(settings, PLAN, folder=folder)
-
-
 async def _on_stack(
-    stack: Stack,
-    words: list[str],
-    options: VllmFaultsOptions,
-    figures: dict[str, Any],
-    judged: list[Bar],
-    console: Console,
-) -> None:
+    stack: Stack, words: list[str], options: VllmFaultsOptions, figures: dict[str, Any],
+    judged: list[Bar], console: Console,
+) -> None:  # fmt: skip
     url, model, rng = stack.gateway_urls[0], stack.settings.model.served_name, _rng(options)
-    asker = StreamClient(url, model)
+    asker, killed_rows = StreamClient(url, model), []
     if options.has(KILL):
         prompts = [
             draw_prompt(rng, words, rng.randint(*PROMPT_WORDS)) for _ in range(options.answers)
         ]
         figures[KILL] = await _kills(stack, asker, prompts, options, console)
+        killed_rows = figures[KILL]["killed"]
     if options.has(STORM):
-        storms = []
-        for is_alone in (True, False):
-            prompts = [
-                draw_prompt(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)
-            ]
-            console.print(f"A storm of {options.calls} calls, alone: {is_alone} ...")
-            if is_alone:
-                storms.append(await abort_storm.storm(stack, url, model, prompts, is_alone=True))
-                continue
-            second, rate = await abort_storm.rates(
-                stack, url, model, words, prompts, f"{options.seed}"
-            )
-            storms.append(second)
-        audit = await _audited(stack)
-        ends = [outcome for several in audit.outcomes.values() for outcome in several]
-        cancellations = await read_topic(stack.settings.log, "cancellations")
-        until = [storms[1].hung_up_ms, wall_ms()]
-        alone, second_row = (
-            storm.figures(abort_storm.of_storm(ends, storm, end), cancellations)
-            for storm, end in zip(storms, until, strict=True)
-        )
-        figures[STORM] = {"alone": alone, "beside_answers": second_row, "rate": rate}
-        judged += abort_storm.bars(alone, rate)
+        figures[STORM] = await _storms(stack, words, rng, options, console)
+        judged += abort_storm.bars(figures[STORM]["alone"], figures[STORM]["rate"])
     figures["violations"] = [*(await _audited(stack)).violations()]
-    if options.has(KILL):
-        worst = max(figures[KILL]["killed"], key=lambda row: len(row["different"]))
+    if killed_rows:
+        worst = max(killed_rows, key=lambda row: len(row["different"]))
         judged[:0] = killed_decode.bars(worst, figures["violations"])
     await asker.hang_up()
 
 
-async def _kills(
-    stack: Stack,
-    asker: StreamClient,
-    prompts: list[str],
-    options: VllmFaultsOptions,
-    console: Console,
+async def _storms(
+    stack: Stack, words: list[str], rng: random.Random, options: VllmFaultsOptions, console: Console
 ) -> dict[str, Any]:
+    """Run a storm alone, then one beside clients that ask; return figures of both."""
+    url, model = stack.gateway_urls[0], stack.settings.model.served_name
+    first, second = (
+        [draw_prompt(rng, words, abort_storm.STORM_WORDS) for _ in range(options.calls)]
+        for _ in range(2)
+    )
+    console.print(f"A storm of {options.calls} calls, alone ...")
+    alone = await abort_storm.storm(stack, url, model, first, is_alone=True)
+    console.print(f"A storm of {options.calls} calls, beside answers ...")
+    beside, rate = await abort_storm.rates(stack, url, model, words, second, f"{options.seed}")
+    audit = await _audited(stack)
+    ends = [outcome for several in audit.outcomes.values() for outcome in several]
+    cancellations = await read_topic(stack.settings.log, "cancellations")
+    alone_row, beside_row = (
+        storm.figures(abort_storm.of_storm(ends, storm, until_ms), cancellations)
+        for storm, until_ms in ((alone, beside.hung_up_ms), (beside, wall_ms()))
+    )
+    return {"alone": alone_row, "beside_answers": beside_row, "rate": rate}
+
+
+async def _kills(
+    stack: Stack, asker: StreamClient, prompts: list[str], options: VllmFaultsOptions,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
     rounds = []
     expected = await killed_decode.ask_undisturbed(asker, prompts, options.tokens)
     rerun = await killed_decode.ask_undisturbed(asker, prompts, options.tokens)
@@ -184,19 +157,8 @@ def _rng(options: VllmFaultsOptions) -> random.Random:
     return random.Random(options.seed)
 
 
-def table(figures: dict[str, Any]) -> Table:
-    """Return the table of figures by fault."""
-    result = Table("fault", "found", title="Faults")
-    for name, row in figures.items():
-        result.add_row(name, str(row))
-    return result
-
-
 BENCHMARK = Benchmark(
-    name="vllm-faults",
-    about=__doc__,
-    run=run,
-    full=VllmFaultsOptions(),
+    "vllm-faults", __doc__, run, full=VllmFaultsOptions(),
     quick=VllmFaultsOptions(answers=8, tokens=48, kills=1, calls=60, prompts=2),
     quick_help="fewer and shorter answers, one kill",
-)
+)  # fmt: skip

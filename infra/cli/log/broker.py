@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from infra.broker.node import Broker
 
 app = typer.Typer(
-    help="Apache Kafka as one node of Trivium's own, with its data in the state folder.",
+    help="Start and stop Trivium's own Kafka broker.",
     no_args_is_help=True,
 )
 
@@ -29,14 +29,36 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
         print(f"Kafka {'already runs' if before else 'started'} at {bootstrap}")
 
 
-@app.command(epilog="Example: trivium broker stop --quiet")
-def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+@app.command(epilog="Example: trivium broker stop --erase --yes && trivium broker start")
+def stop(
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Also delete all its data, after a question.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
     """Stop the broker with a controlled shutdown; its data stays."""
-    stopped = _broker(config).stop()
+    broker = _broker(config)
+    if erase:
+        _erase(broker, yes=yes, as_json=as_json)
+        return
+    stopped = broker.stop()
     if as_json:
         print_json({"stopped": stopped})
     elif not quiet:
         print("Kafka stopped" if stopped else "Kafka does not run here")
+
+
+def _erase(broker: "Broker", *, yes: bool, as_json: bool) -> None:
+    if not yes:
+        typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)
+    broker.reset()
+    if as_json:
+        print_json({"folder": str(broker.folder), "empty": True})
+    else:
+        print(f"{broker.folder} is empty")
 
 
 @app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
@@ -56,23 +78,6 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         print("Kafka does not run here; start it with `trivium broker start`")
     if not broker.running:
         raise typer.Exit(1)
-
-
-@app.command(epilog="Example: trivium broker reset --yes && trivium broker start")
-def reset(
-    config: Config = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Stop the broker and delete all its data."""
-    broker = _broker(config)
-    if not yes:
-        typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)
-    broker.reset()
-    if as_json:
-        print_json({"folder": str(broker.folder), "empty": True})
-    else:
-        print(f"{broker.folder} is empty")
 
 
 def _broker(config: Config) -> "Broker":

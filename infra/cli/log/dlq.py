@@ -1,4 +1,4 @@
-"""Implements `trivium dlq`: shows unreadable or unanswerable records, and sends them again."""
+"""Implements `trivium dlq`: shows records that failed, and sends them again."""
 
 import asyncio
 import json
@@ -26,32 +26,50 @@ if TYPE_CHECKING:
     from streams.log.dead_letters import DeadLetter, LetterSelection, Place, RetryCounts
 
 app = typer.Typer(
-    help="Dead letters: records that nobody could read or answer. Look at them, send them again.",
+    help="Show dead letters, and send them again.",
     no_args_is_help=True,
 )
 Topics = Annotated[
     list[str] | None,
-    typer.Option("--topic", help="Where they were; repeat for several.", show_default="all"),
+    typer.Option("--topic", help="Their topic; may be repeated.", show_default="all"),
 ]
-Since = Annotated[str, typer.Option(metavar="DURATION", help="Of the last 30m, 2h, 1d.")]
-Before = Annotated[str, typer.Option(metavar="DURATION", help="Older than 30m, 2h, 1d.")]
-Error = Annotated[str, typer.Option(help="A part of what went wrong.")]
+Since = Annotated[
+    str, typer.Option(metavar="DURATION", help="Only those of the last 30m, 2h or 1d.")
+]
+Before = Annotated[
+    str, typer.Option(metavar="DURATION", help="Only those older than 30m, 2h or 1d.")
+]
+Error = Annotated[str, typer.Option(help="Only those whose error contains this text.")]
 Counts = dict[str, tuple[int, int]]  # partitions of each topic and of its dead-letter topic
 
 
-@app.command("list", epilog="Example: trivium dlq list --topic prompts --since 1h --error template")
+@app.command(
+    "list",
+    epilog="Examples: trivium dlq list --topic prompts --since 1h --error template, "
+    "trivium dlq list prompts/0/12",
+)
 def list_(
+    name: Annotated[
+        str, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]", help="Show this dead letter whole.")
+    ] = "",
     topic: Topics = None,
     since: Since = "",
     before: Before = "",
     error: Error = "",
-    count: Annotated[int, typer.Option("-n", help="Show so many of the newest.")] = 20,
+    count: Annotated[int, typer.Option("-n", help="Number of the newest to show.")] = 20,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Count dead letters by topic, and show the newest."""
+    """Count dead letters by topic, and show the newest.
+
+    Of a dead letter that you name, it shows the error, the headers, and the value as a record, as
+    JSON, text or hex.
+    """
     settings = settings_of_running(config, bootstrap)
+    if name:
+        _show_letter(settings, name, as_json=as_json)
+        return
     letter_filter = _letter_filter(since, before, error)
     listing = asyncio.run(_list_letters(settings, topic, letter_filter, max(0, count)))
     if as_json:
@@ -61,15 +79,7 @@ def list_(
         _show_listing(listing)
 
 
-@app.command(epilog="Example: trivium dlq show prompts/0/12")
-def show(
-    name: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET", help="From the list.")],
-    as_json: AsJson = False,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-) -> None:
-    """Show one dead letter: the error, its headers, its value as a record, JSON, text or hex."""
-    settings = settings_of_running(config, bootstrap)
+def _show_letter(settings: "Settings", name: str, *, as_json: bool) -> None:
     letter, codec = asyncio.run(_find_letter(settings, name))
     fields = {**_about(letter), "headers": _texts(letter.headers), **_value(codec, letter.value)}
     if as_json:
@@ -90,13 +100,15 @@ def show(
 def retry_(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TOPIC/PARTITION/OFFSET]...", help="From the list."),
+        typer.Argument(
+            metavar="[TOPIC/PARTITION/OFFSET]...", help="Names that `trivium dlq list` shows."
+        ),
     ] = None,
     topic: Topics = None,
     since: Since = "",
     before: Before = "",
     error: Error = "",
-    every: Annotated[bool, typer.Option("--all", help="Every one of them.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     as_json: AsJson = False,
     config: Config = None,
@@ -122,11 +134,13 @@ def retry_(
         print_json({**asdict(result), "dry_run": dry_run})
         return
     would = "would be " * dry_run
-    print(f"{result.sent} {would}sent again; {result.already} were before")
+    print(f"{result.sent} {would}sent again; {result.already} had been sent before")
     if result.repeatedly:
-        print(f"{result.repeatedly} of them came back after they were sent again; mend the cause")
+        print(
+            f"{result.repeatedly} of them failed again after they were sent; remove the cause first"
+        )
     if result.impossible:
-        print(f"{result.impossible} cannot be sent: their values were not kept")
+        print(f"{result.impossible} cannot be sent: their values were not stored")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Implements `trivium explain REQUEST_ID`: a request's whole story from the log, on one screen."""
+"""Implements `trivium explain REQUEST_ID`: the history of a request from the log."""
 
 import asyncio
 import contextlib
@@ -25,21 +25,23 @@ def explain(
         str,
         typer.Argument(
             metavar="REQUEST_ID",
-            help="Header x-trivium-request-id, the answer's id, or how either begins.",
+            help="Header x-trivium-request-id, the answer's id, or the start of either.",
         ),
     ],
     since: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="How far back to look for an id that does not tell its time: 90s, 30m, 2h, 1d.",
+            help="How far back to look for an id that contains no time: 90s, 30m, 2h, 1d.",
         ),
     ] = "1h",
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, outcome.
+    """Show what happened to a request, and why.
+
+    Show what happened to a request: decisions and why, KV transfers, tokens, outcome.
 
     Examples: `trivium explain r01m7yr198f`, `trivium explain chatcmpl-r01m7yr198fcw... --json`,
     `trivium explain r01m7y --since 30m`

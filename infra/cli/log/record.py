@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from infra.cli.log.explain import duration_ms
-from infra.cli.log.replay import replay
+from infra.cli.log.replay import decide_again, show
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
@@ -16,26 +16,30 @@ from schemas.errors import ConfigError
 def record(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long ago it begins: 90s, 30m, 2h.")
+        str, typer.Option(metavar="DURATION", help="How long ago the span begins: 90s, 30m, 2h.")
     ] = "10m",
     until: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="How long ago it ends.", show_default="now"),
+        typer.Option(metavar="DURATION", help="How long ago the span ends.", show_default="now"),
     ] = "",
     no_bodies: Annotated[
-        bool, typer.Option("--no-bodies", help="Without prompts, passages, answers, other texts.")
+        bool,
+        typer.Option("--no-bodies", help="Leave out prompts, passages, answers and other texts."),
     ] = False,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Likewise, and with other names of callers and data.")
+        bool,
+        typer.Option("--redact", help="Leave out texts, and replace names of callers and data."),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Replay it at once; exit code 1 where it differs.")
+        bool, typer.Option("--check", help="Replay it at once; exit code 1 if it differs.")
     ] = False,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
+    """Record what routers did, for a replay.
+
+    Record what routers did: requests, all else that they applied, decisions, outcomes, usage.
 
     The file has all that a replay needs, including prompts. The log keeps this for a day; keep the
     file as long as you need it. With --no-bodies, texts are replaced by digests with a secret salt,
@@ -77,7 +81,7 @@ def record(
         print_json({"file": str(output), "bytes": size, "lives": rows})
     elif not as_json:
         for row in rows:
-            print(f"{row['router']} life {row['epoch']}: {row['events']:,} events")
+            print(f"{row['router']} epoch {row['epoch']}: {row['events']:,} events")
         print(f"{output}: {size / 1e6:.1f} MB; replay it with `trivium replay {output}`")
     if check:
-        replay(output, as_json=as_json)
+        show(decide_again(output, {}), as_json=as_json)

@@ -1,248 +1,235 @@
-"""Implements `trivium replay`: applies a recording again, and compares."""
+"""Implements `trivium replay`: decides recorded traffic again, or simulates it, and compares."""
 
+import asyncio
 import functools
 import os
-from dataclasses import asdict
-from datetime import UTC, datetime
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli.log.explain import duration_ms
 from infra.cli.options import (
-    ApiKey,
     AsJson,
+    Bootstrap,
     Config,
-    gateway_url,
     in_panel,
     parse_overrides,
+    settings_of_running,
 )
-from infra.cli.trace_sender import pace_of
-from infra.terminal.output import print_json
-from infra.terminal.printable import printable
+from infra.terminal.output import print_json, stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.replay.redeciding import PlacementChanges
-    from infra.replay.replaying import Difference, ReplayedLife, ReplayReport
+    from infra.replay.simulation.report import Findings
+    from infra.replay.simulation.run import Changes
+    from schemas.settings import LogSettings
 
-_SIMULATE = in_panel("What would have happened")
-_LIVE = in_panel("On a running cluster")
+LOG = "log"  # in place of a file: this deployment's own traffic
+_SIMULATE, _SHADOW = in_panel("Simulate"), in_panel("From the log")
 _FAULT = functools.partial(_SIMULATE, metavar="NAME@TIME[+DURATION]")
 Faults = list[str] | None
-_SHOWN_CHARS = 2_000  # of an input or an effect
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="What `trivium record` wrote.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RECORDING", help="A file of `trivium record`, a trace, or log."),
+    ],
     policy: Annotated[
-        str, typer.Option(help="Ask this policy about each placement, too.", show_default="none")
+        str, typer.Option(help="Decide with this policy, too.", show_default="the recorded one")
     ] = "",
     changed: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Likewise, with this of \\[router]."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Decide with this setting of \\[router], too."
+        ),
     ] = None,
-    predict: Annotated[
-        bool, typer.Option("--predict", help="Also what would follow, at its own workers.")
-    ] = False,
     simulated: Annotated[
-        bool, _SIMULATE("--simulate", help="Also what would have followed, on simulated workers.")
+        bool, _SIMULATE("--simulate", help="Serve the requests again on simulated workers.")
     ] = False,
-    kill: Annotated[Faults, _FAULT(help="Dies; is back after +DURATION.")] = None,
-    stop: Annotated[Faults, _FAULT(help="Its process is stopped for +DURATION (5s).")] = None,
-    slow: Annotated[Faults, _FAULT(help="Prompts take 10 times longer.")] = None,
-    drain: Annotated[Faults, _FAULT(help="Takes nothing new, and restarts after it (2s).")] = None,
-    pools: Annotated[str, _SIMULATE(help="Workers, such as 2P2D.", show_default="as then")] = "",
-    gpu: Annotated[str, _SIMULATE(help="h100, h200, a100 or l4.")] = "h100",
-    model: Annotated[str, _SIMULATE(help="llama-8b, qwen2.5-14b or qwen3-30b-a3b.")] = "llama-8b",
-    live: Annotated[
-        bool, _LIVE("--live", help="Send the requests to a running cluster, and compare.")
+    kill: Annotated[Faults, _FAULT(help="This worker dies, and is back after +DURATION.")] = None,
+    stop: Annotated[Faults, _FAULT(help="Its process is frozen for +DURATION (5s).")] = None,
+    slow: Annotated[Faults, _FAULT(help="Its prompts take 10 times longer.")] = None,
+    drain: Annotated[Faults, _FAULT(help="It drains, and restarts after +DURATION (2s).")] = None,
+    pools: Annotated[
+        str, _SIMULATE(help="Workers, such as 2P2D.", show_default="the recorded ones")
+    ] = "",
+    gpu: Annotated[
+        str,
+        _SIMULATE(
+            help="Published GPU: h100, h200, a100 or l4.",
+            show_default="the measured speeds; of a trace, h100",
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        _SIMULATE(
+            help="Model: llama-8b, qwen2.5-14b or qwen3-30b-a3b.",
+            show_default="the measured speeds; of a trace, llama-8b",
+        ),
+    ] = "",
+    since: Annotated[
+        str, _SHADOW(metavar="DURATION", help="How far back to read the log: 90s, 30m, 2h.")
+    ] = "10m",
+    shadow: Annotated[
+        bool, _SHADOW("--shadow", help="Compare with the decisions of a shadow router.")
     ] = False,
-    speed: Annotated[
-        str, _LIVE(metavar="SPEED", help="A factor such as 1 or 10, max, or closed.")
-    ] = "1",
-    streams: Annotated[int, _LIVE(min=1, max=4_096, help="With closed: requests at a time.")] = 8,
-    url: Annotated[
-        str | None, _LIVE(help="Of the gateway.", show_default="the one that runs here")
-    ] = None,
-    api_key: ApiKey = "none",
-    jobs: Annotated[int, typer.Option(min=0, help="Processes.", show_default="one per core")] = 0,
+    shadow_id: Annotated[
+        str, _SHADOW("--shadow-id", help="Id of the shadow.", show_default="the only one")
+    ] = "",
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Number of processes.", show_default="one per core")
+    ] = 0,
     as_json: AsJson = False,
     config: Config = None,
+    bootstrap: Bootstrap = None,
 ) -> None:
-    """Replay a recording: every event into the router core again, every effect compared.
+    """Decide recorded traffic again, or simulate it.
 
-    Exit code 1 if any effects differ from the recorded ones; the first difference of each
-    incarnation of a router is shown. Incarnations, and their parts between snapshots, are replayed
-    in parallel, with the same result. With another policy or other settings, it counts the
-    placements that would have differed, each at its recorded moment. --predict shows what would
-    have followed: TTFT, TPOT, whole answers and KV bytes of the same requests on simulated workers,
-    as many and as fast as the recorded ones. With --predict, any setting of the router may be
-    changed.
+    Every recorded event is applied to the router core again, and every effect is compared. Exit
+    code 1 if any differs; the first difference of each router is shown. With another policy or
+    other settings, it counts the placements that would have differed, each at its recorded moment.
 
-    With --simulate, or with a fault, the requests are simulated twice: as they were, and with the
-    faults, policy and settings. The file may then also be a trace in any format of `trivium trace`.
-    A fault is NAME@TIME, counted from the first request, of a worker, the router or the broker.
+    A simulation shows what would have followed: TTFT, TPOT, whole answers, KV bytes. Simulated
+    workers are as many and as fast as the recorded ones, or are of a published GPU and model. The
+    requests are served twice: as they were, and with the changes. A fault is NAME@TIME, counted
+    from the first request, of a worker, the router or the broker. A trace has neither decisions nor
+    workers: name these with --pools.
 
-    With --live, a running cluster gets the same prompts, in sessions with new names. Answers are
-    compared by how they ended and how many tokens they have. Exit code 1 if a request fails that
-    completed in the recording.
+    In place of a file, log is this deployment's own traffic. With --shadow it is compared with what
+    `trivium run router --shadow` has decided; name the settings that it was started with.
 
-    Examples: `trivium replay last.avro`, `trivium replay last.avro --policy static --predict`,
-    `trivium replay last.avro --set policy=conditional --set max_local_prefill_tokens=2000`,
+    Examples: `trivium replay last.avro`, `trivium replay log --since 30m --policy conditional`,
+    `trivium replay last.avro --set local_share=1 --simulate`,
     `trivium replay last.avro --kill decode-1@12.5s+4s`,
-    `trivium replay azure.csv --pools 2P2D --slow prefill-0@30s --simulate`,
-    `trivium replay last.avro --live --speed 10`
+    `trivium replay azure.csv --pools 2P2D --slow prefill-0@30s`,
+    `trivium replay log --shadow --since 1h`
     """
+    from infra.replay.simulation.run import Changes
+
     fault_options = {"kill": kill, "stop": stop, "slow": slow, "drain": drain}
     faults = [(kind, text) for kind, texts in fault_options.items() for text in texts or ()]
-    if predict and (simulated or faults or pools):
+    changes = Changes(parse_overrides(policy, changed or []), faults, pools, gpu, model)
+    simulates = simulated or changes.need_simulation
+    if (shadow or shadow_id) and (simulates or source != LOG):
         raise ConfigError(
-            "--predict: expected without faults and --simulate, which have other speeds"
+            "--shadow: expected with the source log, and without a simulation of its own"
         )
-    if live:
-        from infra.cli.log.live import resend
-
-        if simulated or faults or pools or policy or changed:
-            raise ConfigError("--live: expected neither faults nor settings beside it")
-        pace = pace_of(speed, streams)
-        resend(file, pace, url or gateway_url(config), api_key, as_json=as_json)
-        return
-    if simulated or faults or pools:
-        from infra.cli.log.simulation import simulate
-
-        wish = parse_overrides(policy, changed or [])
-        simulate(file, wish, faults, pools=pools, gpu=gpu, model=model, as_json=as_json)
-        return
-    from infra.cli.log.prediction import predict_figures, show
-    from infra.replay.pieces import replay_side_by_side
-    from infra.replay.redeciding import SETTABLE, Redeciding
-    from infra.replay.replaying import replay as run
-
-    overrides = parse_overrides(policy, changed or [])
-    places = overrides and not (predict and overrides.keys() - SETTABLE)
-    redeciding = Redeciding(overrides) if places else None
-    if redeciding:
-        report = run(file, redeciding.watch)
+    if shadow or shadow_id:
+        findings = _compare(since, shadow_id, dict(changes.overrides), config, bootstrap)
     else:
-        report = replay_side_by_side(file, jobs or os.cpu_count() or 1)
+        with _file(source, since, config, bootstrap) as path:
+            if simulates:
+                findings = _simulate(path, changes)
+            else:
+                findings = decide_again(path, dict(changes.overrides), jobs)
+    show(findings, as_json=as_json)
+
+
+def show(findings: "Findings", *, as_json: bool) -> None:
+    """Print the findings; exit with code 1 if the replay was not equal."""
     if as_json:
-        sections: dict[str, Any] = {}
-        if redeciding:
-            sections["changes"] = _changes_as_dict(redeciding.changes)
-        if predict:
-            sections["predicted"] = predict_figures(file, overrides)
-        print_json(_as_json(report) | sections)
+        print_json(findings.as_dict())
     else:
-        _show(report)
-        if redeciding:
-            _show_changes(redeciding.changes)
-        if predict:
-            show(predict_figures(file, overrides))
-    if not report.is_equal:
+        findings.show(stdout_console())
+    if not findings.is_equal:
         raise typer.Exit(1)
 
 
-def _show_changes(changes: "PlacementChanges") -> None:
-    count = max(1, changes.placements)
-    print(f"{changes.placements:,} placements; {changes.same:,} would be the same")
-    for (was, would), number in changes.modes.most_common():
-        print(f"  {number:,} ({number / count:.1%}) {was}: would be {would}")
-    for number, what in (
-        (changes.workers, "of the same mode on other workers"),
-        (changes.orchestrations, "on the same workers in another order"),
-    ):
-        if number:
-            print(f"  {number:,} ({number / count:.1%}) {what}")
-    if changes.expected:
-        print(
-            f"  of {changes.expected:,} of these the router had estimates: TTFT "
-            f"{changes.ttft_ms / changes.expected:+.1f} ms, TPOT "
-            f"{changes.tpot_ms / changes.expected:+.2f} ms on average"
-        )
+def decide_again(path: Path, overrides: dict[str, str], jobs: int = 0) -> "Findings":
+    """Apply the recording to the router core again, and ask other settings if there are any."""
+    from infra.replay.pieces import replay_side_by_side
+    from infra.replay.redeciding import Redeciding
+    from infra.replay.replaying import replay as replay_events
+    from infra.replay.simulation.report import Findings
+
+    if not overrides:
+        return Findings(replayed=replay_side_by_side(path, jobs or os.cpu_count() or 1))
+    redeciding = Redeciding(overrides)
+    report = replay_events(path, redeciding.watch)
+    return Findings(replayed=report, changes=redeciding.changes, settings=overrides)
 
 
-def _changes_as_dict(changes: "PlacementChanges") -> dict[str, Any]:
-    modes = {f"{was} to {would}": number for (was, would), number in changes.modes.items()}
-    return {**asdict(changes), "modes": modes}
+def _simulate(path: Path, changes: "Changes") -> "Findings":
+    """Replay a recording and simulate its requests, or simulate those of a trace."""
+    from infra.replay.redeciding import SETTABLE, Redeciding
+    from infra.replay.simulation.run import what_if
+    from infra.replay.simulation.traffic import read
+    from infra.traces.formats import is_recording
+    from infra.traces.formats import read as read_trace
 
-
-def _show(report: "ReplayReport") -> None:
-    for life in report.lives:
-        print(f"{_name(life)}: {_life_summary(life)}")
-        if life.difference is not None:
-            for line in _difference_lines(life, life.difference):
-                print(f"  {printable(line)}")
-    cpu_s = max(report.cpu_s, 1e-3)
-    print(
-        f"{'equal' if report.is_equal else 'NOT equal'}: {report.events:,} events of "
-        f"{report.recorded_s:,.1f} s in {report.wall_s:.2f} s, "
-        f"{report.recorded_s / max(report.wall_s, 1e-3):,.0f} times real time; per core "
-        f"{report.recorded_s / cpu_s:,.0f} times real time, {report.events / cpu_s:,.0f} events/s"
+    try:
+        is_trace = not is_recording(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if is_trace:
+        return what_if(read_trace(path), changes)
+    overrides = dict(changes.overrides)
+    asks = bool(overrides) and overrides.keys() <= SETTABLE
+    redeciding = Redeciding(overrides if asks else {})
+    traffic = read(path, redeciding.watch) if asks else read(path)
+    return replace(
+        what_if(traffic, changes),
+        replayed=traffic.replayed,
+        changes=redeciding.changes if asks else None,
+        settings=overrides,
     )
 
 
-def _name(life: "ReplayedLife") -> str:
-    return printable(f"{life.router_id} life {life.epoch}")
+def _compare(
+    since: str,
+    shadow_id: str,
+    overrides: dict[str, str],
+    config: Path | None,
+    bootstrap: str | None,
+) -> "Findings":
+    """Compare a shadow's decisions of the span with the live ones, and what followed."""
+    from infra.replay.shadowing import read_decisions
+    from infra.replay.simulation.comparison import compare_outcomes, compare_placements
+    from infra.replay.simulation.report import Findings
+    from infra.replay.simulation.traffic import read
+
+    with _span(since, config, bootstrap) as (path, log, (since_ms, until_ms)):
+        decisions = asyncio.run(read_decisions(log, since_ms, until_ms, shadow_id))
+        traffic = read(path)
+    comparison = compare_placements(traffic, decisions)
+    policies = {decision.policy for decision in decisions if decision.policy}
+    if len(policies) == 1:
+        overrides = {"policy": policies.pop()} | overrides
+    return Findings(
+        replayed=traffic.replayed,
+        changes=comparison.changes,
+        settings=overrides,
+        runs=compare_outcomes(traffic, comparison, overrides),
+    )
 
 
-def _life_summary(life: "ReplayedLife") -> str:
-    summary = f"{life.events:,} events, {life.with_effects:,} with effects"
-    if life.difference is not None:
-        return f"{summary}; then a difference"
-    if life.is_stopped:
-        return f"{summary}, equal to its end"
-    missing = f"; {life.unknown:,} decisions after it are not" if life.unknown else ""
-    return f"{summary}, equal up to the last line of its journal{missing}"
+@contextmanager
+def _file(source: str, since: str, config: Path | None, bootstrap: str | None) -> Iterator[Path]:
+    if source != LOG:
+        yield Path(source)
+        return
+    with _span(since, config, bootstrap) as (path, *_):
+        yield path
 
 
-def _difference_lines(life: "ReplayedLife", difference: "Difference") -> list[str]:
-    from streams.journal.journal import version_of_core
+@contextmanager
+def _span(
+    since: str, config: Path | None, bootstrap: str | None
+) -> Iterator[tuple[Path, "LogSettings", tuple[int, int]]]:
+    """Record the last part of the log; yield the file, the log's settings and the span in ms."""
+    from infra.replay.collecting import record
+    from streams.log.clock import wall_ms
 
-    row = difference.row
-    at = datetime.fromtimestamp(row.now_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    lines = [
-        f"line {row.seq} at {at}, {row.topic}[{row.partition}] offset {row.offset}",
-        f"input: {_short(difference.event)}",
-        *(f"recorded: {_short(decision)}" for decision in difference.decided),
-        f"recorded checksum of effects: {row.effects:08x}",
-        *(f"replayed: {_short(effect)}" for effect in difference.effects),
-    ]
-    if not difference.effects:
-        lines.append("replayed: nothing followed")
-    if difference.error:
-        lines.append(f"replayed: the core raised {difference.error}")
-    if life.version != version_of_core():
-        lines.append(f"recorded by version {life.version}, replayed by {version_of_core()}")
-    return lines
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-
-
-def _as_json(report: "ReplayReport") -> dict[str, Any]:
-    lives = []
-    for life in report.lives:
-        row: dict[str, Any] = {
-            "router": life.router_id,
-            "epoch": life.epoch,
-            "version": life.version,
-            "events": life.events,
-            "first_ms": life.first_ms,
-            "last_ms": life.last_ms,
-            "is_stopped": life.is_stopped,
-            "unknown_decisions": life.unknown,
-        }
-        if life.difference is not None:
-            row["difference"] = _difference_lines(life, life.difference)
-        lives.append(row)
-    return {
-        "is_equal": report.is_equal,
-        "events": report.events,
-        "recorded_s": report.recorded_s,
-        "wall_s": report.wall_s,
-        "cpu_s": report.cpu_s,
-        "lives": lives,
-    }
+    settings, now_ms = settings_of_running(config, bootstrap), wall_ms()
+    span = now_ms - duration_ms(since), now_ms
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "span.avro"
+        look_back_ms = 2 * settings.router.snapshot_ms
+        asyncio.run(record(settings.log, path, *span, look_back_ms=look_back_ms))
+        yield path, settings.log, span

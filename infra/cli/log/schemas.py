@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(
-    help="Register the schemas of all records, check them, list them.",
+    help="Register and check schemas of records.",
     no_args_is_help=True,
 )
 Url = Annotated[
     str | None,
-    typer.Option(help="A schema registry with Confluent's API.", show_default="the settings'"),
+    typer.Option(
+        help="Address of a schema registry with Confluent's API.", show_default="the settings'"
+    ),
 ]
 
 
@@ -37,20 +39,11 @@ def register(config: Config = None, url: Url = None, as_json: AsJson = False) ->
         print(f"{len(ids)} subjects are registered, as {len(set(ids.values()))} schemas")
 
 
-@app.command(epilog="Example: trivium schemas check --url http://registry:8081")
-def check(
-    config: Config = None, url: Url = None, as_json: AsJson = False, quiet: Quiet = False
-) -> None:
-    """Exit with an error unless every version of every record can still be read.
+def _check(log: "LogSettings", url: str | None, *, as_json: bool, quiet: bool) -> None:
+    """Raise ConfigError, or exit with code 1 as JSON, unless all versions can be read."""
+    from schemas.generate.compatibility import incompatibilities
 
-    Without --url, the versions of the last release and of schemas/history are checked, without any
-    connection. With --url, those in the registry are checked. Nothing is written.
-    """
-    from schemas.compatibility import incompatibilities
-
-    problems = (
-        list(incompatibilities()) if url is None else _breaks_of(settings_from(config).log, url)
-    )
+    problems = list(incompatibilities()) if url is None else _breaks_of(log, url)
     if as_json:
         print_json({"breaks": problems})
     elif not problems and not quiet:
@@ -63,7 +56,7 @@ def check(
 
 def _breaks_of(log: "LogSettings", url: str) -> list[str]:
     from schemas.codec import full_schema
-    from schemas.compatibility import unreadable
+    from schemas.generate.compatibility import unreadable
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms)
@@ -89,12 +82,33 @@ class Subject:
     version: int | None = None
 
 
-@app.command("list", epilog="Example: trivium schemas list --json | jq -r '.[].subject'")
-def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> None:
-    """Show every subject with its record, and with a registry, also its id and version there."""
+@app.command(
+    "list",
+    epilog="Examples: trivium schemas list --json | jq -r '.[].subject', "
+    "trivium schemas list --check --url http://registry:8081",
+)
+def list_(
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Fail unless every version of every record can be read."),
+    ] = False,
+    config: Config = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show every subject with its record, and with a registry, also its id and version there.
+
+    With --check and without --url, the versions of the last release and of schemas/history are
+    checked, without any connection. With --url, those in the registry are checked. Nothing is
+    written.
+    """
     from rich.table import Table
 
     log = settings_from(config).log
+    if check:
+        _check(log, url, as_json=as_json, quiet=quiet)
+        return
     rows = _subjects(log, url or log.schema_registry)
     if as_json:
         print_json([asdict(row) for row in rows])
@@ -109,7 +123,7 @@ def list_(config: Config = None, url: Url = None, as_json: AsJson = False) -> No
 
 def _subjects(log: "LogSettings", url: str) -> list[Subject]:
     from schemas.codec import schema_fingerprint
-    from schemas.compatibility import current_marks, older_versions
+    from schemas.generate.compatibility import current_marks, older_versions
     from streams.log.registry import Registry, subjects
 
     registry = Registry(url, timeout_ms=log.request_timeout_ms) if url else None

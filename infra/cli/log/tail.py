@@ -21,7 +21,7 @@ _LONG_LIST = 12
 
 
 def tail(
-    topic: Annotated[str, typer.Argument(help="A name of the table, or NAME.dlq.")],
+    topic: Annotated[str, typer.Argument(help="A topic of `trivium topics`, or its NAME.dlq.")],
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="Start with the oldest record.")
     ] = False,

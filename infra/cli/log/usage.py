@@ -31,7 +31,8 @@ def usage(
     by: Annotated[
         str,
         typer.Option(
-            metavar="NAMES", help="Any of tenant, model, class, hour, endpoint, kind; with commas."
+            metavar="NAMES",
+            help="Group by tenant, model, class, hour, endpoint or kind; with commas.",
         ),
     ] = "tenant,model,class",
     since: Annotated[
@@ -48,7 +49,7 @@ def usage(
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Sum what requests have used, by tenant, model, class or hour.
+    """Sum up what requests have used.
 
     Examples: `trivium usage`, `trivium usage --by tenant,hour --since 1d --json`,
     `trivium usage --check`

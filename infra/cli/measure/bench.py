@@ -12,44 +12,30 @@ from schemas.errors import ConfigError
 if TYPE_CHECKING:
     from infra.bench.benchmark import Benchmark
 
-BENCHMARKS = {
-    "serving": "infra.bench.serving.main",
-    "costs": "infra.bench.costs.main",
-    "decisions": "infra.bench.decisions.main",
-    "chaos": "infra.bench.faults.chaos",
-    "kills": "infra.bench.faults.kills",
-    "rolling": "infra.bench.faults.rolling",
-    "pauses": "infra.bench.faults.pauses",
-    "soak": "infra.bench.faults.soak",
-    "takeover": "infra.bench.takeover.main",
-    "vllm": "infra.bench.vllm.main",
-    "vllm-faults": "infra.bench.vllm.faults",
-    "attempts": "infra.bench.vllm.batch_effects",
-    "search": "infra.bench.search.main",
-    "search-gpu": "infra.bench.search.gpu.main",
-    "retrieval": "infra.bench.retrieval.main",
-    "platform": "infra.bench.platform.main",
-}
+_ROWS = (  # name, module, what it measures
+    ("serving", "serving.main", "Trivium beside a direct engine and two HTTP proxies"),
+    ("costs", "costs.main", "what one request and an idle stack cost: CPU, records, memory"),
+    ("decisions", "decisions.main", "placement among 200 workers, 100 000 sessions, 1 M KV blocks"),
+    ("chaos", "faults.chaos", "processes and the broker die under load; what is lost or wrong"),
+    ("kills", "faults.kills", "Dynamo's protocol: one process of each kind killed"),
+    ("rolling", "faults.rolling", "every process restarted under load, then brokers killed"),
+    ("pauses", "faults.pauses", "how long answers stand still when their worker is killed"),
+    ("soak", "faults.soak", "memory of gateway and router over 100 000 streams"),
+    ("takeover", "takeover.main", "how long a router takes to rebuild its partitions"),
+    ("vllm", "vllm.main", "Trivium beside vLLM's own serving, with the same engines"),
+    ("vllm-faults", "vllm.faults", "real vLLM: a killed worker, an abort storm, KV not to be used"),
+    ("attempts", "vllm.batch_effects", "how often vLLM answers otherwise in another batch"),
+    ("search", "search.main", "the vector engine beside hnswlib, faiss and usearch"),
+    ("search-gpu", "search.gpu.main", "the same on a CUDA device, beside cuVS if it is installed"),
+    ("retrieval", "retrieval.main", "right answers with documents, and what looking them up costs"),
+    ("platform", "platform.main", "prompts on a topic and batches while processes die"),
+)
+BENCHMARKS = {name: f"infra.bench.{module}" for name, module, _ in _ROWS}
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
-Run a benchmark; what follows its name goes to it. Results lie in build/bench.
+Run a benchmark; the options after its name go to it. Results are in build/bench.
 
-  serving     Trivium beside a direct engine and two HTTP proxies
-  costs       what one request and an idle stack cost: CPU, wake-ups, records, bytes, memory
-  decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
-  chaos       processes and the broker die under load; what is lost, double, wrong or late
-  kills       Dynamo's protocol: one process of each kind killed, failed requests of 800
-  rolling     every process restarted under load, then brokers killed; requests that fail
-  pauses      how long answers stand still when their worker is killed
-  soak        memory of gateway and router over 100 000 streams
-  takeover    how long a router takes to rebuild its partitions, after an hour of traffic
-  vllm        Trivium beside vLLM's own serving, with the same engines
-  vllm-faults real vLLM: a killed decode worker, an abort storm, KV that must not be used
-  attempts    how often vLLM answers otherwise in another batch
-  search      the vector engine beside hnswlib, faiss and usearch
-  search-gpu  the same on a CUDA device, beside cuVS where that is installed
-  retrieval   right answers with documents, and what looking them up costs
-  platform    prompts on a topic and batches while processes die: one answer each, who used what
+{}
 
 Examples: `trivium bench serving --quick`, `trivium bench serving --help`"""
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -62,7 +48,9 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
+    """Hold conversations, and explain one.
+
+    Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
     With `--platform`: a database's rows become searchable, and its table of questions gets answers.
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`,
@@ -80,9 +68,9 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark; what follows its name goes to it. Results lie in build/bench."""
+    """Run a benchmark by its name."""
     if name in ("", "-h", "--help"):
-        print(_BENCH_USAGE)
+        print(_BENCH_USAGE.format("\n".join(f"  {name:<11} {about}" for name, _, about in _ROWS)))
         return
     if name not in BENCHMARKS:
         raise ConfigError(f"bench: expected one of {', '.join(BENCHMARKS)}, found {name!r}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +45,7 @@ trivium evaluate trinity --gpu h200 --rows 50e6 --every 16 --json
 trivium evaluate trinity --live [dim](a) and (c) on this machine's cores[/]
 """
 
-app = typer.Typer(help="Published evaluations, on simulated or live engines.")
+app = typer.Typer(help="Repeat published evaluations.")
 app.command("scaling")(evaluate_scaling.scaling)
 app.command("interruptions")(evaluate_scaling.interruptions)
 app.command("prediction")(evaluate_prediction.prediction)
@@ -140,7 +139,7 @@ def _simulated(
     results = evaluate(
         quick=quick,
         seed=seed,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs,
         traces=traces,
         sources=[read(path, seed) for path in files] or SYNTHETIC,
     )
@@ -216,7 +215,7 @@ def trinity(
         from infra.research.trinity.measure import measure as measure_here
 
         measure_here(measure, seed, Console(stderr=True).print)
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         findings = study.run_study(pool, case, quick=quick)
     path = page.write(findings, stage_measurements.read(), out)
     if as_json:
@@ -278,18 +277,16 @@ def _trinity_case(
 
 def _placements(sweep: "Sweep") -> Table:
     """Return a table of the placements at each load."""
-    heads = "requests/s", "placement", "index GB", "TTFT p50", "p99", "TPOT p50", "tokens/s"
-    table = Table(*heads, box=None, title="at equal GPU count, ms")
-    for point in sweep.points:
-        for name, result in point.results.items():
-            table.add_row(
-                f"{point.per_s:.0f}",
-                name,
-                f"{result.index_gb:.0f}",
-                f"{result.ttft_p50:.1f}",
-                f"{result.ttft_p99:.0f}",
-                f"{result.tpot_p50:.2f}",
-                f"{result.tokens_per_s:.0f}",
-            )
-        table.add_section()
-    return table
+    from infra.research.report.pages import terminal_table
+
+    columns = {
+        "requests/s": "{0:.0f}",
+        "placement": "{1.placement}",
+        "index GB": "{1.index_gb:.0f}",
+        "TTFT p50": "{1.ttft_p50:.1f}",
+        "p99": "{1.ttft_p99:.0f}",
+        "TPOT p50": "{1.tpot_p50:.2f}",
+        "tokens/s": "{1.tokens_per_s:.0f}",
+    }
+    rows = [(point.per_s, row) for point in sweep.points for row in point.results.values()]
+    return terminal_table(rows, columns, "at equal GPU count, ms")

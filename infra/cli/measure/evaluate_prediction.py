@@ -27,7 +27,7 @@ def prediction(
     from rich.console import Console
 
     from infra.bench.results import show_bars
-    from infra.evaluate.live import prediction as study
+    from infra.research.live import prediction as study
 
     err = Console(stderr=True)
     results = asyncio.run(study.run(study.load_of(seconds, per_s, seed), rounds, err.print))

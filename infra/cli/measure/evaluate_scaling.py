@@ -4,7 +4,6 @@ And `trivium evaluate interruptions`: how prompts interrupt answers in the same 
 """
 
 import asyncio
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +100,7 @@ def _simulated(overrides: dict[str, Any], start_s: float, jobs: int) -> "DayComp
     from infra.research.studies.day_and_night import Day, compare_fleets
 
     day = _day_with(Day(start_ms=1_000 * start_s), overrides)
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         return compare_fleets(pool, day)
 
 
@@ -131,33 +130,34 @@ def interruptions(
 
     Example: `trivium evaluate interruptions --prompt 8192`
     """
-    from rich.table import Table
-
+    from infra.research.report.pages import terminal_table
     from infra.research.studies.interruptions import POLICIES, measure_interruptions
 
     rows = [measure_interruptions(p, prompt_tokens=prompt, answer_tokens=answer) for p in POLICIES]
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    heads = ("workers", "interruptions", "ITL p50", "ITL p99", "ITL max", "TTFT p50")
-    table = Table(*heads, box=None, title=f"per answer of {answer} tokens; times in ms")
-    for row in rows:
-        times = (row.itl_p50, row.itl_p99, row.itl_max, row.ttft_p50)
-        table.add_row(row.pools, f"{row.per_answer:.2f}", *(f"{time_ms:.1f}" for time_ms in times))
-    stdout_console().print(table)
+    columns = {
+        "workers": "{pools}",
+        "interruptions": "{per_answer:.2f}",
+        "ITL p50": "{itl_p50:.1f}",
+        "ITL p99": "{itl_p99:.1f}",
+        "ITL max": "{itl_max:.1f}",
+        "TTFT p50": "{ttft_p50:.1f}",
+    }
+    title = f"per answer of {answer} tokens; times in ms"
+    stdout_console().print(terminal_table(rows, columns, title))
 
 
 def _table(result: "DayComparison") -> Any:
-    from rich.table import Table
+    from infra.research.report.pages import Columns, terminal_table
 
-    heads = ("fleet", "worker-hours", "in time", "TTFT p99", "TPOT p99")
-    table = Table(*heads, box=None, title=f"{result.following.requests} requests; times in ms")
-    for fleet in (result.following, *sorted(result.fixed, key=lambda row: -row.in_time)[:8]):
-        table.add_row(
-            fleet.pools or "follows",
-            f"{fleet.worker_hours:.3g}",
-            f"{fleet.in_time:.2%}",
-            f"{fleet.ttft_p99_ms:.0f}",
-            f"{fleet.tpot_p99_ms:.1f}",
-        )
-    return table
+    columns: Columns = {
+        "fleet": lambda fleet: fleet.pools or "follows",
+        "worker-hours": "{worker_hours:.3g}",
+        "in time": "{in_time:.2%}",
+        "TTFT p99": "{ttft_p99_ms:.0f}",
+        "TPOT p99": "{tpot_p99_ms:.1f}",
+    }
+    rows = (result.following, *sorted(result.fixed, key=lambda row: -row.in_time)[:8])
+    return terminal_table(rows, columns, f"{result.following.requests} requests; times in ms")

@@ -1,7 +1,6 @@
 """Implements `trivium plan`: measures tables that policies look up, and plans sizes of pools."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,17 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
     from streams.core.placement.ppd_table import PpdTable
 
-app = typer.Typer(help="Tables that policies look up, and how many workers pools want.")
+app = typer.Typer(help="Plan sizes of pools, and policy `table`.")
 app.command("pools", epilog=plan_pools.EXAMPLES)(plan_pools.pools)
 _LIVE = in_panel("On a cluster")
+_FOLDER = Path("build/plan")
 _EXAMPLES = """[bold]Examples[/]
 
 trivium plan ppd --prefill 1 --decode 3 [dim]in the simulator[/]
 
 trivium plan ppd --engine sim --quick [dim]on a cluster that starts and ends here[/]
 
-trivium plan probe, then `trivium up` with router.policy = "table" and router.table =
+trivium plan ppd --probe, then `trivium up` with router.policy = "table" and router.table =
 "build/plan/probe.json", then trivium plan ppd --live [dim]on the cluster that runs here[/]
 
 trivium plan ppd --live --streams 1 --streams 4 --streams 16 [dim]at three loads[/]
@@ -39,34 +39,37 @@ trivium plan ppd --url http://HOST:8000 --bootstrap HOST:9092 [dim]on a cluster 
 
 @app.callback()
 def _group() -> None:
-    """Tables that policies look up, and how many workers pools want."""
-
-
-@app.command("probe")
-def probe(
-    out: Annotated[Path, typer.Option(help="The file.")] = Path("build/plan/probe.json"),
-) -> None:
-    """Write a table for measuring a running cluster: weights choose local or remote."""
-    from infra.planning import live_table
-
-    live_table.write(live_table.PROBE, out)
-    print(f'written: {out}; start routers with policy = "table" and table = "{out}"')
+    """Plan sizes of pools, and policy `table`."""
 
 
 @app.command("ppd", epilog=_EXAMPLES)
 def ppd(
-    out: Annotated[Path, typer.Option(help="The table's file.")] = Path("build/plan/ppd.json"),
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Write the table that a cluster needs while it is measured."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The table's file.", show_default="build/plan/ppd.json, or probe.json"),
+    ] = None,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 2,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three loads instead of ten, or two kinds of turns.")
+        bool,
+        typer.Option("--quick", help="Measure three loads instead of ten, or two kinds of turns."),
     ] = False,
     seed: Seed = 1,
-    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
-    live: Annotated[bool, _LIVE("--live", help="The cluster that runs here.")] = False,
-    url: Annotated[str | None, _LIVE(help="A gateway of any running cluster.")] = None,
-    engine: Annotated[str | None, _LIVE(help="Start one here: sim or vllm.")] = None,
-    conversations: Annotated[int, _LIVE(min=1, help="Per kind, load and x.")] = 20,
+    jobs: Annotated[
+        int, typer.Option(help="Number of processes.", show_default="one per core")
+    ] = 0,
+    live: Annotated[bool, _LIVE("--live", help="Measure the cluster that runs here.")] = False,
+    url: Annotated[
+        str | None, _LIVE(help="Measure a cluster by the address of its gateway.")
+    ] = None,
+    engine: Annotated[
+        str | None, _LIVE(help="Start a cluster here to measure: sim or vllm.")
+    ] = None,
+    conversations: Annotated[int, _LIVE(min=1, help="Conversations per kind, load and x.")] = 20,
     streams: Annotated[
         list[int] | None,
         _LIVE(
@@ -81,11 +84,17 @@ def ppd(
     """Measure PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
 
     It is measured in the simulator, or on a cluster through its gateway, with the load from the
-    cluster's log. Then start routers with `policy = "table"` and `table = "FILE"` in the section
-    router.
+    cluster's log. While a cluster is measured, its routers need the table of --probe, whose weights
+    choose local or remote. Then start routers with `policy = "table"` and `table = "FILE"` in the
+    section router.
     """
     from infra.planning import live_table
 
+    out = out or _FOLDER / ("probe.json" if probe else "ppd.json")
+    if probe:
+        live_table.write(live_table.PROBE, out)
+        print(f'written: {out}; start routers with policy = "table" and table = "{out}"')
+        return
     if live or url or engine:
         loads = live_table.kinds(
             conversations=conversations, streams=streams or (), seed=seed, quick=quick
@@ -109,7 +118,7 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
     from infra.simulator.shape import ClusterShape
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
-    with runner(jobs or os.cpu_count() or 1) as pool:
+    with runner(jobs) as pool:
         return plan(pool, ClusterShape(prefill=prefill, decode=decode).name, loads, seed)
 
 

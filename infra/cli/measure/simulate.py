@@ -31,25 +31,33 @@ trivium simulate --seed 17 --minimize
 
 
 def simulate(
-    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 300,
     first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     until_fails: Annotated[
-        bool, typer.Option("--until-fails", help="Seed after seed until one fails.")
+        bool, typer.Option("--until-fails", help="Run seed after seed until one fails.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Only this one, with its faults.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Run only this seed, with its faults.")
+    ] = None,
     faults: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Of the seed, only these: 0,3 or none.")
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Only these faults of the seed: 0,3 or none."),
     ] = None,
     clients: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Likewise: c-0,c-2 or none.")
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these clients of the seed: c-0,c-2 or none."),
     ] = None,
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Find the fewest faults with which the seed fails.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
+    jobs: Annotated[
+        int, typer.Option(help="Number of processes.", show_default="one per core")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """The real router, gateways and workers on virtual time, while everything breaks.
+    """Run seeds of faults on virtual time.
+
+    Run the real router, gateways and workers on virtual time, with faults of all kinds.
 
     Each seed determines workers, load and faults. Checkers outside the code examine every step.
     Then all faults end, and every client must be served. Exit code 1 if an invariant was broken.
@@ -131,8 +139,8 @@ def _table(tally: "Summary") -> Table:
 def _run_seed(
     seed: int, faults: str | None, clients: str | None, *, minimize: bool, as_json: bool
 ) -> None:
-    from infra.simulator.scenarios.minimizing import minimize_scenario
     from infra.simulator.scenarios.run import run
+    from infra.simulator.scenarios.seed_runner import minimize_scenario
 
     scenario = _select_scenario(seed, faults, clients)
     verdict = run(scenario)

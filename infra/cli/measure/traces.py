@@ -1,6 +1,7 @@
 """Implements `trivium trace`: converts, shows and sends traffic traces."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,35 +17,38 @@ from infra.cli.options import (
     in_panel,
     settings_of_running,
 )
-from infra.cli.trace_sender import pace_of, send_trace, show_report
+from infra.cli.trace_sender import pace_of, send_trace, show_comparison, show_report
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from infra.traces.resend import Resend
     from infra.traces.trace import Trace
 
 LOG = "log"  # in place of a file: this deployment's own traffic
 _BARS = 60
 _FIGURES = ("prompt_tokens", "output_tokens", "ttft_ms", "total_ms")
 
-app = typer.Typer(help="Traffic traces: converted, shown, and sent to a running cluster.")
+app = typer.Typer(help="Convert, show and send traffic traces.")
 
 _PART = in_panel("Which part")
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="TRACE", help="A file of any format that is known, or log: the own traffic."
+        metavar="TRACE", help="A file of a known format, or log: this deployment's traffic."
     ),
 ]
-Since = Annotated[str, _PART(metavar="DURATION", help="Of log, how far back: 90s, 30m, 2h, 7d.")]
-Requests = Annotated[int, _PART(min=0, help="The first so many; 0: all.")]
-Scale = Annotated[float, _PART(min=0.0001, help="Of all lengths, such as 0.0625.")]
+Since = Annotated[
+    str, _PART(metavar="DURATION", help="How far back to read the log: 90s, 30m, 2h, 7d.")
+]
+Requests = Annotated[int, _PART(min=0, help="Number of requests, from the first; 0: all.")]
+Scale = Annotated[float, _PART(min=0.0001, help="Factor on all lengths, such as 0.0625.")]
 
 
 @app.callback()
 def _group() -> None:
-    """Traffic traces: converted, shown, and sent to a running cluster.
+    """Convert, show and send traffic traces.
 
     It reads Azure's and BurstGPT's CSV, Mooncake's JSON lines, agentic Mooncake version 2,
     dynamo.request.trace.v1, OpenTelemetry gen_ai spans as OTLP JSON, and files of trivium record.
@@ -54,9 +58,9 @@ def _group() -> None:
 @app.command("convert")
 def convert(
     source: Source,
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="mooncake, dynamo or aiperf.")],
-    model: Annotated[str, typer.Option(help="Where the trace names none.")] = "model",
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: mooncake, dynamo or aiperf.")],
+    model: Annotated[str, typer.Option(help="Model, if the trace names none.")] = "model",
     since: Since = "1h",
     requests: Requests = 0,
     scale: Scale = 1.0,
@@ -103,7 +107,7 @@ def show(
         f"{figures['sessions']:,} sessions{_left_out(trace)}"
     )
     print(f"requests/s: {figures['mean_per_s']:,} on average, {figures['busiest_per_s']:,} at most")
-    print(f"prompt tokens behind a beginning that came before: {figures['begins_alike']:.1%}")
+    print(f"prompt tokens in prefixes that came before: {figures['begins_alike']:.1%}")
     table = Table("", *(figures["prompt_tokens"]), box=None)
     for name in _FIGURES:
         if figures[name]:
@@ -118,13 +122,14 @@ def show(
 def send(
     source: Source,
     speed: Annotated[
-        str, typer.Option(metavar="SPEED", help="A factor such as 1 or 10, max, or closed.")
+        str, typer.Option(metavar="SPEED", help="Speed: a factor such as 1 or 10, max, or closed.")
     ] = "1",
     streams: Annotated[
-        int, typer.Option(min=1, max=4_096, help="With closed: requests at a time.")
+        int, typer.Option(min=1, max=4_096, help="Requests at a time with closed.")
     ] = 8,
     url: Annotated[
-        str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
+        str | None,
+        typer.Option(help="Address of the gateway.", show_default="the one that runs here"),
     ] = None,
     api_key: ApiKey = "none",
     since: Since = "1h",
@@ -140,19 +145,39 @@ def send(
     for the end of the one before it, at any speed. With max, no request waits for its time; with
     closed, `--streams` requests at a time are in flight. Exit code 1 if a request failed.
 
+    A recording's own prompts are sent, with their sampling and seeds, unless it has none or
+    `--scale` is given, and the answers are compared with the recorded ones. Exit code 1 if a
+    request fails that completed in the recording.
+
     Examples: `trivium trace send trace.jsonl --requests 20 --scale 0.01`,
     `trivium trace send azure.csv --speed 10 --json`,
+    `trivium trace send last.avro --url http://127.0.0.1:8000`,
     `trivium trace send log --since 10m --speed closed --streams 16`
     """
-    pace = pace_of(speed, streams)
-    trace = _part(_read(source, since, config, bootstrap), requests, scale)
-    responses, report = send_trace(url or gateway_url(config), api_key, trace, pace)
+    pace, resend = pace_of(speed, streams), _resend(source) if scale == 1.0 else None
+    whole = resend.trace if resend else _read(source, since, config, bootstrap)
+    trace, make_body = _part(whole, requests, scale), resend.make_body if resend else None
+    responses, report = send_trace(url or gateway_url(config), api_key, trace, pace, make_body)
+    comparison = resend and resend.compare(responses)
     if as_json:
-        print_json(report)
+        print_json(report | ({"compared": asdict(comparison)} if comparison else {}))
     else:
         show_report(report)
-    if any(response.error for response in responses):
+    if resend and comparison and not as_json:
+        show_comparison(comparison, has_bodies=resend.has_bodies)
+    if comparison.failed if comparison else any(response.error for response in responses):
         raise typer.Exit(1)
+
+
+def _resend(source: str) -> "Resend | None":
+    """Return the requests of a recording, or None for any other source."""
+    from infra.traces.formats import is_recording
+
+    if source == LOG or not is_recording(Path(source)):
+        return None
+    from infra.traces.resend import Resend
+
+    return Resend(Path(source))
 
 
 def _read(source: str, since: str, config: Path | None, bootstrap: str | None) -> "Trace":

@@ -1,4 +1,4 @@
-"""Implements `trivium pool`: shows which workers serve which pools, and moves running workers."""
+"""Implements `trivium pool`: moves running workers between pools."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,31 +6,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, roles_from, settings_of_running
-from infra.terminal.output import print_json, stdout_console
+from infra.terminal.output import print_json
 
 if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
 app = typer.Typer(
-    help="Show the pools of workers, and move workers between them without a restart.",
+    help="Move workers between pools, without a restart.",
     no_args_is_help=True,
 )
-_COLUMNS = ("worker", "roles", "state", "credits", "running", "engine", "orchestrations")
 
 
-@app.command("list", epilog="Example: trivium pool list --json | jq '.[].roles'")
-def list_(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
-    """Show every worker with its roles, its credits in each, and what it runs."""
-    asyncio.run(_list(settings_of_running(config, bootstrap).log, as_json))
+@app.callback()
+def _group() -> None:
+    """Move workers between pools, without a restart."""
 
 
 @app.command(epilog="Example: trivium pool move prefill-1 --to decode")
 def move(
-    worker: Annotated[str, typer.Argument(help="Its id; `trivium pool list` shows them.")],
+    worker: Annotated[str, typer.Argument(help="Id of the worker; `trivium status` shows ids.")],
     to: Annotated[
-        list[str], typer.Option("--to", help="prefill, decode or replica; several with a comma.")
+        list[str],
+        typer.Option("--to", help="New role: prefill, decode or replica; several with a comma."),
     ],
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Wait so long for the fleet.")] = 30,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the fleet.")] = 30,
     config: Config = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
@@ -44,39 +43,6 @@ def move(
     roles = roles_from(to, "--to")
     log = settings_of_running(config, bootstrap).log
     asyncio.run(_move(log, worker, roles, timeout_s, as_json))
-
-
-async def _list(log: "LogSettings", as_json: bool) -> None:
-    from rich.table import Table
-
-    from infra.cli.operate.status import members
-    from infra.stack.fleet_watch import FleetWatch
-    from streams.log.registry import make_codec
-
-    async with FleetWatch(log, await asyncio.to_thread(make_codec, log)) as fleet:
-        rows = [_row(member) for member in members(fleet) if member["kind"] == "worker"]
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        print("no worker is there; start some with `trivium up` or `trivium worker`")
-        return
-    table = Table(*_COLUMNS, box=None, padding=(0, 1, 0, 0))
-    for row in rows:
-        credits = ", ".join(f"{role} {count}" for role, count in row["credits"].items())
-        ways = ", ".join(row["orchestrations"])
-        roles, running = ", ".join(row["roles"]), str(row["running"])
-        table.add_row(row["worker_id"], roles, row["state"], credits, running, row["engine"], ways)
-    stdout_console().print(table)
-
-
-def _row(member: dict[str, Any]) -> dict[str, Any]:
-    columns = ("roles", "state", "epoch", "leases", "credits", "engine", "orchestrations")
-    return {
-        "worker_id": member["member_id"],
-        **{name: member[name] for name in columns},
-        "running": member["load"]["running"],
-    }
 
 
 async def _move(

@@ -11,12 +11,14 @@ from infra.terminal.output import print_json
 
 def restart(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which processes.", show_default="all")
+        list[str] | None, typer.Argument(help="Names of the processes.", show_default="all")
     ] = None,
     each_s: Annotated[float, typer.Option(min=1, help="Seconds to wait for each.")] = 240,
     as_json: AsJson = False,
 ) -> None:
-    """Restart processes of `trivium up` one after the other, under load.
+    """Restart its processes under load, one by one.
+
+    Restart processes of `trivium up` one after the other, under load.
 
     Each process finishes its work before it ends, and the next one follows when all are ready. For
     no downtime, run two of each kind, and a load balancer before the gateways. Even then, a request

@@ -22,15 +22,17 @@ _LOOK_S = 1.0
 
 
 def scale(
-    watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat once a second.")] = False,
     publish: Annotated[
-        bool, typer.Option("--publish", help="Go on, and write it to the topic fleet.")
+        bool, typer.Option("--publish", help="Repeat, and write the counts to the topic fleet.")
     ] = False,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show how many prefill, decode, replica and retrieval workers are wanted, and why.
+    """Show how many workers are wanted, and why.
+
+    Show how many prefill, decode, replica and retrieval workers are wanted, and why.
 
     The counts follow from queues at the routers, arrivals, and times of workers. Targets and bounds
     are section \\[scaling] of the settings. `trivium up --autoscale` follows the counts. Examples:
@@ -52,7 +54,9 @@ async def _once(settings: "Settings", as_json: bool) -> None:
     async with FleetWatch(settings.log, codec).followed() as fleet:
         look = await first_look(Scaler(settings.scaling), fleet)
     if look is None:
-        raise NotReady("no router says what waits; start one with `trivium up` or `trivium router`")
+        raise NotReady(
+            "no router has reported; start one with `trivium up` or `trivium run router`"
+        )
     _show(look, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Implements `trivium worker`, `router`, `gateway`: one process each, in the foreground.
+"""Implements `trivium run`: one process in the foreground, a worker, router, gateway and so on.
 
 SIGTERM and Ctrl-C drain; a second signal ends at once. Exit code 2: the settings are wrong, a
 restart cannot help; 1: a restart may help. `infra/stack/launcher.py` relies on both.
@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,258 +20,221 @@ import typer
 from infra.cli.options import (
     Bootstrap,
     Config,
-    Engine,
+    in_panel,
     parse_overrides,
     roles_from,
     settings_from,
 )
 from infra.processes import garbage, log_lines
-from infra.processes.identity import PRIVATE
+from infra.processes.identity import DRAIN_MAX_S, PRIVATE
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 from schemas.state_folder import home
 
 if TYPE_CHECKING:
     from infra.stack.configuration import Settings
-
-_DRAIN_MAX_S = 60
-_HOPELESS = (ClientError, ConfigError, TopicError)
-LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
-Id = Annotated[
-    str | None, typer.Option("--id", help="Name in the fleet.", show_default="kind and host")
-]
-
-
-def worker(
-    role: Annotated[
-        list[str], typer.Option(help="prefill, decode or replica; several with a comma.")
-    ],
-    engine: Engine = None,
-    member_id: Id = None,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
-) -> None:
-    """Run one worker.
-
-    Examples: `trivium worker --role prefill --engine sim --bootstrap kafka:9092`,
-    `trivium worker --role prefill,decode`
-    """
-    roles = roles_from(role, "--role")
-    settings = settings_from(config, bootstrap, worker={"engine": engine})
-    name = member_id or _default_id(roles[0].value)
-
-    async def run(stop: asyncio.Event) -> None:
-        from infra.stack.engine_source import engine_source
-        from streams.log.registry import make_codec
-        from workers.runtime import run_worker
-
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_worker(
-            resolved.log,
-            resolved.worker,
-            resolved.model,
-            worker_id=name,
-            roles=roles,
-            engine=engine_source(resolved, name, roles),
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    _serve(run, log_level)
-
-
-def retrieval(
-    shard: Annotated[
-        str, typer.Option(help="Which part of the documents, counted from 0.", metavar="N/OF")
-    ] = "0/1",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or auto.", show_default="cpu")
-    ] = None,
-    member_id: Id = None,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
-) -> None:
-    """Run one retrieval worker: a shard of all collections, searched for prefill and decode.
-
-    Every shard needs one worker; more of them share its retrievals. Examples:
-    `trivium retrieval`, `trivium retrieval --shard 0/2 --id left-a --bootstrap kafka:9092`
-    """
+    from schemas.codec import Codec
+    from schemas.records import Role
     from workers.retrieval.settings import ShardPlace
 
-    settings = settings_from(config, bootstrap, retrieval={"device": device})
-    place = ShardPlace.parse(shard)
-    name = member_id or f"{_default_id('retrieval')}-{place.shard}"
+_HOPELESS = (ClientError, ConfigError, TopicError)
+UntilStopped = Callable[[asyncio.Event], Awaitable[None]]
+Process = Callable[..., Awaitable[None]]  # of settings and a name; runs until `stop` is set
+Kind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="Kind: worker, router, gateway, bridge, retrieval or embedding."
+    ),
+]
+_WORKER, _ROUTER = in_panel("Of a worker"), in_panel("Of a router")
+_GATEWAY = in_panel("Of a gateway")
+_RETRIEVAL, _EMBEDDING = in_panel("Of a retrieval worker"), in_panel("Of an embedding worker")
+_OPTIONS = {  # by kind, the options that only it has
+    "worker": ("role", "engine"),
+    "router": ("shadow", "policy", "set"),
+    "gateway": ("host", "port"),
+    "bridge": (),
+    "retrieval": ("shard", "device"),
+    "embedding": ("model",),
+}
 
-    async def run(stop: asyncio.Event) -> None:
-        from streams.log.registry import make_codec
-        from workers.retrieval.worker import RetrievalWorker
 
-        codec = await asyncio.to_thread(make_codec, settings.log)
-        await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
-
-    _serve(run, log_level)
-
-
-def embedding(
+def run(
+    kind: Kind,
+    member_id: Annotated[
+        str | None, typer.Option("--id", help="Name in the fleet.", show_default="kind and host")
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        _WORKER(help="Role: prefill, decode or replica; several with a comma.", show_default=False),
+    ] = None,
+    engine: Annotated[str | None, _WORKER(help="Engine: vllm or sim.", show_default="vllm")] = None,
+    shadow: Annotated[
+        bool, _ROUTER("--shadow", help="Decide beside the live routers, without effect.")
+    ] = False,
+    policy: Annotated[str, _ROUTER(help="Policy of a shadow.", show_default="theirs")] = "",
+    changed: Annotated[
+        list[str] | None,
+        _ROUTER("--set", metavar="NAME=VALUE", help="Setting of \\[router] of a shadow."),
+    ] = None,
+    host: Annotated[str | None, _GATEWAY(help="Address to listen on.")] = None,
+    port: Annotated[int | None, _GATEWAY(help="Port to listen on; 0: any free port.")] = None,
+    shard: Annotated[
+        str | None,
+        _RETRIEVAL(
+            help="Shard of the documents, counted from 0.", metavar="N/OF", show_default="0/1"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, _RETRIEVAL(help="Device: cpu, cuda or auto.", show_default="cpu")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="all-minilm-l6-v2, hash, or the folder of a sentence-transformers model.",
+        _EMBEDDING(
+            help="Embedder: all-minilm-l6-v2, hash, or the folder of a model.",
             show_default="all-minilm-l6-v2; hash beside simulated engines",
         ),
     ] = None,
-    member_id: Id = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="Level: debug, info, warning or error.")
+    ] = "info",
 ) -> None:
-    """Run one embedding worker: it cuts documents into passages and makes vectors, of searches too.
+    """Run one process in the foreground.
 
-    Several share documents and searches. Examples: `trivium embedding`,
-    `trivium embedding --model ./my-embedder --id embedding-a --bootstrap kafka:9092`
+    It is a worker, router, gateway, bridge, or a worker of retrieval.
+
+    SIGTERM and Ctrl-C let it finish its work; a second signal ends it at once. Exit code 2: the
+    settings are wrong, a restart cannot help; 1: a restart may help.
+
+    A retrieval worker has a shard of all collections; every shard needs one. An embedding worker
+    cuts documents into passages and makes vectors. A bridge answers prompts from topics. Several
+    routers share the sessions, several bridges the partitions, several embedding workers the
+    documents. A router with `--shadow` follows the journals of all routers, and writes where it
+    would have placed their requests, for `trivium replay log --shadow`.
+
+    Examples: `trivium run worker --role prefill --engine sim --bootstrap kafka:9092`,
+    `trivium run worker --role prefill,decode`, `trivium run gateway --port 8001 --id gateway-1`,
+    `trivium run retrieval --shard 0/2 --id left-a`, `trivium run embedding --model ./my-embedder`,
+    `trivium run router --shadow --policy static --set local_share=0.5`
     """
-    settings = settings_from(config, bootstrap, embedding={"model": model})
-    name = member_id or _default_id("embedding")
+    options = {
+        **{"role": role, "engine": engine, "host": host, "port": port, "shard": shard},
+        **{"device": device, "model": model, "set": changed},
+        **{"shadow": shadow or None, "policy": policy or None},
+    }
+    _check_options(kind, {name for name, value in options.items() if value is not None})
+    settings = settings_from(
+        config,
+        bootstrap,
+        worker={"engine": engine},
+        retrieval={"device": device},
+        embedding={"model": model},
+        gateway={"host": host, "port": port},
+    )
+    match kind:
+        case "worker":
+            roles = roles_from(role or [], "--role")
+            process: Process = partial(_worker, roles=roles)
+            member_id = member_id or _default_id(roles[0].value)
+        case "router":
+            overrides = parse_overrides(policy, changed or [])
+            if overrides and not shadow:
+                raise ConfigError(
+                    "--policy, --set: expected with --shadow; others have a settings file"
+                )
+            process = partial(_shadow, overrides=overrides) if shadow else _router
+            member_id = member_id or _default_id("shadow" if shadow else "router")
+        case "retrieval":
+            from workers.retrieval.settings import ShardPlace
 
-    async def run(stop: asyncio.Event) -> None:
-        from streams.log.registry import make_codec
-        from workers.embed.process import run_embedding
-
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_embedding(
-            resolved.log,
-            resolved.embedding,
-            resolved.model,
-            engine=resolved.worker.engine,
-            worker_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    _serve(run, log_level)
+            place = ShardPlace.parse(shard or "0/1")
+            process = partial(_retrieval, place=place)
+            member_id = member_id or f"{_default_id('retrieval')}-{place.shard}"
+        case _:
+            process = {"gateway": _gateway, "bridge": _bridge, "embedding": _embedding}[kind]
+    _serve(partial(_with_codec, process, settings, member_id or _default_id(kind)), log_level)
 
 
-def router(
-    member_id: Id = None,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="Decide beside those that route, and do nothing else.")
-    ] = False,
-    policy: Annotated[str, typer.Option(help="Of a shadow.", show_default="theirs")] = "",
-    changed: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Of a shadow: this of \\[router]."),
-    ] = None,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
+def _check_options(kind: str, names: set[str]) -> None:
+    """Raise ConfigError for an unknown kind, or options that it does not have."""
+    if kind not in _OPTIONS:
+        raise ConfigError(f"run: expected one of {', '.join(_OPTIONS)}, found {kind!r}")
+    if wrong := sorted(names - set(_OPTIONS[kind])):
+        kinds = [name for name, options in _OPTIONS.items() if wrong[0] in options]
+        raise ConfigError(f"--{wrong[0]}: expected with run {kinds[0]}, found with run {kind}")
+    if kind == "worker" and "role" not in names:
+        raise ConfigError("--role: expected prefill, decode or replica, found none")
+
+
+async def _with_codec(
+    process: Process, settings: "Settings", name: str, stop: asyncio.Event
 ) -> None:
-    """Run one router; several share the sessions among them.
+    from streams.log.registry import make_codec
 
-    With `--shadow` it follows the journals of all routers, and writes where it would have placed
-    their requests to `decisions.shadow`, for `trivium compare`. No member depends on a shadow.
-
-    Examples: `trivium router --id router-1 --bootstrap kafka:9092`,
-    `trivium router --shadow --policy static --set local_share=0.5`
-    """
-    settings, overrides = settings_from(config, bootstrap), parse_overrides(policy, changed or [])
-    if overrides and not shadow:
-        raise ConfigError("--policy, --set: expected with --shadow; others have a settings file")
-
-    async def run(stop: asyncio.Event) -> None:
-        from streams.log.registry import make_codec
-
-        name = member_id or _default_id("shadow" if shadow else "router")
-        codec = await asyncio.to_thread(make_codec, settings.log)
-        if shadow:
-            from infra.replay.shadowing import run_shadow
-
-            await run_shadow(
-                settings.log,
-                overrides,
-                shadow_id=name,
-                stop=stop,
-                codec=codec,
-                snapshot_ms=settings.router.snapshot_ms,
-            )
-            return
-        from streams.agents.lifecycle import run_router
-
-        await run_router(
-            settings.log,
-            settings.router,
-            router_id=name,
-            stop=stop,
-            codec=codec,
-            deadline_ms_max=settings.gateway.deadline_ms_max,
-        )
-
-    _serve(run, log_level)
+    codec = await asyncio.to_thread(make_codec, settings.log)
+    await process(settings, name, stop=stop, codec=codec)
 
 
-def gateway(
-    member_id: Id = None,
-    host: Annotated[str | None, typer.Option(help="Listen here.")] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free port.")] = None,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
+async def _worker(settings: "Settings", name: str, *, roles: "list[Role]", **run: Any) -> None:
+    from infra.stack.engine_source import engine_source
+    from workers.runtime import run_worker
+
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    engine = engine_source(resolved, name, roles)
+    parts = resolved.log, resolved.worker, resolved.model
+    await run_worker(*parts, worker_id=name, roles=roles, engine=engine, **run)
+
+
+async def _retrieval(
+    settings: "Settings", name: str, *, place: "ShardPlace", stop: asyncio.Event, codec: "Codec"
 ) -> None:
-    """Run one gateway: the OpenAI API over HTTP.
+    from workers.retrieval.worker import RetrievalWorker
 
-    Example: `trivium gateway --host 0.0.0.0 --port 8001 --bootstrap kafka:9092`
-    """
-    settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
-
-    async def run(stop: asyncio.Event) -> None:
-        from streams.calls.stream.event_key import event_key
-        from streams.gateway.app import run_gateway
-        from streams.log.registry import make_codec
-
-        name = member_id or _default_id("gateway")
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        key = event_key(resolved.gateway.event_key, home())
-        await run_gateway(
-            resolved.log,
-            dataclasses.replace(resolved.gateway, event_key=key),
-            resolved.model,
-            gateway_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
-
-    _serve(run, log_level)
+    await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
 
 
-def bridge(
-    member_id: Id = None,
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    log_level: LogLevel = "info",
+async def _embedding(settings: "Settings", name: str, **run: Any) -> None:
+    from workers.embed.worker import run_embedding
+
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    parts, engine = (resolved.log, resolved.embedding, resolved.model), resolved.worker.engine
+    await run_embedding(*parts, engine=engine, worker_id=name, **run)
+
+
+async def _router(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.agents.lifecycle import run_router
+
+    deadline_ms_max = settings.gateway.deadline_ms_max
+    parts = settings.log, settings.router
+    await run_router(*parts, router_id=name, deadline_ms_max=deadline_ms_max, **run)
+
+
+async def _shadow(
+    settings: "Settings", name: str, *, overrides: dict[str, str], **run: Any
 ) -> None:
-    """Run one bridge: prompts from topics, one answer each, to topics.
+    from infra.replay.shadowing import run_shadow
 
-    Several share the partitions. Example:
-    `trivium bridge --id bridge-1 --bootstrap kafka:9092`
-    """
-    settings = settings_from(config, bootstrap)
+    snapshot_ms = settings.router.snapshot_ms
+    await run_shadow(settings.log, overrides, shadow_id=name, snapshot_ms=snapshot_ms, **run)
 
-    async def run(stop: asyncio.Event) -> None:
-        from streams.bridge.process import run_bridge
-        from streams.log.registry import make_codec
 
-        resolved = await asyncio.to_thread(_with_model_folder, settings)
-        await run_bridge(
-            resolved.log,
-            resolved.bridge,
-            resolved.gateway,
-            resolved.model,
-            bridge_id=member_id or _default_id("bridge"),
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, resolved.log),
-        )
+async def _gateway(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.calls.stream.event_key import event_key
+    from streams.gateway.app import run_gateway
 
-    _serve(run, log_level)
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    key = event_key(resolved.gateway.event_key, home())
+    gateway = dataclasses.replace(resolved.gateway, event_key=key)
+    await run_gateway(resolved.log, gateway, resolved.model, gateway_id=name, **run)
+
+
+async def _bridge(settings: "Settings", name: str, **run: Any) -> None:
+    from streams.bridge.process import run_bridge
+
+    resolved = await asyncio.to_thread(_with_model_folder, settings)
+    parts = resolved.log, resolved.bridge, resolved.gateway, resolved.model
+    await run_bridge(*parts, bridge_id=name, **run)
 
 
 def _default_id(kind: str) -> str:
@@ -288,7 +252,7 @@ def _with_model_folder(settings: "Settings") -> "Settings":
     return dataclasses.replace(settings, model=model)
 
 
-def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+def _serve(process: UntilStopped, log_level: str) -> None:
     import uvloop
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
@@ -299,7 +263,7 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
     log_lines.configure_logging(level)
     os.umask(PRIVATE)
     try:
-        uvloop.run(_until_stopped(run))
+        uvloop.run(_until_stopped(process))
     except _HOPELESS:
         raise
     except TriviumError as error:
@@ -310,7 +274,9 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
         sys.exit(1)
 
 
-def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+def _until_stopped(
+    process: UntilStopped,
+) -> Coroutine[Any, Any, None]:
     async def main() -> None:
         stop = asyncio.Event()
 
@@ -318,12 +284,12 @@ def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine
             if stop.is_set():  # a second signal
                 os._exit(1)
             stop.set()
-            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
+            loop.call_later(DRAIN_MAX_S, os._exit, 1)  # a drain may wait for an absent broker
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
         garbage.defer_gc(loop)
-        await run(stop)
+        await process(stop)
 
     return main()

@@ -15,6 +15,7 @@ from infra.terminal.printable import printable
 from schemas.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
+    from infra.stack.configuration import Settings
     from infra.stack.fleet_watch import FleetWatch
     from schemas.records import Capability, Registration
     from schemas.settings import LogSettings
@@ -25,18 +26,49 @@ _MISSED_TOLD = 0.01  # share of documents that searches for themselves miss
 
 def status(
     once: Annotated[
-        bool, typer.Option("--once", help="Print and end, as where the output is no terminal.")
+        bool, typer.Option("--once", help="Print once, as if the output is no terminal.")
+    ] = False,
+    bridges: Annotated[
+        bool, typer.Option("--bridges", help="Show how far prompts on topics are answered.")
     ] = False,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
 ) -> None:
-    """Show workers, routers, gateways and bridges: states, credits, queues, tokens per second, KV.
+    """Show all members, their load and their KV.
 
-    Examples: `trivium status`, `trivium status --json | jq '.[].state'`
+    Show workers, routers, gateways and bridges: states, credits, queues, tokens per second, KV.
+
+    With --bridges, it shows for each partition of prompts how many records have no answer yet, for
+    how long, and which bridge owns it. It asks Kafka alone, so it also works while bridges are
+    down.
+
+    Examples: `trivium status`, `trivium status --json | jq '.[].state'`,
+    `trivium status --bridges --json | jq '[.[].lag] | add'`
     """
+    if bridges:
+        _show_bridges(settings_of_running(config, bootstrap), as_json)
+        return
     once = once or as_json or not sys.stdout.isatty()
     asyncio.run(_show(settings_of_running(config, bootstrap).log, once, as_json))
+
+
+def _show_bridges(settings: "Settings", as_json: bool) -> None:
+    from rich.table import Table
+
+    from infra.stack.bridge_lag import bridge_lags
+
+    rows = asyncio.run(bridge_lags(settings.log, settings.bridge))
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    columns = ("pair", "partition", "position", "end", "lag", "oldest", "answers/s", "bridge")
+    table = Table(*columns, box=None)
+    for row in rows:
+        oldest = f"{row.oldest_ms / 1_000:.1f} s" if row.lag else "-"
+        numbers = map(str, (row.partition, row.position, row.end, row.lag))
+        table.add_row(row.pair, *numbers, oldest, f"{row.answers_per_s:g}", row.owner or "none")
+    stdout_console().print(table)
 
 
 async def _show(log: "LogSettings", once: bool, as_json: bool) -> None:
@@ -251,7 +283,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.text import Text
 
     if not rows:
-        return Text("nobody is there; start something with `trivium up`")
+        return Text("no member is alive; start some with `trivium up`")
     heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
     table = Table(*heads, "KV blocks", "KV out/in", box=None, padding=(0, 1, 0, 0))
     table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are never cut

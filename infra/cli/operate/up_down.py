@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Engine, Quiet, settings_from
-from infra.processes.identity import PRIVATE
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Engine,
+    Quiet,
+    names_broker,
+    settings_from,
+)
+from infra.processes.identity import GRACE_S, PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
 from schemas.errors import NotReady
@@ -24,51 +32,58 @@ if TYPE_CHECKING:
     from infra.terminal.stack_display import PlainLines
 
 _POLL_S = 0.2
-_DOWN_S = 90.0
+_DOWN_S = 2 * GRACE_S + 20  # for gateways, then for the others, and for the broker
 Count = Annotated[int, typer.Option(min=0)]
 
 
 def up(
     prefill: Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")] = None,
-    replica: Annotated[int, typer.Option(help="Workers that do both in place.")] = 0,
+    replica: Annotated[int, typer.Option(help="Replica workers, which do both phases.")] = 0,
     retrieval: Annotated[int, typer.Option(help="Retrieval workers.")] = 0,
-    shards: Annotated[int, typer.Option(help="Parts that these divide documents in.")] = 1,
+    shards: Annotated[int, typer.Option(help="Shards of the documents.")] = 1,
     embedding: Annotated[
         int | None,
         typer.Option(help="Embedding workers.", show_default="1 beside retrieval workers"),
     ] = None,
     routers: Annotated[int, typer.Option(help="Routers.")] = 1,
-    gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
-    bridges: Annotated[int, typer.Option(help="Bridges, from topics of prompts to answers.")] = 1,
+    gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port upwards.")] = 1,
+    bridges: Annotated[int, typer.Option(help="Bridges, which answer prompts on topics.")] = 1,
     engine: Engine = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder, Hugging Face name, smollm2-135m-instruct or tiny.",
+            help="Model: a folder, Hugging Face name, smollm2-135m-instruct or tiny.",
             show_default="the first of these two; with --engine sim `sim`, which says words",
         ),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Of a Hugging Face name: the commit to download.")
+        str | None, typer.Option(help="Commit to download of a Hugging Face model.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Of the gateway.", show_default="8000")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the gateway.", show_default="8000")
+    ] = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
     autoscale: Annotated[
-        bool, typer.Option("--autoscale", help="Start, drain and move workers by what waits.")
+        bool, typer.Option("--autoscale", help="Start, drain and move workers as the load changes.")
     ] = False,
     workers_max: Annotated[
         int | None,
-        typer.Option(min=1, help="Most LLM workers of --autoscale.", show_default="8"),
+        typer.Option(min=1, help="Most LLM workers with --autoscale.", show_default="8"),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live table.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A line of JSON per change; with -d, the stack's state.")
+        bool,
+        typer.Option("--json", help="Print a line of JSON per change; with -d, the stack's state."),
     ] = False,
 ) -> None:
-    """Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.
+    """Start a deployment on this machine.
+
+    Start broker, routers, workers, gateways and bridges; Ctrl-C drains and stops them.
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
     `trivium up --retrieval 4 --shards 2`, `trivium up --autoscale --workers-max 6`,
@@ -101,7 +116,7 @@ def up(
         routers=routers,
         gateways=gateways,
         bridges=bridges,
-        broker=bootstrap is None,
+        broker=bootstrap is None and not names_broker(settings),
         seats=settings.scaling.workers_max if autoscale else 0,
     )
     stack = Stack(settings, plan)
@@ -111,7 +126,7 @@ def up(
 
 
 def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Stop the stack that runs in this state folder, draining it first.
+    """Stop the deployment, draining it first.
 
     Example: `TRIVIUM_HOME=/tmp/other trivium down`
     """

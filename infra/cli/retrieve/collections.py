@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schemas.records import CollectionDeclared, CollectionState
     from schemas.settings import LogSettings
 
-app = typer.Typer(help="Show collections, and declare who may search them.")
+app = typer.Typer(help="Show collections; declare who may search.")
 Name = Annotated[str, typer.Argument(help="The collection.")]
 
 
@@ -55,7 +55,7 @@ def main(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show collections, and declare who may search them."""
+    """Show collections; declare who may search."""
     if ctx.invoked_subcommand is None:
         show(config, bootstrap, as_json)
 
@@ -74,19 +74,20 @@ def show(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = F
 def declare(
     name: Name,
     tenant: Annotated[
-        list[str] | None, typer.Option(help="Who may search it, any number; none: everybody.")
+        list[str] | None, typer.Option(help="Who may search it; may be repeated; none: all.")
     ] = None,
     embedder: Annotated[
-        str, typer.Option(help="NAME@VERSION of the only model for it; empty: its first text's.")
+        str, typer.Option(help="Its only embedder, NAME@VERSION; empty: that of its first text.")
     ] = "",
     chunk_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of a passage at most; 0: as configured.")
+        int, typer.Option(min=0, help="Most tokens of a passage; 0: as configured.")
     ] = 0,
     chunk_overlap: Annotated[
-        int, typer.Option(min=-1, help="Tokens shared with the one before; -1: as configured.")
+        int,
+        typer.Option(min=-1, help="Tokens shared with the previous passage; -1: as configured."),
     ] = -1,
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Take back what was declared; documents stay.")
+        bool, typer.Option("--withdraw", help="Remove the declaration; documents stay.")
     ] = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -115,7 +116,7 @@ def declare(
     if as_json:
         print_json({**fields, "tenants": list(tenants), "declared": not withdraw})
     elif withdraw:
-        print(f"collection {printable(name)}: nothing is declared any more")
+        print(f"collection {printable(name)}: its declaration is withdrawn")
     else:
         who = ", ".join(map(printable, tenants)) or "everybody"
         print(f"collection {printable(name)}: may be searched by {who}")
@@ -166,7 +167,7 @@ async def _read_listing(log: "LogSettings") -> dict[str, Any]:
 def rows_of(view: "FleetView", now_ms: int) -> dict[str, CollectionRow]:
     """Return what the living retrieval workers of the present layout have, by collection."""
     from schemas.records import MemberKind
-    from schemas.retrieval import layout_of
+    from streams.log.retrieval.results import layout_of
 
     layout, rows = layout_of(view, now_ms), dict[str, CollectionRow]()
     for member in view.living(MemberKind.WORKER, now_ms):
@@ -237,11 +238,13 @@ def _show(listing: dict[str, Any]) -> None:
                  str(row["dim"] or "-"), row["embedder"] or "-", who, shards)  # fmt: skip
         table.add_row(*[Text(printable(cell)) for cell in cells])
     console = stdout_console()
-    console.print(table if listing["collections"] else "no collection is held or declared")
+    console.print(
+        table if listing["collections"] else "no collection has documents or a declaration"
+    )
     waiting = listing["documents_waiting"]
-    text = "no embedding worker is there" if waiting is None else f"not embedded yet: {waiting}"
+    text = "no embedding worker is alive" if waiting is None else f"not embedded yet: {waiting}"
     console.print(f"documents {text}" if waiting is not None else text)
     if listing["retrieval_workers"]:
         console.print(f"records that are not in the indexes yet: {listing['records_behind']}")
     else:
-        console.print("no retrieval worker was seen: nobody tells what is held")
+        console.print("no retrieval worker is alive, so the documents of collections are unknown")

@@ -1,63 +1,44 @@
-"""Implements `trivium documents`: writes documents with vectors to the topic of the indexes."""
+"""Implements `trivium ingest --vectors`: writes documents with vectors to the log."""
 
 import asyncio
 import contextlib
 import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from infra.cli.options import (
-    AsJson,
-    Bootstrap,
-    Config,
-    Quiet,
-    check_collection,
-    settings_of_running,
-)
 from infra.cli.retrieve.rows import Rows, VectorRow, open_rows
 from infra.terminal.output import print_json
 
 if TYPE_CHECKING:
     from schemas.settings import LogSettings
 
-app = typer.Typer(help="Load documents with ready vectors.", no_args_is_help=True)
 _UNDER_WAY = 1_000  # documents sent and not acknowledged
-EXIT_INCOMPLETE = 1
 
 
-@app.command("load", epilog="Example: trivium documents load books.jsonl --collection books")
 def load(
-    file: Annotated[Path, typer.Argument(help=".npy or .jsonl.", dir_okay=False)],
-    collection: Annotated[str, typer.Option("--collection", "-c", help="Where to.")] = "default",
-    config: Config = None,
-    bootstrap: Bootstrap = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write the file's documents to the log; retrieval workers find them at once.
+    files: Sequence[Path], collection: str, log: "LogSettings", *, shows: bool, as_json: bool
+) -> bool:
+    """Write the files' documents to the log; return whether all rows could be used.
 
     A .npy file has one vector in each row, and the row's number becomes the id. A line of a .jsonl
-    file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}, "text": "..."}`; metadata
-    and text are optional. Documents with the same id are replaced. Rows that cannot be used are
-    reported, the others are loaded, and the exit code is 1.
+    file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}, "text": "..."}`. Raises
+    ConfigError for other files.
     """
-    count, rows = open_rows(file)
-    check_collection(collection)
-    log = settings_of_running(config, bootstrap).log
-    command = _LoadCommand(log, collection, shows=not (quiet or as_json))
+    opened = [open_rows(file) for file in files]
+    count, rows = sum(count for count, _ in opened), chain.from_iterable(part for _, part in opened)
+    command = _LoadCommand(log, collection, shows=shows)
     asyncio.run(command.run(count, rows))
+    replaced = command.sent_count - len(command.ids)
     report = {"collection": collection, "documents": len(command.ids), "refused": command.refused}
     if as_json:
-        print_json(report | {"replaced": command.sent_count - len(command.ids)})
-    elif not quiet:
+        print_json(report | {"replaced": replaced})
+    elif shows:
         summary = f"documents loaded into collection {collection}: {len(command.ids)}"
-        if replaced := command.sent_count - len(command.ids):
-            summary += f", replaced by later ones of the file: {replaced}"
+        summary += f", replaced by later ones of the file: {replaced}" if replaced else ""
         print(summary + (f", refused {command.refused}" if command.refused else ""))
-    if command.refused:
-        sys.exit(EXIT_INCOMPLETE)
+    return not command.refused
 
 
 def _check_dimensions(rows: Rows, collection: str, dim: int) -> Rows:
@@ -107,7 +88,7 @@ async def _recorded_dimension(log: "LogSettings", codec: Any, collection: str) -
 
 
 class _LoadCommand:
-    """Runs one call of `trivium documents load`."""
+    """Runs one call of `trivium ingest --vectors`."""
 
     def __init__(self, log: "LogSettings", collection: str, *, shows: bool) -> None:
         self.ids: set[str] = set()

@@ -14,21 +14,30 @@ from schemas.errors import ConfigError
 from schemas.rules.sizes import SHARDS_MAX
 from workers.vector.limits import DEGREE_MAX
 
-app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
-Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
+app = typer.Typer(help="Build, show and check index files.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: trivium index build vectors.npy books.index --metric cosine")
 def build(
-    vectors: Annotated[Path, typer.Argument(help=".npy or .jsonl, as `documents load` takes it.")],
+    vectors: Annotated[
+        Path, typer.Argument(help=".npy or .jsonl, as `ingest --vectors` takes it.")
+    ],
     path: Annotated[Path, typer.Argument(help="The index file; {shard} becomes a number.")],
-    metric: Annotated[str, typer.Option(help="sqeuclidean, inner_product or cosine.")] = "cosine",
-    storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    metric: Annotated[
+        str, typer.Option(help="Metric: sqeuclidean, inner_product or cosine.")
+    ] = "cosine",
+    storage: Annotated[
+        str, typer.Option(help="Storage of vectors: float32 or float16.")
+    ] = "float32",
     degree: Annotated[int, typer.Option(min=2, max=DEGREE_MAX, help="Edges of each row.")] = 32,
     seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
-    shards: Annotated[int, typer.Option(min=1, max=SHARDS_MAX, help="Files to deal rows to.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto: who computes distances.")] = "cpu",
-    builder: Annotated[str, typer.Option(help="own, or cuvs, which needs cuda.")] = "own",
+    shards: Annotated[
+        int, typer.Option(min=1, max=SHARDS_MAX, help="Number of files, which share the rows.")
+    ] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device that computes distances: cpu, cuda or auto.")
+    ] = "cpu",
+    builder: Annotated[str, typer.Option(help="Builder: own, or cuvs, which needs cuda.")] = "own",
     as_json: AsJson = False,
 ) -> None:
     """Build an index of vectors, for `index_files` of section [retrieval].
@@ -76,33 +85,35 @@ def build(
         )
 
 
-@app.command(epilog="Example: trivium index info books.index --json | jq .live")
-def info(path: Target, as_json: AsJson = False) -> None:
+@app.command(
+    epilog="Examples: trivium index info books.index --json | jq .live, "
+    "trivium index info books.index --verify && echo good"
+)
+def info(
+    path: Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)],
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read the whole file, check its sums, and search for rows."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the header of an index file, without reading the vectors.
 
     `audit.missed_share` is the share of its own rows that searches did not find when it was
-    written.
+    written. With --verify, `missed_share` is that share now: of rows whose search found nothing as
+    near as the row itself. Above 0.05, build the file again.
     """
     from workers.vector.index import snapshot
 
+    if verify:
+        index = _read(snapshot.load, path)
+        missed = index.missed_share()
+        report = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
+        _print_report({**report, "missed_share": missed}, as_json)
+        return
     header = _read(snapshot.info, path)
     fields = {name: value for name, value in header.items() if name != "sections"}
     _print_report({"path": str(path), "bytes": path.stat().st_size, **fields}, as_json)
-
-
-@app.command(epilog="Example: trivium index verify books.index && echo good")
-def verify(path: Target, as_json: AsJson = False) -> None:
-    """Read an index file whole, check its sums, and search it for some of its own rows.
-
-    `missed_share` is the share of these rows whose search found nothing as near as the row itself;
-    above 0.05, build the file again.
-    """
-    from workers.vector.index import snapshot
-
-    index = _read(snapshot.load, path)
-    missed = index.missed_share()
-    report = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
-    _print_report({**report, "missed_share": missed}, as_json)
 
 
 def _read(reader: Any, path: Path) -> Any:

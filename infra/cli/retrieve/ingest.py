@@ -17,6 +17,7 @@ from infra.cli.options import (
     check_collection,
     settings_of_running,
 )
+from infra.cli.retrieve.documents import load
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError, InvalidRequest
 
@@ -26,24 +27,33 @@ if TYPE_CHECKING:
     from infra.ingest.batch import Refusal, SourceReader, Target
     from infra.ingest.watcher import FileChanges
     from schemas.settings import LogSettings
-    from streams.log.ingester import IngestCounts, Ingester
+    from streams.log.documents import IngestCounts, Ingester
 
 EXIT_INCOMPLETE = 1
 
 
 def ingest(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
-    collection: Annotated[str, typer.Option("--collection", "-c", help="Where to.")] = "default",
-    watch: Annotated[bool, typer.Option("--watch", help="Go on with what changes.")] = False,
-    tenant: Annotated[str, typer.Option(help="Who alone may find them.")] = "",
-    metadata: Annotated[str, typer.Option(help="JSON object, for all of them.")] = "",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until they are embedded.")] = True,
+    collection: Annotated[
+        str, typer.Option("--collection", "-c", help="The collection to add to.")
+    ] = "default",
+    vectors: Annotated[
+        bool, typer.Option("--vectors", help="The files have ready vectors: .npy or .jsonl.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep following changes.")] = False,
+    tenant: Annotated[str, typer.Option(help="The only tenant that may find them.")] = "",
+    metadata: Annotated[str, typer.Option(help="A JSON object, for all of them.")] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until they are embedded.")
+    ] = True,
     config: Config = None,
     bootstrap: Bootstrap = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
+    """Add files or vectors to a collection.
+
+    Ingest text, Markdown, HTML, PDF, office files, tables, JSON and source code.
 
     Unchanged content is not embedded again.
 
@@ -51,10 +61,23 @@ def ingest(
     file is `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. Files that
     cannot be read or used are reported, the others are ingested, and the exit code is 1.
 
-    Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
+    With --vectors, a .npy file has one vector in each row, and the row's number becomes the id. A
+    line of a .jsonl file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020},
+    "text": "..."}`; metadata and text are optional. Retrieval workers find them at once.
+
+    Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`,
+    `trivium ingest --vectors books.jsonl -c books`
     """
     from infra.ingest.batch import SourceReader
 
+    if vectors:
+        if watch or tenant or metadata:
+            raise ConfigError("--vectors: expected without --watch, --tenant and --metadata")
+        check_collection(collection)
+        log, shows = settings_of_running(config, bootstrap).log, not (quiet or as_json)
+        if not load(paths, collection, log, shows=shows, as_json=as_json):
+            sys.exit(EXIT_INCOMPLETE)
+        return
     target = _target(collection, tenant, metadata)
     roots = [_there(path) for path in paths]
     log = settings_of_running(config, bootstrap).log
@@ -114,10 +137,10 @@ class _IngestCommand:
     async def run(self, *, watch: bool) -> bool:
         """Ingest all files; return whether all were accepted, and embedded if it waits for that."""
         from infra.stack.fleet_watch import FleetWatch
-        from schemas.retrieval import embedding_workers
         from streams.log.clock import wall_ms
-        from streams.log.ingester import Ingester
+        from streams.log.documents import Ingester
         from streams.log.registry import make_codec
+        from streams.log.retrieval.results import embedding_workers
 
         codec = await asyncio.to_thread(make_codec, self._log)
         async with FleetWatch(self._log, codec).followed() as fleet:
@@ -213,8 +236,8 @@ class _IngestCommand:
         self._print(summary)
         if not self._workers:
             print(
-                "no embedding worker is there: the documents wait on the log; start one with "
-                "`trivium embedding`",
+                "no embedding worker is alive: the documents wait on the log; start one with "
+                "`trivium run embedding`",
                 file=sys.stderr,
             )
 

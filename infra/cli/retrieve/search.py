@@ -8,69 +8,87 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.cli.options import AsJson, Bootstrap, Config, in_panel, settings_of_running
 from infra.cli.retrieve.rows import read_vector
 from infra.terminal.output import print_json, stdout_console
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from schemas.retrieval import Hit, RetrievalResult
     from schemas.settings import LogSettings
+    from streams.log.retrieval.results import Hit, RetrievalResult
 
+_TEXT, _VECTOR = in_panel("Of --text"), in_panel("Of --vector and --file")
+_USUAL = "the worker's setting"
 _BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
 
 
 def search(
     vector: Annotated[
-        str | None, typer.Option(help="Numbers with commas: `--vector=0.1,-0.2`.")
+        str | None, typer.Option(help="A vector, numbers with commas: `--vector=0.1,-0.2`.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Words to search for instead.")] = None,
+    text: Annotated[str | None, typer.Option(help="A text to search for.")] = None,
     mode: Annotated[
-        str, typer.Option(help="hybrid, vector or words: how a text is searched for.")
-    ] = "hybrid",
+        str | None,
+        _TEXT(help="hybrid, vector or words: how to search for it.", show_default="hybrid"),
+    ] = None,
     tenant: Annotated[str, typer.Option(help="Search as this tenant; else as the operator.")] = "",
     min_score: Annotated[
-        float, typer.Option(min=-1, max=1, help="Leave out less similar passages: a cosine.")
-    ] = -1.0,
-    file: Annotated[
-        Path | None, typer.Option(help="A .npy file with one vector instead.", dir_okay=False)
+        float | None,
+        _TEXT(min=-1, max=1, help="Leave out passages with a lower cosine.", show_default="none"),
     ] = None,
-    collection: Annotated[str, typer.Option("--collection", "-c", help="Where.")] = "default",
-    k: Annotated[int, typer.Option("-k", help="Documents wanted.")] = 10,
+    file: Annotated[
+        Path | None, typer.Option(help="A .npy file with one vector.", dir_okay=False)
+    ] = None,
+    collection: Annotated[
+        str, typer.Option("--collection", "-c", help="The collection to search.")
+    ] = "default",
+    k: Annotated[int, typer.Option("-k", help="Number of hits.")] = 10,
     where: Annotated[
-        str, typer.Option("--filter", help="JSON over metadata, see the examples.")
+        str, typer.Option("--filter", help="Conditions on metadata as JSON, see the examples.")
     ] = "",
     kind: Annotated[
-        str, typer.Option("--class", help="prefill or decode: who is served first, and by when.")
+        str, typer.Option("--class", help="Scheduling class: prefill or decode.")
     ] = "decode",
     top_m: Annotated[
-        int, typer.Option(min=0, help="Length of the routing list: recall for time; 0: as usual.")
-    ] = 0,
-    patience: Annotated[
-        int, typer.Option(min=0, help="Stop after so many extends without a change; 0: as usual.")
-    ] = 0,
-    seed: Annotated[
-        list[str] | None, typer.Option(help="Document to begin at, any number of times.")
+        int | None,
+        _VECTOR(min=0, help="Candidates to keep: more find more, slower.", show_default=_USUAL),
     ] = None,
-    wants_seeds: Annotated[bool, typer.Option("--seeds", help="Show seeds for the next.")] = False,
-    deadline_ms: Annotated[int, typer.Option(min=1, help="Wait so long at most.")] = 5_000,
+    patience: Annotated[
+        int | None,
+        _VECTOR(min=0, help="Stop after so many steps without a change.", show_default=_USUAL),
+    ] = None,
+    seed: Annotated[
+        list[str] | None, typer.Option(help="Document to begin at; may be repeated.")
+    ] = None,
+    wants_seeds: Annotated[
+        bool, typer.Option("--seeds", help="Show seeds for the next search.")
+    ] = False,
+    deadline_ms: Annotated[
+        int, typer.Option(min=1, help="Longest wait for the shards, ms.")
+    ] = 5_000,
     config: Config = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find passages for a text, or the documents nearest to a vector, in all shards.
+    """Search a collection by text or vector.
+
+    Find passages for a text, or the documents nearest to a vector, in all shards.
 
     Examples: `trivium search --text "when does the ferry leave" -c handbook`,
     `trivium search --file q.npy -c books --filter '{"year": {"$gte": 2020}}' --json`
     """
     from schemas.retrieval import MODES
 
-    if mode not in MODES:
+    of_texts = {"mode": mode, "min_score": min_score}
+    of_vectors = {"top_m": top_m, "patience": patience}
+    options = of_vectors if text is None else of_texts
+    if mode not in (None, *MODES):
         raise ConfigError(f"--mode: expected {', '.join(MODES)}, found {mode!r}")
     values = text if text is not None else vector_from(vector, file)
     if text is not None and (vector is not None or file is not None or not text.strip()):
         raise ConfigError("expected one of --text, --vector and --file, and not an empty one")
+    _reject(*((of_texts, "a vector") if text is None else (of_vectors, "a text")))
     log = settings_of_running(config, bootstrap).log
     if kind not in ("prefill", "decode"):
         raise ConfigError(f"--class: expected prefill or decode, found {kind!r}")
@@ -78,13 +96,20 @@ def search(
         "collection": collection, "k": k, "filter": where, "kind": kind, "tenant": tenant,
         "seeds": seed or (), "wants_seeds": wants_seeds,
     }  # fmt: skip
-    of_vectors, of_texts = {"top_m": top_m, "patience": patience}, {"min_score": min_score}
-    fields |= of_vectors if text is None else {**of_texts, "mode": mode}
+    fields |= {name: value for name, value in options.items() if value is not None}
     results = asyncio.run(_search(log, values, deadline_ms, fields))
     if as_json:
         print_json(as_plain(results))
     else:
         _show(results)
+
+
+def _reject(options: dict[str, Any], what: str) -> None:
+    """Raise ConfigError if any option is given that has no effect on this kind of search."""
+    for name, value in options.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: has no effect on a search for {what}; leave it out")
 
 
 def vector_from(text: str | None, file: Path | None) -> Any:
@@ -107,7 +132,7 @@ async def _search(
 ) -> "RetrievalResult":
     from streams.log.clock import wall_ms
     from streams.log.registry import make_codec
-    from streams.log.retrieval.member import open_retrieval_client
+    from streams.log.retrieval.client import open_retrieval_client
 
     codec = await asyncio.to_thread(make_codec, log)
     async with open_retrieval_client(log, codec, f"search-{os.getpid()}") as client:

@@ -18,7 +18,7 @@ from infra.bench.results import BENCH_DIR, Bar, command_line, percentile, write_
 from infra.planning.grid import WORKLOADS
 from infra.planning.live_conversations import LiveLoad, LiveTurn, hold
 from infra.planning.live_stack import DEPLOYMENTS, Deployment, RoutingVariant, machine, switch
-from infra.research.report import html, plots
+from infra.research.report.pages import Columns, draw_bars, draw_png, render, terminal_table
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.story.record_finder import read_stories
@@ -117,23 +117,26 @@ def figures(
     }
 
 
-def table(name: str, rows: dict[str, Any]) -> Table:
-    """Return a table with a row of figures for each variant."""
-    rich_table = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
-    for variant, row in rows.items():
-        rich_table.add_row(variant, *(show(row) for show in _COLUMNS.values()))
-    return rich_table
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "answers": lambda row: str(row["answers"]),
-    "different": lambda row: str(row["different"]),
-    "local": lambda row: f"{row['local_share']:.0%}",
-    "TTFT p50, ms": lambda row: f"{row['ttft_ms']:.1f}",
-    "p99, ms": lambda row: f"{row['ttft_ms_p99']:.1f}",
-    "TPOT p50, ms": lambda row: f"{row['tpot_ms']:.2f}",
+_COLUMNS: Columns = {
+    "way": "{way}",
+    "answers": "{answers}",
+    "different": "{different}",
+    "local": "{local_share:.0%}",
+    "TTFT p50, ms": "{ttft_ms:.1f}",
+    "p99, ms": "{ttft_ms_p99:.1f}",
+    "TPOT p50, ms": "{tpot_ms:.2f}",
     "KV, MiB": lambda row: f"{row['kv_bytes'] / (1 << 20):.2f}",
 }
+
+
+def _rows(figures_by_variant: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"way": variant, **row} for variant, row in figures_by_variant.items()]
+
+
+def table(name: str, figures_by_variant: dict[str, Any]) -> Table:
+    """Return a table with a row of figures for each variant."""
+    title = f"{name}: turns after the first".strip(": ")
+    return terminal_table(_rows(figures_by_variant), _COLUMNS, title)
 
 
 async def run(
@@ -183,15 +186,21 @@ def write(
         bars=[bar],
         folder=folder,
     )
-    png = plots.live(figures_by_load)
+    png = draw_png(_draw, figures_by_load)
     (folder / f"live-{engine}.png").write_bytes(png)
-    parts = [html.note(f"Engine {engine}, this machine; medians of the turns after the first.")]
-    parts.append(html.table(("bar", "found", "holds"), [(bar.name, different, bar.met)]))
-    for name, rows in figures_by_load.items():
-        cells = [
-            (variant, *(show(row) for show in _COLUMNS.values())) for variant, row in rows.items()
-        ]
-        parts += [f"<h2>{name}</h2>", html.table(("way", *_COLUMNS), cells)]
     path = folder / f"live-{engine}.html"
-    path.write_text(html.page("Placement, live", [*parts, html.picture("live", png)]))
+    tables = {
+        name: _rows(figures_by_variant) for name, figures_by_variant in figures_by_load.items()
+    }
+    context = {"engine": engine, "bar": bar, "figures_by_load": tables, "columns": _COLUMNS}
+    path.write_text(render("live.jinja", {"live": png}, **context))
     return path
+
+
+def _draw(figure: Any, figures_by_load: FiguresByLoad) -> None:
+    """Draw time to first token by variant, for each load that was run live."""
+    variants = list(next(iter(figures_by_load.values())))
+    values = {
+        name: [row["ttft_ms"] for row in rows.values()] for name, rows in figures_by_load.items()
+    }
+    draw_bars(figure.add_subplot(), variants, values, "TTFT p50 of later turns, ms", 20)

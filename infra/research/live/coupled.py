@@ -15,13 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra.bench.benchmark import counting
-from infra.bench.cpu_time import CpuMeter
-from infra.bench.faults.target_stack import make_stack
+from infra.bench.benchmark import progress_on
+from infra.bench.meters import CpuMeter
 from infra.bench.results import BENCH_DIR, number
-from infra.bench.retrieval.latency import IDLE, SATURATED, ChatLoad
-from infra.bench.retrieval.stacks import running
-from infra.handbook.library import library
+from infra.bench.retrieval.loads import IDLE, PATIENCE_S, SATURATED, ChatLoad
+from infra.bench.retrieval.scene import RetrievalOptions, scene_on
+from infra.bench.stacks import make_stack
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan, core_shares
 
@@ -34,21 +33,22 @@ async def compare(
 ) -> dict[str, Any]:
     """Measure both placements, one after the other, and return their figures by name."""
     figures_by_way = {}
-    with counting(console, 34) as progress:
+    options = RetrievalOptions(rates=(rate,), load_s=load_s, fillers=fillers, seed=seed)
+    with progress_on(console):
         for placement, copies in COPIES.items():
             plan = StackPlan(
                 prefill=0, decode=0, replica=LLM_WORKERS, retrieval=copies, embedding=1,
                 places=copies,
             )  # fmt: skip
             stack = make_stack(plan, BENCH_DIR.absolute() / f"coupled-{placement}")
-            async with running(stack), library(stack.settings.log) as books:
+            async with scene_on(stack, options, PATIENCE_S) as scene:
                 pin(stack, placement)
                 pids = retrieval_pids(stack)
                 meter = CpuMeter(pids)
-                load = ChatLoad(stack, books, [rate], load_s, seed)
-                await load.prepare(fillers)
+                load = ChatLoad(scene)
+                await load.prepare()
                 ingest_cpu_s = meter.used_s()
-                (rows,) = (await load.measure(progress)).values()
+                (rows,) = (await load.latency()).values()
                 figures_by_way[placement] = figures(rows, pids.values(), ingest_cpu_s)
     return figures_by_way
 

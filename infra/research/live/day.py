@@ -10,21 +10,26 @@ operator who sized them would know the load at noon.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
-import numpy as np
 
 from infra.bench.results import BENCH_DIR
 from infra.planning.live_conversations import LiveLoad, LiveTurn, converse
 from infra.planning.live_stack import Deployment, machine
-from infra.research.studies.day_and_night import HOLDS, Day, DayComparison, FleetResult
+from infra.research.studies.day_and_night import (
+    HOLDS,
+    Counts,
+    Day,
+    DayComparison,
+    FleetResult,
+    fleet_of,
+)
 from infra.scaling.settings import ScalingSettings
 from infra.simulator.cluster import READY_MS
-from infra.simulator.elastic import worker_hours
 from infra.simulator.shape import ClusterShape
 from infra.stack.autoscaler import Autoscaler
 from infra.stack.launcher import Stack
@@ -55,7 +60,6 @@ DAY = Day(
     workers_max=8,
 )
 PATIENCE = {"up_after_ms": 1_000, "down_after_ms": 10_000, "settle_ms": 5_000}
-Counts = list[tuple[float, dict[Role, int]]]
 
 
 async def compare_fleets(day: Day, report: Callable[[str], None]) -> DayComparison:
@@ -134,7 +138,8 @@ async def serve(stack: Stack, day: Day, pools: str) -> FleetResult:
         else:
             async with _run_beside(Autoscaler(stack).run()):
                 turns = await _ask_all(stack, day)
-    return fleet_of(day, pools, counts, turns)
+    times_ms = [(turn.ttft_ms, turn.tpot_ms) for turn in turns if turn is not None]
+    return fleet_of(day, pools, counts, times_ms, len(turns))
 
 
 @asynccontextmanager
@@ -188,21 +193,3 @@ async def _ask_all(stack: Stack, day: Day) -> list[LiveTurn | None]:
         answers = await asyncio.gather(*calls)
         await asyncio.sleep(max(0.0, day.day_ms * day.days / 1_000 - (loop.time() - began_s)))
         return answers
-
-
-def fleet_of(day: Day, pools: str, counts: Counts, turns: Sequence[LiveTurn | None]) -> FleetResult:
-    """Sum up how a fleet served the day; failed requests are not in time."""
-    answers = [turn for turn in turns if turn is not None]
-    in_time = [
-        answer.ttft_ms <= day.ttft_ms and answer.tpot_ms <= day.tpot_ms for answer in answers
-    ]
-    return FleetResult(
-        pools=pools,
-        requests=len(turns),
-        failed=len(turns) - len(answers),
-        in_time=sum(in_time) / len(turns),
-        worker_hours=worker_hours(counts, READY_MS, day.end_ms),
-        ttft_p99_ms=float(np.percentile([answer.ttft_ms for answer in answers], 99)),
-        tpot_p99_ms=float(np.percentile([answer.tpot_ms for answer in answers], 99)),
-        counts=counts,
-    )

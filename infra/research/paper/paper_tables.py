@@ -18,6 +18,7 @@ from infra.planning.runs import Points
 from infra.research.paper import ppd_paper
 
 SLOW_MS = 1_000.0
+NEAR = 0.01  # a smaller lead is due to chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,34 @@ def unlike_winners(points: Points) -> float:
     """Return the share of points at which TTFT and TPOT have different winners."""
     ttft, tpot = (winners(points, OBJECTIVES[name]) for name in ("TTFT", "TPOT"))
     return sum(ttft[at] != tpot[at] for at in ttft) / len(ttft)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputLead:
+    """By what share the winners of throughput lead the best x=1, at one level of load."""
+
+    level: str
+    median: float
+    near_share: float  # of points with a lead below `near`
+    near: float = NEAR
+
+
+def throughput_leads(points: Points) -> list[ThroughputLead]:
+    """Return the winners' leads over the best x=1, by level of load."""
+    full = [config for config in CONFIGS if config.kind == "x=1"]
+    rows, won = [], winners(points, OBJECTIVES["throughput"])
+    for level, loads in LEVELS.items():
+        leads = [
+            points[config, name, load].tokens_per_s
+            / max(points[rival, name, load].tokens_per_s for rival in full)
+            - 1
+            for (name, load), config in won.items()
+            if load in loads
+        ]
+        if leads:
+            near_share = float(np.mean([lead < NEAR for lead in leads]))
+            rows.append(ThroughputLead(level=level, median=median(leads), near_share=near_share))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

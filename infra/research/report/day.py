@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.bench import results
-from infra.research.report.plots import draw_png
+from infra.research.report.pages import draw_png, mark
 from infra.research.studies.day_and_night import DayComparison, FleetResult
 from infra.simulator.cluster import READY_MS
 from schemas.records import Role
@@ -58,7 +58,7 @@ def write(
     )
     out.mkdir(parents=True, exist_ok=True)
     page = out / f"{name}.png"
-    page.write_bytes(draw_png(lambda figure: _draw(figure, comparison)))
+    page.write_bytes(draw_png(_draw, comparison))
     return page
 
 
@@ -76,9 +76,7 @@ def _draw(figure: Any, comparison: DayComparison) -> None:
         axes.axhline(
             size, color="grey", linestyle="--", label=f"best fixed fleet, {comparison.best.pools}"
         )
-    axes.set_xlabel("minutes")
-    axes.set_ylabel("workers")
-    axes.legend(fontsize=7, loc="upper left")
+    mark(axes, "minutes", "workers", legend=True)
     rate = axes.twinx()
     rate.plot(minutes, [day.per_s(60_000 * at) for at in minutes], color="#9aa5b1")
-    rate.set_ylabel("requests/s")
+    mark(rate, y="requests/s")

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from infra.planning.grid import DURATION_MS, TIMEOUT_MS
 from infra.planning.point import Point
 from infra.research.paper import paper_tables
-from infra.research.studies.chats import ChatChange, ChatResult
+from infra.research.studies.chats import ChatChange
 from infra.research.studies.interference import SlowDown
-from infra.research.studies.many_turns import TurnCountResult
 from infra.research.studies.orders import OrderComparison
 from infra.research.studies.pareto import ParetoPoint
 from infra.research.studies.regret import Regret
 from infra.research.studies.sensitivity import SensitivityRow
+from infra.research.studies.served import ServedRow
 from infra.research.studies.step_change import Recovery
 from infra.research.studies.thresholds import ThresholdResult
-from infra.research.studies.traffic import TraceResult
 from infra.research.studies.weights import FrontierPoint, WeightResult
 from infra.simulator.machine.latency import Setup
 
@@ -46,14 +45,13 @@ class EvaluationFindings:
     trends: dict[str, bool] = field(default_factory=dict)
     table_2: list[paper_tables.Wins] = field(default_factory=list)
     trends_2: dict[str, bool] = field(default_factory=dict)
-    why_2: str = ""
+    leads_2: list[paper_tables.ThroughputLead] = field(default_factory=list)
     unlike_winners: float = 0.0
     table_4: list[paper_tables.Failures] = field(default_factory=list)
     first_turns: list[paper_tables.FirstTurns] = field(default_factory=list)
-    chats: list[ChatResult] = field(default_factory=list)  # figure 4
+    chats: list[ServedRow] = field(default_factory=list)  # figure 4
     chat_changes: list[ChatChange] = field(default_factory=list)
     trends_4: dict[str, bool] = field(default_factory=dict)
-    why_4: list[str] = field(default_factory=list)
     headline: list[paper_tables.Headline] = field(default_factory=list)
     interference: list[SlowDown] = field(default_factory=list)  # figures 2 and 6
     contexts: list[SlowDown] = field(default_factory=list)  # figure 7
@@ -64,11 +62,11 @@ class EvaluationFindings:
     tuned: list[ThresholdResult] = field(default_factory=list)
     regret: list[Regret] = field(default_factory=list)
     recovery: list[Recovery] = field(default_factory=list)
-    lengths: list[TurnCountResult] = field(default_factory=list)  # figure 9a
-    models: list[TurnCountResult] = field(default_factory=list)  # figure 9b
+    lengths: list[ServedRow] = field(default_factory=list)  # figure 9a
+    models: list[ServedRow] = field(default_factory=list)  # figure 9b
     frontier: list[FrontierPoint] = field(default_factory=list)
     weighed: list[WeightResult] = field(default_factory=list)
-    traffic: list[TraceResult] = field(default_factory=list)
+    traffic: list[ServedRow] = field(default_factory=list)
     traffic_skipped: str = ""
     bars: list[Claim] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)

@@ -10,37 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.planning import point
 from infra.planning.grid import RATIOS, WORKLOADS, Config, static
 from infra.planning.point import Spec
 from infra.planning.runs import Runner
 from infra.research.paper import ppd_paper
 from infra.research.paper.conversations import ConversationSource, conversations
-from schemas.records import Mode
+from infra.research.studies.served import ServedRow, serve
 from streams.core.placement.ppd_table import PpdTable
 
 LOADS_PER_S = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 20.0)
 QUICK_LOADS_PER_S = (2.0, 8.0)
 CONVERSATIONS, QUICK_CONVERSATIONS = 200, 50
 EQUAL = (1.0, 1.0)  # weights of TTFT and TPOT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatResult:
-    """One configuration at one load; times in ms. Turns that were never sent count as failed."""
-
-    source: str
-    config: str
-    load_per_s: float
-    turns: int
-    failed: int
-    latency: float  # mean of completed turns, from the prompt to the last token
-    later_ttft_p50: float  # of the decode worker's first token; 0 if none completed
-    tpot: float  # mean
-    local_share: float  # of later turns
-    kv_bytes: int
-    buffered_bytes: int  # most KV in a connector's buffer
-    crashed: int
+Tables = dict[str, PpdTable]  # by pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +38,13 @@ class ChatChange:
     loads: int
 
 
-Tables = dict[str, PpdTable]  # by pools
-
-
 def serve_chats(
     runner: Runner, plain: Tables, sources: Sequence[ConversationSource], seed: int, *, quick: bool
-) -> list[ChatResult]:
+) -> list[ServedRow]:
     """Run plain x=0, dynamic PPD and `learned`, for every source, ratio and load."""
+    count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
     tasks = [
-        (source, config, plain.get(pools), load, seed, quick)
+        (source, chat_spec(config, plain.get(pools), load, seed, EQUAL), count)
         for source in sources
         for pools in RATIOS
         for config in (
@@ -92,58 +72,33 @@ def chat_spec(
     )
 
 
-def _run(task: tuple[ConversationSource, Config, PpdTable | None, float, int, bool]) -> ChatResult:
-    source, config, table, load, seed, quick = task
-    spec = chat_spec(config, table, load, seed, EQUAL)
-    count = QUICK_CONVERSATIONS if quick else CONVERSATIONS
-    chats = conversations([source], load, count, spec.setup.block_tokens, seed)
-    cluster = point.serve(spec, chats)
-    answers = [request for request in cluster.clients.requests if request.completed]
-    later = [answer for answer in answers if answer.turn > 1]
-    turns = sum(len(chat.turns) for chat in chats)
-    pressure = point.pressure(cluster)
-    return ChatResult(
-        source=source.name,
-        config=config.name,
-        load_per_s=load,
-        turns=turns,
-        failed=turns - len(answers),
-        latency=_mean([answer.took_ms for answer in answers]),
-        later_ttft_p50=float(np.median([e.decode_ttft_ms for e in later])) if later else 0.0,
-        tpot=_mean([answer.tpot_ms for answer in answers]),
-        local_share=_mean([answer.mode is Mode.LOCAL for answer in later]),
-        kv_bytes=sum(cluster.links.moved_bytes.values()),
-        buffered_bytes=pressure["buffered_bytes"],
-        crashed=pressure["crashed"],
-    )
+def _run(task: tuple[ConversationSource, Spec, int]) -> ServedRow:
+    source, spec, count = task
+    (load,) = spec.loads_per_s
+    chats = conversations([source], load, count, spec.setup.block_tokens, spec.seed)
+    return serve(source.name, spec, chats, load_per_s=load)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
-def changes(rows: Sequence[ChatResult]) -> list[ChatChange]:
+def changes(rows: Sequence[ServedRow]) -> list[ChatChange]:
     """Compare every other configuration with plain x=0."""
     change_rows = []
-    for source, config in dict.fromkeys((row.source, row.config) for row in rows):
-        pools = config.partition(" ")[0]
-        base = static(pools, "0", plain=True).name
-        if config == base:
-            continue
-        x0, config_rows = (
-            [row for row in rows if (row.source, row.config) == (source, name)]
-            for name in (base, config)
-        )
-        change_rows.append(_change(x0, config_rows))
+    for source, config in dict.fromkeys((row.about, row.config) for row in rows):
+        base = static(config.partition(" ")[0], "0", plain=True).name
+        if config != base:
+            x0, config_rows = (
+                [row for row in rows if (row.about, row.config) == (source, name)]
+                for name in (base, config)
+            )
+            change_rows.append(_change(x0, config_rows))
     return change_rows
 
 
-def _change(x0: Sequence[ChatResult], config_rows: Sequence[ChatResult]) -> ChatChange:
+def _change(x0: Sequence[ServedRow], config_rows: Sequence[ServedRow]) -> ChatChange:
     pairs = [(a, b) for a, b in zip(x0, config_rows, strict=True) if not a.failed and not b.failed]
     latency = [100 * (b.latency / a.latency - 1) for a, b in pairs]
     kv_changes = [100 * (b.kv_bytes / a.kv_bytes - 1) for a, b in pairs]
     return ChatChange(
-        source=config_rows[0].source,
+        source=config_rows[0].about,
         config=config_rows[0].config,
         latency=(min(latency), max(latency)) if latency else (0.0, 0.0),
         kv_bytes=float(np.median(kv_changes)) if kv_changes else 0.0,
@@ -153,5 +108,5 @@ def _change(x0: Sequence[ChatResult], config_rows: Sequence[ChatResult]) -> Chat
     )
 
 
-def _degraded(rows: Sequence[ChatResult]) -> int:
-    return sum(row.failed > (1 - ppd_paper.SUCCESS_MIN) * row.turns for row in rows)
+def _degraded(rows: Sequence[ServedRow]) -> int:
+    return sum(row.failed > (1 - ppd_paper.SUCCESS_MIN) * row.requests for row in rows)

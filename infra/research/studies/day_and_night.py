@@ -9,7 +9,7 @@ noon, and its operator must know that in advance.
 The day is some minutes long. A real one gives pools proportionally more time to follow.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,7 @@ from streams.config import RouterSettings
 
 TIMEOUT_MS = 120_000
 HOLDS = 0.99  # least share of requests that meet the targets
+Counts = list[tuple[float, dict[Role, int]]]  # workers by role, over time in ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class FleetResult:
     worker_hours: float
     ttft_p99_ms: float
     tpot_p99_ms: float
-    counts: list[tuple[float, dict[Role, int]]]  # workers by role, over time
+    counts: Counts
     failed: int = 0  # of the requests
 
     @property
@@ -116,7 +117,12 @@ def serve_day(day: Day, pools: str) -> FleetResult:
     requests = day.requests()
     cluster.run(requests)
     cluster.finish()
-    return _fleet(day, pools, cluster, elastic, len(requests))
+    shape = ClusterShape.parse(pools)
+    fixed = {Role.PREFILL: shape.prefill, Role.DECODE: shape.decode}
+    counts = elastic.counts if not pools else [(READY_MS, fixed)]
+    answers = [request for request in cluster.clients.requests if request.completed]
+    times_ms = [(answer.ttft_ms, answer.tpot_ms) for answer in answers]
+    return fleet_of(day, pools, counts, times_ms, len(requests))
 
 
 def _targets(day: Day) -> ScalingSettings:
@@ -129,13 +135,14 @@ def _targets(day: Day) -> ScalingSettings:
     )
 
 
-def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: int) -> FleetResult:
-    answers = [request for request in cluster.clients.requests if request.completed]
-    ttft = np.array([answer.ttft_ms for answer in answers])
-    tpot = np.array([answer.tpot_ms for answer in answers])
-    shape = ClusterShape.parse(pools)
-    fixed = {Role.PREFILL: shape.prefill, Role.DECODE: shape.decode}
-    counts = elastic.counts if not pools else [(READY_MS, fixed)]
+def fleet_of(
+    day: Day, pools: str, counts: Counts, times_ms: Sequence[tuple[float, float]], requests: int
+) -> FleetResult:
+    """Sum up how a fleet served the day; requests that failed are not in time.
+
+    `times_ms` has TTFT and TPOT of each completed request.
+    """
+    ttft, tpot = np.array(times_ms).T
     return FleetResult(
         pools=pools,
         requests=requests,
@@ -144,7 +151,7 @@ def _fleet(day: Day, pools: str, cluster: Cluster, elastic: Elastic, requests: i
         ttft_p99_ms=float(np.percentile(ttft, 99)),
         tpot_p99_ms=float(np.percentile(tpot, 99)),
         counts=counts,
-        failed=requests - len(answers),
+        failed=requests - len(times_ms),
     )
 
 

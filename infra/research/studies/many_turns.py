@@ -4,14 +4,12 @@ The workload, the load and the duration are those of the authors' scripts: turns
 128 answer tokens, 4 conversations/s, 30 s. Each model is on one GPU, as in their set-up.
 """
 
-from dataclasses import dataclass, replace
-from itertools import takewhile
-
-import numpy as np
+from dataclasses import replace
 
 from infra.planning.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workload, static
-from infra.planning.point import SETUP, Spec, serve
+from infra.planning.point import SETUP, Spec
 from infra.planning.runs import Runner
+from infra.research.studies.served import ServedRow, serve
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import LLAMA_8B, QWEN_14B, QWEN_30B
 from infra.simulator.traffic.poisson import Profile, poisson
@@ -26,23 +24,7 @@ HYBRID = static("1P2D1R", "1", plain=True)
 MODEL_POOLS = "2P2D"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnCountResult:
-    """One configuration with conversations of `turns` turns; times in ms, of later turns."""
-
-    config: str
-    model: str
-    turns: int
-    requests: int
-    failed: int
-    ttft: float
-    decode_ttft: float
-    tpot: float
-    kv_bytes: int
-    decode_ttft_by_turn: list[float]  # from turn 2 to the last turn that any conversation completed
-
-
-def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[TurnCountResult]:
+def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[ServedRow]:
     """Run replicas, a hybrid, and plain x=0, plain x=1 and `learned` of each ratio, at every
     length."""
     configs = [REPLICAS, HYBRID, *(config for pools in RATIOS for config in _configs(pools))]
@@ -51,7 +33,7 @@ def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[TurnCount
     )
 
 
-def models(runner: Runner, seed: int) -> list[TurnCountResult]:
+def models(runner: Runner, seed: int) -> list[ServedRow]:
     """Run replicas, plain x=0, plain x=1 and `learned`, with two turns, for every model."""
     specs = []
     for model in (LLAMA_8B, QWEN_14B, QWEN_30B):
@@ -78,34 +60,16 @@ def _spec(config: Config, turns: int, seed: int) -> Spec:
     return Spec(config=config, workload=workload, loads_per_s=(LOAD_PER_S,), seed=seed)
 
 
-def _length(spec: Spec) -> TurnCountResult:
-    profile = spec.workload.profile
+def _length(spec: Spec) -> ServedRow:
+    (load,) = spec.loads_per_s
     conversations = poisson(
-        profile,
-        per_s=spec.loads_per_s[0],
+        spec.workload.profile,
+        per_s=load,
         duration_ms=DURATION_MS,
         begin_ms=READY_MS,
         block_tokens=spec.setup.block_tokens,
         seed=[spec.seed],
         name="turns",
     )
-    cluster = serve(spec, conversations)
-    answers = [request for request in cluster.clients.requests if request.completed]
-    later = [answer for answer in answers if answer.turn > 1]
-    by_turn = [
-        [answer for answer in later if answer.turn == n] for n in range(2, profile.turns + 1)
-    ]
-    by_turn = list(takewhile(bool, by_turn))
-    turn_count = len(conversations) * profile.turns
-    return TurnCountResult(
-        config=spec.config.name,
-        model=spec.setup.model.name,
-        turns=profile.turns,
-        requests=turn_count,
-        failed=turn_count - len(answers),
-        ttft=float(np.mean([answer.ttft_ms for answer in later])),
-        decode_ttft=float(np.mean([answer.decode_ttft_ms for answer in later])),
-        tpot=float(np.mean([answer.tpot_ms for answer in later])),
-        kv_bytes=sum(cluster.links.moved_bytes.values()),
-        decode_ttft_by_turn=[float(np.mean([e.decode_ttft_ms for e in turn])) for turn in by_turn],
-    )
+    turns = spec.workload.profile.turns
+    return serve(spec.setup.model.name, spec, conversations, load_per_s=load, turns=turns)

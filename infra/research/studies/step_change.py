@@ -69,6 +69,11 @@ class Windows:
         """Return the mean regret of all windows but the first after the change."""
         return float(np.mean(self.after[1:]))
 
+    @property
+    def after_text(self) -> str:
+        """Return the regrets of successive windows as text."""
+        return ", ".join(f"{regret:.1%}" for regret in self.after)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
@@ -95,11 +100,6 @@ class Recovery:
 
 
 SeedRuns = dict[Config, ChangedRun]  # of one seed
-
-
-def format_regrets(regrets: list[float]) -> str:
-    """Format the regrets of successive windows."""
-    return ", ".join(f"{regret:.1%}" for regret in regrets)
 
 
 def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:

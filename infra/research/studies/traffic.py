@@ -1,14 +1,11 @@
 """Real traffic through the simulator: every policy on windows of two published traces."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from infra.planning import point
 from infra.planning.grid import WORKLOADS, Config, static
 from infra.planning.point import Spec
 from infra.planning.runs import Runner
+from infra.research.studies.served import ServedRow, serve
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
 from infra.simulator.traffic import traces
@@ -35,24 +32,7 @@ CONFIGS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceResult:
-    """One policy on one trace; times in ms."""
-
-    trace: str
-    config: str
-    requests: int
-    later: int  # that continue a session
-    failed: int
-    ttft_p50: float
-    ttft_p99: float
-    later_ttft_p50: float
-    tpot_p99: float
-    kv_bytes: int
-    later_kv_bytes: int
-
-
-def simulate_traces(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[TraceResult]:
+def simulate_traces(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[ServedRow]:
     """Simulate every trace in the folder with every policy; raises ConfigError if a trace is
     missing."""
     tasks = []
@@ -68,7 +48,7 @@ def simulate_traces(runner: Runner, folder: Path, seed: int, *, quick: bool) -> 
     return runner.map("real traffic", _run, tasks)
 
 
-def _run(task: tuple[str, Config, list[Arrival], int]) -> TraceResult:
+def _run(task: tuple[str, Config, list[Arrival], int]) -> ServedRow:
     name, config, arrivals, seed = task
     spec = Spec(
         config=config,
@@ -85,22 +65,4 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> TraceResult:
         faster=FASTER[name],
         block_tokens=spec.setup.block_tokens,
     )
-    cluster = point.serve(spec, conversations)
-    requests = cluster.clients.requests
-    answers = [request for request in requests if request.completed]
-    later = [answer.ttft_ms for answer in answers if answer.turn > 1]
-    ttft = [answer.ttft_ms for answer in answers]
-    moved_bytes = cluster.links.moved_bytes
-    return TraceResult(
-        trace=name,
-        config=config.name,
-        requests=len(requests),
-        later=sum(request.turn > 1 for request in requests),
-        failed=len(requests) - len(answers),
-        ttft_p50=float(np.percentile(ttft, 50)),
-        ttft_p99=float(np.percentile(ttft, 99)),
-        later_ttft_p50=float(np.percentile(later, 50)) if later else 0.0,
-        tpot_p99=float(np.percentile([e.tpot_ms for e in answers if e.output_tokens > 1], 99)),
-        kv_bytes=sum(moved_bytes.values()),
-        later_kv_bytes=sum(moved_bytes.get(e.request_id, 0) for e in requests if e.turn > 1),
-    )
+    return serve(name, spec, conversations)

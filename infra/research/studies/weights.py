@@ -11,17 +11,17 @@ loads of one ratio, relative to x=0 at the same point.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from infra.planning.grid import SHARES, WORKLOADS, Config, static
-from infra.planning.point import Point, Spec, serve
+from infra.planning.point import Point, Spec
 from infra.planning.runs import Points, Runner, points_of
 from infra.research.paper import ppd_paper
 from infra.research.paper.conversations import ConversationSource, conversations
 from infra.research.studies.chats import chat_spec
-from schemas.records import Mode
+from infra.research.studies.served import ServedRow, serve
 from streams.core.placement.ppd_table import PpdTable
 
 POOLS = "1P3D"
@@ -36,15 +36,10 @@ FRONTIER_WEIGHTS = ((1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.25, 0.75), (0.0, 1.
 class WeightResult:
     """One configuration at one load; changes from plain x=0 in percent."""
 
-    config: str
+    served: ServedRow
     w_tpot: float  # `NO_WEIGHT` for static configurations
-    load_per_s: float
-    local_share: float  # of later turns
-    ttft_ms: float  # mean of later turns, of the decode worker's first token
-    tpot_ms: float  # mean
-    failed: int
-    ttft_change: float = 0.0
-    tpot_change: float = 0.0
+    ttft_change: float  # of the decode worker's first token, later turns
+    tpot_change: float
 
 
 def run_weights(
@@ -64,42 +59,34 @@ def run_weights(
     chosen = [(static(POOLS, "0", plain=True), NO_WEIGHT)]
     chosen += [(config, w_tpot) for config in policies for w_tpot in ppd_paper.FIGURE_5_LOCAL]
     tasks = [
-        (config, w_tpot, load, plain, sources, count, seed)
+        (
+            chat_spec(config, plain, load, seed, (-1.0, -1.0) if w == NO_WEIGHT else (1.0, w)),
+            sources,
+            count,
+        )
         for load in LOADS_PER_S
-        for config, w_tpot in chosen
+        for config, w in chosen
     ]
-    rows = runner.map("figure 5", _run, tasks)
-    static_rows = {row.load_per_s: row for row in rows[:: len(chosen)]}
-    return [_beside(row, static_rows[row.load_per_s]) for row in rows]
+    rows, results = runner.map("figure 5", _run, tasks), []
+    for number, row in enumerate(rows):
+        base = rows[number - number % len(chosen)]
+        results.append(
+            WeightResult(
+                served=row,
+                w_tpot=chosen[number % len(chosen)][1],
+                ttft_change=100 * (row.decode_ttft / base.decode_ttft - 1),
+                tpot_change=100 * (row.tpot / base.tpot - 1),
+            )
+        )
+    return results
 
 
-def _run(
-    task: tuple[Config, float, float, PpdTable, Sequence[ConversationSource], int, int],
-) -> WeightResult:
-    config, w_tpot, load, plain, sources, count, seed = task
-    weights = (-1.0, -1.0) if w_tpot == NO_WEIGHT else (1.0, w_tpot)
-    spec = chat_spec(config, plain, load, seed, weights)
-    block_tokens = spec.setup.block_tokens
-    chats = conversations(sources, load, count, block_tokens, seed, prefill_heavy=True)
-    answers = [request for request in serve(spec, chats).clients.requests if request.completed]
-    later = [answer for answer in answers if answer.turn > 1]
-    return WeightResult(
-        config=config.name,
-        w_tpot=w_tpot,
-        load_per_s=load,
-        local_share=float(np.mean([answer.mode is Mode.LOCAL for answer in later])),
-        ttft_ms=float(np.mean([answer.decode_ttft_ms for answer in later])),
-        tpot_ms=float(np.mean([answer.tpot_ms for answer in answers])),
-        failed=sum(len(chat.turns) for chat in chats) - len(answers),
-    )
-
-
-def _beside(row: WeightResult, plain: WeightResult) -> WeightResult:
-    return replace(
-        row,
-        ttft_change=100 * (row.ttft_ms / plain.ttft_ms - 1),
-        tpot_change=100 * (row.tpot_ms / plain.tpot_ms - 1),
-    )
+def _run(task: tuple[Spec, Sequence[ConversationSource], int]) -> ServedRow:
+    spec, sources, count = task
+    (load,) = spec.loads_per_s
+    tokens = spec.setup.block_tokens
+    chats = conversations(sources, load, count, tokens, spec.seed, prefill_heavy=True)
+    return serve("prefill-heavy", spec, chats, load_per_s=load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ class Credits(Checker):
         """Return whether work is the second half of a pair while the router gets no fleet records.
 
         So it is too for the length of a lease after that: then silence does not mean that the
-        worker is lost (`streams/core/fleet/members.py`).
+        worker is lost (`streams/core/fleet/workers.py`).
         """
         half = work.orchestration is Orchestration.DECODE_FIRST and work.phase is WorkPhase.PREFILL
         is_deaf = now_ms - self._fleet_ms > DEAF_MS

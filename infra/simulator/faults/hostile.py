@@ -6,14 +6,13 @@ since writers of a topic are trusted that far (infra/docs/operate.md, "Say who m
 later epoch or heartbeat of a present worker is forged, and no order about a present request.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, SimFault
-from infra.simulator.members import fleet
+from infra.simulator.cluster import Cluster
+from infra.simulator.members.membership import FleetRecord, heartbeat, registration
 from infra.simulator.members.router import PARTITION
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.traffic.poisson import unique_tokens
@@ -57,7 +56,6 @@ _LOG = LogSettings()
 TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
 ORDERS = "decode"  # any topic of work; all are delivered alike
 LARGE_PROMPT_TOKENS = 16
-NEAR_BYTES = 600  # most bytes of a large request below the limit; its work may fit or not
 _NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
 _FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
 
@@ -82,55 +80,27 @@ class OpenCluster(Cluster):
             self.router.apply(event)
 
 
-def hostile_faults(
-    seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
-) -> tuple[SimFault, ...]:
-    """Return `count` faults of all kinds between two times; large requests are near the limit."""
-    draw = np.random.default_rng([seed, count])
-    kinds: tuple[Callable[[Draw, float], SimFault], ...] = (
-        lambda draw, at_ms: repeat_record(at_ms, str(draw.choice(TOPICS))),
-        lambda draw, at_ms: forge_record(at_ms, draw),
-        lambda draw, at_ms: large_request(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
-    )
-    times = sorted(draw.uniform(begin_ms, end_ms, count).tolist())
-    return tuple(kinds[int(draw.integers(len(kinds)))](draw, at_ms) for at_ms in times)
-
-
-def repeat_record(at_ms: float, topic: str) -> SimFault:
-    """Deliver the topic's next record twice."""
-    return SimFault(at_ms, lambda cluster: cluster.bus.repeated_topics.add(topic))
-
-
-def large_request(at_ms: float, grammar_chars: int) -> SimFault:
+def large_request(cluster: Cluster, grammar_chars: int) -> None:
     """Send a request with a grammar of `grammar_chars` characters."""
-
-    def strike(cluster: Cluster) -> None:
-        turn = SimTurn(
-            prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars
-        )
-        tokens = unique_tokens(int(at_ms), LARGE_PROMPT_TOKENS + 4)
-        name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
-        cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
-
-    return SimFault(at_ms, strike)
+    turn = SimTurn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
+    at_ms = cluster.clock.now_ms
+    tokens = unique_tokens(int(at_ms), LARGE_PROMPT_TOKENS + 4)
+    name, block_tokens = f"large-{cluster.clients.started}", cluster.setup.block_tokens
+    cluster.clients.start([conversation(name, at_ms, [turn], tokens, block_tokens)])
 
 
-def forge_record(at_ms: float, draw: Draw) -> SimFault:
-    """Write a record about a piece of work that some worker has at that time."""
-
-    def strike(cluster: Cluster) -> None:
-        assert isinstance(cluster, OpenCluster)
-        work_lists = [
-            worker.process.requests.works for worker in cluster.workers.values() if worker.alive
-        ]
-        busy = [works for works in work_lists if works]
-        if busy:
-            works = busy[int(draw.integers(len(busy)))]
-            work = works[int(draw.integers(len(works)))]
-            make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
-            make(cluster, work, draw)
-
-    return SimFault(at_ms, strike)
+def forge_record(cluster: Cluster, draw: Draw) -> None:
+    """Write a record about a piece of work that some worker has now."""
+    assert isinstance(cluster, OpenCluster)
+    work_lists = [
+        worker.process.requests.works for worker in cluster.workers.values() if worker.alive
+    ]
+    busy = [works for works in work_lists if works]
+    if busy:
+        works = busy[int(draw.integers(len(busy)))]
+        work = works[int(draw.integers(len(works)))]
+        make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
+        make(cluster, work, draw)
 
 
 def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
@@ -240,26 +210,26 @@ def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Forge a worker that joins, sometimes with another worker's leases, and gets work."""
     worker = cluster.workers[work.worker_id]
     name = f"stranger-{cluster.bus.next_offset('fleet', PARTITION)}"
-    registration = fleet.registration(worker, (work.orchestration,))
-    assert registration.capability is not None
-    capability, sizes = registration.capability, ("block_size", "max_model_len", "running_max")
+    real = registration(worker, (work.orchestration,))
+    assert real.capability is not None
+    capability, sizes = real.capability, ("block_size", "max_model_len", "running_max")
     if draw.random() < 0.5:
         odd: dict[str, Any] = {size: int(draw.choice(_NUMBERS)) for size in sizes}
         capability = replace(capability, engine_id=name, **odd)
-    leases = registration.leases
+    leases = real.leases
     if draw.random() < 0.3:
         leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
     stranger = cluster.make_worker(name, worker.roles, worker.partition)
     stranger.crash()  # it never serves
     cluster.workers[name] = stranger
-    joined = replace(registration, member_id=name, capability=capability, leases=leases)
+    joined = replace(real, member_id=name, capability=capability, leases=leases)
     _to_fleet(cluster, joined)
     if draw.random() < 0.7:
         _to_fleet(cluster, replace(_odd_beat(cluster, worker, draw), member_id=name))
 
 
 def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
-    beat = fleet.heartbeat(worker, 0)
+    beat = heartbeat(worker, 0)
     counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
     load = replace(
         beat.load,
@@ -274,17 +244,16 @@ def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Forge a record of a present worker: of a former epoch, or a heartbeat with an old number."""
     worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
-    registration = fleet.registration(worker, ())
-    records: tuple[fleet.FleetRecord, ...] = (
+    records: tuple[FleetRecord, ...] = (
         replace(beat, epoch=worker.epoch - 1, seq=1 << 62, state=MemberState.GONE),
         replace(beat, seq=int(draw.choice((0, -1)))),
-        replace(registration, epoch=worker.epoch - 1, leases=[], roles=[]),
+        replace(registration(worker, ()), epoch=worker.epoch - 1, leases=[], roles=[]),
         replace(beat, member_id="nobody", seq=1),
     )
     _to_fleet(cluster, records[int(draw.integers(len(records)))])
 
 
-def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
+def _to_fleet(cluster: OpenCluster, record: FleetRecord) -> None:
     offset = cluster.bus.next_offset("fleet", PARTITION)
     cluster.forge("fleet", record, FleetRecordArrived(record, offset))
 

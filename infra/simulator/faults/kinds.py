@@ -1,4 +1,4 @@
-"""The kinds of faults by name: what each does to a cluster now, and how it ends.
+"""The kinds of faults by name: what each does to a cluster now; and the end of all faults.
 
 A kind gets a generator of its own, and the request at which it is aimed, if any. Faults of workers
 then mostly hit a worker of that request.
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infra.simulator.cluster import Cluster, SimFault
+from infra.simulator.cluster import Cluster
 from infra.simulator.faults import hostile, losses, members
 from infra.simulator.members.worker import SimWorker
+from schemas.fleet import LEASE_MS
 from streams.core.requests.live import LiveRequest
 
 Draw = np.random.Generator
@@ -34,61 +35,45 @@ def _worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> SimWorker
 
 def _gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> str:
     """Return a gateway's id, mostly of one that reads the answer."""
-    readers = [name for name, _ in live.readers] if live else []
+    readers = [name for name, _ in live.readers.gateways] if live else []
     names = list(cluster.gateways.by_id)
     aimed = readers if readers and draw.random() < AIMED_SHARE else names
     return aimed[int(draw.integers(len(aimed)))]
 
 
-def _at_once(make: Callable[[Cluster, Draw, LiveRequest | None], tuple[SimFault, ...]]) -> Kind:
-    """Return a kind whose faults have times from now on; the first one strikes at once."""
-
-    def strike(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
-        now_ms = cluster.clock.now_ms
-        for number, fault in enumerate(make(cluster, draw, live)):
-            if number == 0:
-                fault.strike(cluster)
-            else:
-                cluster.clock.at(now_ms + fault.at_ms, lambda fault=fault: fault.strike(cluster))  # type: ignore[misc]  # bound now
-
-    return strike
-
-
-def _lose_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
+def _lose_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     name = _worker(cluster, draw, live).worker_id
     if draw.random() < ENDING_SHARE:
         late_ms, for_ms = draw.uniform(200.0, 1_500.0), draw.uniform(1.0, 200.0)
-        return (losses.crash_on_outcome(0.0, name, late_ms, for_ms),)
-    return losses.crash(0.0, name), losses.restart(draw.uniform(100.0, 4_000.0), name)
+        losses.crash_on_outcome(cluster, name, late_ms, for_ms)
+        return
+    losses.crash(cluster, name)
+    cluster.clock.after(draw.uniform(100.0, 4_000.0), lambda: losses.restart(cluster, name))
 
 
-def _drain(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
-    name = _worker(cluster, draw, live).worker_id
-    return (losses.drain(0.0, name, draw.uniform(50.0, 2_000.0)),)
-
-
-def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
+def _lose_router(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     for_ms, orders_first = draw.uniform(100.0, 2_500.0), bool(draw.random() < 0.5)
     if orders_first:  # the next router comes while that work is in flight
         for_ms = draw.uniform(1.0, 100.0)
     sends = 1 if orders_first else int(draw.integers(4))
-    return (losses.lose_router(0.0, sends, for_ms, orders_first=orders_first),)
+    losses.lose_router(cluster, sends, for_ms, orders_first=orders_first)
 
 
-def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
+def _lose_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     name = _gateway(cluster, draw, live)
     after_ms = [draw.uniform(0.0, 3_000.0) if draw.random() < 0.6 else None for _ in range(7)]
+    losses.lose_gateway(cluster, name, after_ms)
     back_ms = draw.uniform(100.0, 3_000.0)
-    return losses.lose_gateway(0.0, name, after_ms), losses.restart_gateway(back_ms, name)
+    cluster.clock.after(back_ms, lambda: losses.restart_gateway(cluster, name))
 
 
-def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> tuple[SimFault, ...]:
+def _cut_gateway(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     """Cut a gateway off; its clients wait for it, or some resume elsewhere meanwhile."""
     name, for_ms = _gateway(cluster, draw, live), draw.uniform(100.0, 3_000.0)
     after_ms: list[float | None] = [None]
     if draw.random() < 0.5:
         after_ms = [draw.uniform(0.0, for_ms) if draw.random() < 0.6 else None for _ in range(7)]
-    return (losses.cut_gateway(0.0, name, for_ms, after_ms),)
+    losses.cut_gateway(cluster, name, for_ms, after_ms)
 
 
 def _hang_up(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
@@ -102,14 +87,14 @@ def _slow_worker(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None
     """Slow a worker's prefill down, or stall it over each prompt."""
     worker, times = _worker(cluster, draw, live), draw.uniform(2.0, 20.0)
     if times < SLOW_TIMES:
-        losses.slow_prefill(0.0, [worker.worker_id], times).strike(cluster)
+        losses.slow_prefill(cluster, worker.worker_id, times)
     else:
         members.stall_over_input(cluster, worker, times / STALL_TIMES)
 
 
 def _large_record(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
     size = cluster.bus.record_bytes_max - int(draw.integers(NEAR_BYTES))
-    hostile.large_request(cluster.clock.now_ms, size).strike(cluster)
+    hostile.large_request(cluster, size)
 
 
 def _repeat(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
@@ -142,8 +127,10 @@ def _fail_kv(cluster: Cluster, draw: Draw, live: LiveRequest | None) -> None:
 
 
 KINDS: dict[str, Kind] = {
-    "worker crash": _at_once(_lose_worker),
-    "worker drain": _at_once(_drain),
+    "worker crash": _lose_worker,
+    "worker drain": lambda cluster, draw, live: losses.drain(
+        cluster, _worker(cluster, draw, live).worker_id, draw.uniform(50.0, 2_000.0)
+    ),
     "worker pause": lambda cluster, draw, live: members.pause_worker(
         cluster, _worker(cluster, draw, live), draw.uniform(50.0, 5_000.0)
     ),
@@ -157,17 +144,15 @@ KINDS: dict[str, Kind] = {
     "clock jump": lambda cluster, draw, live: members.set_clock(
         _worker(cluster, draw, live), draw.uniform(-members.SKEW_MS_MAX, members.SKEW_MS_MAX)
     ),
-    "router crash": _at_once(_lose_router),
+    "router crash": _lose_router,
     "router pause": lambda cluster, draw, live: members.pause_router(
         cluster, draw.uniform(50.0, 5_000.0)
     ),
-    "gateway crash": _at_once(_lose_gateway),
-    "gateway cut off": _at_once(_cut_gateway),
+    "gateway crash": _lose_gateway,
+    "gateway cut off": _cut_gateway,
     "client leaves": _hang_up,
-    "slow log": _at_once(
-        lambda cluster, draw, live: (
-            losses.slow_log(0.0, draw.uniform(5.0, 80.0), draw.uniform(100.0, 1_500.0)),
-        )
+    "slow log": lambda cluster, draw, live: losses.slow_log(
+        cluster, draw.uniform(5.0, 80.0), draw.uniform(100.0, 1_500.0)
     ),
     "broker outage": lambda cluster, draw, live: members.lose_broker(
         cluster, draw.uniform(100.0, 5_000.0)
@@ -176,12 +161,43 @@ KINDS: dict[str, Kind] = {
     "repeated record": _repeat,
     "producer retry": _retry,
     "reordered topics": _reorder,
-    "slow links": lambda cluster, draw, live: losses.slow_links(
-        0.0, draw.uniform(2.0, 50.0)
-    ).strike(cluster),
+    "slow links": lambda cluster, draw, live: losses.slow_links(cluster, draw.uniform(2.0, 50.0)),
     "KV failure": _fail_kv,
     "large record": _large_record,
-    "forged record": lambda cluster, draw, live: hostile.forge_record(
-        cluster.clock.now_ms, draw
-    ).strike(cluster),
+    "forged record": lambda cluster, draw, live: hostile.forge_record(cluster, draw),
 }
+
+
+def heal(cluster: Cluster) -> None:
+    """Heal all faults of a cluster."""
+    bus = cluster.bus
+    bus.delay_ms, bus.held_until_ms = cluster.setup.bus_ms, 0.0
+    for pending in (bus.slow, bus.repeat_after_ms, bus.repeated_topics, bus.losing):
+        pending.clear()
+    cluster.links.slow, cluster.exchange.failures = 1.0, 0
+    _heal_workers(cluster)
+    while cluster.router.is_asleep:  # twice if it slept and was replaced by one that sleeps
+        cluster.router.wake()
+    if not cluster.router.alive:
+        cluster.router.take_over()
+        cluster.members.join_router()
+    for name, gateway in cluster.gateways.by_id.items():
+        if gateway.is_cut:
+            cluster.members.join_gateway(cluster.gateways.join_again(name))
+        elif not gateway.alive:
+            cluster.members.join_gateway(cluster.gateways.restart(name))
+
+
+def _heal_workers(cluster: Cluster) -> None:
+    for name, _ in cluster.shape.roles():
+        worker = cluster.workers[name]
+        worker.wall.ahead_ms, worker.is_mute = 0.0, False
+        late = cluster.clock.now_ms - worker.beat_ms >= LEASE_MS
+        if not worker.alive:
+            worker.restart()
+            cluster.members.join(worker)
+        elif late or worker.process.requests.draining:
+            cluster.members.rejoin(worker)
+        elif worker.clock.is_asleep:
+            worker.clock.wake()
+        worker.clear_slowdown()

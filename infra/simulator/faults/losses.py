@@ -1,131 +1,75 @@
-"""Losses and slowdowns in a simulated cluster, as `SimFault` objects."""
+"""Losses and slowdowns in a simulated cluster: each function strikes now."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
-
-from infra.simulator.cluster import Cluster, SimFault
-from infra.simulator.members.gateways import SimAnswer, SimGateway
+from infra.simulator.cluster import Cluster
+from infra.simulator.members.gateways import SimAnswer
 from infra.simulator.members.router import PARTITION
-from infra.simulator.members.worker_process import SimProcess
 from schemas.records import Cancellation, CancelReason, Outcome, Request
 from streams.core.events import CancellationArrived, ResumptionArrived
 
 UNMOVED_MS = 2_500.0  # a router that should die over orders dies without any after this time
 
 
-def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> SimFault:
-    """Make prompts take `times` as long on these workers from now on."""
-
-    def strike(cluster: Cluster) -> None:
-        for worker_id in worker_ids:
-            cluster.workers[worker_id].process.engine.gpu.slow_prefill = times
-
-    return SimFault(at_ms, strike)
+def slow_prefill(cluster: Cluster, worker_id: str, times: float) -> None:
+    """Make prompts take `times` as long on a worker from now on."""
+    cluster.workers[worker_id].process.engine.gpu.slow_prefill = times
 
 
-def slow_links(at_ms: float, times: float) -> SimFault:
+def slow_links(cluster: Cluster, times: float) -> None:
     """Make KV transfers take `times` as long from now on."""
-
-    def strike(cluster: Cluster) -> None:
-        cluster.links.slow = times
-
-    return SimFault(at_ms, strike)
+    cluster.links.slow = times
 
 
-def crash(at_ms: float, worker_id: str) -> SimFault:
+def crash(cluster: Cluster, worker_id: str) -> None:
     """End a worker's process with all its state."""
-    return SimFault(at_ms, lambda cluster: cluster.workers[worker_id].crash())
+    cluster.workers[worker_id].crash()
 
 
-def restart(at_ms: float, worker_id: str) -> SimFault:
+def restart(cluster: Cluster, worker_id: str) -> None:
     """Restart a dead worker without state, in a new epoch."""
-
-    def strike(cluster: Cluster) -> None:
-        worker = cluster.workers[worker_id]
-        if not worker.alive:
-            worker.restart()
-            cluster.members.join(worker)
-
-    return SimFault(at_ms, strike)
+    worker = cluster.workers[worker_id]
+    if not worker.alive:
+        worker.restart()
+        cluster.members.join(worker)
 
 
-def crash_on_outcome(at_ms: float, worker_id: str, late_ms: float, for_ms: float) -> SimFault:
+def crash_on_outcome(cluster: Cluster, worker_id: str, late_ms: float, for_ms: float) -> None:
     """Crash a worker over its next outcome, which routers read `late_ms` later.
 
     So they see the worker's next epoch before the outcome. Does nothing if the faults have healed
     by then.
     """
+    worker, bus = cluster.workers[worker_id], cluster.bus
+    process, bus.slow["outcomes"] = worker.process, late_ms
 
-    def strike(cluster: Cluster) -> None:
-        worker, bus = cluster.workers[worker_id], cluster.bus
-        process, bus.slow["outcomes"] = worker.process, late_ms
+    def on_record(topic: str, record: object, now_ms: float) -> None:
+        if isinstance(record, Outcome) and record.written_by == worker_id:
+            bus.record_listeners = [
+                listener for listener in bus.record_listeners if listener is not on_record
+            ]
+            if worker.process is process and bus.slow.pop("outcomes", 0.0):
+                cluster.clock.after(0.0, process.end)
+                cluster.clock.after(for_ms, lambda: restart(cluster, worker_id))
 
-        def on_record(topic: str, record: object, now_ms: float) -> None:
-            if isinstance(record, Outcome) and record.written_by == worker_id:
-                bus.record_listeners = [
-                    listener for listener in bus.record_listeners if listener is not on_record
-                ]
-                if worker.process is process and bus.slow.pop("outcomes", 0.0):
-                    cluster.clock.after(0.0, process.end)
-                    back()
-
-        def back() -> None:
-            cluster.clock.after(for_ms, lambda: restart(0.0, worker_id).strike(cluster))
-
-        bus.record_listeners.append(on_record)
-
-    return SimFault(at_ms, strike)
+    bus.record_listeners.append(on_record)
 
 
-def lose_heartbeats(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
-    """Lose a worker's heartbeats while it keeps serving; then it notices, and joins again."""
-
-    def notice(cluster: Cluster, process: SimProcess) -> None:
-        cluster.members.unheard_workers.discard(worker_id)
-        worker = cluster.workers[worker_id]
-        if worker.process is process:
-            worker.crash()
-            worker.restart()
-            cluster.members.join(worker)
-
-    def strike(cluster: Cluster) -> None:
-        process = cluster.workers[worker_id].process
-        if process.alive:
-            cluster.members.unheard_workers.add(worker_id)
-            cluster.clock.after(for_ms, lambda: notice(cluster, process))
-
-    return SimFault(at_ms, strike)
-
-
-def drain(at_ms: float, worker_id: str, for_ms: float) -> SimFault:
+def drain(cluster: Cluster, worker_id: str, for_ms: float) -> None:
     """Drain a worker; it leaves after a time and starts again at once."""
+    worker = cluster.workers[worker_id]
+    process = worker.process
 
-    def leave(cluster: Cluster, process: SimProcess) -> None:
-        worker = cluster.workers[worker_id]
+    def end() -> None:
         if worker.process is process and not worker.is_silent:
             cluster.members.leave(worker)
             worker.restart()
             cluster.members.join(worker)
 
-    def strike(cluster: Cluster) -> None:
-        process = cluster.workers[worker_id].process
-        if process.alive:
-            process.drain()
-            cluster.clock.after(for_ms, lambda: leave(cluster, process))
-
-    return SimFault(at_ms, strike)
-
-
-def hang_up(at_ms: float, share: float) -> SimFault:
-    """Let a client with an active request leave; `share` picks it in order of the requests."""
-
-    def strike(cluster: Cluster) -> None:
-        waiting = [request for request in cluster.clients.waiting if not request.has_left]
-        if waiting:
-            leave(cluster, waiting[int(share * len(waiting))].request_id)
-
-    return SimFault(at_ms, strike)
+    if process.alive:
+        process.drain()
+        cluster.clock.after(for_ms, end)
 
 
 def leave(cluster: Cluster, request_id: str) -> None:
@@ -149,86 +93,62 @@ def _give_up(cluster: Cluster, request: Request) -> None:
     cluster.write("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
-def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> SimFault:
+def slow_log(cluster: Cluster, delay_ms: float, for_ms: float) -> None:
     """Delay all records by `delay_ms` for a while."""
 
-    def strike(cluster: Cluster) -> None:
-        cluster.bus.delay_ms = delay_ms
-        cluster.clock.after(for_ms, lambda: usual(cluster))
-
-    def usual(cluster: Cluster) -> None:
+    def usual() -> None:
         cluster.bus.delay_ms = cluster.setup.bus_ms
 
-    return SimFault(at_ms, strike)
+    cluster.bus.delay_ms = delay_ms
+    cluster.clock.after(for_ms, usual)
 
 
-def lose_router(at_ms: float, sends: int, for_ms: float, *, orders_first: bool = False) -> SimFault:
+def lose_router(cluster: Cluster, sends: int, for_ms: float, *, orders_first: bool = False) -> None:
     """Let the router die after `sends` effects of an event; another one comes `for_ms` later.
 
     With `orders_first`, it may take a while until such an event comes.
     """
+    router, epoch = cluster.router, cluster.router.epoch
 
-    def take_over(cluster: Cluster) -> None:
-        cluster.router.take_over()
+    def take_over() -> None:
+        router.take_over()
         cluster.members.join_router()
 
-    def strike(cluster: Cluster) -> None:
-        router = cluster.router
-        if not orders_first:
-            router.die(sends)
-            come_after(cluster)
-        elif router.alive:
-            epoch = router.epoch
-            router.die(sends, orders_first=True, on_death=lambda: come_after(cluster))
-            cluster.clock.after(UNMOVED_MS, lambda: give_up(cluster, epoch))
+    def come_after() -> None:
+        cluster.clock.after(for_ms, take_over)
 
-    def come_after(cluster: Cluster) -> None:
-        cluster.clock.after(for_ms, lambda: take_over(cluster))
+    def give_up() -> None:
+        if router.alive and router.epoch == epoch:
+            take_over()
 
-    def give_up(cluster: Cluster, epoch: int) -> None:
-        if cluster.router.alive and cluster.router.epoch == epoch:
-            take_over(cluster)
-
-    return SimFault(at_ms, strike)
-
-
-def lose_asking_router(at_ms: float, for_ms: float) -> SimFault:
-    """Let the router die at the first moment, from then on, at which requests wait for a search."""
-
-    def strike(cluster: Cluster) -> None:
-        router = cluster.router
-        if router.alive and router.core.tables.requests.retrieving:
-            lose_router(cluster.clock.now_ms, 0, for_ms).strike(cluster)
-        elif cluster.clients.open:
-            cluster.clock.after(1.0, lambda: strike(cluster))
-
-    return SimFault(at_ms, strike)
+    if not orders_first:
+        router.die(sends)
+        come_after()
+    elif router.alive:
+        router.die(sends, orders_first=True, on_death=come_after)
+        cluster.clock.after(UNMOVED_MS, give_up)
 
 
 def lose_gateway(
-    at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]
-) -> SimFault:
+    cluster: Cluster, gateway_id: str, resumed_after_ms: Sequence[float | None]
+) -> None:
     """Let a gateway die, unless it is the last one.
 
     Clients of its answers resume at another gateway after these times, in turn; None: never.
     """
-
-    def strike(cluster: Cluster) -> None:
-        gateways = cluster.gateways
-        if len(gateways.living) < 2:
-            return
-        gateway = gateways.by_id[gateway_id]
-        if not gateway.alive and not gateway.is_cut:  # it is dead, and its clients have their times
-            return
-        gateway.alive = gateway.is_cut = False
-        for number, answer in enumerate(gateways.answers_at(gateway_id)):
-            after_ms = resumed_after_ms[number % len(resumed_after_ms)]
-            if after_ms is None:
-                cluster.clients.stop_reading(answer.key.parent_id)
-            else:
-                cluster.clock.after(after_ms, lambda answer=answer: _resume(cluster, answer))  # type: ignore[misc]  # bound now
-
-    return SimFault(at_ms, strike)
+    gateways = cluster.gateways
+    if len(gateways.living) < 2:
+        return
+    gateway = gateways.by_id[gateway_id]
+    if not gateway.alive and not gateway.is_cut:  # it is dead, and its clients have their times
+        return
+    gateway.alive = gateway.is_cut = False
+    for number, answer in enumerate(gateways.answers_at(gateway_id)):
+        after_ms = resumed_after_ms[number % len(resumed_after_ms)]
+        if after_ms is None:
+            cluster.clients.stop_reading(answer.key.parent_id)
+        else:
+            cluster.clock.after(after_ms, partial(_resume, cluster, answer))
 
 
 def _resume(cluster: Cluster, answer: SimAnswer) -> None:
@@ -237,75 +157,46 @@ def _resume(cluster: Cluster, answer: SimAnswer) -> None:
     cluster.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
 
-def restart_gateway(at_ms: float, gateway_id: str) -> SimFault:
+def restart_gateway(cluster: Cluster, gateway_id: str) -> None:
     """Restart a dead gateway: a new process, without streams, takes its id."""
-
-    def strike(cluster: Cluster) -> None:
-        gateway = cluster.gateways.by_id[gateway_id]
-        if not gateway.alive and not gateway.is_cut:
-            cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
-
-    return SimFault(at_ms, strike)
+    gateway = cluster.gateways.by_id[gateway_id]
+    if not gateway.alive and not gateway.is_cut:
+        cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
 
 
 def cut_gateway(
-    at_ms: float,
+    cluster: Cluster,
     gateway_id: str,
     for_ms: float,
     resumed_after_ms: Sequence[float | None] = (None,),
-) -> SimFault:
+) -> None:
     """Cut a gateway off from the log for a while (or freeze it); it joins again with its streams.
 
     Clients of its answers resume at another gateway after these times, in turn, and the gateway
     then finds that they have left; None: they wait.
     """
+    gateways, clock = cluster.gateways, cluster.clock
+    cut = gateways.by_id[gateway_id]
+    if len(gateways.living) < 2 or not cut.alive:
+        return
 
-    def go_elsewhere(cluster: Cluster, cut: SimGateway, answer: SimAnswer) -> None:
+    def go_elsewhere(answer: SimAnswer) -> None:
         if cut.is_cut and cut.hub.find(answer.key.parent_id) is answer:
             cut.hub.remove(answer)
             _resume(cluster, answer)
             cut.missed.append(answer.request)
 
-    def join_again(cluster: Cluster, cut: SimGateway) -> None:
-        if cluster.gateways.by_id[gateway_id] is not cut or not cut.is_cut:
+    def join_again() -> None:
+        if gateways.by_id[gateway_id] is not cut or not cut.is_cut:
             return  # the gateway has died meanwhile
-        cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
+        cluster.members.join_gateway(gateways.join_again(gateway_id))
         for request in cut.missed:
             _give_up(cluster, request)
         cut.missed.clear()
 
-    def strike(cluster: Cluster) -> None:
-        gateways, clock = cluster.gateways, cluster.clock
-        if len(gateways.living) < 2 or not gateways.by_id[gateway_id].alive:
-            return
-        cut = gateways.by_id[gateway_id]
-        cut.alive, cut.is_cut = False, True
-        for number, answer in enumerate(gateways.answers_at(gateway_id)):
-            after_ms = resumed_after_ms[number % len(resumed_after_ms)]
-            if after_ms is not None and after_ms < for_ms:
-                clock.after(after_ms, lambda answer=answer: go_elsewhere(cluster, cut, answer))  # type: ignore[misc]  # bound now
-        clock.after(for_ms, lambda: join_again(cluster, cut))
-
-    return SimFault(at_ms, strike)
-
-
-def gateway_losses(
-    seed: int, *, gateways: int, count: int, begin_ms: float, end_ms: float
-) -> tuple[SimFault, ...]:
-    """Return faults at random times: gateways die, start again and are cut off.
-
-    Some clients resume in time, some late, some never.
-    """
-    draw = np.random.default_rng([seed, count])
-    faults = []
-    for at_ms in sorted(draw.uniform(begin_ms, end_ms, count).tolist()):
-        name = f"gateway-{draw.integers(gateways)}"
-        after_ms = [draw.uniform(0.0, 8_000.0) if draw.random() < 0.6 else None for _ in range(7)]
-        kind = int(draw.integers(3))
-        if kind == 2:
-            faults.append(cut_gateway(at_ms, name, draw.uniform(100.0, 3_000.0)))
-        else:
-            faults.append(lose_gateway(at_ms, name, after_ms))
-        if kind == 1:
-            faults.append(restart_gateway(at_ms + draw.uniform(100.0, 4_000.0), name))
-    return tuple(faults)
+    cut.alive, cut.is_cut = False, True
+    for number, answer in enumerate(gateways.answers_at(gateway_id)):
+        after_ms = resumed_after_ms[number % len(resumed_after_ms)]
+        if after_ms is not None and after_ms < for_ms:
+            clock.after(after_ms, partial(go_elsewhere, answer))
+    clock.after(for_ms, join_again)

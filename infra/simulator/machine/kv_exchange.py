@@ -4,7 +4,7 @@ prefill_first: the decode engine reads the KV that it lacks. decode_first: the p
 the KV that only the decode engine has, computes, and writes the rest. concurrent: both start at
 once, the decode engine reports its cached tokens, and the prefill engine writes the rest. An engine
 that has ended neither reads nor writes, and nothing is read from it. A fault may make transfers
-fail.
+fail. `KvLinks` decides how long they take.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,44 @@ from enum import Enum
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.computation import Computation
 from infra.simulator.machine.latency import Setup
-from infra.simulator.machine.links import KvLinks
 from infra.simulator.machine.state import EngineState
 from schemas.errors import KvUnavailable
 from schemas.records import KvHandle, Orchestration
 from workers.llm.engine import Output
+
+
+class KvLinks:
+    """All links of a cluster; counts the bytes moved by each request.
+
+    A worker has one link per direction, which carries one transfer at a time, in order of posting.
+    The last of several transfers finishes as if they had shared the bandwidth.
+    """
+
+    def __init__(self, clock: Clock, setup: Setup) -> None:
+        self.clock = clock
+        self.setup = setup
+        self.slow = 1.0  # a fault: factor on the time of transfers
+        self.moved_bytes: dict[str, int] = {}  # by request
+        self._free_ms: dict[tuple[str, bool], float] = {}  # by worker, and whether it sends
+
+    def move(
+        self,
+        request_id: str,
+        source: str,
+        target: str,
+        kv_bytes: int,
+        on_done: Callable[[float], None],
+    ) -> None:
+        """Move bytes; `on_done` gets the time that it took in ms, waiting included."""
+        now_ms = self.clock.now_ms
+        out, into = (source, True), (target, False)
+        begin_ms = max(now_ms, self._free_ms.get(out, 0.0), self._free_ms.get(into, 0.0))
+        latency_ms = self.setup.link.latency_ms
+        carry_ms = self.slow * (self.setup.transfer_ms(kv_bytes) - latency_ms)
+        self._free_ms[out] = self._free_ms[into] = begin_ms + carry_ms
+        self.moved_bytes[request_id] = self.moved_bytes.get(request_id, 0) + kv_bytes
+        end_ms = begin_ms + carry_ms + latency_ms
+        self.clock.at(end_ms, lambda: on_done(end_ms - now_ms))
 
 
 class MoveKind(Enum):
@@ -110,7 +143,8 @@ class SimKvExchange:
         partner = peer.computations.get(computation.job_id)
         if computation.job.orchestration is Orchestration.DECODE_FIRST:
             computation.valid_tokens = target.tokens
-            if target.tokens > computation.cached_tokens and partner is not None:
+            lacks_tokens = target.tokens > computation.cached_tokens
+            if lacks_tokens and partner is not None and not self._has_expired(target):
                 self._read_back(here, computation, peer)
                 return
         elif partner is not None and partner.blocks is not None:  # decode allocated first
@@ -141,9 +175,10 @@ class SimKvExchange:
         if not computation.is_computed or computation.is_posted or computation.valid_tokens is None:
             return
         computation.is_posted = True
-        peer = self.engines[_target(computation).engine_id]
+        target = _target(computation)
+        peer = self.engines[target.engine_id]
         partner = peer.computations.get(computation.job_id)
-        if partner is None:  # the decode job has ended: there is no memory to write to
+        if partner is None or self._has_expired(target):  # there is no memory to write to
             self._finish_write(here, computation, 0, 0.0)
             return
         kv_bytes = self._bytes(computation.prompt_tokens - computation.valid_tokens)
@@ -160,7 +195,7 @@ class SimKvExchange:
                 self._finish_write(here, computation, kv_bytes, took_ms)
                 here.wake()
 
-        move = self._move(MoveKind.WRITE, _target(computation), here, peer, partner)
+        move = self._move(MoveKind.WRITE, target, here, peer, partner)
         self._carry(move, kv_bytes, on_done)
 
     def _finish_write(
@@ -225,6 +260,9 @@ class SimKvExchange:
             return 0
         cached = len(computation.blocks.hashes) * self.setup.block_tokens
         return min(cached, computation.prompt_tokens)
+
+    def _has_expired(self, handle: KvHandle) -> bool:
+        return self._clock.now_ms >= handle.expires_at_ms
 
     def _bytes(self, tokens: int) -> int:
         return max(0, tokens) * self.setup.model.kv_bytes_per_token

@@ -5,15 +5,106 @@ Workers also publish the changes of their prefix caches.
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from infra.simulator.log.clock import Clock
-from infra.simulator.members import fleet
 from infra.simulator.members.gateways import Gateways, SimGateway
 from infra.simulator.members.router import ROUTER, SimRouter
 from infra.simulator.members.worker import SimWorker
+from infra.simulator.members.worker_process import SimProcess
+from schemas import prefix
 from schemas.fleet import HEARTBEAT_MS, FleetView
-from schemas.records import AssignRoles, Heartbeat, KvEvents, MemberKind, Orchestration
+from schemas.records import (
+    AssignRoles,
+    Backlog,
+    Heartbeat,
+    KvEvents,
+    Lease,
+    Load,
+    MemberKind,
+    MemberState,
+    Orchestration,
+    Registration,
+)
+from schemas.topics import WORK_TOPICS
 from streams.core.events import FleetRecordArrived, KvEventsArrived
+from workers.presence import load_of
+
+FleetRecord = Registration | Heartbeat
+
+
+def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -> Registration:
+    """Return a worker's registration in its present epoch."""
+    topics = sorted({WORK_TOPICS[role] for role in worker.roles})
+    capability = replace(worker.process.engine.capability, orchestrations=orchestrations)
+    return Registration(
+        member_id=worker.worker_id,
+        epoch=worker.epoch,
+        kind=MemberKind.WORKER,
+        roles=worker.roles,
+        leases=tuple(Lease(topic=topic, partition=worker.partition) for topic in topics),
+        started_ms=int(worker.wall.now_ms),
+        capability=capability,
+    )
+
+
+def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
+    """Return a worker's heartbeat, with its grants and load; the last one has the state GONE."""
+    process = worker.process
+    return Heartbeat(
+        member_id=worker.worker_id,
+        epoch=worker.epoch,
+        seq=seq,
+        at_ms=int(worker.wall.now_ms),
+        state=_state(worker.process),
+        grants=worker.grants,
+        load=load_of(process.engine.load(), process.requests, 0.0),
+    )
+
+
+def _state(process: SimProcess) -> MemberState:
+    if not process.alive:
+        return MemberState.GONE
+    return MemberState.DRAINING if process.requests.draining else MemberState.READY
+
+
+def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
+    """Return the changes of a worker's prefix cache, or a snapshot of it."""
+    cache = worker.process.engine.state.cache
+    removed, stored = cache.take()
+    return KvEvents(
+        worker_id=worker.worker_id,
+        epoch=worker.epoch,
+        seq=seq,
+        at_ms=int(worker.wall.now_ms),
+        block_size=worker.setup.block_tokens,
+        snapshot=snapshot,
+        stored=prefix.pack(cache.held_hashes() if snapshot else stored),
+        removed=prefix.pack(() if snapshot else removed),
+    )
+
+
+def member_registration(
+    member_id: str, epoch: int, kind: MemberKind, started_ms: int
+) -> Registration:
+    """Return the registration of a router or a gateway."""
+    return Registration(member_id=member_id, epoch=epoch, kind=kind, started_ms=started_ms)
+
+
+def member_heartbeat(
+    member_id: str, epoch: int, seq: int, now_ms: float, backlog: Backlog | None = None
+) -> Heartbeat:
+    """Return the heartbeat of a router or a gateway."""
+    return Heartbeat(
+        member_id=member_id,
+        epoch=epoch,
+        seq=seq,
+        at_ms=int(now_ms),
+        state=MemberState.READY,
+        load=Load(),
+        backlog=backlog,
+    )
+
 
 KV_EVENTS_MS = 100.0  # between two records of a worker
 Send = Callable[[str, object, Callable[[int], None]], None]  # topic, record, deliver(offset)
@@ -54,7 +145,6 @@ class SimMembership:
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
-        self.unheard_workers: set[str] = set()  # workers whose heartbeats are lost
 
     def peer_view_of(self, worker_id: str) -> "PeerView":
         """Return a worker's view of other workers."""
@@ -62,18 +152,18 @@ class SimMembership:
 
     def join(self, worker: SimWorker) -> None:
         """Register a worker in a new epoch, and publish a snapshot of its cache."""
-        self._write(fleet.registration(worker, self._orchestrations))
+        self._write(registration(worker, self._orchestrations))
         self._kv_seqs[worker.worker_id] = 0
         self._tell_blocks(worker, snapshot=True)
 
     def join_gateway(self, gateway: SimGateway) -> None:
         """Register a gateway in its present epoch."""
         kind, started_ms = MemberKind.GATEWAY, gateway.started_ms
-        self._write(fleet.member_registration(gateway.gateway_id, gateway.epoch, kind, started_ms))
+        self._write(member_registration(gateway.gateway_id, gateway.epoch, kind, started_ms))
 
     def join_router(self) -> None:
         """Register the router; all workers publish snapshots of their caches for it."""
-        self._write(fleet.member_registration(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
+        self._write(member_registration(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
         for worker in self.workers.values():
             self._tell_blocks(worker, snapshot=True)
 
@@ -82,13 +172,13 @@ class SimMembership:
         order."""
         if worker.alive and worker.epoch == order.worker_epoch:
             worker.assign(tuple(order.roles))
-            self._write(fleet.registration(worker, self._orchestrations))
+            self._write(registration(worker, self._orchestrations))
 
     def leave(self, worker: SimWorker) -> None:
         """Let a worker return its requests and leave the fleet."""
         worker.process.leave()
         self._beats += 1
-        self._write(fleet.heartbeat(worker, self._beats))
+        self._write(heartbeat(worker, self._beats))
 
     def beat(self) -> None:
         """Send the heartbeats of all live members, every `HEARTBEAT_MS`."""
@@ -96,22 +186,18 @@ class SimMembership:
         now_ms = self._clock.now_ms
         if self._router.alive and not self._router.is_asleep:
             backlog = self._router.core.backlog(int(now_ms))
-            self._write(
-                fleet.member_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms, backlog)
-            )
+            self._write(member_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms, backlog))
         for gateway in self._gateways.living:
-            self._write(
-                fleet.member_heartbeat(gateway.gateway_id, gateway.epoch, self._beats, now_ms)
-            )
+            self._write(member_heartbeat(gateway.gateway_id, gateway.epoch, self._beats, now_ms))
         for worker in self.workers.values():
-            if not worker.is_silent and worker.worker_id not in self.unheard_workers:
+            if not worker.is_silent:
                 worker.beat_ms = now_ms
-                beat = fleet.heartbeat(worker, self._beats)
+                beat = heartbeat(worker, self._beats)
                 self.recent_beats[worker.worker_id].append(beat)
                 self._write(beat)
         self._clock.after(HEARTBEAT_MS, self.beat)
 
-    def _write(self, record: fleet.FleetRecord) -> None:
+    def _write(self, record: FleetRecord) -> None:
         def deliver(offset: int) -> None:
             now_ms, name = int(self._clock.now_ms), record.member_id
             if not self.view.apply(record, offset, now_ms, logged_ms=now_ms):
@@ -152,7 +238,7 @@ class SimMembership:
             return
         seq = self._kv_seqs[worker.worker_id]
         self._kv_seqs[worker.worker_id] = seq + 1
-        record: KvEvents = fleet.kv_events(worker, seq, snapshot=snapshot)
+        record: KvEvents = kv_events(worker, seq, snapshot=snapshot)
         self._send(
             "prefixes", record, lambda offset: self._router.apply(KvEventsArrived(record, offset))
         )

@@ -22,8 +22,14 @@ from schemas.records import (
     TokenFrame,
     Usage,
 )
-from streams.agents.outbox import is_order, waits_for_decisions
-from streams.agents.records import end_frame, retrieved_frame, unsent_phase, void_frame
+from streams.agents.outbox import (
+    end_frame,
+    is_order,
+    retrieved_frame,
+    unsent_phase,
+    void_frame,
+    waits_for_decisions,
+)
 from streams.agents.takeover import ORDER
 from streams.agents.usage import COMMIT_S
 from streams.core.effects import (
@@ -51,7 +57,7 @@ from streams.core.events import (
     SessionLoaded,
     UsageLoaded,
 )
-from streams.core.requests.sessions import SessionKey, session_key
+from streams.core.requests.live import SessionKey, session_key
 from streams.core.router import Router
 
 ROUTER = "router-0"

@@ -12,8 +12,7 @@ from schemas.records import Role, Work
 from schemas.settings import LogSettings
 from workers import credits
 from workers.config import WorkerSettings
-from workers.llm.active_requests import RequestLimits
-from workers.llm.peers import Peers
+from workers.llm.active_requests import Peers, RequestLimits
 from workers.llm.stream import WorkerIdentity
 
 MODEL = "simulated"

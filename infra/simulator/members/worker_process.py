@@ -13,11 +13,10 @@ from infra.simulator.members.searches import Answer
 from schemas.errors import RecordTooLarge, WorkerRefused
 from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, WarmPrefix, Work
 from workers.config import WorkerSettings
-from workers.llm.active_requests import ActiveRequests, RequestLimits
+from workers.llm.active_requests import ActiveRequests, Peers, RequestLimits
 from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.pacing import Intervals, Pacing
-from workers.llm.peers import Peers
 from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.reports import PendingReport, Reports

@@ -8,25 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.simulator.checkers.answers import AnswerLogChecker, ClientChecker
+from infra.simulator.checkers.answers import AnswerLogChecker, AttemptNumbers, ClientChecker
 from infra.simulator.checkers.bounds import Bounds
 from infra.simulator.checkers.contexts import Contexts
 from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.credits import Credits, Idle
 from infra.simulator.checkers.handles import Handles
-from infra.simulator.checkers.numbers import AttemptNumbers
-from infra.simulator.checkers.probes import ProbeChecker
+from infra.simulator.checkers.probes import ProbeChecker, Repeats
 from infra.simulator.checkers.readers import Readers
-from infra.simulator.checkers.reasons import Reasons
 from infra.simulator.checkers.rebuild import Rebuilds
-from infra.simulator.checkers.repeats import Repeats
 from infra.simulator.checkers.usage import UsageChecker
 from infra.simulator.cluster import Checker, Cluster
 from infra.simulator.faults.aiming import Aim, StrikeCounts
-from infra.simulator.faults.healing import heal
 from infra.simulator.faults.hostile import OpenCluster
+from infra.simulator.faults.kinds import heal
 from infra.simulator.faults.members import SKEW_MS_MAX
-from infra.simulator.outcomes import OneOutcome
+from infra.simulator.outcomes import OneOutcome, Reasons
 from infra.simulator.scenarios.scenario import GRACE_MS, HEALED_MS, LATE, Scenario
 from schemas.records import OutcomeKind
 from streams.core.router import Router

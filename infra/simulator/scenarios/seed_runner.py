@@ -1,4 +1,4 @@
-"""Runs many seeds on all cores, and sums up their verdicts."""
+"""Runs many seeds on all cores and sums up their verdicts; minimizes a failing scenario."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from itertools import islice, product
 from infra.simulator.faults.aiming import PHASES, StrikeCounts
 from infra.simulator.faults.kinds import KINDS
 from infra.simulator.scenarios.run import SeedVerdict, run
-from infra.simulator.scenarios.scenario import draw_scenario
+from infra.simulator.scenarios.scenario import Scenario, draw_scenario
 
 _CHUNK = 16  # seeds that a process gets at a time
 _WINDOW = 8  # chunks per process in one window; the caller may stop between windows
@@ -55,3 +55,19 @@ def verdicts(seeds: Iterable[int], jobs: int) -> Iterator[SeedVerdict]:
     with ProcessPoolExecutor(jobs, initializer=gc.freeze) as pool:
         while window := list(islice(seed_iterator, _CHUNK * _WINDOW * jobs)):
             yield from pool.map(run_seed, window, chunksize=_CHUNK)
+
+
+def minimize_scenario(scenario: Scenario, verdict: SeedVerdict) -> Scenario:
+    """Remove faults and clients while the scenario fails; none of the rest can be removed alone."""
+    while (less := _shrink_once(scenario, verdict)) is not None:
+        scenario = less
+    return scenario
+
+
+def _shrink_once(scenario: Scenario, verdict: SeedVerdict) -> Scenario | None:
+    """Return the scenario without one fault or client if it still fails; None if all are needed."""
+    faults = {fault.number for fault in scenario.plan}
+    clients = {client.name for client in scenario.clients}
+    candidates = [scenario.only(faults - {fault}, clients) for fault in sorted(faults)]
+    candidates += [scenario.only(faults, clients - {client}) for client in sorted(clients)]
+    return next((less for less in candidates if run(less).where == verdict.where), None)

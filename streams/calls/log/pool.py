@@ -15,16 +15,15 @@ from aiokafka.errors import KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
 from schemas.records import Document, Quoted
-from schemas.retrieval import RetrievalResult
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import Ack
 from streams.log.clock import wall_ms
 from streams.log.documents import send_document
-from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.client import RetrievalClient, open_retrieval_client
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
-from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retrieval.results import RetrievalResult
 from streams.log.retry import TRANSIENT_ERRORS
 
 logger = logging.getLogger(__name__)

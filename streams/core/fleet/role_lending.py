@@ -11,8 +11,7 @@ without a retrieval pool answers report that. `streams/core/router.py` calls `ch
 
 from schemas.records import AssignRoles, MemberKind, Role
 from streams.core.effects import LendRole
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import DECODERS, Life, Worker
+from streams.core.fleet.workers import DECODERS, Fleet, Life, Worker
 
 
 class RoleLending:

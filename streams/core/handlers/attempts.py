@@ -8,7 +8,6 @@ from schemas.errors import EngineFailed, RouterFailed
 from schemas.records import DecisionKind, Mode, Phase, PhaseKind, Reason, Role
 from streams.core.fleet.workers import DECODERS, Life
 from streams.core.handlers import observations
-from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
 from streams.core.handlers.retrievals import Retrievals
@@ -29,14 +28,12 @@ class Attempts:
         orders: Orders,
         endings: Endings,
         retrievals: Retrievals,
-        continuing: Continuing,
         estimates: Estimates,
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
         self._retrievals = retrievals
-        self._continuing = continuing
         self._estimates = estimates
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
@@ -55,7 +52,7 @@ class Attempts:
                 self._estimates, live, phase
             )  # in a pair, prefill reports it
         elif phase.kind is PhaseKind.KV_MISSED and (phase.worker_id, phase.worker_epoch) == (
-            live.decode
+            live.attempt.decode
         ):
             self._handle_kv_miss(live, keeps_kv=keeps_kv, now_ms=now_ms)
         following = step(live, (phase.worker_id, phase.worker_epoch), phase.kind, phase.kv)
@@ -65,19 +62,19 @@ class Attempts:
             self._handle_give_up(live, phase, following, now_ms)
         elif following is State.ENDED:
             self._endings.end_cancelled(live, now_ms)
-        elif following is State.PAIRED and self._tables.fleet.is_lost(live.prefill, now_ms):
+        elif following is State.PAIRED and self._tables.fleet.is_lost(live.attempt.prefill, now_ms):
             self._endings.requeue(live, Reason.WORKER_LOST, None, now_ms)
         else:
             if phase.kind is PhaseKind.PREFILL_DONE:
                 observations.observe_prefill(self._estimates, live, phase, now_ms)
-                self._orders.refund(live, live.prefill)
+                self._orders.refund(live, live.attempt.prefill)
             self._tables.requests.move(live, following)
             if following is State.PAIRED:  # decode has allocated blocks: now prefill may write
                 self._orders.dispatch(live, now_ms)
 
     def _handle_kv_miss(self, live: LiveRequest, *, keeps_kv: bool, now_ms: int) -> None:
         """Handle KV that did not reach the decode worker, which now computes the prompt."""
-        self._endings.decide(live, DecisionKind.COMPUTE, Reason.KV_MISSED, now_ms)
+        self._orders.decide(live, DecisionKind.COMPUTE, Reason.KV_MISSED, now_ms)
         if keeps_kv:  # no worker will fetch it
             self._orders.void_prefill(live, now_ms)
 
@@ -86,7 +83,7 @@ class Attempts:
     ) -> None:
         """Handle a worker's report that it refused the attempt or failed at it."""
         life, refused = (phase.worker_id, phase.worker_epoch), phase.kind is PhaseKind.REFUSED
-        for role, charge in live.charges.items():
+        for role, charge in live.attempt.charges.items():
             if refused and charge.life == life:
                 self._tables.fleet.pause(life, role)
         self._orders.refund(live, life)
@@ -97,7 +94,7 @@ class Attempts:
         error = phase.error or EngineFailed(missing).to_wire()
         if error.retriable or live.cancel is not None:
             reason = Reason.WORKER_REFUSED if refused else Reason.WORKER_FAILED
-            if live.is_paired and life == live.prefill and not refused:
+            if live.is_paired and life == live.attempt.prefill and not refused:
                 reason = Reason.PEER_FAILED
             self._endings.requeue(live, reason, error, now_ms)
         else:
@@ -120,7 +117,7 @@ class Attempts:
             if live.state is State.RETRIEVING:
                 self._retrievals.handle_timeout(live, now_ms)
             elif live.state is State.CONTINUING:
-                self._continuing.handle_timeout(live, now_ms)
+                self._endings.restart_late(live, now_ms)
             return
         over_ms = live.request.deadline_ms + self._tables.settings.deadline_grace_ms
         if now_ms < over_ms and (live.state in ON_WORKERS or live.state is State.CANCELLING):
@@ -136,15 +133,17 @@ class Attempts:
         The last router may have sent work of a first attempt, or of a hand-over, whose decision
         is not in the log. So no attempt number that such work may have is used again.
         """
-        live.unheard = 0 if live.attempt else 1
-        live.handed_unheard = live.state is State.HANDING_OVER
+        live.attempt.unheard = 0 if live.attempt.number else 1
+        live.attempt.handed_unheard = live.state is State.HANDING_OVER
         self._tables.requests.add(live)
         self._charge_adopted(live, now_ms)
         self._retrievals.tell(live)  # the last router may not have sent the notice
-        if live.attempt and live.state in UNPLACED:
+        if live.attempt.number and live.state in UNPLACED:
             self._orders.void_again(live, now_ms)
-        if live.failed_tries >= self._tables.settings.apply_tries_max:
-            message = f"{live.request_id}: {live.failed_tries} routers failed over it; report this"
+        if live.failures.routers >= self._tables.settings.apply_tries_max:
+            message = (
+                f"{live.request_id}: {live.failures.routers} routers failed over it; report this"
+            )
             error = RouterFailed(message).to_wire()
             self._endings.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
             return
@@ -160,9 +159,9 @@ class Attempts:
         elif live.state is State.CONTINUING:
             self._endings.retry(live, now_ms)
         elif live.state is State.QUEUED:
-            if live.attempt:
-                self._continuing.mark(live, live.attempt)  # the last router may not have
-            self._endings.enqueue(live, now_ms)
+            if live.attempt.number:
+                self._endings.mark(live, live.attempt.number)  # the last router may not have
+            self._tables.enqueue(live, now_ms)
         for life in live.holders:
             if life in live.holders and self._tables.fleet.is_lost(life, now_ms):
                 self.handle_worker_loss(live, life, now_ms)
@@ -171,7 +170,7 @@ class Attempts:
         if live.state in ON_WORKERS:
             self._orders.dispatch_again(live, now_ms)
         if live.state is not State.HANDING_OVER:
-            live.kv = None
+            live.attempt.kv = None
 
     def _charge_adopted(self, live: LiveRequest, now_ms: int) -> None:
         """Spend the credits that the last router had spent on the attempt."""
@@ -183,6 +182,6 @@ class Attempts:
         for life, role in lives:
             worker = self._tables.fleet.worker(life[0], role)
             if worker is not None and worker.epoch == life[1]:
-                with_kv = role is not Role.PREFILL and live.mode is Mode.REMOTE
+                with_kv = role is not Role.PREFILL and live.attempt.mode is Mode.REMOTE
                 tokens = 0 if with_kv else live.prompt_tokens
                 self._orders.charge(live, worker, tokens, now_ms)

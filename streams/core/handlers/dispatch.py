@@ -20,16 +20,20 @@ from schemas.records import (
 )
 from streams.core.effects import NotifyRetrieval, WarmCache
 from streams.core.fleet.workers import Life, Worker
-from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase, WarmedPrefix
 from streams.core.placement.placer import Placer
 from streams.core.placement.selection import candidates
 from streams.core.requests.context import beginning
-from streams.core.requests.live import NOBODY, LiveRequest
-from streams.core.requests.sessions import session_key
+from streams.core.requests.live import (
+    NOBODY,
+    Attempt,
+    LiveRequest,
+    Placement,
+    RequestCase,
+    WarmedPrefix,
+    session_key,
+)
 from streams.core.states import BEGINS, State
 from streams.core.tables import RouterTables
 
@@ -48,13 +52,11 @@ class Dispatcher:
         tables: RouterTables,
         orders: Orders,
         endings: Endings,
-        continuing: Continuing,
         placer: Placer,
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
-        self._continuing = continuing
         self._placer = placer
 
     def dispatch_waiting(self, now_ms: int) -> None:
@@ -62,7 +64,7 @@ class Dispatcher:
         tables = self._tables
         if not tables.admission and not tables.requests.handovers:
             return
-        self._endings.expire_queue(now_ms)
+        self.end_unserved(now_ms)
         self._hand_over_waiting(now_ms)
         while (request_id := tables.admission.head(now_ms)) is not None:
             live = tables.requests.by_id[request_id]
@@ -70,19 +72,32 @@ class Dispatcher:
                 if not self._place(live, now_ms):
                     break
 
+    def end_unserved(self, now_ms: int) -> None:
+        """End the requests that the full queue has shed, and those queued at their deadlines."""
+        tables = self._tables
+        if tables.shed:
+            shed, tables.shed = tables.shed, []
+            for live in [tables.requests.by_id[request_id] for request_id in shed]:
+                with tables.about(live):
+                    self._endings.end_shed(live, now_ms)
+        for request_id in tables.admission.expire(now_ms):
+            live = tables.requests.by_id[request_id]
+            with tables.about(live):
+                self._endings.end_expired(live, now_ms)
+
     def _hand_over_waiting(self, now_ms: int) -> None:
         """Hand over in order, until no decode worker has credit. Skip requests that wait for
         their prefill worker's own decode worker."""
         tables, full = self._tables, set[Life]()  # prefill workers whose decode partner is full
         for live in [*tables.requests.handovers.values()]:
-            if live.prefill in full and self._waits_for_partner(live, now_ms):
+            if live.attempt.prefill in full and self._waits_for_partner(live, now_ms):
                 continue
             with tables.about(live):
                 if self._hand_over(live, now_ms):
                     continue
             if not self._waits_for_partner(live, now_ms):
                 break
-            full.add(live.prefill)
+            full.add(live.attempt.prefill)
 
     def _waits_for_partner(self, live: LiveRequest, now_ms: int) -> bool:
         return self._placer.waits_for_partner(self._case(live, now_ms))
@@ -125,13 +140,15 @@ class Dispatcher:
         tables.admission.serve(live.request_id)
         limit, roles = tables.settings.candidates_max, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
-        if live.unheard:  # the last router may have sent that attempt to a worker not known here
-            self._continuing.mark(live, live.attempt + live.unheard)
+        if (
+            live.attempt.unheard
+        ):  # the last router may have sent that attempt to a worker not known here
+            self._endings.mark(live, live.attempt.number + live.attempt.unheard)
         _begin(live, placement, now_ms)
-        self._endings.decide(
+        self._orders.decide(
             live,
-            DecisionKind.PLACE if live.replaced_for is None else DecisionKind.REPLACE,
-            live.replaced_for or placement.reason,
+            DecisionKind.PLACE if live.failures.reason is None else DecisionKind.REPLACE,
+            live.failures.reason or placement.reason,
             now_ms,
             session=case.session,
             placement=placement,
@@ -141,14 +158,16 @@ class Dispatcher:
         kv = self._session_kv(live, case.session, now_ms)
         self._charge(live, placement, now_ms)
         self._count(live, placement, now_ms)
-        tables.requests.move(live, BEGINS[live.orchestration])
+        tables.requests.move(live, BEGINS[live.attempt.orchestration])
         self._orders.dispatch(live, now_ms, kv=kv)
         return True
 
     def _repeat_notices(self, live: LiveRequest) -> None:
         """Send the reader the notices of earlier attempts' probes again: their workers may not have
         sent them, and the new attempt's worker gets only the tokens."""
-        for notice in [probed.notice for probed in live.probed if probed.notice is not None]:
+        for notice in [
+            probed.notice for probed in live.passages.probed if probed.notice is not None
+        ]:
             self._tables.effects.append(NotifyRetrieval(notice, live.request.gateway_partition))
 
     def _charge(self, live: LiveRequest, placement: Placement, now_ms: int) -> None:
@@ -178,7 +197,7 @@ class Dispatcher:
     def _case(self, live: LiveRequest, now_ms: int) -> RequestCase:
         """Return the input of placement; what placement computes for the request stays in it."""
         if live.case is None:
-            live.case = RequestCase.from_request(live.request, live.prior_tokens)
+            live.case = RequestCase.from_request(live.request, live.prior.tokens)
             live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
         live.case.waiting = len(self._tables.admission)
@@ -196,8 +215,8 @@ class Dispatcher:
             return session
         return Session(
             session_id=session_id,
-            decode_worker=before.decode[0],
-            worker_epoch=before.decode[1],
+            decode_worker=before.attempt.decode[0],
+            worker_epoch=before.attempt.decode[1],
             context_tokens=before.prompt_tokens,
             turns=1 if session is None else session.turns + 1,
             last_used_ms=now_ms,
@@ -213,7 +232,7 @@ class Dispatcher:
         """
         if session is None or session.kv is None:
             return None
-        if live.orchestration is not Orchestration.PREFILL_FIRST:
+        if live.attempt.orchestration is not Orchestration.PREFILL_FIRST:
             return None
         kv, tables = session.kv, self._tables
         tables.sessions.put(replace(session, kv=None), live.partition)
@@ -226,25 +245,31 @@ class Dispatcher:
         """Dispatch decode after prefill; return False if no worker has credit for it."""
         tables, case = self._tables, self._case(live, now_ms)
         worker, reason = self._placer.handoff(
-            case, tables.fleet, now_ms, prefill=live.prefill, decode=live.decode
+            case, tables.fleet, now_ms, prefill=live.attempt.prefill, decode=live.attempt.decode
         )
         if worker is None:
             return False
-        if live.handed_unheard:
+        if live.attempt.handed_unheard:
             self._endings.requeue(live, Reason.ROUTER_RESTARTED, None, now_ms)
             return True
         if not self._kv_reaches(live, worker, now_ms):  # the worker computes the prompt again
             reason = reason if worker.role is Role.REPLICA else Reason.KV_EXPIRED
-            if worker.life != live.prefill:  # a worker frees its own KV when it takes the work
+            if (
+                worker.life != live.attempt.prefill
+            ):  # a worker frees its own KV when it takes the work
                 self._orders.void_prefill(live, now_ms)
-            live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
-        live.decode = worker.life
+            live.attempt.kv, live.attempt.mode, live.attempt.orchestration = (
+                None,
+                Mode.LOCAL,
+                Orchestration.NONE,
+            )
+        live.attempt.decode = worker.life
         limit, roles = tables.settings.candidates_max, (worker.role,)
         looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)
-        self._endings.decide(
+        self._orders.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
         )
-        tokens = 0 if live.kv is not None else live.prompt_tokens
+        tokens = 0 if live.attempt.kv is not None else live.prompt_tokens
         self._orders.charge(live, worker, tokens, now_ms)
         tables.requests.move(live, State.DECODING)
         self._orders.dispatch(live, now_ms)
@@ -252,21 +277,26 @@ class Dispatcher:
 
     def _kv_reaches(self, live: LiveRequest, worker: Worker, now_ms: int) -> bool:
         """Return whether the worker can still read the KV that prefill has computed."""
-        producer = self._tables.fleet.view.members.get(live.prefill[0])
+        producer = self._tables.fleet.view.members.get(live.attempt.prefill[0])
         if worker.role is Role.REPLICA:  # no decode worker is left, and replicas read no KV
             return False
         if producer is not None and not worker.keeps_time_with(producer):
             return False
         fresh_until_ms = now_ms + self._tables.settings.handover_margin_ms
-        return live.kv is not None and live.kv.expires_at_ms >= fresh_until_ms
+        return live.attempt.kv is not None and live.attempt.kv.expires_at_ms >= fresh_until_ms
 
 
 def _begin(live: LiveRequest, placement: Placement, now_ms: int) -> None:
-    """Set the fields of a new attempt, which starts at the answer's beginning or continues it."""
-    live.attempt, live.unheard, live.placed_ms = live.next_attempt, 0, now_ms
-    live.mode, live.orchestration = placement.mode, placement.orchestration
-    live.prefill = NOBODY if placement.prefill is None else placement.prefill.life
-    live.decode = NOBODY if placement.decode is None else placement.decode.life
-    live.kv, live.kv_received, live.handed_unheard = None, False, False
-    live.sent_tokens, live.sent_chars = live.prior_tokens, live.prior_chars
-    live.first_token_ms = live.first_heard_ms = live.cached_tokens = 0
+    """Begin a new attempt, which starts at the answer's beginning or continues it."""
+    assert not live.attempt.charges, f"{live.request_id}: charged twice"
+    prefill, decode = placement.prefill, placement.decode
+    live.attempt = Attempt(
+        number=live.next_attempt,
+        placed_ms=now_ms,
+        mode=placement.mode,
+        orchestration=placement.orchestration,
+        prefill=NOBODY if prefill is None else prefill.life,
+        decode=NOBODY if decode is None else decode.life,
+        sent_tokens=live.prior.tokens,
+        sent_chars=live.prior.chars,
+    )

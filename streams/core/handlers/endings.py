@@ -1,37 +1,47 @@
-"""Ends attempts and requests: queues a request again, or ends it with an outcome.
+"""Ends attempts and requests: places a request again, or ends it with an outcome.
 
 A router ends the requests that no worker ends. Every end calls `close`, which frees the request's
-credits, keeps its id and reports its usage. Called by the other handlers and by
-`streams/core/router.py`.
-"""
+credits, keeps its id and reports its usage.
 
-from collections.abc import Callable
+Before the next attempt, the router finds how much of the answer its readers have. It writes a mark
+on `tokens` that the attempt is void. The answer's readers deliver nothing of the attempt behind the
+mark, and write what they had before it: a `Continued`. So all readers of the log agree where the
+answer stops, and the next attempt continues there. A reader that still has the answer's end,
+because it is in the log before the next attempt, writes that: the answer is over. The first
+`Continued` that the router reads counts. If no reader writes one in time, the router has an empty
+one written, and the answer restarts.
+"""
 
 from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
 from schemas.records import (
     CancelReason,
-    Candidate,
+    Continued,
     DecisionKind,
     Outcome,
     OutcomeKind,
     Reason,
     Session,
     StreamEnd,
+    StreamVoid,
+    Usage,
     WireError,
 )
-from streams.core.effects import Decide, DropSession, End, RecordUsage, SaveSession
+from schemas.rules.continuing import awaits_progress, prior_answer
+from streams.core.effects import (
+    DropSession,
+    End,
+    RecordUsage,
+    RequestProgress,
+    RestartAnswer,
+    SaveSession,
+)
 from streams.core.fleet.workers import DECODERS
-from streams.core.handlers import decisions
-from streams.core.handlers.orders import Orders
-from streams.core.placement.answer import Placement
-from streams.core.requests.admission import CLASSES
-from streams.core.requests.live import LiveRequest, is_fault, is_loss
-from streams.core.requests.sessions import session_key
-from streams.core.requests.usage import usage_of
+from streams.core.handlers.orders import Orders, as_read, outcome_of
+from streams.core.requests.live import LiveRequest, is_fault, is_loss, session_key
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
-_ProgressRequest = Callable[[LiveRequest, int], bool]
+UNNUMBERED = -1  # of usage, which its writer numbers
 _DECISION_OF = {
     OutcomeKind.SHED: DecisionKind.SHED,
     OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
@@ -43,71 +53,82 @@ _DECISION_OF = {
 class Endings:
     """Ends attempts and requests, over the router's tables."""
 
-    def __init__(
-        self, tables: RouterTables, orders: Orders, request_progress: _ProgressRequest
-    ) -> None:
-        """Create the handler; `request_progress` asks an answer's readers how much they have, if
-        it can be continued, and returns whether it asked."""
+    def __init__(self, tables: RouterTables, orders: Orders) -> None:
         self._tables = tables
         self._orders = orders
-        self._request_progress = request_progress
-
-    def enqueue(self, live: LiveRequest, now_ms: int) -> None:
-        """Put a request into the queue; one that was placed before goes into the best class."""
-        tables, settings, request = self._tables, self._tables.settings, live.request
-        tables.requests.move(live, State.QUEUED)
-        tables.demand.queued.add(now_ms, prompt_tokens=live.prompt_tokens)
-        prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
-        decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
-        shed = tables.admission.arrive(
-            live.request_id,
-            tenant=request.tenant,
-            level=0 if live.attempt else CLASSES[request.priority],
-            tokens=live.prompt_tokens,
-            work_ms=prefill_ms + decode_ms,
-            deadline_ms=request.deadline_ms,
-            since_ms=live.queued_ms,
-            now_ms=now_ms,
-        )
-        for request_id in shed:
-            self.end_shed(tables.requests.by_id[request_id], now_ms)
-
-    def expire_queue(self, now_ms: int) -> None:
-        """End the requests that are still queued at their deadlines."""
-        for request_id in self._tables.admission.expire(now_ms):
-            self.end_expired(self._tables.requests.by_id[request_id], now_ms)
 
     def requeue(
         self, live: LiveRequest, reason: Reason, error: WireError | None, now_ms: int
     ) -> None:
         """Void the attempt, and place the request again, or end it if that is useless."""
         settings = self._tables.settings
-        live.error = error or live.error
-        live.losses += is_loss(reason)
-        live.faults += is_fault(reason)
+        live.failures.error = error or live.failures.error
+        live.failures.losses += is_loss(reason)
+        live.failures.faults += is_fault(reason)
         if live.cancel is not None:
             self.end_cancelled(live, now_ms)
-        elif live.faults >= settings.attempts_max or live.losses >= settings.losses_max:
-            last = live.error or WorkerLost("its worker fell silent").to_wire()
-            tries = live.faults + live.losses
+        elif (
+            live.failures.faults >= settings.attempts_max
+            or live.failures.losses >= settings.losses_max
+        ):
+            last = live.failures.error or WorkerLost("its worker fell silent").to_wire()
+            tries = live.failures.faults + live.failures.losses
             message = f"{live.request_id}: gave up after {tries} attempts: {last.message}"
             error = WireError(code=last.code, message=message, retriable=last.retriable)
             self.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
         else:
-            self.decide(live, DecisionKind.VOID, reason, now_ms)  # before workers drop it
+            self._orders.decide(live, DecisionKind.VOID, reason, now_ms)  # before workers drop it
             self._orders.void(live, now_ms)
-            live.replaced_for, live.kv = reason, None
+            live.failures.reason, live.attempt.kv = reason, None
             self.retry(live, now_ms)
 
     def retry(self, live: LiveRequest, now_ms: int) -> None:
         """Queue the request again, at once or after its readers have answered."""
         if not self._request_progress(live, now_ms):
-            self.enqueue(live, now_ms)
+            self._tables.enqueue(live, now_ms)
+
+    def _request_progress(self, live: LiveRequest, now_ms: int) -> bool:
+        """Ask the readers how much of the answer they have; return False if that is not needed."""
+        tables = self._tables
+        live.set_prior_answer(b"", 0)
+        asks = awaits_progress(live.request, continues=tables.settings.continues)
+        self.mark(live, live.attempt.number, asks=asks)
+        if not asks:
+            return False
+        tables.requests.move(live, State.CONTINUING)
+        live.readers.progress_deadline_ms = now_ms + tables.settings.continue_wait_ms
+        tables.requests.watch(live, live.readers.progress_deadline_ms)
+        return True
+
+    def mark(self, live: LiveRequest, attempt: int, *, asks: bool = False) -> None:
+        """Send the readers the notice that the attempt is void.
+
+        A reader writes the attempt's end if it has it, or gets it before the next attempt begins.
+        """
+        void = StreamVoid(request_id=live.request_id, attempt=attempt, asks=asks)
+        self._tables.effects.append(RequestProgress(void, live.request.gateway_partition))
+
+    def restart_late(self, live: LiveRequest, now_ms: int) -> None:
+        """Write that no reader has answered in time, so that the answer restarts."""
+        if now_ms < live.readers.progress_deadline_ms:
+            return
+        nothing = Continued(
+            request_id=live.request_id,
+            session_id=live.request.session_id,
+            attempt=live.attempt.number,
+            written_by=self._tables.router_id,
+            at_ms=now_ms,
+        )
+        self._tables.effects.append(RestartAnswer(nothing, live.partition))
+
+    def apply_continued(self, live: LiveRequest, continued: Continued) -> None:
+        """End the request's prompt with the answer's tokens that its readers have."""
+        live.set_prior_answer(*prior_answer(live.request, continued))
 
     def stop(self, live: LiveRequest, now_ms: int) -> None:
         """Have the worker that will end a cancelled request do so now."""
         assert live.cancel is not None
-        self.decide(live, DecisionKind.CANCEL, Reason(live.cancel.value), now_ms)
+        self._orders.decide(live, DecisionKind.CANCEL, Reason(live.cancel.value), now_ms)
         self._orders.stop(live, now_ms)
         self._tables.requests.move(live, State.CANCELLING)
 
@@ -137,16 +158,16 @@ class Endings:
     def end_as_read(self, live: LiveRequest, end: StreamEnd, now_ms: int) -> None:
         """End a request whose readers have the end of a void attempt: that end counts."""
         error = end.error
-        outcome = decisions.outcome(self._tables.router_id, live, end.kind, error, now_ms)
+        outcome = outcome_of(self._tables.router_id, live, end.kind, error, now_ms)
         if end.kind is OutcomeKind.COMPLETED:
-            outcome = decisions.as_read(outcome, end)
+            outcome = as_read(outcome, end)
         self._finish(live, outcome, now_ms)
 
     def _end(
         self, live: LiveRequest, kind: OutcomeKind, reason: Reason, error: WireError, now_ms: int
     ) -> None:
-        self.decide(live, _DECISION_OF[kind], reason, now_ms)
-        outcome = decisions.outcome(self._tables.router_id, live, kind, error, now_ms)
+        self._orders.decide(live, _DECISION_OF[kind], reason, now_ms)
+        outcome = outcome_of(self._tables.router_id, live, kind, error, now_ms)
         self._finish(live, outcome, now_ms)
 
     def _finish(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
@@ -158,7 +179,7 @@ class Endings:
     def end_by_worker(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """Close a request that a worker ended; void what a pair's prefill worker still does."""
         if live.is_paired:
-            self._orders.refund(live, live.decode)
+            self._orders.refund(live, live.attempt.decode)
             self._orders.void(live, now_ms)
         self.close(live, outcome, now_ms)
 
@@ -177,13 +198,13 @@ class Endings:
 
     def remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         """Store which worker has the KV of a completed answer, for the session's next turn."""
-        if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
+        if not outcome.decode_worker or outcome.decode_worker != live.attempt.decode[0]:
             return
         last_session = self._tables.sessions.get(session_key(live.request), now_ms)
         session = Session(
             session_id=outcome.session_id,
             decode_worker=outcome.decode_worker,
-            worker_epoch=live.decode[1],
+            worker_epoch=live.attempt.decode[1],
             context_tokens=outcome.prompt_tokens + outcome.completion_tokens,
             turns=1 + (0 if last_session is None else last_session.turns),
             last_used_ms=now_ms,
@@ -201,33 +222,35 @@ class Endings:
 
     def tell_usage(self, live: LiveRequest, outcome: Outcome) -> None:
         """Have the usage of an ended request written, unless it is in the log."""
-        if not live.is_told:
+        if not live.worker_time.is_told:
             self._tables.effects.append(RecordUsage(usage_of(live, outcome), live.partition))
 
-    def decide(
-        self,
-        live: LiveRequest,
-        kind: DecisionKind,
-        reason: Reason,
-        now_ms: int,
-        *,
-        session: Session | None = None,
-        placement: Placement | None = None,
-        looked_at: tuple[Candidate, ...] = (),
-    ) -> None:
-        """Write a decision about a request."""
-        tables = self._tables
-        policy = live.case.policy if live.case is not None else ""
-        decision = decisions.decision(
-            tables.router_id,
-            live,
-            kind,
-            reason,
-            placement.policy if placement is not None else policy or tables.settings.policy,
-            now_ms,
-            queue_length=len(tables.admission),
-            session=session,
-            placement=placement,
-            looked_at=looked_at,
-        )
-        tables.effects.append(Decide(decision, live.partition))
+
+def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
+    """Return the usage of a request that ended with this outcome: one for each, however it ended.
+
+    The counts are those that its client gets: of the outcome that counts, and of the retrieval for
+    the prompt. The time is what workers reported: for each step that they handed over or failed,
+    also of void attempts, and for the end. The time of a lost worker is unknown.
+    """
+    request = live.request
+    return Usage(
+        number=UNNUMBERED,
+        request_id=request.request_id,
+        parent_id=request.parent_id,
+        choice=request.choice,
+        session_id=request.session_id,
+        tenant=request.tenant,
+        priority=request.priority,
+        endpoint=request.endpoint,
+        model=request.model,
+        kind=outcome.kind,
+        attempt=outcome.attempt,
+        prompt_tokens=outcome.prompt_tokens + outcome.retrieved_tokens,
+        cached_tokens=outcome.cached_tokens,
+        retrieved_tokens=live.passages.tokens + outcome.retrieved_tokens,
+        completion_tokens=outcome.completion_tokens,
+        worker_ms=sum(live.worker_time.worked_ms.values()) + outcome.worker_ms,
+        arrived_ms=request.arrived_ms,
+        ended_ms=outcome.ended_ms,
+    )

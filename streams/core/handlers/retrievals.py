@@ -19,17 +19,15 @@ from streams.core.requests.live import LiveRequest
 from streams.core.states import State
 from streams.core.tables import RouterTables
 
-_Enqueue = Callable[[LiveRequest, int], None]
 _Warm = Callable[[LiveRequest, Sequence[Insert], int], None]
 
 
 class Retrievals:
     """Takes requests from their arrival through a search to the queue, on the router's tables."""
 
-    def __init__(self, tables: RouterTables, enqueue: _Enqueue, warm: _Warm) -> None:
-        """Create the handler; `enqueue` queues a request, `warm` may warm a worker's cache."""
+    def __init__(self, tables: RouterTables, warm: _Warm) -> None:
+        """Create the handler; `warm` may have a worker compute the beginning of a prompt."""
         self._tables = tables
-        self._enqueue = enqueue
         self._warm = warm
 
     def begin(self, live: LiveRequest, now_ms: int) -> None:
@@ -72,15 +70,15 @@ class Retrievals:
         self._tables.histories.remember(live.request, context.inserts, live.partition)
         live.take(context)
         self.tell(live)
-        self._enqueue(live, now_ms)
+        self._tables.enqueue(live, now_ms)
 
     def tell(self, live: LiveRequest) -> None:
         """Send the reader the notice of its prompt's passages, before any token."""
-        if live.notice is not None:
+        if live.passages.notice is not None:
             self._tables.effects.append(
-                NotifyRetrieval(live.notice, live.request.gateway_partition)
+                NotifyRetrieval(live.passages.notice, live.request.gateway_partition)
             )
-            live.notice = None
+            live.passages.notice = None
 
 
 def _retrieval_of(live: LiveRequest) -> Retrieval:

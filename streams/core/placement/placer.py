@@ -1,32 +1,38 @@
 """Placement: which workers run a request, in which mode and orchestration, and why.
 
-A request goes to the worker with its session's KV if the policy (`policies.py`) allows it. A first
-turn goes to a replica or a pair, whichever should answer first. `selection.py` chooses workers.
-Called by `streams/core/handlers/dispatch.py`.
+A request goes to the worker with its session's KV if the policy (`policies/`) allows it. A first
+turn goes to a replica or a pair, whichever should answer first. `selection.py` chooses workers. A
+remote placement gets an orchestration that both its workers support. A request may wish a policy
+and an orchestration; it never waits for its wish: if that cannot be met now, the deployment's
+settings place it, and the decision names the wish and why it is unmet. Called by
+`streams/core/handlers/dispatch.py`.
 """
 
-from schemas.records import Mode, Orchestration, Priority, Reason, Role
-from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Life, Worker
-from streams.core.placement import orchestration, wishes
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import UNTICKETED, RequestCase
+from collections.abc import Container
+from typing import NamedTuple
+
+from schemas.records import Mode, Orchestration, Priority, Reason, Request, Role, Unmet
+from schemas.rules.pairs import common_orders
+from streams.config import ORCHESTRATIONS, RouterSettings
+from streams.core.fleet.workers import NOT_LISTED, Fleet, Life, Worker
 from streams.core.placement.estimates import Estimates
-from streams.core.placement.orchestration import OrchestrationChoice
-from streams.core.placement.policies import (
-    IN_TURN,
-    NEVER_LOCAL,
-    PAIRS,
-    ROUND_ROBIN,
-    Choice,
-    PlacementTurn,
-    policies_by_name,
-)
+from streams.core.placement.policies.policy import Choice, PlacementTurn, Policy, load_policies
+from streams.core.placement.policies.rotation import Pair, WorkerRotation
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.placement.prefixes import PrefixIndex
-from streams.core.placement.rotation import Pair, WorkerRotation
 from streams.core.placement.selection import View
+from streams.core.requests.live import ALL_MET, UNTICKETED, Placement, RequestCase, UnmetWishes
+
+_ORDER = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+_PREFILL_FIRST = Orchestration.PREFILL_FIRST
+
+
+class OrchestrationChoice(NamedTuple):
+    """The orchestration, and why the wish was not met, if so."""
+
+    orchestration: Orchestration
+    unmet: Unmet = Unmet.NONE
+
 
 _NO_PAIR = OrchestrationChoice(Orchestration.NONE)
 
@@ -39,7 +45,7 @@ class Placer:
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.estimates = Estimates(settings)
-        self._policies = policies_by_name(settings, table)
+        self._policies = load_policies(settings, table)
         self._turns = WorkerRotation()
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
@@ -65,28 +71,28 @@ class Placer:
         return self._by_policy(view)
 
     def _by_policy(self, view: View) -> Placement | None:
-        case = view.case
-        fleet, now_ms, home = view.fleet, view.now_ms, view.home
-        if case.policy == "replica" or not fleet.has_living(Role.DECODE, now_ms):
+        policy, fleet = self._policies[view.case.policy], view.fleet
+        now_ms, home = view.now_ms, view.home
+        if policy.only_replicas or not fleet.has_living(Role.DECODE, now_ms):
             return self._replica(view)
         if view.home_takes(Role.REPLICA):
             return self._replica(view)
         if not fleet.has_living(Role.PREFILL, now_ms):
             return self._without_prefill(view)
-        if case.policy in IN_TURN:
-            return self._in_turn(view)
+        if policy.in_turn:
+            return self._in_turn(view, policy)
         if home is None or home.role is Role.REPLICA:
             return self._soonest(view)
-        choice = self._policies[case.policy].choose(self._turn(view, home, home))
-        choice = self._timely(view, home, choice)
+        choice = policy.choose(self._turn(view, home, home))
+        choice = self._timely(view, policy, home, choice)
         takes = view.home_takes(Role.DECODE)
         if choice.local and takes:
             return self._local(view, home, choice)
         if choice.local:
-            choice = choice.overrule(Reason.SESSION_WORKER_FULL, local=False)
+            choice = _overruled(choice, Reason.SESSION_WORKER_FULL, local=False)
         remote = self._remote(view, choice)
-        if remote is None and takes and case.policy != "static":
-            choice = choice.overrule(Reason.PREFILL_QUEUE_LONG, local=True)
+        if remote is None and takes and not policy.is_fixed:
+            choice = _overruled(choice, Reason.PREFILL_QUEUE_LONG, local=True)
             return self._local(view, home, choice)
         return remote
 
@@ -95,13 +101,13 @@ class Placer:
         many tokens that worker lacks. Asks no policy, and counts nothing as dispatched."""
         view = self._view(case, fleet, now_ms)
         policy = self._policy_of(case)
-        if policy in IN_TURN and fleet.has_living(Role.DECODE, now_ms):
-            worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy == PAIRS)[0]
+        if policy.in_turn and fleet.has_living(Role.DECODE, now_ms):
+            worker = self._turns.pair(fleet, view.home, now_ms, fixed=policy.fixed_pairs)[0]
             return None if worker is None else (worker, view.uncached_tokens(worker))
         worker = view.replica()
-        if view.home_takes(Role.DECODE) and policy not in ("static", "replica"):
+        if view.home_takes(Role.DECODE) and not policy.is_fixed:
             worker = view.home
-        elif policy != "replica" and fleet.has_living(Role.DECODE, now_ms):
+        elif not policy.only_replicas and fleet.has_living(Role.DECODE, now_ms):
             prefill = view.prefill(view.open(Role.PREFILL))
             at_home = worker is not None and worker is view.home
             if (
@@ -123,10 +129,10 @@ class Placer:
         view, policy = self._view(case, fleet, now_ms), self._policy_of(case)
         if not fleet.has_living(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
-        if policy in IN_TURN:
+        if policy.in_turn:
             worker = self._turns.handoff(
                 *(fleet, view.home, now_ms),
-                fixed=policy == PAIRS,
+                fixed=policy.fixed_pairs,
                 prefill=prefill,
                 decode=decode,
             )
@@ -146,10 +152,13 @@ class Placer:
 
     def waits_for_partner(self, case: RequestCase) -> bool:
         """Return whether a computed prompt waits for one decode worker even if others are free."""
-        return self._policy_of(case) == PAIRS
+        return self._policy_of(case).fixed_pairs
 
-    def _policy_of(self, case: RequestCase) -> str:
+    def _policy_of(self, case: RequestCase) -> Policy:
         """Return the policy that has placed the request, or will."""
+        return self._policies[self._name_of_policy(case)]
+
+    def _name_of_policy(self, case: RequestCase) -> str:
         wish = case.request.policy
         return case.policy or (wish if wish in self._policies else self.settings.policy)
 
@@ -185,7 +194,7 @@ class Placer:
         prefill_tokens = view.to_compute_at(prefill)
         estimate = None
         local_ms, remote_ms = view.append_at_ms(local), view.remote_first_ms(prefill)
-        if case.policy == "learned":
+        if self._policy_of(case).needs_estimate:
             estimate = self.estimates.expect(
                 home=local,
                 prefill=prefill,
@@ -246,16 +255,16 @@ class Placer:
         if worker is None:
             return self._remote(view, Choice(False, view.away_reason))
         choice = policy.choose(self._turn(view, worker, view.decode(0.0)))
-        choice = self._timely(view, worker, choice)
+        choice = self._timely(view, policy, worker, choice)
         if choice.local:
             return self._local(view, worker, choice)
         if choice.estimate is not None:  # the decision has the policy's reason
-            choice = choice.overrule(view.away_reason, local=False)
+            choice = _overruled(choice, view.away_reason, local=False)
         return self._remote(view, choice)
 
-    def _timely(self, view: View, local: Worker, choice: Choice) -> Choice:
+    def _timely(self, view: View, policy: Policy, local: Worker, choice: Choice) -> Choice:
         """Return the policy's choice, or the opposite if that misses fewer deadlines."""
-        if view.case.policy == "static":
+        if policy.is_fixed:
             return choice
         missed_local = view.missed_local(local) if choice.local else 0
         if choice.local and not missed_local:
@@ -269,13 +278,13 @@ class Placer:
         else:
             is_late = missed_remote > 0 and missed_remote > view.missed_local(local)
         if is_late:
-            return choice.overrule(Reason.DEADLINE_NEAR, local=not choice.local)
+            return _overruled(choice, Reason.DEADLINE_NEAR, local=not choice.local)
         return choice
 
-    def _in_turn(self, view: View) -> Placement | None:
+    def _in_turn(self, view: View, policy: Policy) -> Placement | None:
         """Place on the pair whose turn it is."""
-        home, fixed = view.home, view.case.policy == PAIRS
-        pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=fixed)
+        home = view.home
+        pair = self._turns.pair(view.fleet, home, view.now_ms, fixed=policy.fixed_pairs)
         at_home = home is not None and pair[1] is home
         choice = Choice(False, Reason.SESSION_WORKER if at_home else view.away_reason)
         placement = self._remote(view, choice, pair)
@@ -293,8 +302,8 @@ class Placer:
         if prefill is None:
             return None
         decode_ahead_tokens = view.cached_tokens(decode) - view.cached_tokens(prefill)
-        wish = wishes.orchestration(self.settings, case.request)
-        way = orchestration.choose(
+        wish = _wished_orchestration(self.settings, case.request)
+        way = choose_orchestration(
             self.settings, wish, case.max_tokens, prefill, decode, decode_ahead_tokens
         )
         return self._placement(view, Mode.REMOTE, choice, prefill, decode, way)
@@ -307,7 +316,7 @@ class Placer:
         """Place on the session's decode worker, if the policy could have chosen it; else on a
         replica; else on any decode worker once no prefill worker has lived for long."""
         case = view.case
-        if case.policy in NEVER_LOCAL or not view.home_takes(Role.DECODE):
+        if self._policies[case.policy].is_fixed or not view.home_takes(Role.DECODE):
             replica = self._replica(view)
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
@@ -320,12 +329,16 @@ class Placer:
     def _replica(self, view: View) -> Placement | None:
         """Place on the session's replica, or where the request ends soonest; with round robin on
         the next replica."""
-        if view.case.policy != ROUND_ROBIN:
+        if not self._deals_replicas(view.case):
             worker = view.replica()
         else:
             worker = self._turns.next_worker(view.fleet, view.home, view.now_ms, Role.REPLICA)
             self._turns.record_turn(view.home, worker)
         return None if worker is None else self._on_replica(view, worker)
+
+    def _deals_replicas(self, case: RequestCase) -> bool:
+        policy = self._policy_of(case)
+        return policy.in_turn and not policy.fixed_pairs
 
     def _on_replica(self, view: View, worker: Worker) -> Placement:
         case = view.case
@@ -351,8 +364,8 @@ class Placer:
         case = view.case
         first_ms = self._dispatched(view, prefill, decode)
         w_ttft, w_tpot = self._weights_of(case)
-        deals = case.policy == ROUND_ROBIN  # replicas, too
-        policy = "replica" if mode is Mode.REPLICA and not deals else self._policy_of(case)
+        by_policy = mode is not Mode.REPLICA or self._deals_replicas(case)
+        policy = self._name_of_policy(case) if by_policy else "replica"
         return Placement(
             policy=policy,
             mode=mode,
@@ -368,7 +381,7 @@ class Placer:
             policy_reason=choice.policy_reason,
             prefill_cached_tokens=view.cached_tokens(prefill),
             decode_cached_tokens=view.cached_tokens(decode),
-            unmet_wishes=wishes.unmet_wishes(
+            unmet_wishes=_unmet_wishes(
                 self.settings, case.request, self._policies, policy=policy, mode=mode, way=way
             ),
         )
@@ -397,3 +410,83 @@ class Placer:
         token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
         view.fleet.occupy(decode, now_ms + first_ms, token_ms)
         return first_ms
+
+
+def choose_orchestration(
+    settings: RouterSettings,
+    wish: str,
+    max_tokens: int,
+    prefill: Worker,
+    decode: Worker | None,
+    decode_ahead_tokens: int,
+) -> OrchestrationChoice:
+    """Return the wished orchestration, or the next one that both workers support.
+
+    The decode worker has `decode_ahead_tokens` more of the prompt cached than the prefill worker.
+    All orchestrations but prefill_first need both workers at once. So prefill_first is used if no
+    decode worker has credit, if the answer ends in prefill, and if one worker has both roles.
+    """
+    orchestration, why = _PREFILL_FIRST, _hindrance(max_tokens, prefill, decode)
+    if why is None and decode is not None:
+        reuses = decode_ahead_tokens >= settings.reuse_tokens_min
+        first = ("decode_first" if reuses else "concurrent") if wish == "auto" else wish
+        orchestration, why = _first(first, prefill, decode), Unmet.ENGINES_CANNOT
+    return OrchestrationChoice(
+        orchestration, Unmet.NONE if wish in ("auto", orchestration) or why is None else why
+    )
+
+
+def _overruled(choice: Choice, reason: Reason, *, local: bool) -> Choice:
+    """Return the placer's own choice for `reason`; keep the policy's reason and its estimate."""
+    return Choice(local, reason, choice.estimate, choice.reason)
+
+
+def _hindrance(max_tokens: int, prefill: Worker, decode: Worker | None) -> Unmet | None:
+    if decode is None:
+        return Unmet.NO_DECODE_ROOM
+    if max_tokens == 1:
+        return Unmet.ONE_TOKEN
+    return Unmet.ONE_WORKER if prefill.worker_id == decode.worker_id else None
+
+
+def _first(wish: str, prefill: Worker, decode: Worker) -> Orchestration:
+    """Return the wished orchestration, or the next one that both support."""
+    if wish == _PREFILL_FIRST:
+        return _PREFILL_FIRST
+    if not decode.keeps_time_with(prefill.member):  # allocated KV blocks expire by both clocks
+        return _PREFILL_FIRST
+    common = common_orders(prefill.capability, decode.capability)
+    for orchestration in _ORDER[_ORDER.index(Orchestration(wish)) :]:
+        if orchestration in common:
+            return orchestration
+    return _PREFILL_FIRST
+
+
+def _wished_orchestration(settings: RouterSettings, request: Request) -> str:
+    """Return the orchestration that the request wishes, or else the deployment's."""
+    wish = request.orchestration
+    return wish if wish in ORCHESTRATIONS else settings.orchestration
+
+
+def _unmet_wishes(
+    settings: RouterSettings,
+    request: Request,
+    policies: Container[str],
+    *,
+    policy: str,
+    mode: Mode,
+    way: OrchestrationChoice,
+) -> UnmetWishes:
+    """Compare a placement with its wishes; `policies` are the names that the router has."""
+    wished_policy, wished_orchestration, unmet = "", "", Unmet.NONE
+    if request.policy and request.policy != policy:
+        wished_policy = request.policy
+        unmet = Unmet.NO_WORKER if request.policy in policies else Unmet.UNKNOWN_POLICY
+    if mode is Mode.REMOTE:
+        if way.unmet is not Unmet.NONE:
+            wished_orchestration, unmet = _wished_orchestration(settings, request), way.unmet
+    elif request.orchestration not in ("", "auto"):
+        wished_orchestration, unmet = request.orchestration, Unmet.NOT_REMOTE
+    if unmet is Unmet.NONE:
+        return ALL_MET
+    return UnmetWishes(policy=wished_policy, orchestration=wished_orchestration, unmet=unmet)

@@ -1,5 +1,6 @@
 """Selects a worker of a pool: the one with the least estimated time before and for this request.
 
+A `View` is a request (its `RequestCase`) among the workers at one moment.
 Work that this router has dispatched counts at once, so that requests do not all go to one new
 worker between two heartbeats; a worker of unknown pace has its pool's. Of equal workers, the one
 whose last dispatch was longest ago gets the request, so that sessions and cached prefixes spread
@@ -13,12 +14,16 @@ from itertools import chain
 
 import numpy as np
 
-from schemas.records import Candidate, Reason, Role, Session
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Worker, WorkerPool
-from streams.core.placement.case import RequestCase
+from schemas.records import (
+    Candidate,
+    Reason,
+    Role,
+    Session,
+)
+from streams.core.fleet.workers import NOT_LISTED, Flags, Fleet, Numbers, Worker, WorkerPool
 from streams.core.placement.estimates import Amount, Estimates
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
+from streams.core.requests.live import RequestCase
 
 _ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
 _ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))

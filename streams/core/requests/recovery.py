@@ -49,7 +49,10 @@ from streams.core.fleet.workers import Gateway, Life
 from streams.core.requests.context import with_context
 from streams.core.requests.live import (
     NOBODY,
+    Attempt,
     LiveRequest,
+    SessionKey,
+    VoidAttempts,
     is_fault,
     is_loss,
     is_outdated,
@@ -57,11 +60,11 @@ from streams.core.requests.live import (
     new_live_request,
     note,
     note_work,
+    session_key,
     step,
     with_reader,
 )
 from streams.core.requests.probe_results import with_probe
-from streams.core.requests.sessions import SessionKey, session_key
 from streams.core.states import BEGINS, State
 
 PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
@@ -90,6 +93,7 @@ class _Trace:
     placed: _Placing = _UNPLACED
     handed: _Placing = _UNPLACED
     void_attempt: int = 0  # the latest void attempt
+    void_reason: Reason | None = None  # of that attempt
     faults: set[int] = field(default_factory=set)  # void attempts at which workers failed
     losses: set[int] = field(default_factory=set)  # void attempts by lost or refusing workers
     retrieved: Retrieved | None = None  # of the prompt's search, the first in the log
@@ -206,7 +210,8 @@ class Rebuild:
         elif decision.kind is DecisionKind.HANDOFF and decision.attempt >= trace.handed.attempt:
             trace.handed = placing
         elif decision.kind is DecisionKind.VOID:
-            trace.void_attempt = max(trace.void_attempt, decision.attempt)
+            if decision.attempt >= trace.void_attempt:
+                trace.void_attempt, trace.void_reason = decision.attempt, decision.reason
             if is_loss(decision.reason):
                 trace.losses.add(decision.attempt)
             elif is_fault(decision.reason):
@@ -241,7 +246,7 @@ class Rebuild:
 def _base_request(request: Request, trace: _Trace, partition: int) -> LiveRequest:
     """Return the request with its prompt and the time spent on it, in its first state."""
     live = new_live_request(request, partition)
-    live.is_told = trace.is_told
+    live.worker_time.is_told = trace.is_told
     if request.retrieval is not None and trace.retrieved is not None:
         live.take(with_context(request, trace.retrieved))
     for phase in trace.phases:
@@ -253,7 +258,7 @@ def _ended_request(request: Request, trace: _Trace, partition: int) -> LiveReque
     """Return the ended request with the workers of its last attempt."""
     live, placed = _base_request(request, trace, partition), trace.placed
     handed = trace.handed if trace.handed.attempt == placed.attempt else placed
-    live.attempt, live.prefill, live.decode = placed.attempt, placed.prefill, handed.decode
+    live.attempt = Attempt(number=placed.attempt, prefill=placed.prefill, decode=handed.decode)
     return live
 
 
@@ -265,45 +270,50 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
     if request.retrieval is not None and trace.retrieved is None and not placed.attempt:
         live.enter(State.RETRIEVING)
     for probe in trace.probes:
-        live.probed = with_probe(live.probed, request, probe)
+        live.passages.probed = with_probe(live.passages.probed, request, probe)
     cancels = [cancel.reason for cancel in trace.cancels.values() if may_cancel(cancel, request)]
     live.cancel = next(iter(cancels), None)
-    live.taken_up = bool(trace.resumed)
+    live.readers.resumed = bool(trace.resumed)
     for gateway in trace.resumed:
-        live.readers = with_reader(live.readers, gateway)
-    live.attempt, live.failed_tries = placed.attempt, trace.failed_tries
-    live.faults, live.losses = len(trace.faults), len(trace.losses)
+        live.readers.gateways = with_reader(live.readers.gateways, gateway)
+    live.failures = VoidAttempts(len(trace.faults), len(trace.losses), trace.failed_tries)
     if not placed.attempt:
         return live, None
-    live.mode, live.orchestration = placed.mode, placed.orchestration
-    live.prefill, live.decode = placed.prefill, placed.decode
+    at = live.attempt = Attempt(
+        number=placed.attempt,
+        mode=placed.mode,
+        orchestration=placed.orchestration,
+        prefill=placed.prefill,
+        decode=placed.decode,
+    )
     is_void = trace.void_attempt >= placed.attempt
     behind = trace.continued.get(placed.attempt - (not is_void))
     live.set_prior_answer(*prior_answer(live.request, behind))
     if is_void:
         errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
-        live.error = next(filter(None, errors), None)
+        live.failures.error = next(filter(None, errors), None)
+        live.failures.reason = trace.void_reason
         if trace.handed.attempt == placed.attempt:
-            live.decode = trace.handed.decode
+            at.decode = trace.handed.decode
         return live, None
-    live.sent_tokens, live.sent_chars = live.prior_tokens, live.prior_chars
+    at.sent_tokens, at.sent_chars = live.prior
     live.enter(BEGINS[placed.orchestration])
     return live, _replay(live, trace)
 
 
 def _waits_for_word(live: LiveRequest, trace: _Trace, *, continues: bool) -> bool:
     """Return whether its attempt is void and no record yet says how much its readers have."""
-    is_void = 0 < live.attempt <= trace.void_attempt
-    is_open = is_void and live.attempt not in trace.continued
+    is_void = 0 < live.attempt.number <= trace.void_attempt
+    is_open = is_void and live.attempt.number not in trace.continued
     return is_open and awaits_progress(live.request, continues=continues)
 
 
 def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:
     """Take the attempt through its phases in order, as the live path does; return the phase that
     failed it, if any."""
-    handed = trace.handed if trace.handed.attempt == live.attempt else None
+    handed = trace.handed if trace.handed.attempt == live.attempt.number else None
     for phase in trace.phases:
-        if phase.attempt != live.attempt:
+        if phase.attempt != live.attempt.number:
             continue
         note(live, phase)
         following = step(live, (phase.worker_id, phase.worker_epoch), phase.kind, phase.kv)
@@ -321,10 +331,10 @@ def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:
 def _hand_over(live: LiveRequest, handed: _Placing | None) -> None:
     if handed is not None:
         live.enter(State.DECODING)
-        live.decode = handed.decode
-        live.mode, live.orchestration = handed.mode, handed.orchestration
-        if live.mode is not Mode.REMOTE:
-            live.kv = None
+        live.attempt.decode = handed.decode
+        live.attempt.mode, live.attempt.orchestration = handed.mode, handed.orchestration
+        if live.attempt.mode is not Mode.REMOTE:
+            live.attempt.kv = None
 
 
 def _is_failed_try(decision: Decision) -> bool:

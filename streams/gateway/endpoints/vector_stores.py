@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Request
 
 from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
 from schemas.records import StoreUsed, VectorStore
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.calls.ids import STORE_PREFIX, new_object_id
 from streams.calls.log.pool import RetrievalPool
 from streams.gateway.http.entry import Callers
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.objects.attaching import chunk_sizes, new_specs
 from streams.openai.objects.bodies import (
     HybridWeights,

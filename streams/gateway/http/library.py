@@ -1,6 +1,6 @@
 """The parts of uvicorn that the gateway uses, without its command line and its reloader."""
 
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 
 with stand_ins("uvicorn.main"):
     from uvicorn.config import Config

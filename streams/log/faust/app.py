@@ -15,7 +15,7 @@ from schemas.settings import LogSettings
 from schemas.state_folder import home, private_folder
 from streams.log.connecting import client_options
 from streams.log.faust import library, patches
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 
 
 class EventHandler(Protocol):

@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.errors import RecordError
 from schemas.settings import LogSettings
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.transactions import FullPlace, committed_offsets
 
 CRASHES_MAX = 3

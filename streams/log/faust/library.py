@@ -4,7 +4,7 @@ An HTTP client for its web views, crontabs for its timers and YAML as one of its
 half of its import, which every router, retrieval, embedding worker and bridge pays at its start.
 """
 
-from schemas.stand_ins import stand_ins
+from streams.log.stand_ins import stand_ins
 
 with stand_ins("aiohttp", "aiohttp.client", "croniter", "croniter.croniter", "yaml"):
     import faust

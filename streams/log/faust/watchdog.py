@@ -14,8 +14,7 @@ from aiokafka.errors import KafkaError
 from schemas.errors import BrokerUnavailable
 from schemas.settings import LogSettings
 from streams.log.connecting import query_client
-from streams.log.faust.group import Group
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Group, Place
 
 _LOOKS = 5  # checks within the time after which a consumer counts as stuck
 

@@ -4,32 +4,30 @@ A client is a member of the fleet that leases a partition of `hits`. `exchange.p
 retrieval is sent, and when it is sent again; `embedding.py` requests vectors only.
 """
 
+import asyncio
+import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, InvalidRequest, RecordError
-from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
-from schemas.retrieval import (
-    CHECK,
-    MODES,
-    WORDS,
-    RetrievalResult,
-    check_hits,
-    embedding_workers,
-    pack_vector,
-)
+from schemas.records import Embedded, Hits, MemberKind, MemberState, Quoted, RetrievalRequest
+from schemas.retrieval import CHECK, MODES, WORDS, check_hits, pack_vector
 from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import check_record
+from streams.log.cancellation import cancel_and_wait
 from streams.log.clients import AssignedReader, LogProducer, send_dead_letter
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
 from streams.log.retrieval.embedding import EmbeddedTexts, EmbeddingClient, Texts
 from streams.log.retrieval.exchange import RetrievalExchange, by_words
+from streams.log.retrieval.results import RetrievalResult, embedding_workers
 from streams.log.retrieval.routes import Route
+from streams.log.retry import TRANSIENT_ERRORS
 from streams.log.slices import in_slices
 
 
@@ -210,3 +208,79 @@ class RetrievalClient:
     def _check_valid(self) -> None:
         if not self.membership.is_valid():
             raise BrokerUnavailable("the log does not answer; hits would not arrive")
+
+
+log = logging.getLogger("trivium.asker")
+TRY_AGAIN_S = 5.0
+
+
+class LeasedRetrievalClient:
+    """Leases a partition and runs a client: `run` beside the membership until cancelled."""
+
+    def __init__(
+        self, make: Callable[[Membership], RetrievalClient], membership: Membership
+    ) -> None:
+        """Create it without a client; `make` creates one when the partition is leased."""
+        self.client: RetrievalClient | None = None
+        self._make, self._membership = make, membership
+
+    async def run(self) -> None:
+        """Lease a partition and pass hits to the searches that wait, until cancelled."""
+        while True:
+            try:
+                await self._membership.lease("hits")
+                await self._follow_hits()
+            except Exception as error:  # no error may end the member
+                log.warning(
+                    "%s: goes on without searches: %s; tries again",
+                    *(self._membership.member_id, error),
+                    exc_info=not isinstance(error, TRANSIENT_ERRORS),
+                )
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def _follow_hits(self) -> None:
+        client = self._make(self._membership)
+        await client.start()
+        try:
+            self.client = client
+            await client.run()
+        finally:
+            self.client = None
+            await client.stop()
+
+
+@asynccontextmanager
+async def open_retrieval_client(
+    settings: LogSettings, codec: Codec, member_id: str
+) -> AsyncIterator[RetrievalClient]:
+    """Join the fleet, and yield a client until the end of the context.
+
+    If the membership ends first, no hits arrive any more: the context's body is cancelled, and the
+    LeaseError or BrokerUnavailable that ended the membership is raised.
+    """
+    producer = LogProducer(settings, codec, durable=True, client_id=member_id)
+    membership = Membership(
+        settings,
+        codec,
+        producer,
+        member_id=member_id,
+        kind=MemberKind.ASKER,
+        lease_topics=["hits"],
+    )
+    try:
+        async with AsyncExitStack() as closing, asyncio.TaskGroup() as tasks:
+            closing.push_async_callback(producer.stop)
+            closing.push_async_callback(membership.leave)
+            await producer.start()
+            await membership.join()
+            client = RetrievalClient(settings, codec, producer, membership)
+            closing.push_async_callback(client.stop)
+            await client.start()
+            membership.set_state(MemberState.READY)
+            lives = [tasks.create_task(membership.run()), tasks.create_task(client.run())]
+            try:
+                yield client
+            finally:
+                await cancel_and_wait(*lives)
+    except ExceptionGroup as group:  # the membership's end, or an error of the body
+        raise (error := group.exceptions[0]) from error.__cause__

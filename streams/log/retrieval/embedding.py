@@ -27,11 +27,12 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.records import Embedded, EmbedRequest
-from schemas.retrieval import Vector, embedding_workers, unpack_vector
+from schemas.retrieval import Vector, unpack_vector
 from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.membership import Membership
+from streams.log.retrieval.results import embedding_workers
 from streams.log.retrieval.routes import EMBEDDING, Route
 
 ASKED_MAX = 1_024  # records of a tenant in flight
@@ -85,7 +86,7 @@ class EmbeddingClient:
         if not 0 < len(texts) <= TEXTS_MAX:
             raise InvalidRequest(f"expected 1 to {TEXTS_MAX} texts, found {len(texts)}", "input")
         if not embedding_workers(self._membership.view, wall_ms()):
-            raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
+            raise NotReady("no embedding worker is ready; start one with `trivium run embedding`")
         try:
             async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
                 return _concatenate(await self._embed_parts(texts, deadline_ms, tenant))

@@ -11,25 +11,67 @@ search by words only.
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, NotReady, QueueFull
 from schemas.records import Hits, RetrievalRequest
-from schemas.retrieval import (
-    WORDS,
+from schemas.retrieval import WORDS
+from streams.log.clients import LogProducer
+from streams.log.clock import wall_ms
+from streams.log.membership import Membership
+from streams.log.retrieval.results import (
     RetrievalResult,
+    ShardLayout,
     embedding_workers,
     layout_of,
     merge_hits,
     partitions_at,
 )
-from streams.log.clients import LogProducer
-from streams.log.clock import wall_ms
-from streams.log.membership import Membership
-from streams.log.retrieval.pending import PendingRetrieval
 from streams.log.retrieval.routes import EMBEDDING, Route
+
+
+@dataclass(slots=True, eq=False)
+class PendingRetrieval:
+    """A retrieval that waits for the answers of its shards."""
+
+    layout: ShardLayout
+    answers: dict[int, Hits] = field(default_factory=dict)
+    refused: dict[int, Hits] = field(default_factory=dict)  # refusals before it was sent again
+    was_resent: bool = False
+    done_event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, hits: Hits) -> None:
+        former_hits = self.answers.get(hits.shard)
+        if former_hits is None or former_hits.error is not None:
+            self.answers[hits.shard] = hits
+        if self.answers.keys() >= self.layout.living or self.wants_another():
+            self.done_event.set()
+
+    def wants_another(self) -> bool:
+        """Return whether another shard replica may answer where one has failed."""
+        return not self.was_resent and any(map(_is_the_replicas, self.answers.values()))
+
+    def resend(self) -> None:
+        """Drop the answers of replicas that refused, to ask others; keep the other answers."""
+        self.was_resent = True
+        self.refused = {s: hits for s, hits in self.answers.items() if _is_the_replicas(hits)}
+        for shard in self.refused:
+            del self.answers[shard]
+        self.done_event.clear()
+
+    def change_layout(self, layout: ShardLayout) -> None:
+        """Start again with another number of shards, for which the answers so far are useless."""
+        self.layout = layout
+        self.answers.clear()
+        self.resend()
+
+
+def _is_the_replicas(hits: Hits) -> bool:
+    late = DeadlineExceeded.code
+    return hits.error is not None and hits.error.retriable and hits.error.code != late
+
 
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
@@ -68,7 +110,7 @@ class RetrievalExchange:
         layout = layout_of(self._membership.view, wall_ms())
         if not layout.living:
             raise NotReady(
-                "no retrieval worker is ready; start some with `trivium retrieval` or "
+                "no retrieval worker is ready; start some with `trivium run retrieval` or "
                 "`trivium up --retrieval 1`"
             )
         if len(self._pending) >= PENDING_MAX:

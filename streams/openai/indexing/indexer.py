@@ -21,7 +21,7 @@ from schemas.records import Document, StoreFileResult, VectorStore
 from schemas.settings import LogSettings
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
-from streams.log.ingester import Ingester
+from streams.log.documents import Ingester
 from streams.log.retry import TRANSIENT_ERRORS, retry_forever
 from streams.log.slices import in_slices
 from streams.openai.indexing.documents import declaration, document_id, documents_of

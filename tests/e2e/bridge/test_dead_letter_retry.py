@@ -42,7 +42,9 @@ async def test_bridge_answers_retried_dead_letter(
     ):
         await produce(log, prompts, [("good", good), ("bad", bad)], sent_prompts)
         await reader.until(2)
-        rows = [row for row in await run_command(log, "bridge", "status") if row["pair"] == prompts]
+        rows = [
+            row for row in await run_command(log, "status", "--bridges") if row["pair"] == prompts
+        ]
         assert {(row["lag"], row["owner"]) for row in rows} == {(0, "bridge-0")}
         assert sum(row["answers_per_s"] for row in rows) > 0
 
@@ -51,7 +53,7 @@ async def test_bridge_answers_retried_dead_letter(
         assert listed["waiting"] == {prompts: 1} and letter["key"] == "bad"
         place = (int(letter["dead_letter"]["partition"]), int(letter["dead_letter"]["offset"]))
         assert sent_prompts.keys[place] == "bad"
-        assert (await run_command(log, "dlq", "show", letter["name"]))["value"] == bad
+        assert (await run_command(log, "dlq", "list", letter["name"]))["value"] == bad
 
         assert (await run_command(log, "dlq", "retry", letter["name"]))["sent"] == 1
         read = await reader.until(3)

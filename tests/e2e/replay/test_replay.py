@@ -10,17 +10,16 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from infra.cli.log.compare import read as read_span
-from infra.cli.log.prediction import predict_figures
-from infra.prediction.agreement import LIVE, agreement, outcomes
-from infra.prediction.agreement import SHADOW as WITH
-from infra.prediction.predictor import shape_of
-from infra.prediction.traffic import read
 from infra.replay import pieces
 from infra.replay.collecting import BODIES, NAMES, record
 from infra.replay.pieces import replay_side_by_side
-from infra.replay.recording import SNAPSHOT, open_recording
-from infra.replay.shadowing import run_shadow
+from infra.replay.shadowing import read_decisions, run_shadow
+from infra.replay.simulation.comparison import LIVE, compare_outcomes, compare_placements
+from infra.replay.simulation.comparison import SHADOW as WITH
+from infra.replay.simulation.deployment import shape_of
+from infra.replay.simulation.run import Changes, what_if
+from infra.replay.simulation.traffic import read
+from infra.traces.recording import SNAPSHOT, open_recording
 from infra.traces.resend import Resend, ResendComparison
 from infra.traces.sender import Pace, send
 from schemas.codec import Codec
@@ -61,14 +60,17 @@ async def test_recording_replays_bit_for_bit(kafka: LogSettings, tmp_path: Path)
         middle_ms = wall_ms()
         answers += [await client.stream(f"After {n}") for n in range(4)]
         await _shadowed(kafka)
+        path, span = tmp_path / "shadowed.avro", (begin_ms, wall_ms())
+        await record(kafka, path, *span, look_back_ms=600_000)
         with long_leases(LONG_LEASE_MS):
-            traffic, decisions = await read_span(kafka, begin_ms, wall_ms(), 600_000, SHADOW)
-            shadow_agreement = agreement(traffic, decisions)
-            rows = outcomes(traffic, shadow_agreement, {"policy": "static", "local_share": "1"})
-        assert shadow_agreement.placements + shadow_agreement.unseen == len(answers)
-        assert rows[LIVE]["answers"] == rows[WITH]["answers"] == shadow_agreement.placements
-        with pytest.raises(ConfigError, match="--shadow: expected any of shadow-0, found another"):
-            await read_span(kafka, begin_ms, wall_ms(), 600_000, "another")
+            traffic = read(path)
+            compared = compare_placements(traffic, await read_decisions(kafka, *span, SHADOW))
+            rows = compare_outcomes(traffic, compared, {"policy": "static", "local_share": "1"})
+        changes = compared.changes
+        assert changes.placements + changes.unseen == len(answers)
+        assert rows[LIVE]["answers"] == rows[WITH]["answers"] == changes.placements
+        with pytest.raises(ConfigError, match="--shadow-id: expected any of shadow-0, found anot"):
+            await read_decisions(kafka, *span, "another")
         resend = await _sent_again(kafka, tmp_path / "live.avro", begin_ms, client)
         await _wait_for_usage(kafka, len(answers) + resend.completed_now)
     assert (resend.completed_then, resend.same, resend.differences) == (16, 16, [])
@@ -93,9 +95,9 @@ async def test_recording_replays_bit_for_bit(kafka: LogSettings, tmp_path: Path)
         assert replay_side_by_side(without, 2).lives == less.lives
     with long_leases(LONG_LEASE_MS):
         traffic = read(tmp_path / "whole.avro")
-        rows = predict_figures(tmp_path / "whole.avro", {"policy": "static"})
+        rows = what_if(traffic, Changes({"policy": "static"})).runs
     assert [shape_of(traffic.workers).name] == ["1P2D"]
-    assert list(rows) == ["recorded", "predicted", "policy=static"]
+    assert list(rows) == ["recorded", "simulated", "policy=static"]
     assert {row["answers"] for row in rows.values()} == {len(answers) + resend.completed_now}
 
     path = tmp_path / "later.avro"

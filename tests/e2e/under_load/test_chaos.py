@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.bench.faults import chaos, target_stack
+from infra.bench import stacks
+from infra.bench.faults import chaos
 from infra.bench.tenants.hostile import MISDEEDS
 from schemas.errors import ConfigError
 from tests.e2e.harness import PatientStack
@@ -28,7 +29,7 @@ async def test_chaos_run_loses_nothing(
 ) -> None:
     options = replace(chaos.BENCHMARK.quick, hostile=hostile)
     monkeypatch.setattr(chaos, "BENCH_DIR", tmp_path)
-    monkeypatch.setattr(target_stack, "Stack", PatientStack)
+    monkeypatch.setattr(stacks, "Stack", PatientStack)
     for patience in ("BACK_S", "FOUND_S", "DRAIN_S"):
         monkeypatch.setattr(chaos, patience, START_S)
     try:

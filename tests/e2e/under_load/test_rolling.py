@@ -7,13 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.bench.faults.conversation_load import ConversationLoad
-from infra.bench.faults.expected_answers import answer_alone
+from infra.bench.faults.conversations import ConversationLoad
 from infra.bench.faults.http_clients import HUNG_UP, WHOLE, Balanced, ClientAnswer
 from infra.bench.faults.log_audit import audit
-from infra.bench.faults.target_stack import HOST, adjacent_ports
+from infra.bench.stacks import HOST, adjacent_ports
 from infra.stack.rolling import restart
 from schemas.settings import LogSettings
+from tests.e2e.audits import answer_alone
 from tests.e2e.harness import sim_settings, stack
 from tests.waits import START_S
 

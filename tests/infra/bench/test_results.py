@@ -12,13 +12,17 @@ from infra.bench.results import (
     Bar,
     at_least,
     at_most,
+    cell,
     commit,
     machine,
     median,
     median_difference,
     median_ratio,
+    nested,
     percentile,
+    ratio,
     show_bars,
+    table,
     write_report,
 )
 
@@ -110,3 +114,28 @@ def test_show_bars_names_missed_bars() -> None:
     text = render_bars([at_least("rate", 1.0, 2, "x"), at_most("time", None, 2, "ms")])
     assert "2 of 2 bars missed: rate; time." in text and "not measured" in text
     assert "All 1 bars met." in render_bars([at_least("rate", 3.0, 2, "x")])
+
+
+def cells_of(*arguments: object, **options: str) -> list[tuple[object, ...]]:
+    columns = table("title", *arguments, **options).columns  # type: ignore[arg-type]
+    return [tuple(column.header for column in columns),
+            *zip(*(column.cells for column in columns), strict=True)]  # fmt: skip
+
+
+def test_table_shows_nested_figures_by_path() -> None:
+    rows = {"a": {"ms": {"p50": 1.0, "p99.9": 2.5}, "count": 3}, "b": {"count": None}}
+    paths = ("count", "ms.p99.9", "ms.p75")
+    assert cells_of(rows, *paths) == [
+        ("", "count", "ms p99 9", "ms p75"), ("a", "3", "2.5", "-"), ("b", "-", "-", "-")
+    ]  # fmt: skip
+    assert cells_of(rows)[1] == ("a", "p50 1, p99.9 2.5", "3")
+    assert cells_of({"stalls": 7}) == [("", "value"), ("stalls", "7")]
+    assert cells_of({}) == [("",)]
+
+
+def test_cells_format_figures() -> None:
+    figures = [None, 0.12345, 1234.5, 7, True, [1, "x"], {"gateway": 0.5}, "text"]
+    texts = ["-", "0.123", "1234", "7", "yes", "1, x", "gateway 0.5", "text"]
+    assert [cell(figure) for figure in figures] == texts
+    assert nested({"0.93": {"ours": 1, "theirs": 2}}) == {"0.93, ours": 1, "0.93, theirs": 2}
+    assert (ratio(3, 2), ratio(None, 2), ratio(3, 0)) == (1.5, None, None)

@@ -15,8 +15,8 @@ from schemas.errors import ConfigError
 from tests.infra.cli.trivium_runner import trivium, trivium_here
 
 COMMANDS = (
-    "up down restart status chat pool demo bench broker topics tail explain asyncapi worker router "
-    "gateway retrieval embedding search ingest documents index version"
+    "up down restart status scale chat pool run demo bench broker topics tail explain search "
+    "ingest collections index record replay trace plan usage schemas dlq simulate evaluate version"
 ).split()
 NOWHERE = "127.0.0.1:1"
 
@@ -43,17 +43,29 @@ def test_help_reflows_paragraphs() -> None:
     ("arguments", "message"),
     [
         (["tail", "bogus"], "topic: expected one of requests, cancellations"),
-        (["worker", "--role", "cook"], "--role: expected prefill, decode, replica, found 'cook'"),
-        (["worker", "--role", "decode,cook"], "--role: expected prefill, decode, replica, found"),
-        (["pool", "move", "w", "--to", "cook"], "--to: expected prefill, decode, replica, found"),
-        (["pool", "list", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (
-            ["worker", "--role", "decode", "--engine", "x"],
+            ["run", "worker", "--role", "cook"],
+            "--role: expected prefill, decode, replica, found 'cook'",
+        ),
+        (
+            ["run", "worker", "--role", "decode,cook"],
+            "--role: expected prefill, decode, replica, found",
+        ),
+        (["pool", "move", "w", "--to", "cook"], "--to: expected prefill, decode, replica, found"),
+        (["run", "worker"], "--role: expected prefill, decode or replica, found none"),
+        (["run", "cook"], "run: expected one of worker, router, gateway, bridge, retrieval, embed"),
+        (["run", "bridge", "--port", "1"], "--port: expected with run gateway, found with run bri"),
+        (["run", "router", "--policy", "static"], "--policy, --set: expected with --shadow"),
+        (
+            ["run", "worker", "--role", "decode", "--engine", "x"],
             "worker.engine: expected one of sim, vllm",
         ),
-        (["worker", "--role", "decode", "--log-level", "loud"], "--log-level: expected debug"),
-        (["gateway", "--port", "-1"], "gateway.port: expected at least 0, found -1"),
-        (["topics", "verify", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
+        (
+            ["run", "worker", "--role", "decode", "--log-level", "loud"],
+            "--log-level: expected debug",
+        ),
+        (["run", "gateway", "--port", "-1"], "gateway.port: expected at least 0, found -1"),
+        (["topics", "describe", "--check", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["status", "--once", "--bootstrap", NOWHERE], "start one with `trivium broker start`"),
         (["explain", "r06f2", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["explain", "r06f2", "--since", "2"], "--since: expected a duration such as 90s, 30m"),
@@ -62,7 +74,10 @@ def test_help_reflows_paragraphs() -> None:
         (["plan", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["evaluate", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
-        (["asyncapi", "-o", "/dev/null/x"], "/dev/null/x: not a directory; expected a path that"),
+        (
+            ["topics", "asyncapi", "-o", "/dev/null/x"],
+            "/dev/null/x: not a directory; expected a path that",
+        ),
         (["chat", "--json"], "--json: expected a question with -m"),
         (["chat", "-m", "x", "--url", "nonsense"], "--url: expected one such as http://"),
         (["status", "--bootstrap", "kafka"], "log.bootstrap: expected HOST:PORT, several"),
@@ -106,7 +121,7 @@ def test_topics_command_creates_verifies_and_describes(bootstrap: str) -> None:
     prefix = f"cli-{os.getpid()}."  # a broker that is given may have those of another session
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": prefix, "TRIVIUM_LOG_WORKER_PARTITIONS": "2"}
     at = ["--bootstrap", bootstrap]
-    code, _, errors = trivium_here("topics", "verify", *at, env=env)
+    code, _, errors = trivium_here("topics", "describe", "--check", *at, env=env)
     assert (code, f"missing: {prefix}requests" in errors) == (2, True)
     assert "trivium topics create" in errors
 
@@ -114,7 +129,7 @@ def test_topics_command_creates_verifies_and_describes(bootstrap: str) -> None:
     assert f"{prefix}fleet.dlq" in json.loads(output)["created"]
     _, output, _ = trivium_here("topics", "create", "--json", *at, env=env)
     assert json.loads(output) == {"created": []}
-    code, output, _ = trivium_here("topics", "verify", "--json", *at, env=env)
+    code, output, _ = trivium_here("topics", "describe", "--check", "--json", *at, env=env)
     assert (code, f"{prefix}fleet.dlq" in json.loads(output)["topics"]) == (0, True)
     _, output, _ = trivium_here("topics", "describe", "--json", *at, env=env)
     rows = {row["name"]: row for row in json.loads(output)}
@@ -144,7 +159,9 @@ def test_broker_command_starts_stops_and_resets(tmp_path: Path, bootstrap: str) 
     finally:
         _, stopped, _ = trivium("broker", "stop", "--json", home=tmp_path, env=env)
     assert json.loads(stopped) == {"stopped": True}
-    code, output, _ = trivium("broker", "reset", "--yes", "--json", home=tmp_path, env=env)
+    code, output, _ = trivium(
+        "broker", "stop", "--erase", "--yes", "--json", home=tmp_path, env=env
+    )
     assert (code, json.loads(output)["empty"]) == (0, True)
     assert not (tmp_path / "broker").exists()
 
@@ -199,7 +216,7 @@ def test_state_folder_lock_admits_one_stack(tmp_path: Path) -> None:
 
 def test_asyncapi_command_writes_document(tmp_path: Path) -> None:
     target = tmp_path / "asyncapi.json"
-    assert trivium_here("asyncapi", "-o", str(target))[0] == 0
+    assert trivium_here("topics", "asyncapi", "-o", str(target))[0] == 0
     assert json.loads(target.read_text())["asyncapi"].startswith("3.")
 
 

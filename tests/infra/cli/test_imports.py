@@ -49,7 +49,7 @@ def packages(modules: set[str]) -> set[str]:
         (["status", "--help"], 300),
         (["tail", "--help"], 300),
         (["replay", "--help"], 300),
-        (["worker", "--help"], 300),
+        (["run", "--help"], 300),
         (["broker", "--help"], 250),
     ],
 )
@@ -59,7 +59,7 @@ def test_help_imports_few_modules(arguments: list[str], modules_max: int) -> Non
     assert len(modules) <= modules_max
 
 
-_COMMAND = "from infra.cli.commands import load_command; load_command('worker'); import uvloop; "
+_COMMAND = "from infra.cli.commands import load_command; load_command('run'); import uvloop; "
 _SETTINGS = _COMMAND + "from infra.stack.configuration import load; load(environ={}); "
 _CODEC = _SETTINGS + "import streams.log.registry; "
 _READER = {"aiokafka", "fastavro", "numpy", "pydantic"}  # of the log
@@ -85,7 +85,7 @@ _MEMBER = _READER | {"faust", "mode", "orjson"}  # of a group that shares its to
             690,
         ),
         (
-            _CODEC + "import workers.embed.process, workers.models.folder",
+            _CODEC + "import workers.embed.worker, workers.models.folder",
             _MEMBER | {"tokenizers"},
             860,
         ),

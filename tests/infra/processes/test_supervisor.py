@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.processes import supervisor, tether
-from infra.processes.identity import identify
+from infra.processes.identity import DRAIN_MAX_S, identify
 from infra.processes.supervisor import ProcessSpec, SupervisedProcess, Supervisor
 from tests.waits import PATIENCE_S, until
 
@@ -31,6 +31,10 @@ PARENT = (
     "import signal, subprocess, sys; child = subprocess.Popen(['cat'], stdin=subprocess.PIPE);"
     "print(f'child {child.pid}', flush=True); signal.pause()"  # in one write
 )
+
+
+def test_launcher_kills_no_process_that_still_ends_itself(tmp_path: Path) -> None:
+    assert spec(tmp_path, IDLE).grace_s > DRAIN_MAX_S
 
 
 def spec(tmp_path: Path, code: str, *, name: str = "one", restart: bool = True) -> ProcessSpec:

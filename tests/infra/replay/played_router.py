@@ -2,21 +2,23 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from infra.replay.collecting import Place, RecordedLife, lines_of
-from infra.replay.recording import RECORD, RecordingRow, write
+from infra.replay.collecting import RecordedLife, lines_of
+from infra.traces.recording import RECORD, RecordingRow, write
 from schemas.codec import Codec
 from schemas.records import Decision, Heartbeat, JournalSnapshot, Role
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Tick
 from streams.core.router import Router
-from streams.journal.inputs import READ_BACK, TICK, event_of_line
-from streams.journal.journal import Journal, JournalEntry
+from streams.journal.journal import READ_BACK, TICK, Journal, JournalEntry, event_of_line
 from streams.journal.snapshot import pack_router
 from tests.streams import builders
 from tests.streams.builders import T0
+
+if TYPE_CHECKING:
+    from infra.replay.named_records import Place
 
 CODEC = Codec()
 EPOCH = 5

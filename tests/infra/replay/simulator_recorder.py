@@ -7,8 +7,8 @@ or it only has a snapshot then.
 from collections.abc import Sequence
 from typing import Any
 
-from infra.replay.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from infra.simulator.cluster import Checker, Cluster
+from infra.traces.recording import LINE, RECORD, SNAPSHOT, RecordingRow
 from schemas.codec import Codec
 from schemas.records import JournalSnapshot
 from streams.core.effects import Decide, Effect
@@ -22,8 +22,7 @@ from streams.core.events import (
     Tick,
     UsageLoaded,
 )
-from streams.journal.inputs import TICK
-from streams.journal.journal import effects_sum
+from streams.journal.journal import TICK, effects_sum
 from streams.journal.snapshot import pack_router
 
 ROUTER = "router-0"
@@ -81,7 +80,13 @@ class Recorder(Checker):
             if isinstance(effect, Decide):
                 value = self._codec.encode(effect.decision)
                 self.decided.append(
-                    RecordingRow(RECORD, topic="decisions", now_ms=int(now_ms), value=value)
+                    RecordingRow(
+                        RECORD,
+                        topic="decisions",
+                        offset=len(self.decided),
+                        now_ms=int(now_ms),
+                        value=value,
+                    )
                 )
         if self._seq is None:
             return
@@ -106,4 +111,4 @@ class Recorder(Checker):
                 return "usage", partition, 0, 0, request_id.encode()
         record = getattr(event, type(event).__match_args__[0])
         topic = _TOPICS.get(type(record).__name__, "phases")
-        return topic, event.partition, 0, 0, self._codec.encode(record)
+        return topic, event.partition, len(self.rows), 0, self._codec.encode(record)

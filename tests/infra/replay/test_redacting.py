@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.replay.recording import LINE, SNAPSHOT, RecordingRow, write
 from infra.replay.redacting import redact
 from infra.replay.replaying import replay
+from infra.traces.recording import LINE, SNAPSHOT, RecordingRow, write
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.prefix import chain

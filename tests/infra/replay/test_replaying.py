@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from infra.replay import recording
-from infra.replay.recording import LINE, open_recording
 from infra.replay.replaying import replay
+from infra.traces import recording
+from infra.traces.recording import LINE, open_recording
 from schemas.errors import RecordError
 from streams.core.effects import Decide
 from streams.core.events import RequestArrived
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.requests.live import LiveRequest
-from streams.journal.inputs import STOPPED, TICK
+from streams.journal.journal import STOPPED, TICK
 from tests.infra.replay.played_router import CODEC, PlayedRouter, answered
 from tests.streams import builders
 

@@ -9,8 +9,7 @@ from schemas.errors import ConfigError
 from schemas.records import Decision, JournalBatch, Mode, Role, Work
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Dispatch, End, RecordUsage, SaveSession
-from streams.journal.inputs import TICK
-from streams.journal.journal import JournalEntry
+from streams.journal.journal import TICK, JournalEntry
 from tests.infra.replay.played_router import PlayedRouter
 from tests.streams import builders
 from tests.streams.builders import T0

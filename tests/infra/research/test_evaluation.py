@@ -1,27 +1,23 @@
 """The evaluation's arithmetic on made-up points, and the whole of it on a tiny grid."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from infra.planning import authors_serving, plan_table, runs
 from infra.planning.grid import (
     CONFIGS,
-    LEVELS,
     LOADS_PER_S,
     RATIOS,
     SHARES,
-    TIMEOUT_MS,
     WORKLOADS,
     Config,
     static,
 )
-from infra.planning.point import Point, Spec, run
+from infra.planning.point import Point
 from infra.planning.runs import Points
 from infra.research import evaluation
 from infra.research.paper import conversations, paper_tables, ppd_paper
@@ -36,56 +32,27 @@ from infra.research.studies import (
     step_change,
     weights,
 )
+from infra.research.studies.served import ServedRow
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
-from infra.simulator.shape import ClusterShape
+from tests.infra.planning.points import every, point
 
 POOLS = "2P2D"
 LEARNED = Config(pools=POOLS, policy="learned")
 SHORT = [w for w in WORKLOADS if not w.name.startswith(ppd_paper.LONG_CONTEXT)]
 
 
-def point(config: Config, workload: str, load: float, **figures: float) -> Point:
-    """A point with 100 ms and 10 ms, unless it says otherwise."""
-    base = Point(
-        config=config,
-        workload=workload,
-        load_per_s=load,
-        requests=10,
-        failed=0,
-        later=5,
-        ttft=100.0,
-        decode_ttft=100.0,
-        decode_tpot=10.0,
-        every_decode_tpot=10.0,
-        cost_ttft=100.0,
-        cost_tpot=10.0,
-        kv_bytes=1_000,
-        later_kv_bytes=500,
-    )
-    return replace(base, **figures)  # type: ignore[arg-type]  # numbers by name
-
-
-def every(config: Config, **figures: float) -> Iterator[Point]:
-    """The same point for every workload and load."""
-    for workload, load in product(WORKLOADS, LOADS_PER_S):
-        yield point(config, workload.name, load, **figures)
-
-
-def test_grid_equals_grid_of_paper() -> None:
-    assert (len(WORKLOADS), len(LOADS_PER_S), len(CONFIGS), len(set(CONFIGS))) == (18, 10, 17, 17)
-    """A load of 10 belongs to no class."""
-    levelled = [load for loads in LEVELS.values() for load in loads]
-    assert levelled == [load for load in LOADS_PER_S if load != 10.0]
-    for config in CONFIGS:
-        shape = ClusterShape.parse(config.pools)
-        assert shape.prefill + shape.decode + shape.replica == 4
-        assert shape.name == config.pools
+def served(config: str, load: float, latency: float, failed: int = 0) -> ServedRow:
+    """100 requests of drawn conversations."""
+    zeros = {field.name: 0 for field in fields(ServedRow)}
+    figures = {"load_per_s": load, "requests": 100, "failed": failed, "latency": latency}
+    figures["kv_bytes"] = int(latency)
+    return ServedRow(**{**zeros, "about": "ShareGPT", "config": config, **figures})  # type: ignore[arg-type]  # by name
 
 
 def test_table_1_takes_medians_and_explains_deviations() -> None:
     """Medians are over all workloads; those with long contexts stand beside them."""
-    points: list[Point] = []
+    points = list[Point]()
     for pools in RATIOS:
         points += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
         points += every(static(pools, "0"))
@@ -162,20 +129,6 @@ def test_regrets_compare_with_best_share_of_each_point() -> None:
     assert best.mean_regret == 0.0 and best.mean_cost == pytest.approx(0.75)
 
 
-def test_plan_table_uses_only_training_half() -> None:
-    point_list = list(every(static(POOLS, "0"), load_seen=0.2))
-    point_list += every(static(POOLS, "1"), load_seen=0.4, cost_ttft=60.0, cost_tpot=11.0)
-    points = Points(point_list)
-    train, test = plan_table.halves(3, points)
-    assert len(train) == len(test) == 90 and not set(train) & set(test)
-    table = plan_table.table_of(points, POOLS, train)
-    cells = list(table.cells.values())
-    assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in cells} == {(0.4, 0.1)}
-    profiles = {(w.profile.first, w.profile.later) for w in WORKLOADS if w.name in dict(train)}
-    assert len({cell.bin[:3] for cell in cells}) == len(profiles)
-    assert table.from_dict(json.loads(json.dumps(table.to_dict()))).cells == table.cells
-
-
 def test_interference_depends_on_measurement() -> None:
     """With as many tokens full and append cost about the same; few new tokens cost little. Only
     where a batch reads one context once does a full prompt cost much."""
@@ -238,28 +191,6 @@ def test_recovery_compares_windows_of_same_conversations() -> None:
     assert bar.finding.endswith("4.5%, 29.0%")
 
 
-def test_points_of_pairs_loads_with_runs() -> None:
-    spec = Spec(config=LEARNED, workload=WORKLOADS[0], loads_per_s=(2.0, 1.0, 4.0), seed=1)
-    points = runs.points_of(spec)
-    assert [p.load_per_s for p in points] == [1.0, 2.0, 4.0]
-    alone = replace(spec, config=static(POOLS, "0"))
-    assert runs.points_of(alone)[0] == run(replace(alone, loads_per_s=(2.0,)))[0]
-    request_counts = {p.load_per_s: p.requests for p in runs.points_of(alone)}
-    assert request_counts == {p.load_per_s: p.requests for p in points}
-
-
-def test_full_receive_buffer_crashes_plain_disaggregation() -> None:
-    crowded = next(w for w in WORKLOADS if w.name == "large, long gen")
-    spec = Spec(config=static("3P1D", "0", plain=True), workload=crowded, loads_per_s=(8,), seed=1)
-    crashed_run = run(spec)[0]
-    assert crashed_run.crashed == 1 and crashed_run.failed > crashed_run.requests / 2
-    assert crashed_run.buffered_bytes > authors_serving.RECEIVE_BUFFER_BYTES
-    for config in (static("3P1D", "1", plain=True), static("3P1D", "0")):
-        stable_run = run(replace(spec, config=config))[0]
-        assert (stable_run.crashed, stable_run.failed) == (0, 0)
-        assert stable_run.longest_ms < TIMEOUT_MS and stable_run.tokens_per_s > 1_000
-
-
 def test_shared_conversations_match_published_statistics() -> None:
     for source, answered in (
         (conversations.SHAREGPT, conversations.ANSWERED_TOKENS),
@@ -302,30 +233,20 @@ def test_failure_trends_explain_table_4() -> None:
         replace(row, config="2P2D x=1 plain"),
         replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
     ]
-    claims, why = failures.trends(rows, [], [])
-    assert [words for words, holds in claims.items() if not holds] == [
+    assert [words for words, holds in failures.trends(rows).items() if not holds] == [
         "plain 2P2D loses requests",
         "x=1 loses requests too",
     ]
-    assert "at most 8.0 GB" in why[0] and "hold at most 8.0 GB of 10" in why[2]
-    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [], [])[1]) == 2
-    length = many_turns.TurnCountResult(
-        config=row.config,
-        model="",
-        turns=16,
-        requests=100,
-        failed=30,
-        ttft=0.0,
-        decode_ttft=0.0,
-        tpot=0.0,
-        kv_bytes=0,
-        decode_ttft_by_turn=[],
-    )
-    claims, why = failures.trends(rows, [], [length, replace(length, failed=0)])
-    assert not claims["plain 2P2D loses requests"]  # not in the table's own set-up
-    assert "30 of 100 at 16 turns" in why[2]
+    why = failures.causes(rows, [], [])
+    assert (why.x1_bytes, why.x0_2p2d_bytes, why.lossless_2p2d) == (8e9, 8e9, True)
+    lossy = [replace(row, percent={"low": 1.0}), *rows[1:]]
+    assert not failures.causes(lossy, [], []).lossless_2p2d
+    length = replace(served(row.config, 4.0, 1_000.0, failed=30), turns=16)
+    why = failures.causes(rows, [], [length, replace(length, failed=0)])
+    assert why.lossless_2p2d, "on the grid, which is the table's own set-up"
+    assert (why.long_losses, why.long_losses_x1) == (["30 of 100 at 16 turns"], 0)
     rows[1] = replace(rows[1], percent={"low": 1.0})
-    assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
+    assert failures.trends(rows)["x=1 loses requests too"]
 
 
 @pytest.mark.slow
@@ -358,9 +279,11 @@ def test_tiny_evaluation_writes_page_and_bars(
     assert results.traffic_skipped and not results.traffic
     policies = [("1P3D x=0 plain", -1.0)]
     policies += product(["1P3D table plain", "1P3D learned"], [1.0, 3.0, 6.0])
-    weighed_points = {(row.config, row.w_tpot, row.load_per_s) for row in results.weighed}
+    weighed_points = {
+        (row.served.config, row.w_tpot, row.served.load_per_s) for row in results.weighed
+    }
     assert weighed_points == {(*policy, load) for policy in policies for load in (8.0, 16.0)}
-    assert {row.model for row in results.models} == set(many_turns.MEMORY_SHARES)
+    assert {row.about for row in results.models} == set(many_turns.MEMORY_SHARES)
     assert {row.among for row in results.places if row.figure == "8"} == {"prefill-heavy, 2/s"}
     assert {row.all_orders for row in results.orders} == {True, False}
     page = whole_page.write(results, tmp_path)

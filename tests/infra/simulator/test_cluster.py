@@ -152,7 +152,7 @@ def test_expired_request_frees_its_blocks() -> None:
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-1"])
 @pytest.mark.parametrize("orchestration", ["auto", "prefill_first", "concurrent"])
 def test_worker_crash_loses_no_request(victim: str, orchestration: str) -> None:
-    strikes = (faults.crash(3_000.0, victim), faults.restart(9_000.0, victim))
+    strikes = (SimFault(3_000.0, faults.crash, victim), SimFault(9_000.0, faults.restart, victim))
     cluster = serve(strikes=strikes, orchestration=orchestration, local_share=0.5)
     assert all(request.completed for request in cluster.clients.requests)
     assert any(request.attempt > 1 for request in cluster.clients.requests)
@@ -161,10 +161,13 @@ def test_worker_crash_loses_no_request(victim: str, orchestration: str) -> None:
 def test_slow_prefill_and_slow_links_delay_first_tokens() -> None:
     usual = serve(orchestration="prefill_first")
     slower = serve(
-        strikes=(faults.slow_prefill(0.0, ["prefill-0", "prefill-1"], 3.0),),
+        strikes=tuple(
+            SimFault(0.0, faults.slow_prefill, name, 3.0) for name in ("prefill-0", "prefill-1")
+        ),
         orchestration="prefill_first",
     )
-    congested = serve(strikes=(faults.slow_links(0.0, 20.0),), orchestration="prefill_first")
+    strikes = (SimFault(0.0, faults.slow_links, 20.0),)
+    congested = serve(strikes=strikes, orchestration="prefill_first")
 
     def first(cluster: Cluster) -> float:
         return sum(request.ttft_ms for request in cluster.clients.requests)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -9,16 +10,16 @@ from infra.simulator.checkers.answers import AnswerLogChecker, ClientChecker
 from infra.simulator.checkers.continuing import ContinuationChecker
 from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.checkers.usage import UsageChecker
-from infra.simulator.cluster import READY_MS, Cluster
-from infra.simulator.faults.losses import lose_heartbeats, lose_router, slow_log
+from infra.simulator.cluster import READY_MS, Cluster, SimFault
+from infra.simulator.faults import losses
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import ClusterShape
 from schemas.records import Outcome, StreamEnd
 from streams.config import RouterSettings
-from streams.core.handlers import decisions
+from streams.core.handlers import endings, orders
 from streams.core.router import Router
 from tests.infra.simulator.serving import serve_all
-from tests.infra.simulator.storms import PROFILE, SETUP
+from tests.infra.simulator.storms import PROFILE, SETUP, lose_heartbeats
 
 DURATION_MS = 8_000.0
 
@@ -41,11 +42,11 @@ def run_with_lost_heartbeats(seed: int) -> Counter[str]:
         ],
         faults=[
             *(
-                lose_heartbeats(READY_MS + 300.0 + 1_100.0 * number, name, 3_000.0 + 150.0 * seed)
-                for number, name in enumerate(names)
+                SimFault(READY_MS + at_ms, lose_heartbeats, name, 3_000.0 + 150.0 * seed)
+                for at_ms, name in zip(count(300.0, 1_100.0), names, strict=False)
             ),
-            slow_log(READY_MS + 2_500.0, 40.0, 1_000.0),
-            *([lose_router(READY_MS + 3_400.0, 2, 500.0)] if seed % 3 == 0 else []),
+            SimFault(READY_MS + 2_500.0, losses.slow_log, 40.0, 1_000.0),
+            *[SimFault(READY_MS + 3_400.0, losses.lose_router, 2, 500.0)] * (seed % 3 == 0),
         ],
     )
     serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)
@@ -62,11 +63,11 @@ def test_usage_checker_finds_missing_worker_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Usage of a whole answer once lacked the worker time of its attempt."""
-    right = decisions.as_read
+    right = orders.as_read
 
     def wrong(outcome: Outcome, end: StreamEnd) -> Outcome:
         return replace(right(outcome, end), worker_ms=0.0)
 
-    monkeypatch.setattr(decisions, "as_read", wrong)
+    monkeypatch.setattr(endings, "as_read", wrong)
     with pytest.raises(AssertionError, match="without those of its answer"):
         run_with_lost_heartbeats(1)

@@ -1,11 +1,13 @@
 """Gateways that die and are cut off: nothing runs for nobody, and what is read goes on."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from infra.simulator.checkers.credits import Credits
 from infra.simulator.checkers.readers import Readers
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, SimFault
-from infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
+from infra.simulator.faults.losses import cut_gateway, lose_gateway
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import ClusterShape
@@ -13,9 +15,10 @@ from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
-from streams.core.fleet.readers import ReaderWatch
+from streams.core.fleet.workers import ReaderWatch
 from streams.core.requests import live
 from tests.infra.simulator.serving import serve_all
+from tests.infra.simulator.storms import gateway_losses
 
 SETUP = Setup()
 DURATION_MS = 12_000.0
@@ -76,12 +79,16 @@ def test_router_cancels_exactly_requests_without_reader(seed: int) -> None:
         )
 
 
+def gateway_loss(resumed_after_ms: Sequence[float | None]) -> SimFault:
+    """Lose a gateway, whose clients resume after these times."""
+    return SimFault(READY_MS + 6_000, lose_gateway, "gateway-1", resumed_after_ms)
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_resuming_clients_keep_their_answers(resumes: bool) -> None:
     """All clients of a lost gateway resume, or none does."""
     readers = Readers(GRACE_MS)
-    fault = lose_gateway(READY_MS + 6_000, "gateway-1", (500.0,) if resumes else (None,))
-    cluster = serve(1, (fault,), readers)
+    cluster = serve(1, (gateway_loss((500.0,) if resumes else (None,)),), readers)
     assert bool(readers.lost_ids) != resumes
     assert all(kind is OutcomeKind.COMPLETED for kind in ends(cluster).values()) == resumes
 
@@ -89,14 +96,15 @@ def test_resuming_clients_keep_their_answers(resumes: bool) -> None:
 def test_gateway_cut_off_within_grace_keeps_its_streams() -> None:
     """The gateway joins again as the same process."""
     readers = Readers(GRACE_MS)
-    cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
+    cluster = serve(2, (SimFault(READY_MS + 6_000, cut_gateway, "gateway-1", 5_000.0),), readers)
     assert not readers.lost_ids
     assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
 
 
 def frozen() -> SimFault:
     """Let a gateway sleep for 3 s, while two of three clients resume elsewhere."""
-    return cut_gateway(READY_MS + 6_000, "gateway-1", 3_000.0, (800.0, None, 1_700.0))
+    resumed_after_ms = (800.0, None, 1_700.0)
+    return SimFault(READY_MS + 6_000, cut_gateway, "gateway-1", 3_000.0, resumed_after_ms)
 
 
 def test_waking_gateway_cancels_nothing_that_is_read_elsewhere() -> None:
@@ -118,4 +126,4 @@ def test_readers_checker_finds_work_without_reader(monkeypatch: pytest.MonkeyPat
     """Without the watch on gateways the work runs to its end."""
     monkeypatch.setattr(ReaderWatch, "lost_gateways", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
-        serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))
+        serve(1, (gateway_loss((None,)),), Readers(GRACE_MS))

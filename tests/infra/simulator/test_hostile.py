@@ -6,7 +6,7 @@ import pytest
 
 from infra.simulator.checkers.credits import Credits
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster
-from infra.simulator.faults.hostile import OpenCluster, hostile_faults, large_request
+from infra.simulator.faults.hostile import OpenCluster, large_request
 from infra.simulator.machine.latency import Setup
 from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import ClusterShape
@@ -16,6 +16,7 @@ from schemas.errors import RecordError, RecordTooLarge
 from schemas.rules.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
+from tests.infra.simulator.storms import hostile_faults
 
 SETUP = Setup()
 FAULTS = "infra.simulator.faults.hostile"
@@ -95,8 +96,9 @@ def test_cluster_serves_requests_within_size_rule() -> None:
         checkers=[OneOutcome(), Credits()],
         record_bytes_max=RECORD_BYTES_MAX,
     )
+    cluster.pass_ms(READY_MS)
     for chars in sizes:
-        large_request(READY_MS, chars).strike(cluster)
+        large_request(cluster, chars)
     cluster.run([])
     cluster.finish()
     assert [request.completed for request in cluster.clients.requests] == [True, True, False, False]
@@ -107,6 +109,7 @@ def test_cluster_measures_no_record_without_limit(monkeypatch: pytest.MonkeyPatc
     """Evaluations have none; a check that ran would raise."""
     monkeypatch.delattr("infra.simulator.log.bus.check_size")
     cluster = Cluster(ClusterShape(replica=1), SETUP, RouterSettings(policy="replica"))
-    large_request(READY_MS, RECORD_BYTES_MAX).strike(cluster)
+    cluster.pass_ms(READY_MS)
+    large_request(cluster, RECORD_BYTES_MAX)
     cluster.run([])
     assert all(request.completed for request in cluster.clients.requests)

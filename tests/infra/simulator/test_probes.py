@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from infra.simulator.checkers.contexts import Contexts
-from infra.simulator.checkers.probes import ProbeChecker
-from infra.simulator.checkers.repeats import Repeats
+from infra.simulator.checkers.probes import ProbeChecker, Repeats
 from tests.infra.simulator.storms import weathered
 from workers.llm.stream import ActiveRequest
 

@@ -62,7 +62,11 @@ BUGS = {
         *(0, "work before its search has an outcome"),
     ),
     "readers are not told": (
-        *(retrievals, "        self.tell(live)\n        self._enq", "        self._enq"),
+        *(
+            retrievals,
+            "        self.tell(live)\n        self._tables.enq",
+            "        self._tables.enq",
+        ),
         *(0, "before its reader was told"),
     ),
     "the next router does not tell again": (

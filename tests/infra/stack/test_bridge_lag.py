@@ -126,11 +126,11 @@ async def test_bridge_lag_excludes_transaction_markers_after_answer(kafka: LogSe
 def test_bridge_status_command_prints_lag(kafka: LogSettings) -> None:
     asyncio.run(ask(kafka, 2))
     env = {"TRIVIUM_LOG_TOPIC_PREFIX": kafka.topic_prefix}
-    command = ("bridge", "status", "--bootstrap", kafka.bootstrap)
+    command = ("status", "--bridges", "--bootstrap", kafka.bootstrap)
     code, output, errors = trivium_here(*command, "--json", env=env)
     assert (code, errors) == (0, "")
     rows = {(row["pair"], row["partition"]): row["lag"] for row in json.loads(output)}
     assert rows[f"{kafka.topic_prefix}prompts", 1] == 2
     assert rows[f"{kafka.topic_prefix}batch.prompts", 0] == 0
     code, output, _ = trivium_here(*command, env=env)
-    assert code == 0 and "nobody" in output and "oldest" in output
+    assert code == 0 and "none" in output and "oldest" in output

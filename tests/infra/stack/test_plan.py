@@ -29,10 +29,10 @@ def test_process_specs_have_names_roles_and_logs() -> None:
     ]
     worker = specs_by_name["prefill-1"]
     expected = ("worker", "--id", "prefill-1", "--role", "prefill", "--config", "/state/x.toml")
-    assert worker.command[3:] == expected
+    assert worker.command[4:] == expected
     assert worker.log_file == Path("/state/logs/prefill-1.log")
     assert worker.env["TRIVIUM_HOME"] == "/state"
-    assert specs_by_name["gateway-1"].command[6:8] == ("--port", "8001")
+    assert specs_by_name["gateway-1"].command[7:9] == ("--port", "8001")
 
 
 def deployment(engine: str, policy: str, orchestration: str, push: bool = False) -> Settings:
@@ -77,8 +77,8 @@ def test_stack_rejects_settings_that_no_worker_supports(
 def test_moved_worker_restarts_with_its_roles() -> None:
     specs_by_name = specs(StackPlan(retrieval=1))
     moved = with_roles(specs_by_name["decode-0"], ("prefill", "decode"))
-    assert moved.command[3:7] == ("worker", "--id", "decode-0", "--role")
-    assert moved.command[7:9] == ("prefill,decode", "--config")
+    assert moved.command[4:8] == ("worker", "--id", "decode-0", "--role")
+    assert moved.command[8:10] == ("prefill,decode", "--config")
     assert with_roles(moved, ("decode",)) == specs_by_name["decode-0"]
     assert with_roles(moved, ()) == moved
     for name in ("retrieval-0", "router-0"):
@@ -92,7 +92,7 @@ def test_plan_reuses_first_free_worker_name() -> None:
     assert (name, plan) == ("decode-0", StackPlan(prefill=2, decode=2))
     plan, name = plan.with_worker("decode")
     assert (name, plan.decode) == ("decode-2", 3)
-    assert specs(plan)["decode-2"].command[7] == "decode"
+    assert specs(plan)["decode-2"].command[8] == "decode"
 
 
 def test_gateway_spec_without_fixed_port_has_no_port_flag() -> None:
@@ -174,4 +174,4 @@ def test_embedding_workers_are_separate_processes() -> None:
         *("router-0", "retrieval-0", "embedding-0", "embedding-1", "gateway-0"),
     ]
     expected = ("embedding", "--id", "embedding-1", "--config", "/state/x.toml")
-    assert specs_by_name["embedding-1"].command[3:] == expected
+    assert specs_by_name["embedding-1"].command[4:] == expected

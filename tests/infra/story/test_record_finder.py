@@ -12,8 +12,7 @@ from schemas.records import (
     OutcomeKind,
 )
 from schemas.settings import LogSettings
-from schemas.topic import DAY_MS
-from schemas.topics import partition_of
+from schemas.topics import DAY_MS, partition_of
 from streams.calls.ids import arrival_of, derive_ids, new_request_id
 from tests.infra.story.story_records import DECODE, ENDED, FRAMES, PLACED, PREFILL, RECEIVED, frame
 from tests.streams.builders import T0, request

@@ -54,9 +54,9 @@ def test_search_step_shows_times_passages_and_tokens() -> None:
         "12 extends, 3,400 distances",
         "without shards 2, which did not answer",
         "→ d1#0, title 1: score 1.000, 3 tokens",
-        "  d2#0, title 2: score 0.500, 60 tokens, not put in",
+        "  d2#0, title 2: score 0.500, 60 tokens, not inserted",
         "→ d3#0: score 0.333, 3 tokens",
-        "13 tokens put into the prompt, 2 of them as in earlier turns",
+        "13 tokens inserted into the prompt, 2 of them as in earlier turns",
     )
 
 
@@ -65,11 +65,11 @@ def test_search_step_explains_late_search() -> None:
     late = retrieved("r1", error=error, asked_ms=T0, at_ms=T0 + 505, shards=0)
     step = search_of(story_of(late, search_result(passage(1))))
     assert step.what == (
-        "goes on without passages: r1: nothing was found in time (deadline_exceeded)"
+        "continues without passages: r1: nothing was found in time (deadline_exceeded)"
     )
     assert step.after_ms == 505 and step.details == (
         "searched handbook for: when does the ferry leave",
-        "1 later answers changed nothing",
+        "1 later results had no effect",
     )
 
 
@@ -112,7 +112,7 @@ def test_search_step_reports_omitted_quotes_of_earlier_turns() -> None:
     ]
     assert line == "what earlier turns quoted is left out where it changed: d9"
     failed = search_result(history=history, error=DeadlineExceeded("late").to_wire())
-    assert "what earlier turns quoted of 2 documents is left out: nobody was asked" in (
+    assert "what earlier turns quoted of 2 documents is left out: there was no search" in (
         search_of(story_of(failed, room_tokens=90)).details
     )
     same = search_result(passage(1), history=history)
@@ -154,22 +154,23 @@ def test_probe_step_shows_place_wait_work_and_stall() -> None:
         search_result(passage(1)), probe(1, passage(3), stalled_ms=12.25), probe(2, attempt=2)
     )
     assert (first.after_ms, first.took_ms, first.who) == (95, 90, "router-a")
-    assert first.what == "probe 1, 3 tokens put in before token 32"
+    assert first.what == "probe 1, 3 tokens inserted before token 32"
     assert first.details == (
         "embedded in 21.5 ms; 2 of 3 shards in 14.2 ms, of that 3.0 ms waited for a slot; "
         "12 extends, 3,400 distances",
-        "decoding stood still for 12.2 ms",
+        "decoding paused for 12.2 ms",
         "→ d3#0, title 3: score 0.333, 3 tokens",
     )
     assert second.what == "probe 2, nothing new before token 64 (attempt 2)"
-    assert second.details[1:] == ("decoding went on",)
+    assert second.details[1:] == ("decoding continued",)
 
 
 def test_failed_probe_explains_error_and_is_no_prompt_result() -> None:
     error = DeadlineExceeded("late").to_wire()
     (step,) = probes_of(probe(1, error=error, shards=0, stalled_ms=200.0))
-    assert step.what == "probe 1, before token 32: goes on without: late (deadline_exceeded)"
-    assert step.details == ("decoding stood still for 200.0 ms",)
+    why = "late (deadline_exceeded)"
+    assert step.what == f"probe 1, before token 32: continues without passages: {why}"
+    assert step.details == ("decoding paused for 200.0 ms",)
     story = story_of(search_result(passage(1)), probe(1), probe(2))
     assert not any("later answers" in line for line in search_of(story).details)
 

@@ -137,7 +137,7 @@ def test_story_of_unfinished_request_shows_missing_outcome() -> None:
     assert (story.ttft_ms, story.tpot_ms, story.kv_bytes) == (None, None, 0)
     text = render_story(story)
     assert "no outcome on the log yet" in text
-    assert "placed nowhere; no tokens" in text
+    assert "not placed; no tokens" in text
     assert "weights of its class or the deployment" in text
 
 

@@ -1,14 +1,17 @@
 """Which format a file has, and what becomes of files that have none."""
 
 import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from infra.traces.formats import read, write
+from infra.traces.prompts import body
+from infra.traces.trace import with_request_ids
 from schemas.errors import ConfigError
-from tests.infra.traces.samples import AZURE, MOONCAKE, written
+from tests.infra.traces.samples import AZURE, MOONCAKE, SESSIONS, written
 
 
 @pytest.mark.parametrize(
@@ -49,3 +52,19 @@ def test_trace_writer_compresses_gz_file(tmp_path: Path) -> None:
     write(trace, out, "mooncake", "m")
     assert gzip.decompress(out.read_bytes()).decode() == (tmp_path / "trace.jsonl").read_text()
     assert read(out) == trace
+
+
+def test_aiperf_export_has_one_body_per_turn(tmp_path: Path) -> None:
+    """The bodies are those that `trivium trace send` sends."""
+    trace = read(written(tmp_path, [*SESSIONS, *MOONCAKE[1:]]))
+    out = tmp_path / "inputs.json"
+    write(trace, out, "aiperf", "m")
+    data = json.loads(out.read_text())["data"]
+    sessions = {session["session_id"]: session["payloads"] for session in data}
+    assert {name: len(payloads) for name, payloads in sessions.items()} == {
+        "r2": 1,
+        "r3": 1,
+        "a": 2,
+    }
+    turns = [arrival for arrival in with_request_ids(trace) if arrival.session_id == "a"]
+    assert sessions["a"] == [body(trace, turn, "m") for turn in turns]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.replay.recording import LINE, RECORD, RecordingRow, write
 from infra.traces.formats import read
 from infra.traces.from_log import trace_of
+from infra.traces.recording import LINE, RECORD, RecordingRow, write
 from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, Priority, Request
 from schemas.rules.outcomes import counting_outcomes

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.replay.recording import LINE, RecordingRow, write
+from infra.traces.recording import LINE, RecordingRow, write
 from infra.traces.resend import OutcomeDifference, Resend
 from infra.traces.sender import SentRequest
 from schemas.codec import Codec

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from schemas.records import PhaseKind, WorkPhase
 from schemas.rules.phases import phase_of
-from streams.agents.records import unsent_phase
+from streams.agents.outbox import unsent_phase
 from streams.core.effects import Dispatch
 from tests.schemas.examples import example
 

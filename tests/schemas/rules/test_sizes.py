@@ -65,7 +65,7 @@ def test_work_of_largest_request_and_handle_fits_record() -> None:
     report = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, kv=kv)
     report = filled(report, REPORT_BYTES_MAX, with_handle)
     live = new_live_request(request, 0)
-    live.prefill = live.decode = (LONG_NAME, 1)
+    live.attempt.prefill = live.attempt.decode = (LONG_NAME, 1)
     worker: Any = SimpleNamespace(
         worker_id=LONG_NAME, epoch=1, role=Role.DECODE, topic="decode", partition=0
     )

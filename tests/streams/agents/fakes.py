@@ -13,7 +13,7 @@ from streams.agents.router import RouterProcess
 from streams.agents.usage import UsageWriter
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from tests.streams.builders import T0
 
 LOG = LogSettings(topic_prefix="test.")

@@ -11,10 +11,10 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.records import OutcomeKind, Session
 from schemas.settings import LogSettings
-from schemas.topic import HOUR_MS
-from schemas.topics import REBUILT_FROM, TOPICS, live_ms_max
-from streams.agents.app import group_id
-from streams.agents.marks import Marks, keep_marks, marks_group
+from schemas.topics import HOUR_MS, REBUILT_FROM, TOPICS, live_ms_max
+from streams.agents.app import group_id, marks_group
+from streams.agents.lifecycle import keep_marks
+from streams.agents.router import Marks
 from streams.agents.takeover import _committed, past_records
 from streams.config import RouterSettings
 from streams.core.effects import End
@@ -63,7 +63,9 @@ def test_mark_stays_at_request_until_its_outcome_is_written() -> None:
         process = partitions.process
         partitions.group.next_offsets["requests", 0] = 0
         request = builders.request("r1", deadline_ms=wall_ms() + MINUTE_MS)
-        await partitions.take("requests", FakeEvent(process.codec.encode(request), offset=5))
+        await partitions.process.take(
+            "requests", FakeEvent(process.codec.encode(request), offset=5)
+        )
         assert partitions.marks() == {0: 5}
         event = CancellationArrived(builders.cancellation("r1"), PARTITION)
         effects = process.apply(event, "cancellations", 0, 0)
@@ -184,7 +186,7 @@ def test_keep_marks_commits_current_marks(kafka: LogSettings) -> None:
 
     async def main() -> None:
         process = Process()
-        task = asyncio.create_task(keep_marks(kafka, process))
+        task = asyncio.create_task(keep_marks(kafka, process.marks))
         for at in ({0: 7, 1: 3}, {0: 9, 1: 3}):
             process.at = at
             while await committed() != at:

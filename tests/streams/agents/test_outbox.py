@@ -21,8 +21,7 @@ from schemas.records import (
     WarmPrefix,
     Work,
 )
-from streams.agents.outbox import TRACES_MAX, Outbox
-from streams.agents.records import end_frame
+from streams.agents.outbox import TRACES_MAX, Outbox, end_frame
 from streams.core.effects import (
     Decide,
     Dispatch,
@@ -39,7 +38,7 @@ from streams.core.effects import (
 )
 from streams.core.events import PhaseArrived, Tick
 from streams.log.clients import Ack
-from streams.log.faust.receipts import Receipts
+from streams.log.faust.group import Receipts
 from tests.schemas.examples import TRACEPARENT, example
 from tests.streams import builders
 from tests.streams.agents.fakes import (

@@ -15,7 +15,7 @@ from schemas.records import (
 )
 from schemas.rules.sizes import REQUEST_BYTES_MAX
 from streams.agents import partitions as partitions_module
-from streams.agents.partitions import Gate
+from streams.agents.router import Gate
 from streams.core.effects import Dispatch
 from streams.core.events import PartitionReady, PartitionTaken
 from streams.log.clock import wall_ms
@@ -56,7 +56,7 @@ def test_partitions_dead_letter_garbage_before_acknowledging() -> None:
         partitions, producer = await router_with_partition()
         producer.at_once = False
         event = FakeEvent(b"garbage", headers={"h": b"v"})
-        taking = asyncio.create_task(partitions.take("requests", event))
+        taking = asyncio.create_task(partitions.process.take("requests", event))
         await until(lambda: len(producer.acks) == 1)
         assert event.acks == []
         producer.acks[0].set_result(None)
@@ -77,9 +77,9 @@ def test_partitions_acknowledge_rebuilt_record_without_applying() -> None:
         deadline_ms = wall_ms() + 60_000
         value = process.codec.encode(builders.request("r1", deadline_ms=deadline_ms))
         old, fresh = FakeEvent(value, offset=4), FakeEvent(value, offset=5)
-        await partitions.take("requests", old)
+        await partitions.process.take("requests", old)
         assert old.acks == [4] and not process.router.view()
-        await partitions.take("requests", fresh)
+        await partitions.process.take("requests", fresh)
         assert fresh.acks == [5] and process.router.view()
         assert partitions.group.next_offsets["requests", 0] == 6
 
@@ -96,7 +96,7 @@ async def test_partitions_dead_letter_oversized_request_and_continue() -> None:
     long_named = replace(good, request_id="n" * 100_000)
     for offset, record in enumerate((huge, long_named, good)):
         event = FakeEvent(Codec().encode(record), offset)
-        await partitions.take("requests", event)
+        await partitions.process.take("requests", event)
         await until(lambda: event.acks == [offset])  # noqa: B023  # awaited in the same turn
     buried = [dict(headers) for topic, *_, headers in producer.sends if topic.endswith(".dlq")]
     assert [headers["x-dlq-error-class"] for headers in buried] == [b"RecordTooLarge"] * 2
@@ -113,7 +113,7 @@ async def test_partitions_dead_letter_report_with_nan() -> None:
     assert isinstance(work, Work)
     phase = builders.phase(work, PhaseKind.KV_RECEIVED, transfer_ms=float("nan"))
     event = FakeEvent(Codec().encode(phase))
-    await partitions.take("phases", event)
+    await partitions.process.take("phases", event)
     assert event.acks == [0]
     ((topic, *_),) = producer.sends
     assert topic.endswith(".dlq")

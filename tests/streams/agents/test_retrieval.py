@@ -10,14 +10,14 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
 from schemas.records import Insert, Passage, Quoted, Retrieved
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX, check_size
 from streams.agents import retrieval as agent
 from streams.agents.retrieval import Retriever
 from streams.core.effects import StartRetrieval
 from streams.core.events import CancellationArrived, RequestArrived
 from streams.core.requests.context import SessionHistories
-from streams.log.retrieval.leased_client import TRY_AGAIN_S
+from streams.log.retrieval.client import TRY_AGAIN_S
+from streams.log.retrieval.results import Hit, RetrievalResult
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
 from tests.streams.builders import passage
@@ -418,7 +418,7 @@ def test_router_writes_retrieved_record_while_request_lives() -> None:
         assert (topic, key, partition) == ("phases", "s-r1", 0)
         assert isinstance(retrieved, Retrieved) and retrieved.error is not None
         event = FakeEvent(process.codec.encode(retrieved))
-        await partitions.take("phases", event)
+        await partitions.process.take("phases", event)
         await until(lambda: len(producer.sends) > 1)
         assert producer.sends[1][0] == "tokens" and producer.sends[1][1].retrieved
         process._answer(replace(retrieved, request_id="nobody"), 0)

@@ -20,7 +20,7 @@ from streams.config import RouterSettings
 from streams.core.events import PartitionTaken, RequestArrived, Tick
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.placement.ppd_table import AXES, PpdCell, PpdTable
-from streams.journal.inputs import TICK
+from streams.journal.journal import TICK
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from tests.streams import builders
@@ -43,14 +43,14 @@ def test_process_ends_on_core_bug_without_acknowledging() -> None:
 
         process.router.apply = broken  # type: ignore[method-assign]  # breaks it on purpose
         event = FakeEvent(process.codec.encode(builders.request("r1")))
-        taking = asyncio.create_task(partitions.take("requests", event))
+        taking = asyncio.create_task(partitions.process.take("requests", event))
         with pytest.raises(AssertionError, match="a bug"):
             await process.group.wait_for_failure()
         assert not event.acks and not taking.done()
         taking.cancel()
         process.router.apply = lambda *_: pytest.fail("asked")  # type: ignore[method-assign]
         assert process.apply(Tick(), "tick", 0, 0) == []  # it is asked nothing more
-        await partitions.take("requests", event)
+        await partitions.process.take("requests", event)
         assert not event.acks
 
     run(main())
@@ -69,7 +69,7 @@ def test_core_failure_leaves_decision_that_names_request(
         monkeypatch.setattr(Dispatcher, "dispatch_waiting", broken)
         request = builders.request("r1", deadline_ms=wall_ms() + 60_000)
         taking = asyncio.create_task(
-            partitions.take("requests", FakeEvent(process.codec.encode(request)))
+            partitions.process.take("requests", FakeEvent(process.codec.encode(request)))
         )
         with pytest.raises(AssertionError, match="a bug"):
             await process.group.wait_for_failure()

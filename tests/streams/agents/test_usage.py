@@ -20,11 +20,11 @@ from streams.agents.outbox import Outbox
 from streams.agents.usage import UsageWriter
 from streams.core.effects import Decide, Dispatch, Effect, End, RecordUsage
 from streams.core.events import Tick
+from streams.core.handlers.endings import usage_of
 from streams.core.requests.live import new_live_request
-from streams.core.requests.usage import usage_of
 from streams.log.clients import Ack, AssignedReader
 from streams.log.connecting import client_options
-from streams.log.faust.receipts import Receipts
+from streams.log.faust.group import Receipts
 from streams.log.transactions import Transactions
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing

@@ -10,8 +10,8 @@ from schemas.topics import partition_of
 from streams.agents import usage as usage_module
 from streams.agents.usage import UsageWriter
 from streams.core.effects import RecordUsage
+from streams.core.handlers.endings import usage_of
 from streams.core.requests.live import new_live_request
-from streams.core.requests.usage import usage_of
 from streams.log.clock import wall_ms
 from tests.streams import builders
 from tests.streams.agents.stage import Stage, applied, fresh, of, router, stage, worker

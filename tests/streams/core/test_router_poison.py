@@ -24,11 +24,11 @@ from streams.core.events import (
 )
 from streams.core.handlers import observations
 from streams.core.handlers.attempts import Attempts
-from streams.core.handlers.continuing import Continuing
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.router import Router
+from streams.core.tables import RouterTables
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -182,7 +182,7 @@ def read_to_its_end(on: RouterHarness) -> None:
 @pytest.mark.parametrize(
     ("before", "broken", "then"),
     [
-        (lambda on: None, (Endings, "enqueue"), lambda on: on.request("bad")),
+        (lambda on: None, (RouterTables, "enqueue"), lambda on: on.request("bad")),
         (lambda on: on.request("bad"), (Attempts, "cancel"), lambda on: on.cancel("bad")),
         (
             lambda on: on.request("bad"),
@@ -199,7 +199,7 @@ def read_to_its_end(on: RouterHarness) -> None:
         ),
         (
             is_given_up,
-            (Continuing, "apply_continued"),
+            (Endings, "apply_continued"),
             lambda on: on.report_progress("bad", 1, 901),
         ),
         (is_given_up, (Endings, "end_as_read"), read_to_its_end),

@@ -26,7 +26,7 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
-from schemas.retrieval import Hit, RetrievalResult, unpack_vector
+from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import check_size
 from streams.calls.config import GatewaySettings
 from streams.calls.ids import ConversationTurn
@@ -41,6 +41,7 @@ from streams.gateway.http.server import make_server
 from streams.gateway.state import Gateway
 from streams.log.clients import Headers
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
+from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.responses.response_id import RecordPosition
 from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, frame, stream_end

@@ -7,8 +7,14 @@ from streams.config import RouterSettings
 from streams.core.effects import DropSession
 from streams.core.events import FleetRecordArrived, RequestArrived, Tick, UsageLoaded
 from streams.core.router import Router
-from streams.journal.inputs import PASSED_OVER, STOPPED, TICK
-from streams.journal.journal import Journal, effects_sum, version_of_core
+from streams.journal.journal import (
+    PASSED_OVER,
+    STOPPED,
+    TICK,
+    Journal,
+    effects_sum,
+    version_of_core,
+)
 from streams.journal.snapshot import pack_router, unpack_router
 from tests.streams import builders
 from tests.streams.builders import T0

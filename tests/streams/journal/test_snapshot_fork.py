@@ -10,9 +10,8 @@ from schemas.errors import TriviumError
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
 from streams.core.router import Router
-from streams.journal import snapshot_fork
-from streams.journal.snapshot import unpack_router
-from streams.journal.snapshot_fork import snapshot_in_fork
+from streams.journal import snapshot
+from streams.journal.snapshot import snapshot_in_fork, unpack_router
 from tests.streams.builders import T0
 from tests.waits import run
 
@@ -43,13 +42,13 @@ def test_fork_failure_raises_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Router) -> bytes:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(snapshot_fork, "pack_router", broken)
+    monkeypatch.setattr(snapshot, "pack_router", broken)
     with pytest.raises(TriviumError, match="was not written down"):
         run(snapshot_in_fork(Router("router-a", RouterSettings())))
 
 
 def test_fork_collects_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collected connection would leave the set that both processes poll."""
-    monkeypatch.setattr(snapshot_fork, "pack_router", lambda _: str(gc.isenabled()).encode())
+    monkeypatch.setattr(snapshot, "pack_router", lambda _: str(gc.isenabled()).encode())
     assert run(snapshot_in_fork(Router("router-a", RouterSettings()))) == b"False"
     assert gc.isenabled()

@@ -132,7 +132,7 @@ def process(log: LogSettings, name: str) -> Iterator[subprocess.Popen[bytes]]:
     for field in ("chunk_tokens", "chunk_overlap", "model", "tokenizer"):
         env[f"TRIVIUM_EMBEDDING_{field.upper()}"] = str(getattr(SETTINGS, field))
     env["TRIVIUM_MODEL_PATH"] = "sim"
-    command = [sys.executable, "-m", "infra.cli.app", "embedding", "--id", name]
+    command = [sys.executable, "-m", "infra.cli.app", "run", "embedding", "--id", name]
     running = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:
         yield running

@@ -8,7 +8,7 @@ from schemas.errors import KvUnavailable
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Orchestration, WorkPhase
 from tests.workers.fakes import EPOCH, WORKER, handle, work
-from workers.llm.peers import check_promise, kv_fault
+from workers.llm.active_requests import check_promise, kv_fault
 from workers.llm.stream import WorkerIdentity
 
 ME, NOW_MS = WorkerIdentity(worker_id=WORKER, epoch=EPOCH), 5_000

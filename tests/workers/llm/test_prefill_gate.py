@@ -8,7 +8,7 @@ from tests.workers.fakes import cancel_work, out, work
 from tests.workers.llm.engines import job, prompt, start_sim
 from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory
 from tests.workers.running_worker import running_worker
-from workers.llm.prefill_gate import PrefillGate
+from workers.llm.active_requests import PrefillGate
 
 
 def engine_job_ids(worker: WorkerInMemory) -> list[str]:
@@ -61,7 +61,7 @@ async def test_worker_applies_gate_setting_and_counts_waiting_as_load() -> None:
 def test_gate_serializes_prefills_of_parallel_engine() -> None:
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=10, prefill_running_max=8)
-        gate, began_ms = PrefillGate(engine, 1), wall_ms()
+        gate, began_ms = PrefillGate(engine.add, 1), wall_ms()
         times: list[int] = []
         for salt in range(3):
             gate.add(job(prompt(20, salt), PREFILL))

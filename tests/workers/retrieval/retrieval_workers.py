@@ -11,13 +11,13 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.records import Document
-from schemas.retrieval import RetrievalResult, layout_of, pack_vector
+from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retrieval.client import RetrievalClient, open_retrieval_client
+from streams.log.retrieval.results import RetrievalResult, layout_of
 from tests.long_leases import LONG_LEASES, long_leases
 from tests.member_readiness import is_seen_ready
 from tests.waits import until
@@ -147,7 +147,7 @@ def process(log: LogSettings, name: str, place: str) -> Iterator[subprocess.Pope
     env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     env |= LONG_LEASES
     env["TRIVIUM_RETRIEVAL_METRICS"] = ",".join(SETTINGS.metrics)
-    program = [sys.executable, "-m", "infra.cli.app", "retrieval"]
+    program = [sys.executable, "-m", "infra.cli.app", "run", "retrieval"]
     command = [*program, "--shard", place, "--id", name]
     running = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:

@@ -13,16 +13,10 @@ import pytest
 
 from schemas import errors
 from schemas.records import Hits, Quoted, RetrievalRequest
-from schemas.retrieval import (
-    RetrievalResult,
-    check_hits,
-    merge_hits,
-    pack_vector,
-    shard_of,
-    unpack_vector,
-)
+from schemas.retrieval import check_hits, pack_vector, shard_of, unpack_vector
 from schemas.rules.ranks import depth_of
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import RetrievalResult, merge_hits
 from tests.workers.retrieval.passages.passage_fixtures import (
     collections,
     declared,

@@ -23,9 +23,9 @@ from schemas.errors import (
     WrongDimension,
 )
 from schemas.records import MemberState, RetrievalRequest
-from schemas.retrieval import Hit
 from schemas.settings import LogSettings
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit
 from tests.waits import until
 from tests.workers.retrieval.retrieval_workers import (
     CODEC,

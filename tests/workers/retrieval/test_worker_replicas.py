@@ -11,9 +11,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.errors import TriviumError
 from schemas.records import MemberState
-from schemas.retrieval import RetrievalResult, partitions_at
 from schemas.settings import LogSettings
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import RetrievalResult, partitions_at
 from tests.waits import PATIENCE_S, pause, until
 from tests.workers.retrieval.retrieval_workers import (
     Library,

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from schemas.errors import KvUnavailable, TriviumError
 from schemas.records import KvHandle, Orchestration, WireError
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.moves import Moves
-from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.moves import Moves, Notice, NoticeKind
 from workers.llm.sim.run import SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 

@@ -32,10 +32,14 @@ from workers.llm.sim.exchange import KvExchange
 from workers.llm.sim.handles import EngineOwner
 from workers.llm.sim.run import SimRun, make_run
 from workers.llm.sim.schedule import Schedule
-from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.settings import KV_HEADS, SimSettings
 from workers.llm.sim.vocabulary import Vocabulary, load_vocabulary
 
 _log = logging.getLogger(__name__)
+_BYTES_PER_TOKEN = 256  # enough words per block to find wrong bytes; a real model has far more
+_BACKLOG_STEPS_MAX = 64  # steps not collected by the worker, before stepping pauses
+# The pause before an unreachable peer is tried again; it doubles up to the latter.
+_RECONNECT_S, _RECONNECT_MAX_S = 0.05, 5.0
 
 
 async def start(
@@ -47,12 +51,12 @@ async def start(
     worker_epoch: int,
 ) -> "SimEngine":
     """Start a simulated engine that is ready to serve."""
-    vocabulary = await asyncio.to_thread(load_vocabulary, model.path, settings.vocabulary)
+    vocabulary = await asyncio.to_thread(load_vocabulary, model.path)
     arena = KvArena(
         settings.kv_blocks,
         settings.block_size,
-        settings.bytes_per_token,
-        heads=settings.kv_heads,
+        _BYTES_PER_TOKEN,
+        heads=KV_HEADS,
         tensor_parallel=settings.tensor_parallel,
     )
     transfer: KvTransfer = NoTransfer()
@@ -61,8 +65,8 @@ async def start(
             NixlTransfer,
             engine_id,
             arena.regions,
-            reconnect_s=settings.reconnect_ms / 1_000,
-            reconnect_max_s=settings.reconnect_max_ms / 1_000,
+            reconnect_s=_RECONNECT_S,
+            reconnect_max_s=_RECONNECT_MAX_S,
             devices=settings.kv_devices,
         )
     elif settings.transfer == "memory":
@@ -74,7 +78,7 @@ async def start(
         block_size=settings.block_size,
         max_model_len=model.max_model_len,
         running_max=settings.running_max,
-        kv_layout=f"sim/{settings.block_size}x{settings.bytes_per_token}/{settings.kv_heads}",
+        kv_layout=f"sim/{settings.block_size}x{_BYTES_PER_TOKEN}/{KV_HEADS}",
         orchestrations=settings.orchestrations,
         nixl_metadata=transfer.metadata(),
         tensor_parallel=settings.tensor_parallel,
@@ -115,7 +119,7 @@ class SimEngine:
             RunningAnswers(settings, blocks, arena, vocabulary),
             emit=self._emit,
             die=self._die,
-            is_backed_up=lambda: len(self._ready) >= settings.backlog_steps_max,
+            is_backed_up=lambda: len(self._ready) >= _BACKLOG_STEPS_MAX,
         )
 
     def add(self, job: Job) -> None:

@@ -18,8 +18,7 @@ from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.handles import EngineOwner, HandleRules, PinnedPrompt
-from workers.llm.sim.moves import Moves, Moving
-from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.moves import Moves, Moving, Notice, NoticeKind
 from workers.llm.sim.pushes import Pushes
 from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
@@ -152,7 +151,7 @@ class KvExchange:
         if former_engine:
             self._drop_peer(former_engine)
         find = self._moves.peer_metadata
-        if self._settings.warm_up and find is not None and find(engine_id):
+        if find is not None and find(engine_id):  # connect now, not at its first use
             self._moves.tell(engine_id, b"", b"")
 
     def begin(self, run: SimRun, now_s: float, now_ms: int) -> bool:

@@ -1,23 +1,71 @@
-"""KV moves of the simulated engine that are in flight, with their retries.
+"""KV moves of the simulated engine that are in flight, with their retries, and its messages.
 
 A failed move is retried on a new connection, after a pause that doubles each time, until it has no
 tries left or must not be posted any more. Blocks that a late or abandoned move may still access are
 kept until it has settled. `exchange.py`, `allocations.py` and `pushes.py` decide which blocks move.
-Times are arguments.
+Messages are NIXL notices: `read` and `wrote` arrive together with the bytes that they report, the
+others alone. Times are arguments.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
 
+from pydantic import ConfigDict, TypeAdapter
+
+from schemas.records import KvHandle, WireError
 from workers.kv.retries import Retries
 from workers.kv.transfer import BlockMove, Direction, KvTransfer, MoveEnd
 from workers.llm.engine import PeerMetadata
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.notices import Notice
 from workers.llm.sim.settings import SimSettings
 
 _log = logging.getLogger(__name__)
+_RETRY_S = 0.005  # pause before the second try; it doubles with every further one
+
+
+class NoticeKind(StrEnum):
+    """The event or request of a notice."""
+
+    READ = "read"  # the sender has read `kv_bytes` of the receiver's blocks, and needs no more
+    WANT = "want"  # decode has allocated: write to `target`
+    WROTE = "wrote"  # prefill has written `kv_bytes`; all blocks of the prompt are valid
+    UNWANTED = "unwanted"  # decode gave up: do not write, and send `dropped` to `target`
+    DROPPED = "dropped"  # prefill will not write the receiver's blocks; `error` may be the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One notice about the request or handle `key`."""
+
+    __pydantic_config__: ClassVar = ConfigDict(
+        extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
+    kind: NoticeKind
+    key: str
+    kv_bytes: int = 0
+    target: KvHandle | None = None
+    error: WireError | None = None
+
+    def pack(self) -> bytes:
+        """Return the notice as JSON, for `unpack`."""
+        return _NOTICES.dump_json(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Notice":
+        """Read a notice from JSON; raises ValueError if `pack` did not make it."""
+        try:
+            notice = _NOTICES.validate_json(data)
+            if notice.target is None and notice.kind in (NoticeKind.WANT, NoticeKind.UNWANTED):
+                raise ValueError("no target")
+        except ValueError as error:  # pydantic's errors are ValueErrors too
+            raise ValueError(f"notice: expected one of a simulated engine: {error}") from error
+        return notice
+
+
+_NOTICES = TypeAdapter(Notice)
 
 
 def always(_now_ms: int) -> str:
@@ -63,9 +111,7 @@ class Moves:
         self.transfer = transfer
         self._settings, self._blocks = settings, blocks
         self._in_flight: dict[int, Moving] = {}
-        self._retries = Retries[Moving](
-            settings.transfer_tries_max, settings.transfer_retry_ms / 1_000
-        )
+        self._retries = Retries[Moving](settings.transfer_tries_max, _RETRY_S)
         self._serial = 0
         self._now_s = 0.0
         self.failures_total = 0

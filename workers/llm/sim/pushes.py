@@ -17,8 +17,7 @@ from workers.kv.transfer import Direction
 from workers.llm.engine import Job
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.handles import HandleRules
-from workers.llm.sim.moves import Moves, Moving
-from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.moves import Moves, Moving, Notice, NoticeKind
 from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 

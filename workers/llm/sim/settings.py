@@ -12,6 +12,7 @@ from schemas.records import Orchestration
 from schemas.sections import Positive, one_of, section
 
 TRANSFERS = ("nixl", "memory", "none")
+KV_HEADS = 4  # of every block; a power of two of at least 4, so that ranks can share them
 
 
 @section("sim")
@@ -28,35 +29,22 @@ class SimSettings:
     running_max: Positive = 64
     prefill_running_max: Positive = 8  # prefills at once
     waiting_max: Positive = 1_024  # jobs beyond this are refused
-    backlog_steps_max: int = 64  # steps not collected by the worker, before stepping pauses
     block_size: Positive = 16
     kv_blocks: Positive = 8_192
-    bytes_per_token: int = 256
-    kv_heads: int = 4
-    tensor_parallel: Positive = 1  # ranks that share the KV heads of every block
+    tensor_parallel: Positive = 1  # ranks that share the `KV_HEADS` of every block
     handle_ttl_ms: int = 30_000  # how long KV waits for its peer
     handle_margin_ms: int = 1_000  # a handle's own expiry is this much earlier
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     transfer: Annotated[str, one_of(*TRANSFERS)] = "nixl"  # memory: inside one process
     transfer_timeout_ms: int = 2_000
     transfer_tries_max: Positive = 4  # tries of one move or notice
-    transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
-    # pause before an unreachable peer is tried again; it doubles up to reconnect_max_ms
-    reconnect_ms: float = 50.0
-    reconnect_max_ms: float = 5_000.0
-    warm_up: bool = True  # connect to a peer when the fleet lists it, not at its first use
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
     end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never sampled
-    vocabulary: int = 4_096  # tokens that may be sampled, at most
 
     def __post_init__(self) -> None:
-        if self.kv_heads < 4 or self.kv_heads & (self.kv_heads - 1):
+        if KV_HEADS % self.tensor_parallel:
             raise ConfigError(
-                f"sim.kv_heads: expected a power of two of at least 4, found {self.kv_heads}"
-            )
-        if self.kv_heads % self.tensor_parallel:
-            raise ConfigError(
-                f"sim.tensor_parallel: expected a divisor of kv_heads {self.kv_heads}, "
+                f"sim.tensor_parallel: expected a divisor of {KV_HEADS}, "
                 f"found {self.tensor_parallel}"
             )
         if not 0 <= self.handle_margin_ms < self.handle_ttl_ms:

@@ -21,6 +21,7 @@ from workers.llm.stop_strings import StopText
 from workers.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
 
 _WORDS_MIN = 64  # with fewer of `WORDS` as tokens, all printable tokens are sampled
+_SIZE_MAX = 4_096  # tokens that may be sampled: more would only cost memory
 _UNIT = float(1 << 64)
 Script = Sequence[tuple[int, str]]  # token ids with their texts; the end of sequence comes last
 
@@ -56,7 +57,7 @@ class Vocabulary:
         return (*zip(encoded.ids, pieces, strict=True), end) if encoded.ids else (end,)
 
 
-def load_vocabulary(path: str, size_max: int) -> Vocabulary:
+def load_vocabulary(path: str, size_max: int = _SIZE_MAX) -> Vocabulary:
     """Return the vocabulary of a model folder, or of the built-in tokenizer.
 
     It has at most `size_max` tokens besides the end of sequence. Raises ConfigError.

@@ -1,11 +1,11 @@
-// Keys, sorted lists, visited tables and distances: what the kernels of walk.cu and knn.cu share.
+// Keys, sorted lists, visited tables and distances, shared by the kernels of walk.cu and knn.cu.
 //
-// One block works on one slot or row; its threads share lists in dynamic shared memory. Nothing here
-// depends on the order in which threads of a block run, nor on what other blocks do: keys are
-// totally ordered, and each distance is added up in the order of workers/vector/kernels/distances.py, so
-// results equal the CPU's to the last bit. Python puts the constants
-// and structures of layout.py before this text. A kernel uses `room` as its only shared memory, and
-// barriers and shuffles in whole warps: tests run the same text on the CPU (tests/.../emulator.h).
+// One block works on one slot or row. Its threads share lists in dynamic shared memory. No result
+// depends on the order in which the threads of a block run, nor on other blocks: keys are totally
+// ordered, and a distance is summed in the order of workers/vector/kernels/distances.py. So results
+// equal those of cores to the last bit. Python writes the constants and structures of layout.py before
+// this text. `room` is a kernel's only shared memory, and barriers and shuffles are for whole warps:
+// tests run the same text on the CPU (tests/workers/vector/cuda/emulator.h).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -30,7 +30,7 @@ __device__ inline float distance_of(u64 key) {
 
 __device__ inline bool has_bit(const u32* bits, u32 row) { return bits[row >> 5] >> (row & 31) & 1; }
 
-// How many of `size` ascending keys are less than `key`, flags aside.
+// Returns how many of `size` ascending keys are less than `key`, without flags.
 __device__ inline int below(const u64* keys, int size, u64 key) {
     int low = 0;
     while (low < size) {
@@ -40,8 +40,8 @@ __device__ inline int below(const u64* keys, int size, u64 key) {
     return low;
 }
 
-// Sort a power of two of keys in shared memory (Batcher's bitonic sort). Warps wait for each other only
-// around the exchanges that reach from one into another.
+// Sorts keys in shared memory (Batcher's bitonic sort); their number is a power of two. Warps wait for
+// each other only around exchanges between warps.
 __device__ void sort(u64* keys, int size) {
     for (int run = 2; run <= size; run <<= 1)
         for (int reach = run >> 1; reach > 0; reach >>= 1) {
@@ -57,10 +57,10 @@ __device__ void sort(u64* keys, int size) {
     __syncthreads();
 }
 
-// Merge the `count` keys of `fresh`, in any order, into the `size` ascending keys of `list` and drop
-// what is too much. Rows that are in the list already, or twice in `fresh`, count once. All in shared
-// memory, `fresh` with room for a power of two and at most 32 keys for each thread, `spare` for `size`.
-// Returns the place of the first new key, `size` where there is none. Call it after a barrier.
+// Merges the `count` keys of `fresh`, in any order, into the `size` ascending keys of `list`, and drops
+// the largest ones. A row that is in the list already, or twice in `fresh`, counts once. All lists are in
+// shared memory. `fresh` has room for a power of two, at most 32 keys for each thread; `spare` has room for
+// `size` keys. Returns the place of the first new key, `size` if there is none. Call it after a barrier.
 __device__ __noinline__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
     int padded = 1;
     while (padded < count) padded <<= 1;
@@ -95,8 +95,8 @@ __device__ __noinline__ int merge(u64* list, int size, u64* fresh, int count, u6
     return first;
 }
 
-// Put the rows of a list and their copies into the hits, nearest first; for one thread. Within `walk` it
-// would take registers from all that walk does.
+// Inserts the rows of a list and their copies into the hits, nearest first; for one thread. It is not
+// inlined, because it would take registers from the rest of `walk`.
 __device__ __noinline__ void unfold(
     const u64* list, i64 size, const u32* chain, u64* hits, i64 k) {
     i64 kept = 0;
@@ -114,9 +114,9 @@ __device__ __noinline__ void unfold(
     }
 }
 
-// Whether a row is met for the first time, as far as the table tells; kept if `keeps`. A full table
-// says yes: what comes twice is dropped in the merge, what is not looked at would be lost. Atomics
-// change the second cache; a plain load could find what the first one has kept.
+// Returns whether the table lacks a row, and adds the row if `keeps` is set. A full table reports each
+// row as new: the merge drops repeated rows, but a row that is skipped would be lost. Atomics change the
+// second-level cache; a plain load could read an outdated value from the first-level cache.
 __device__ inline bool visit(u32* seen, u32 mask, u32 row, bool keeps) {
     u32 place = (u32)((u64)row * 0x9E3779B97F4A7C15ull >> 40) & mask;
     for (u32 tries = 0; tries <= mask; tries++) {
@@ -145,12 +145,12 @@ __device__ inline float widened(unsigned short bits) {
 __device__ inline void prefetch_line(const u32* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 #endif
 
-// Let values be on their way from memory.
+// Starts the load of values from memory.
 __device__ inline void prefetch(const u32* values, i64 count) {
     for (i64 i = 0; i < count; i += LINE) prefetch_line(values + i);
 }
 
-// Four values of a row that is stored in either way, the `quad`-th four.
+// Returns the `quad`-th four values of a row, whatever its storage.
 __device__ inline float4 four(const char* row, int quad, bool half) {
     if (!half) return ((const float4*)row)[quad];
     ushort4 bits = ((const ushort4*)row)[quad];
@@ -181,10 +181,10 @@ __device__ inline float4 plus_of(float4 a, int distance) {
         a.z + __shfl_xor_sync(ALL, a.z, distance), a.w + __shfl_xor_sync(ALL, a.w, distance));
 }
 
-// What one thread of a team adds up. The CPU has four sums of 16 values, added as (0 + 1) + (2 + 3),
-// then as a tree over the 16; here each half of a team has two of the four, four values a thread. All that
-// 128 values need of the row is on its way from memory before any of it is used: a warp waits once for them.
-// `quad` counts fours of values.
+// The sums of one thread of a team. Cores have four sums of 16 values, which they add as (0 + 1) + (2 + 3)
+// and then as a tree over the 16. Here each half of a team has two of the four, with four values in each
+// thread. All loads for 128 values of the row start before the first value is used, so a warp waits once
+// for them. `quad` counts groups of four values.
 template <bool HALF, bool PRODUCT, int STEPS>
 __device__ inline void add_steps(const char* row, const float4* query, int quad, float4* sums) {
     const char* from = row + (HALF ? 8 : 16) * quad;
@@ -208,7 +208,7 @@ __device__ inline float4 part_of(const char* row, const float4* query, int lengt
     return plus(sums[0], sums[1]);
 }
 
-// A distance, by a team of threads with 16-byte loads. All of the warp take part.
+// Computes a distance with a team of threads and 16-byte loads. All threads of the warp take part.
 __device__ float distance(const Vectors& v, u32 row, const float* query) {
     const char* at = v.start + (u64)row * v.row_bytes;
     const float4* q = (const float4*)query;

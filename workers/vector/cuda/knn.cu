@@ -1,6 +1,6 @@
-// Lists of nearest neighbours, as in workers/vector/graph/knn.py and equal to them: `join` introduces the
-// rows of a group to each other, `descend` is a round of NN-descent. One block makes one row's list
-// from lists that do not change meanwhile.
+// Lists of nearest neighbours, equal to those of workers/vector/graph/knn.py. `join` compares the rows of a
+// group with each other; `descend` is a round of NN-descent. One block makes one row's list, from lists that
+// do not change meanwhile.
 
 struct Row {  // a block's row; all pointers but `v` to shared memory
     u32 row;
@@ -28,7 +28,7 @@ __device__ Row opened(const Lists* m, u64* room, u32 row) {
     return r;
 }
 
-// Measure `count` candidates, at most TILE, and merge them.
+// Measures `count` candidates, at most TILE, and merges them.
 __device__ void meet(const Lists* m, Row& r, const u32* candidates, int count) {
     int teams = blockDim.x / TEAM;
     for (int first = 0; first < count; first += teams) {
@@ -54,7 +54,7 @@ __device__ void closed(const Lists* m, const Row& r) {
     for (int i = threadIdx.x; i < m->list_size; i += blockDim.x) after[i] = r.list[i];
 }
 
-// Each row meets all of its group: places `spans` of `order`.
+// Compares each row with all rows of its group: places `spans` of `order`.
 extern "C" __global__ void join(const Lists* m, int first) {
     extern __shared__ u64 room[];
     i64 place = (i64)first + blockIdx.x;
@@ -65,7 +65,7 @@ extern "C" __global__ void join(const Lists* m, int first) {
     closed(m, r);
 }
 
-// Each row meets those two steps away, over an edge that is new, at least one.
+// Compares each row with the rows two edges away, if at least one of the two edges is new.
 extern "C" __global__ void descend(const Lists* m, int first) {
     extern __shared__ u64 room[];
     Row r = opened(m, room, first + blockIdx.x);

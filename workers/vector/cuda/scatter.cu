@@ -1,4 +1,4 @@
-// Rows of a graph that a new version has otherwise, to where they belong; nobody reads that memory.
+// Writes the rows in which a new version of a graph differs to their places; no search reads that memory.
 extern "C" __global__ void scatter(const Changes* m, int) {
     const u32 *rows = (const u32*)m->rows, *words = (const u32*)m->words;
     u32 width = m->width, all = (u32)m->count * width, stride = gridDim.x * blockDim.x;

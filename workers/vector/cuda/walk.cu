@@ -1,18 +1,18 @@
-// Extends of all active slots, as in workers/vector/traversal/steps.py. A block has one slot: it merges the
-// distances of the tasks before, writes the next ones and measures them, again and again, and waits
-// for no other block. A turn is one captured graph: `turn_begin`, `walk`, `turn_end`. Nothing but a slot's
-// own state decides what becomes of it, so parking it, or a turn's end, changes nothing.
+// The extends of all active slots, as in workers/vector/traversal/steps.py. A block has one slot. In each
+// extend it merges the distances of the last tasks, writes the next tasks and measures them. It waits for
+// no other block. A turn is one captured graph: `turn_begin`, `walk`, `turn_end`. Only a slot's own state
+// decides its course, so neither parking nor the end of a turn changes a result.
 //
-// `turn_begin` takes what the host wrote to its ring: which slots are active, and the admitted ones. What
-// ends is written to host memory directly, and `turn_end` says which slots those are. The host reads when
-// the turn's event has come.
+// `turn_begin` reads the host's entry of the ring: the active slots, and the admitted searches. A slot that
+// ends writes its results to host memory directly, and `turn_end` lists the ended slots. The host reads
+// them after the turn's event.
 
 // An entry of the ring to the device, in words of 8 bytes: ACTIVE_COUNT, ADMITTED_COUNT, active slots,
 // then records: slot, serial, the slot's row, its query, its warm start. An entry of the ring to the
-// host: ended slots and tasks as counts, then slot | serial << 32.
+// host: numbers of ended slots and of tasks, then slot | serial << 32.
 #define WORDS(base, index, words) ((i64*)(base) + (i64)(index) * (words))
 
-// A query comes over the bus once, into the slot's own row. Those of a feed are on the device already.
+// A query crosses the bus once, into the slot's own row. Queries of a feed are on the device already.
 __device__ void take_query(const Machine* m, u32 slot, i64* f, const i64* from) {
     i64* query = WORDS(m->queries, slot, m->dim_max / 2);
     for (int i = threadIdx.x; i < f[LENGTH] / 2; i += blockDim.x) query[i] = from[i];
@@ -55,11 +55,11 @@ extern "C" __global__ void turn_end(const Machine* m, int) {
     *(i64*)m->turn = turn + 1;
 }
 
-// The list that a seeding slot is at: filter, warm start, representatives, rows without edges.
+// The list that a seeding slot measures: filter, warm start, entry points, rows without edges.
 struct Seeds {
-    const i64* listed;  // null: rows from `offset` on
+    const i64* listed;  // null: the rows from `offset` on
     i64 first, last, offset;
-    int done, room;  // the column that counts them; entries of the routing list that they compete for
+    int done, room;  // the field that counts measured rows; entries of the routing list for them
 };
 
 __device__ Seeds seeds_of(const Machine* m, const i64* f) {
@@ -83,22 +83,22 @@ __device__ bool may_return(const i64* f, u32 row) {
     return !f[ALLOWED] || has_bit((const u32*)f[ALLOWED], row);
 }
 
-struct Work {  // a block's slot, in shared memory but for `slot`
+struct Work {  // a block's slot; all in shared memory except `slot`
     u32 slot;
     i64* f;
     u64 *list, *hits, *spare, *fresh;
     u32* count;
 };
 
-// For all threads alike, although what follows may change it.
+// Returns a value that all threads of the block share, although it may change afterwards.
 __device__ i64 status_of(const Work& w) {
     i64 status = w.f[STATUS];
     __syncthreads();
     return status;
 }
 
-// Merge the slot's distances into a list, `merge_max` at a time; place of the first new one. Edges of what
-// comes into the routing list will be wanted soon.
+// Merges the slot's distances into a list, `merge_max` at a time; returns the place of the first new key.
+// Prefetches the edges of rows that enter the routing list.
 __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pending, bool screens) {
     const u32* rows = (const u32*)m->rows + (u64)w.slot * m->tasks_max;
     const float* distances = (const float*)m->distances + (u64)w.slot * m->tasks_max;
@@ -123,8 +123,8 @@ __device__ int take_in(const Machine* m, Work& w, u64* list, int size, int pendi
     return first;
 }
 
-// Put in place of each row the next of its chain, NOWHERE where that is too far for the hits; whether
-// there are some. Chains ascend, so what comes after one that is too far is farther.
+// Replaces each row by the next one of its chain, by NOWHERE if that is too far for the hits; returns whether
+// any is left. Chains ascend, so all rows behind one that is too far are too far.
 __device__ bool follow(const Machine* m, Work& w, int pending) {
     u32* rows = (u32*)m->rows + (u64)w.slot * m->tasks_max;
     const float* distances = (const float*)m->distances + (u64)w.slot * m->tasks_max;
@@ -138,7 +138,7 @@ __device__ bool follow(const Machine* m, Work& w, int pending) {
     return __syncthreads_or(some);
 }
 
-// Whether an entry is left to expand.
+// Returns whether an entry is left to expand.
 __device__ bool is_open(const Work& w) {
     int open = 0;
     for (int i = threadIdx.x; i < w.f[TOP_M]; i += blockDim.x)
@@ -153,7 +153,7 @@ __device__ void seeded(const Machine* m, Work& w) {
     } else if (f[WARM_DONE] >= f[WARM_COUNT] && f[REPS_DONE] >= f[REPS_COUNT] &&
                f[LOOSE_DONE] >= f[LOOSE_LAST] - f[LOOSE_FIRST]) {
         u32* seen = (u32*)m->visited + (u64)w.slot * m->visited_places;
-        for (int i = threadIdx.x; i < f[TOP_M]; i += blockDim.x)  // the walk has met these
+        for (int i = threadIdx.x; i < f[TOP_M]; i += blockDim.x)  // the walk has measured these
             if (w.list[i] < LIMIT) visit(seen, f[HASH_MASK], row_of(w.list[i]), true);
         bool open = !f[WHOLE] && is_open(w);
         if (threadIdx.x == 0) f[STATUS] = open ? WALKING : DONE;
@@ -161,7 +161,7 @@ __device__ void seeded(const Machine* m, Work& w) {
     __syncthreads();
 }
 
-// Merge what was measured, and see whether the search goes on.
+// Merges the measured distances, and decides whether the search continues.
 __device__ void absorb(const Machine* m, Work& w, int pending) {
     i64* f = w.f;
     bool walking = f[STATUS] == WALKING;
@@ -187,7 +187,7 @@ __device__ void absorb(const Machine* m, Work& w, int pending) {
     }
 }
 
-// Forget hits that were met by chance: too few of them are nearer than the list's end.
+// Clears hits that were met by chance: too few of them are nearer than the end of the list.
 __device__ void doubt(Work& w) {
     i64* f = w.f;
     bool vain = f[NEEDED] && w.hits[f[NEEDED] - 1] > w.list[f[TOP_M] - 1];
@@ -196,7 +196,7 @@ __device__ void doubt(Work& w) {
     __syncthreads();
 }
 
-// Tell the host that the slot's search, or its feed, is at its end.
+// Reports to the host that the slot's search, or its feed, has ended.
 __device__ void report(const Machine* m, Work& w) {
     i64* f = w.f;
     u64* top = (u64*)(m->host_top + w.slot * m->host_top_bytes);
@@ -215,8 +215,8 @@ __device__ void report(const Machine* m, Work& w) {
     __syncthreads();
 }
 
-// Give a query's hits to the feed and take the next one; without one, or a feed, tell the host. Within `walk` it
-// would take registers from what runs always.
+// Writes a query's hits to the feed and takes the next query; reports the end if there is none, or no feed.
+// It is not inlined, because it would take registers from the code of each extend.
 __device__ __noinline__ void finish(const Machine* m, Work w) {
     i64 *f = w.f, *feed = (i64*)f[FEED], place = f[FEED_PLACE], k = f[K];
     bool apart = f[CHAIN] && !f[SCREENED] && place >= 0;
@@ -259,7 +259,7 @@ __device__ void clear(const Machine* m, Work& w) {
     __syncthreads();
 }
 
-// Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks.
+// Marks the nearest unexpanded entries as expanded; their new neighbours become tasks.
 __device__ void expand(const Machine* m, Work& w, u32* rows) {
     i64* f = w.f;
     int degree = f[DEGREE], width = f[WIDTH] < f[TOP_M] ? f[WIDTH] : f[TOP_M], in_warp = threadIdx.x % WARP;
@@ -292,7 +292,7 @@ __device__ void expand(const Machine* m, Work& w, u32* rows) {
     }
 }
 
-// Write the slot's next tasks; how many.
+// Writes the slot's next tasks; returns their number.
 __device__ int emit(const Machine* m, Work& w) {
     u32* rows = (u32*)m->rows + (u64)w.slot * m->tasks_max;
     if (threadIdx.x == 0) *w.count = 0;
@@ -310,8 +310,8 @@ __device__ int emit(const Machine* m, Work& w) {
     return *w.count;
 }
 
-// The distances of the slot's tasks, each by a team of threads; some measure a row again at the end. What all
-// rounds have in common is read from shared memory in each: registers are few.
+// Measures the distances of the slot's tasks, each with a team of threads; in the last round some teams
+// measure a row again. Each round reads the common values from shared memory, to save registers.
 __device__ void measure(const Machine* m, Work& w, int count) {
     const u32* rows = (const u32*)m->rows + (u64)w.slot * m->tasks_max;
     float* distances = (float*)m->distances + (u64)w.slot * m->tasks_max;
@@ -325,7 +325,7 @@ __device__ void measure(const Machine* m, Work& w, int count) {
     __syncthreads();
 }
 
-// Copy the slot's state from the device's memory to shared memory, or back.
+// Copies the slot's state from the device's memory to shared memory, or back.
 __device__ void load(const Machine* m, Work& w) {
     const i64* f = WORDS(m->fields, w.slot, COUNT);
     const u64* top = (const u64*)m->top + (u64)w.slot * m->top_m_max;
@@ -345,7 +345,7 @@ __device__ void store(const Machine* m, Work& w) {
     for (int i = threadIdx.x; i < w.f[K]; i += blockDim.x) found[i] = w.hits[i];
 }
 
-// So few registers that the largest block fits, and eight of the smallest beside each other.
+// Limits the registers, so that the largest block fits, and eight of the smallest fit side by side.
 extern "C" __global__ void __launch_bounds__(1024, 1) walk(const Machine* m, int extends) {
     extern __shared__ u64 room[];
     if (blockIdx.x >= *(u32*)m->active_count) return;

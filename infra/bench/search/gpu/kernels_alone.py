@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.table import Table
-
-from infra.bench.results import median, number
+from infra.bench.results import median
 from workers.vector.cuda import feeds
 from workers.vector.cuda.batch import BatchSettings, DeviceBatch
 from workers.vector.cuda.device import Device, DeviceMemory, Launch
@@ -107,42 +105,3 @@ def kernels(
         "read_gb_per_s": read_gb_per_s, "copy_gb_per_s": copy_gb_per_s,
         "read_of_copy": read_gb_per_s / copy_gb_per_s,
     }  # fmt: skip
-
-
-def tables(figures: dict[str, Any]) -> list[Table]:
-    """Return the tables of speed, single searches and kernels."""
-    return [_speed(figures["speed"]), _singles(figures["singles"]), _kernels(figures["kernels"])]
-
-
-def _speed(figures: dict[str, Any]) -> Table:
-    table = Table("recall@10", "index", "queries/s", "ours is faster", title="Queries of one call")
-    for recall, rows in figures["at_recall"].items():
-        for name, row in rows.items():
-            table.add_row(recall, name, number(row["queries_per_s"]), number(row["trivium_times"]))
-    took = ", ".join(f"{name} {number(graph_s)} s" for name, graph_s in figures["graph_s"].items())
-    table.caption = (
-        "Ours from host memory to host memory; cuVS's queries are on the device. To make the graph "
-        f"took: {took}."
-    )
-    return table
-
-
-def _singles(figures: dict[str, Any]) -> Table:
-    table = Table("callers", "searches/s", "ms p50", "ms p99", title="Searches asked one by one")
-    lone, many = figures["lone"], figures["callers"]
-    table.add_row("1", "-", number(lone["ms_p50"]), number(lone["ms_p99"]))
-    times = (number(many["ms_p50"]), number(many["ms_p99"]))
-    table.add_row(str(many["callers"]), number(many["per_s"]), *times)
-    return table
-
-
-def _kernels(figures: dict[str, Any]) -> Table:
-    table = Table("kernel", "launches", "us p50", "us max", "share of time", title="Kernels")
-    for name, row in figures["by_kernel"].items():
-        times = (number(row["us_p50"]), number(row["us_max"]))
-        table.add_row(name, str(row["launches"]), *times, f"{row['share']:.1%}")
-    table.caption = (
-        f"Vectors are read at {number(figures['read_gb_per_s'])} GB/s while slots walk: "
-        f"{figures['read_of_copy']:.0%} of a copy's {number(figures['copy_gb_per_s'])}."
-    )
-    return table

@@ -9,17 +9,26 @@ build/bench/search_gpu.json. Without a device it reports what is missing, and me
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, BenchmarkResult, option
-from infra.bench.results import Bar, at_least, at_most, median, median_ratio
+from infra.bench.results import Bar, at_least, at_most, cell, nested, number, table
 from infra.bench.search import vectors
 from infra.bench.search.gpu import kernels_alone, single_searches
 from infra.bench.search.gpu.kernels_alone import Stopwatch
-from infra.bench.search.options import Progress
-from infra.bench.search.systems import OURS, OperatingPoint, at_recall
+from infra.bench.search.scene import Progress
+from infra.bench.search.systems import (
+    OURS,
+    OperatingPoint,
+    measure_curves,
+    measure_point,
+    median_curves,
+    speeds,
+)
 from schemas.errors import ConfigError
 from workers.vector.cuda import builder, feeds
 from workers.vector.cuda.batch import BatchSettings, DeviceBatch
@@ -113,18 +122,14 @@ def speed(scene: GpuScene, batch: DeviceBatch) -> dict[str, Any]:
     options = scene.options
     systems: dict[str, Search] = {OURS: _ours(scene, batch, scene.index)}
     graph_s = {OURS: scene.graph_s} | _add_cuvs(scene, batch, systems)
-    for name, search in systems.items():
-        scene.progress(f"{name} is warmed up")
-        search(options.efforts[0])
-    curves: dict[str, list[list[OperatingPoint]]] = {name: [] for name in systems}
-    for repeat in range(options.repeats):
-        scene.progress(f"queries in one call, repeat {repeat + 1} of {options.repeats}")
-        for points in curves.values():
-            points.append([])
-        for effort in options.efforts:
-            for name, search in systems.items():
-                curves[name][-1].append(_point(scene, search, effort))
-    return {"at_recall": _at_recalls(curves), "curves": _medians(curves), "graph_s": graph_s}
+    points = {name: partial(_point, search, scene.truth) for name, search in systems.items()}
+    curves = measure_curves(points, options.efforts, options.repeats, scene.progress)
+    at_recall = speeds(curves, _RECALLS)
+    return {"at_recall": at_recall, "curves": median_curves(curves), "graph_s": graph_s}
+
+
+def _point(search: Search, truth: Array, effort: int) -> OperatingPoint:
+    return measure_point(lambda: search(effort), effort, truth)
 
 
 def _ours(scene: GpuScene, batch: DeviceBatch, index: Index) -> Search:
@@ -170,46 +175,6 @@ def _add_cuvs(scene: GpuScene, batch: DeviceBatch, systems: dict[str, Search]) -
     return {CUVS: graph_s}
 
 
-def _point(scene: GpuScene, search: Search, effort: int) -> OperatingPoint:
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    rows = search(effort)
-    took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    return OperatingPoint(
-        effort=effort,
-        recall=vectors.recall(rows[: len(scene.truth)], scene.truth),
-        queries_per_s=len(rows) / took_s,
-        queries_per_cpu_s=len(rows) / max(took_cpu_s, 1e-9),
-    )
-
-
-def _at_recalls(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for recall in _RECALLS:
-        rates = {
-            name: [at_recall(points, recall) for points in repeats]
-            for name, repeats in curves.items()
-        }
-        out[str(recall)] = {
-            name: {
-                "queries_per_s": median(recall_rates),
-                "trivium_times": median_ratio(rates[OURS], recall_rates),
-            }
-            for name, recall_rates in rates.items()
-        }
-    return out
-
-
-def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
-    return {
-        name: [
-            {"effort": same[0].effort, "recall": same[0].recall,
-             "queries_per_s": median([point.queries_per_s for point in same])}
-            for same in zip(*repeats, strict=True)
-        ]
-        for name, repeats in curves.items()
-    }  # fmt: skip
-
-
 def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
     """Run all parts on the device and return their figures."""
     scene = GpuScene.create(options, device, progress)
@@ -234,7 +199,7 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
     ids, rate = figures["ids"], figures["speed"]["at_recall"][str(_RECALLS[0])][OURS]
     lone_ms = figures["singles"]["lone"]["ms_p50"]
     return [
-        at_least("queries with the ids that cores find", ids["equal"], ids["queries"], ""),
+        at_least("queries with the ids that cores find", ids["equal"], ids["queries"]),
         at_least(f"queries/s at recall {_RECALLS[0]}", rate["queries_per_s"], 1e6, "/s"),
         at_most("a search alone, p50", lone_ms, 0.3, "ms"),
     ]
@@ -251,16 +216,32 @@ def run(options: GpuOptions, console: Console) -> BenchmarkResult:
 
     device: Any = backend.cuda_device("cuda")
     figures = measure(options, device, progress)
-    return BenchmarkResult(
-        figures=figures, bars=bars(figures), tables=kernels_alone.tables(figures)
+    return BenchmarkResult(figures=figures, bars=bars(figures), tables=tables(figures))
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """Return the tables of speed, single searches and kernels."""
+    speed, kernels = figures["speed"], figures["kernels"]
+    graphs = (
+        "Ours from host memory to host memory; cuVS's queries are on the device. Seconds to make "
+        f"the graph: {cell(speed['graph_s'])}."
     )
+    rates = (
+        f"Vectors are read at {number(kernels['read_gb_per_s'])} GB/s while slots walk: "
+        f"{kernels['read_of_copy']:.0%} of a copy's {number(kernels['copy_gb_per_s'])}."
+    )
+    columns, singles = ("queries_per_s", "trivium_times"), ("callers", "per_s", "ms_p50", "ms_p99")
+    return [
+        table(
+            "Queries of one call by recall", nested(speed["at_recall"]), *columns, caption=graphs
+        ),
+        table("Searches asked one by one", figures["singles"], *singles),
+        table("Kernels", kernels["by_kernel"], caption=rates),
+    ]
 
 
 BENCHMARK = Benchmark(
-    name="search-gpu",
-    about=__doc__,
-    run=run,
-    full=GpuOptions(),
+    "search-gpu", __doc__, run, full=GpuOptions(),
     quick=GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10),
     quick_help="a tenth of the rows, less of all",
-)
+)  # fmt: skip

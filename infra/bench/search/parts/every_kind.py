@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.bench.results import Bar, at_least, at_most
-from infra.bench.search.options import Progress, SearchOptions
+from infra.bench.search.scene import K, Progress, SearchScene
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_recall, build
 from infra.bench.search.zoo import truth
 from infra.bench.search.zoo.kinds import KINDS, DataKind
@@ -22,7 +22,6 @@ from infra.bench.search.zoo.random_kinds import random_kind
 from workers.vector.kernels.arrays import Array
 from workers.vector.limits import TOP_M_MAX
 
-K = 10
 RECALLS = (0.93, 0.98)
 _EFFORTS = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024, 2_048)
 _USUAL = 64
@@ -64,10 +63,9 @@ class DataSet:
         )
 
 
-def every_kind(
-    options: SearchOptions, names: Sequence[str], progress: Progress
-) -> tuple[Any, list[Bar]]:
+def every_kind(scene: SearchScene) -> tuple[Any, list[Bar]]:
     """Return figures by data set, and the bars: the worst ratio, and the geometric mean."""
+    options, progress = scene.options, scene.progress
     kinds = {name: KINDS[name] for name in options.kinds}
     kinds |= {_DRAWN.format(seed): random_kind(seed) for seed in options.random_seeds}
     figures = {}
@@ -75,7 +73,7 @@ def every_kind(
         rows = max(2_000, int(kind.rows * options.zoo_share))
         progress(f"{name}: {rows} vectors, true neighbours")
         data_set = DataSet.from_kind(kind, rows, options.zoo_queries)
-        figures[name] = _compare(data_set, names, options.seed, progress)
+        figures[name] = _compare(data_set, scene.names, options.seed, progress)
     return figures, _bars(figures)
 
 
@@ -127,6 +125,22 @@ def rate(points: Sequence[OperatingPoint], recall: float) -> float | None:
     return at_recall(points, recall, of_cpu=True)
 
 
+def rows(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return rows for a table, worst first."""
+    out: dict[str, Any] = {}
+    for name, row in figures.items():
+        systems = row["systems"]
+        for recall in RECALLS:
+            rates = {n: s["queries_per_cpu_s"][str(recall)] for n, s in systems.items()}
+            out[f"{name}, {recall}"] = {
+                "trivium_times": times(row, recall), **rates,
+                "recall_at_64": systems[OURS]["recall_at_64"], "build_times": build_times(row),
+            }  # fmt: skip
+    worst = sorted(out.items(), key=lambda item: (item[1]["trivium_times"] is None,
+                                                  item[1]["trivium_times"] or 0))  # fmt: skip
+    return dict(worst)
+
+
 def times(figures: dict[str, Any], recall: float) -> float | None:
     """Return our rate over the best rival's: 0 if we never reach the recall, infinite if no rival
     does, None if no system does."""
@@ -154,7 +168,7 @@ def _bars(figures: dict[str, Any]) -> list[Bar]:
         build_ratio for row in figures.values() if (build_ratio := build_times(row)) is not None
     ]
     floor = min(row["systems"][OURS]["recall_at_64"] for row in figures.values())
-    bars = [at_least("every kind: least recall at top_m 64", floor, 0.95, "")]
+    bars = [at_least("every kind: least recall at top_m 64", floor, 0.95)]
     if not compared or not builds:
         return bars
     both = [ratio for ratio in compared if 0 < ratio < math.inf]

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import Bar, at_least, at_most
-from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.parts.lateness import watch_lateness
 from infra.bench.search.parts.updates import STALL_MS
+from infra.bench.search.scene import Progress, SearchOptions, SearchScene
 from infra.bench.search.vectors import drawer, recall, truth
 from infra.processes import garbage
 from schemas.records import Document
@@ -47,8 +47,9 @@ _CALLERS, _QUERIES, _ASKED_AT_END = 16, 1_000, 200
 _K, _TOP_M = 10, 64
 
 
-def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def ingest(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Ingest rows beside searches; returns figures and bars."""
+    options, progress = scene.options, scene.progress
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     with garbage.deferred_gc():
@@ -59,11 +60,11 @@ def ingest(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], 
     return figures, [
         at_least(
             "rows/s of those that were to come, slowest step",
-            min(step["rows_per_s"] for step in steps) / options.ingest_per_s, 0.98, "",
+            min(step["rows_per_s"] for step in steps) / options.ingest_per_s, 0.98,
         ),
         at_least(
             "searches beside ingest, of those alone, slowest step",
-            min(step["search_share"] for step in steps), SEARCH_SHARE, "",
+            min(step["search_share"] for step in steps), SEARCH_SHARE,
         ),
         at_most("longest that the event loop was held up", held_ms, STALL_MS, "ms"),
     ]  # fmt: skip

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from infra.bench.results import BENCH_DIR, Bar, at_least, at_most, percentile
-from infra.bench.search.parts.index_alone import SearchScene, measure_point
+from infra.bench.results import BENCH_DIR, Bar, at_least, at_most, percentile, ratio
 from infra.bench.search.parts.mixed_arrivals import MixedTraffic, TrafficCell, in_all
 from infra.bench.search.parts.mixed_servers import (
     TOP_M,
@@ -21,6 +20,7 @@ from infra.bench.search.parts.mixed_servers import (
     SearchServer,
     StaticBatches,
 )
+from infra.bench.search.scene import SearchScene
 from infra.bench.search.systems import OURS
 from infra.processes import garbage
 from workers.vector.index.kinds import SearchKind
@@ -52,11 +52,10 @@ def mixed(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
 
 def _equal_efforts(scene: SearchScene) -> dict[SearchKind, int]:
     """Return the lowest effort with which hnswlib has about our recall, by class."""
-    queries, truth = scene.queries[:500], scene.truth[:500]
     efforts = {}
     for kind, top_m in TOP_M.items():
-        target = measure_point(scene.system(OURS), queries, truth, top_m).recall - 0.005
-        points = (measure_point(scene.system("hnswlib"), queries, truth, e) for e in _LADDER)
+        target = scene.point(OURS, top_m, queries_max=500).recall - 0.005
+        points = (scene.point("hnswlib", effort, queries_max=500) for effort in _LADDER)
         efforts[kind] = next((p.effort for p in points if p.recall >= target), _LADDER[-1])
     return efforts
 
@@ -132,11 +131,6 @@ def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
     )  # fmt: skip
 
 
-def _times(value: float | None, base: float | None) -> float | None:
-    """Return a ratio, or None if either value is missing."""
-    return value / base if value is not None and base else None
-
-
 def _at(server: dict[str, Any], share: str, figure: str) -> float | None:
     """Return a figure at a share of our capacity, or None if that load was not measured."""
     value: float | None = server["loads"].get(share, {}).get(figure)
@@ -161,13 +155,13 @@ def _bars(figures: dict[str, Any]) -> list[Bar]:
     bars = [
         at_most("decode p99 at 60 % of capacity", _at(ours, "0.6", "decode_ms_p99"),
                 DECODE_P99_MS, "ms"),
-        at_least(f"decode p99 of static batches at {load} of our capacity, of ours", _times(*p99s),
+        at_least(f"decode p99 of static batches at {load} of our capacity, of ours", ratio(*p99s),
                  2, "times"),
         at_most("prefill deadlines missed at 80 %", misses, 0, "searches"),
-        at_least("capacity, of static batches'", _times(capacity, static["capacity_per_s"]), 1,
+        at_least("capacity, of static batches'", ratio(capacity, static["capacity_per_s"]), 1,
                  "times"),
     ]  # fmt: skip
     if (peer := servers.get("hnswlib per query")) is not None:
-        ratio = _times(capacity, peer["capacity_per_s"])
-        bars.append(at_least("capacity, of hnswlib's called per query", ratio, 1, "times"))
+        of_peer = ratio(capacity, peer["capacity_per_s"])
+        bars.append(at_least("capacity, of hnswlib's called per query", of_peer, 1, "times"))
     return bars

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from infra.bench.results import Bar, at_least, percentiles
-from infra.bench.search.options import Progress, SearchOptions
+from infra.bench.search.scene import SearchScene
 from workers.retrieval.settings import RetrievalSettings
 from workers.vector.engine.queues import QueuedSearch
 from workers.vector.engine.scheduler import Drop, Plan, Running, SchedulerSettings, SearchScheduler
@@ -212,8 +212,9 @@ def _variant_name(settings: SchedulerSettings) -> str:
     return f"slack, share {settings.share:g}, parks after {settings.park_after_ms:g} ms"
 
 
-def ablation(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def ablation(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Run part 6: misses of each variant over the same arrivals."""
+    options, progress = scene.options, scene.progress
     at: dict[str, Any] = {}
     bars: list[Bar] = []
     for step in STEPS:

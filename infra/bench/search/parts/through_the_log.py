@@ -13,32 +13,30 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infra.bench.cpu_time import CpuMeter
+from infra.bench.meters import CpuMeter
 from infra.bench.results import BENCH_DIR, Bar, at_most, median, percentile, percentiles
 from infra.bench.search import vectors
-from infra.bench.search.options import Progress, SearchOptions
-from infra.broker.node import Broker
-from infra.broker.section import BrokerSettings
+from infra.bench.search.scene import Progress, SearchOptions, SearchScene
+from infra.bench.stacks import running_log
 from infra.processes.supervisor import ProcessSpec, Supervisor
 from schemas.codec import Codec
 from schemas.errors import NotReady, TriviumError
 from schemas.records import Document
-from schemas.retrieval import layout_of, pack_vector
+from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
-from streams.log.admin import create_topics
 from streams.log.clients import LogProducer
 from streams.log.clock import wall_ms
 from streams.log.documents import send_document
-from streams.log.retrieval.client import RetrievalClient
-from streams.log.retrieval.member import open_retrieval_client
+from streams.log.retrieval.client import RetrievalClient, open_retrieval_client
+from streams.log.retrieval.results import layout_of
 from workers.vector.engine.engine import SearchEngine
 from workers.vector.index.index import Index
 from workers.vector.index.query import Query
@@ -89,26 +87,15 @@ class LogScene:
     pids: dict[str, int]
 
 
-def kafka(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def kafka(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Run part 7: measure the time that Kafka adds to a retrieval."""
+    options, progress = scene.options, scene.progress
     folder = BENCH_DIR.absolute() / "search-kafka"
     shutil.rmtree(folder, ignore_errors=True)
     logging.getLogger("aiokafka").setLevel(logging.ERROR)  # it warns of new topics without leaders
     progress("a broker starts")
-    with running_broker(folder) as (log, broker_pid):
+    with running_log(folder) as (log, broker_pid):
         return asyncio.run(_measure(options, log, broker_pid, folder, progress))
-
-
-@contextmanager
-def running_broker(folder: Path) -> Iterator[tuple[LogSettings, int]]:
-    """Run a broker for the benchmark, and yield its log settings and process id."""
-    broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
-    log = LogSettings(bootstrap=broker.start())  # a tethered broker ends with this thread
-    try:
-        asyncio.run(create_topics(log))
-        yield log, broker.status().pid
-    finally:
-        broker.stop()
 
 
 async def _measure(
@@ -220,7 +207,7 @@ async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Retriev
     log_env["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
     spec = ProcessSpec(
         name=_WORKER,
-        command=(sys.executable, "-m", "infra.cli.app", "retrieval", "--id", _WORKER),
+        command=(sys.executable, "-m", "infra.cli.app", "run", "retrieval", "--id", _WORKER),
         log_file=folder / "retrieval.log",
         env={**os.environ, "TRIVIUM_HOME": str(folder), **log_env},
         restart=False,

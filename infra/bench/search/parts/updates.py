@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from infra.bench.results import Bar, at_most
-from infra.bench.search.options import Progress, SearchOptions
 from infra.bench.search.parts.lateness import watch_lateness
+from infra.bench.search.scene import Progress, SearchOptions, SearchScene
 from infra.bench.search.vectors import overlapping
 from infra.processes import garbage
 from workers.retrieval.worker import SWITCH_S
@@ -36,8 +36,9 @@ _CHANGES, _CAME = 20, 500
 STALL_MS = 5.0
 
 
-def updates(options: SearchOptions, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+def updates(scene: SearchScene) -> tuple[dict[str, Any], list[Bar]]:
     """Measure linking and stalls while rows come and go."""
+    options, progress = scene.options, scene.progress
     links = [_link_cost(options, rows, progress) for rows in options.linked_rows]
     progress(f"updates of an index of {options.updated_rows} rows")
     before_s = sys.getswitchinterval()

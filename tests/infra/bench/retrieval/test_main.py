@@ -2,12 +2,10 @@
 
 import pytest
 
-from infra.bench.retrieval.early_prefill import BOTH, PROMPT, SEARCH
-from infra.bench.retrieval.latency import IDLE, SATURATED
+from infra.bench.retrieval.answers import BOTH, NONE, PROMPT, SEARCH, USUAL, WITH, WITHOUT
+from infra.bench.retrieval.loads import IDLE, SATURATED
 from infra.bench.retrieval.losses import NO_SHARD, ONE_REPLICA, WHOLE
 from infra.bench.retrieval.main import bars, tables
-from infra.bench.retrieval.probes import NONE, USUAL
-from infra.bench.retrieval.quality import WITH, WITHOUT
 
 SPREAD = {"p50": 10.0, "p99": 20.0, "count": 9}
 LOAD = {

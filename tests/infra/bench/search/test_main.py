@@ -12,8 +12,8 @@ import pytest
 from infra.bench import results
 from infra.bench.search import main as search
 from infra.bench.search import systems
-from infra.bench.search.options import PARTS, QUICK
 from infra.bench.search.parts import mixed_traffic, scheduling, through_the_log
+from infra.bench.search.scene import PARTS, QUICK, SearchScene
 from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
 from schemas.settings import LogSettings
 from tests.long_leases import LONG_LEASES, long_leases
@@ -65,16 +65,17 @@ def test_kafka_part_measures_latency_added_by_log(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @contextmanager
-    def running_broker(_folder: Path) -> Iterator[tuple[LogSettings, int]]:
+    def running_log(_folder: Path) -> Iterator[tuple[LogSettings, int]]:
         yield kafka, os.getpid()
 
-    monkeypatch.setattr(through_the_log, "running_broker", running_broker)
+    monkeypatch.setattr(through_the_log, "running_log", running_log)
     monkeypatch.setattr(through_the_log, "BENCH_DIR", tmp_path)
     monkeypatch.setattr(through_the_log, "DEADLINE_MS", 60_000)  # none is to pass
     for name, value in LONG_LEASES.items():
         monkeypatch.setenv(name, value)  # of the worker's process
     with long_leases():
-        figures, bars = through_the_log.kafka(TOY, lambda _text: None)
+        scene = SearchScene(TOY, ["trivium"], lambda _text: None)
+        figures, bars = through_the_log.kafka(scene)
     assert len(bars) == 3 and set(figures["at_rate"]) == {"1", "200"}
     for row in figures["at_rate"].values():
         assert row["added_ms_p50"] is not None

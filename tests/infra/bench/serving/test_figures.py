@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from infra.bench.plot import plot
 from infra.bench.serving.cells import keeps_up
 from infra.bench.serving.figures import (
     Cells,
     bars,
     closed_figures,
-    closed_table,
-    cpu_table,
     open_figures,
-    open_table,
     other_cpu_share,
+    panels,
+    tables,
 )
-from infra.bench.serving.plot import plot
 from tests.infra.bench.serving.made_up_cells import cell
 
 CLOSED: Cells = {
@@ -61,10 +60,10 @@ def test_figures_fill_tables_and_plot(tmp_path: Path) -> None:
     assert json.loads(json.dumps(figures)) == figures
     assert other_cpu_share(figures["closed_loop"]) == 0.2
     console = Console(record=True, width=120, file=(tmp_path / "out").open("w"))
-    for table in (closed_table, cpu_table):
-        console.print(table(figures["closed_loop"]))
-    console.print(open_table(figures["open_loop"]))
+    for table in tables(figures["closed_loop"], figures["open_loop"]):
+        console.print(table)
     console.file.close()
-    assert "aiohttp" in console.export_text()
-    plot(figures, tmp_path / "serving.png")
+    text = console.export_text()
+    assert "256, aiohttp" in text and "Kept up with, in req/s: direct 100" in text
+    plot(tmp_path / "serving.png", panels(figures["closed_loop"], figures["open_loop"]))
     assert (tmp_path / "serving.png").read_bytes().startswith(b"\x89PNG")

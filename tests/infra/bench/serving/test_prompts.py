@@ -24,14 +24,11 @@ FIGURES = {
 
 def test_prompt_table_names_growing_topics() -> None:
     table_rows = list(zip(*(column.cells for column in prompt_table(FIGURES).columns), strict=True))
-    assert table_rows[0] == (
-        *("1000", "replica", "35", "broker 5, gateway 4, replica 9"),
-        "rest 4700",
-    )
-    assert table_rows[1][2:] == (
-        *("900", "broker 15, gateway 13, replica 400"),
-        "requests 400442, prefixes 100000, rest 261",
-    )
+    assert table_rows == [
+        ("1000, replica", "35", "broker 5, gateway 4, replica 9", "rest 4700"),
+        ("100000, replica", "900", "broker 15, gateway 13, replica 400",
+         "requests 400442, prefixes 100000, rest 261"),
+    ]  # fmt: skip
 
 
 def test_prompt_bar_excludes_engine_process() -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 from infra.bench.serving.proxies import aiohttp_app
 from infra.bench.serving.sim_server import listening
 from infra.bench.vllm.closed_loop import TOKENS, ConversationStreams, LoadCell
-from infra.bench.vllm.figures import (
+from infra.bench.vllm.main import (
     equal_answers,
 )
 from infra.broker.probe import free_ports

@@ -52,19 +52,19 @@ def test_dlq_command_lists_shows_and_retries_letters(kafka: LogSettings) -> None
     code, output, _ = dlq(kafka, "list")
     assert code == 0 and "[/red]\\x1b" in output and "\x1b" not in output
 
-    letter = dlq_json(kafka, "show", "prompts/0/0")
+    letter = dlq_json(kafka, "list", "prompts/0/0")
     assert letter["kind"] == "json" and letter["value"] == {"text": 1}
     assert (
         letter["headers"] == {"trace": "u"}
         and letter["dead_letter"]["error-class"] == "RecordError"
     )
-    assert dlq_json(kafka, "show", names[1])["kind"] == "text"
-    code, output, _ = dlq(kafka, "show", names[1])
+    assert dlq_json(kafka, "list", names[1])["kind"] == "text"
+    code, output, _ = dlq(kafka, "list", names[1])
     assert code == 0 and "error-message: no prompt: [/red]\\x1b" in output
 
     assert dlq_json(kafka, "retry", "--all", "--dry-run")["sent"] == 3
     assert dlq_json(kafka, "retry", names[1])["sent"] == 1
-    assert "2 sent again; 1 were before" in dlq(kafka, "retry", "--topic", "prompts")[1]
+    assert "2 sent again; 1 had been sent before" in dlq(kafka, "retry", "--topic", "prompts")[1]
     assert len(asyncio.run(prompts(kafka))) == 6
     assert dlq_json(kafka, "list")["retried"] == {topic: 3}
 
@@ -86,13 +86,13 @@ def test_dlq_show_decodes_record_and_headers(kafka: LogSettings) -> None:
                 await (await producer.send_raw(dead, value, key=b"q", partition=0, headers=headers))
 
     asyncio.run(write())
-    letter = dlq_json(kafka, "show", "prompts/0/0")
+    letter = dlq_json(kafka, "list", "prompts/0/0")
     assert letter["kind"] == "Prompt" and letter["value"]["text"] == to_dict(record)["text"]
     assert (
         letter["dead_letter"]["worker"] == "decode-1" and letter["dead_letter"]["attempts"] == "5"
     )
-    assert dlq_json(kafka, "show", "prompts/0/1")["value"] == "00ff"
-    code, output, _ = dlq(kafka, "show", "prompts/0/0")
+    assert dlq_json(kafka, "list", "prompts/0/1")["value"] == "00ff"
+    code, output, _ = dlq(kafka, "list", "prompts/0/0")
     assert code == 0 and "attempts: 5\n" in output and "reason: lost\n" in output
 
 
@@ -114,8 +114,8 @@ def test_dlq_list_covers_topics_of_bridge_pairs(kafka: LogSettings, tmp_path: Pa
     ("arguments", "why"),
     [
         (("retry",), "expected letters' names, --topic, --since, --before, --error or --all"),
-        (("show", "prompts"), "expected TOPIC/PARTITION/OFFSET, found 'prompts'"),
-        (("show", "prompts/0/77"), "expected a name that `trivium dlq list` shows"),
+        (("list", "prompts"), "expected TOPIC/PARTITION/OFFSET, found 'prompts'"),
+        (("list", "prompts/0/77"), "expected a name that `trivium dlq list` shows"),
         (("retry", "prompts/0/77"), "expected names that `trivium dlq list` shows"),
         (("list", "--since", "long"), "--since: expected a duration"),
         (("list", "--before", "long"), "--before: expected a duration"),

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from infra.cli.log import live
-from infra.replay import recording
-from infra.replay.recording import open_recording
+from infra.cli.measure import traces
+from infra.traces import recording
+from infra.traces.recording import open_recording
 from infra.traces.report import report
 from infra.traces.sender import SentRequest
-from streams.journal.inputs import TICK
+from streams.journal.journal import TICK
 from tests.infra.cli.trivium_runner import trivium_here
 from tests.infra.replay.played_router import PlayedRouter, answered
+from tests.infra.replay.simulator_recorder import Recorder
+from tests.infra.simulator.storms import weathered
 from tests.infra.traces.test_resend import make_outcome, recorded, sent_requests
 from tests.streams import builders
 
@@ -32,7 +34,7 @@ def test_record_command_rejects_empty_span(tmp_path: Path) -> None:
 def test_replay_command_reports_equal_replay(tmp_path: Path) -> None:
     code, out, _ = trivium_here("replay", str(played(tmp_path)))
     assert code == 0
-    assert "router-a life 5: 9 events, 2 with effects, equal up to the last line" in out
+    assert "router-a epoch 5: 9 events, 2 with effects, equal up to the last line" in out
     assert "equal: 9 events" in out.splitlines()[-1]
     code, out, _ = trivium_here("replay", str(played(tmp_path)), "--json")
     summary = json.loads(out)
@@ -51,7 +53,7 @@ def test_replay_command_shows_difference_and_fails(tmp_path: Path) -> None:
     assert "tick[0] offset" in out
     assert "input: Tick()" in out
     assert "recorded checksum of effects: 00000007" in out
-    assert "replayed: nothing followed" in out
+    assert "replayed: no effects" in out
     assert "NOT equal" in out.splitlines()[-1]
 
 
@@ -59,7 +61,7 @@ def test_replay_command_applies_changed_settings(tmp_path: Path) -> None:
     path = str(played(tmp_path))
     code, out, _ = trivium_here("replay", path, "--policy", "static")
     assert code == 0
-    assert "2 placements; 2 would be the same" in out
+    assert "2 placements; 2 (100.0%) would be the same" in out
     code, _, errors = trivium_here("replay", path, "--set", "policy")
     assert (code, "--set: expected NAME=VALUE, found 'policy'" in errors) == (2, True)
 
@@ -72,12 +74,12 @@ def test_replay_command_simulates_trace_with_faults(tmp_path: Path) -> None:
     options = ("--pools", "1P1D", "--kill", "decode-0@2.5s+1s")
     code, out, _ = trivium_here("replay", str(trace), *options)
     assert code == 0
-    assert "6 requests at 1P1D: prefill-0, decode-0" in out
-    assert "requests took longer by over 100 ms" in out.splitlines()[-1]
+    assert "simulated workers: prefill-0, decode-0" in out
+    assert "requests took over 100 ms longer" in out.splitlines()[-1]
     code, out, _ = trivium_here("replay", str(trace), *options, "--json")
-    runs = json.loads(out)["runs"]
-    assert runs["as it was"]["completed"] == runs["otherwise"]["completed"] == 6
-    assert runs["otherwise"]["placed again"] > 0 == runs["as it was"]["placed again"]
+    before, after = json.loads(out)["runs"].values()
+    assert before["answers"] == after["answers"] == 6
+    assert after["placed_again"] > 0 == before["placed_again"]
     for wrong, why in (
         ((), "--pools: expected workers such as 2P2D: a trace names none"),
         (("--pools", "two"), "--pools: expected workers such as 2P2D, 1P1D2R or 4R, found 'two'"),
@@ -87,30 +89,46 @@ def test_replay_command_simulates_trace_with_faults(tmp_path: Path) -> None:
         assert (code, why in errors) == (2, True)
 
 
-def test_live_replay_compares_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_command_decides_again_and_simulates_recording(tmp_path: Path) -> None:
+    recorder = Recorder(looks=1_000)
+    weathered(0, count=0, extra_checkers=[recorder])
+    path = tmp_path / "a.avro"
+    recording.write(path, {"since_ms": 0, "until_ms": 1 << 62}, recorder.rows)
+    code, out, errors = trivium_here("replay", str(path), "--simulate", "--set", "local_share=1")
+    assert code == 0, errors
+    for text in ("equal: ", " remote: would be local", "recorded ", "simulated ", "local_share=1 "):
+        assert text in out
+    code, out, _ = trivium_here("replay", str(path), "--simulate", "--set", "tick_ms=50", "--json")
+    summary = json.loads(out)
+    assert summary["is_equal"] and list(summary["runs"]) == ["recorded", "simulated", "tick_ms=50"]
+    assert "changes" not in summary, "only a simulation can tell what this setting changes"
+
+
+def test_replay_command_rejects_shadow_without_log(tmp_path: Path) -> None:
+    for options in ((), ("--kill", "decode-0@1s")):
+        source = "log" if options else str(played(tmp_path))
+        code, _, errors = trivium_here("replay", source, "--shadow", *options)
+        assert (code, "--shadow: expected with the source log" in errors) == (2, True)
+
+
+def test_recording_is_sent_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resend = recorded(tmp_path, [builders.request("r1")], [make_outcome("r1")])
 
     def sent_to(*_: object) -> tuple[list[SentRequest], dict[str, Any]]:
         return sends, report(sends)
 
-    monkeypatch.setattr(live, "send_trace", sent_to)
-    options = ("replay", str(tmp_path / "a.avro"), "--live", "--url", "http://127.0.0.1:1")
+    monkeypatch.setattr(traces, "send_trace", sent_to)
+    options = ("trace", "send", str(tmp_path / "a.avro"), "--url", "http://127.0.0.1:1")
     sends = sent_requests(resend)
     code, out, _ = trivium_here(*options)
     assert code == 0
-    assert "of those that completed then, 1 ended the same, as long as they were" in out
-    assert "TTFT p50: 100.0 ms then, 250.0 ms now" in out
+    assert "of the former, 1 ended the same way, with as many tokens" in out
+    assert "TTFT p50: recorded 100.0 ms, now 250.0 ms" in out
     sends = sent_requests(resend, error="queue_full")
     code, out, _ = trivium_here(*options)
     assert code == 1
-    assert "r1: then stop, 12 tokens; now queue_full" in out
+    assert "r1: recorded stop, 12 tokens; now queue_full" in out
     code, out, _ = trivium_here(*options, "--json")
     assert (code, json.loads(out)["compared"]["failed"]) == (1, 1)
-
-
-def test_live_replay_rejects_faults_and_bad_speed(tmp_path: Path) -> None:
-    path = str(played(tmp_path))
-    code, _, errors = trivium_here("replay", path, "--live", "--kill", "decode-0@1s")
-    assert (code, "--live: expected neither faults nor settings" in errors) == (2, True)
-    code, _, errors = trivium_here("replay", path, "--live", "--speed", "fast")
-    assert (code, "--speed: expected a factor above 0, max or closed" in errors) == (2, True)
+    code, out, _ = trivium_here(*options, "--scale", "0.5", "--json")
+    assert (code, "compared" in json.loads(out)) == (1, False), "prompts of half the length"

@@ -69,4 +69,4 @@ def test_status_shows_member_faults() -> None:
 
 
 def test_status_reports_empty_fleet() -> None:
-    assert status_lines([], 120)[0].startswith("nobody is there")
+    assert status_lines([], 120)[0].startswith("no member is alive")

@@ -34,12 +34,14 @@ def check_pool(home: Path, env: dict[str, str]) -> None:
     code, output, errors = trivium_here(*move, "prefill,decode", "--json", home=home, env=env)
     assert code == 0, errors
     assert json.loads(output)["roles"] == ["prefill", "decode"]
-    (row,) = json.loads(trivium_here("pool", "list", "--json", home=home, env=env)[1])
+    rows = json.loads(trivium_here("status", "--json", home=home, env=env)[1])
+    (row,) = [row for row in rows if row["kind"] == "worker"]
     assert row["roles"] == ["prefill", "decode"]
     assert row["leases"].keys() == {"prefill", "decode"}
     _, output, _ = trivium_here(*move, "replica", home=home, env=env)
     assert "replica-0: prefill and decode is now replica, after" in output
-    assert "replica-0 replica ready" in trivium_here("pool", "list", home=home, env=env)[1]
+    _, output, _ = trivium_here("status", home=home, env=env)
+    assert "replica-0 replica ready" in " ".join(output.split())
 
 
 def check_scale(home: Path, env: dict[str, str]) -> None:
@@ -93,7 +95,7 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
     file.write_text(configuration.dump(settings(kafka)))
     home, env = tmp_path / "home", {"TRIVIUM_CONFIG": str(file), **LONG_LEASES}
-    up = ["up", "--replica", "1", "--detach", "--bootstrap", kafka.bootstrap]
+    up = ["up", "--replica", "1", "--detach"]  # the settings name the broker
     try:
         code, output, errors = trivium(*up, home=home, env=env)
         assert code == 0, errors
@@ -110,6 +112,27 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
         _, stopped, _ = trivium("down", home=home, env=env)
     assert stopped == "stopped\n"
     assert read_state(home) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "starts_broker"), [("", True), ("127.0.0.1:9092", True), ("kafka:9092", False)]
+)
+def test_up_starts_own_broker_unless_settings_name_one(
+    address: str, starts_broker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[StackPlan] = []
+
+    class PlannedOnly(Exception):
+        """Raised in place of a start."""
+
+    def plan_only(settings: Settings, plan: StackPlan) -> None:
+        plans.append(plan)
+        raise PlannedOnly
+
+    monkeypatch.setattr("infra.stack.launcher.Stack", plan_only)
+    with pytest.raises(PlannedOnly):
+        trivium_here("up", env={"TRIVIUM_LOG_BOOTSTRAP": address} if address else {})
+    assert [plan.broker for plan in plans] == [starts_broker]
 
 
 async def test_stack_start_error_includes_process_output(

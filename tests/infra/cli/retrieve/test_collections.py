@@ -22,9 +22,9 @@ from schemas.records import (
     SearchCapability,
     SearchLoad,
 )
-from schemas.retrieval import embedding_workers
 from schemas.settings import LogSettings
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import embedding_workers
 from tests.waits import until
 from tests.workers.embed.bookshelf import bookshelf
 from tests.workers.embed.bookshelf import worker as embedder

@@ -16,9 +16,9 @@ from infra.cli.retrieve.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.records import RetrievalRequest, WireError
-from schemas.retrieval import Hit, RetrievalResult
 from schemas.settings import LogSettings
 from streams.log.clients import AssignedReader
+from streams.log.retrieval.results import Hit, RetrievalResult
 from tests.infra.cli.trivium_runner import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
 from tests.waits import until
@@ -51,7 +51,7 @@ def test_index_command_builds_shows_and_verifies_file(tmp_path: Path) -> None:
     assert json.loads(output)["rows"] == 200
     info = json.loads(trivium_here("index", "info", str(path), "--json")[1])
     assert (info["rows"], info["dim"], info["metric"]) == (200, 6, "cosine")
-    checked = json.loads(trivium_here("index", "verify", str(path), "--json")[1])
+    checked = json.loads(trivium_here("index", "info", "--verify", str(path), "--json")[1])
     assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
     assert info["audit"]["missed_share"] == checked["missed_share"] == 0.0
     astray = trivium_here("index", "build", str(vectors), str(tmp_path / "none" / "v.index"))
@@ -60,7 +60,7 @@ def test_index_command_builds_shows_and_verifies_file(tmp_path: Path) -> None:
     refused = trivium_here("index", "build", str(vectors), str(path))
     assert refused[0] == 2 and "expected finite values" in refused[2]
     path.write_bytes(path.read_bytes()[:5_000])
-    cut = trivium_here("index", "verify", str(path))
+    cut = trivium_here("index", "info", "--verify", str(path))
     assert cut[0] == 2 and "no snapshot that can be read" in cut[2]
 
 
@@ -70,11 +70,11 @@ def test_index_command_builds_shows_and_verifies_file(tmp_path: Path) -> None:
         (("search",), "expected one of --vector"),
         (("search", "--vector", "a,b"), "--vector: expected numbers"),
         (("search", "--vector=1", "--class", "cook"), "--class: expected prefill or decode"),
-        (("documents", "load", "x.txt"), "a file that ends in .npy or .jsonl"),
-        (("documents", "load", "none.npy"), "none.npy: cannot be read"),
+        (("ingest", "--vectors", "x.txt"), "a file that ends in .npy or .jsonl"),
+        (("ingest", "--vectors", "none.npy"), "none.npy: cannot be read"),
         (("index", "info", "none.index"), "none.index: cannot be read"),
-        (("retrieval", "--shard", "2/2"), "--shard: expected SHARD/SHARDS"),
-        (("worker", "--role", "retrieval"), "--role: expected prefill, decode, replica"),
+        (("run", "retrieval", "--shard", "2/2"), "--shard: expected SHARD/SHARDS"),
+        (("run", "worker", "--role", "retrieval"), "--role: expected prefill, decode, replica"),
         (("up", "--retrieval", "1", "--shards", "2"), "shards: expected 1 to 1"),
     ],
 )
@@ -198,7 +198,7 @@ async def test_documents_command_loads_searchable_documents(
     worker = RetrievalWorker(kafka, RetrievalSettings(), ShardPlace(0, 1), "r", Codec())
     life = asyncio.create_task(worker.run(stop))
     try:
-        load = ("documents", "load", str(tmp_path / "v.jsonl"), *common)
+        load = ("ingest", "--vectors", str(tmp_path / "v.jsonl"), *common)
         loaded = await run(*load)
         summary = {"collection": "books", "documents": 200, "refused": 0, "replaced": 0}
         assert json.loads(loaded[1]) == summary

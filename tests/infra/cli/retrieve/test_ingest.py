@@ -130,7 +130,7 @@ async def test_ingest_command_reports_bad_arguments_and_missing_workers(
 ) -> None:
     code, summary, err = await ingested(kafka, str(docs))
     assert code == 1 and summary["documents"] == summary["waiting"] == 4
-    assert "no embedding worker is there: the documents wait on the log" in err
+    assert "no embedding worker is alive: the documents wait on the log" in err
     code, summary, err = await ingested(kafka, str(docs), "--no-wait")
     assert (code, summary["documents"], err) == (0, 4, "")
     for arguments, message in (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infra.bench.retrieval.latency import IDLE, SATURATED
+from infra.bench.retrieval.loads import IDLE, SATURATED
 from infra.research.live import coupled
 from tests.infra.cli.trivium_runner import trivium
 from tests.long_leases import LONG_LEASES

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from infra.planning.live_conversations import LiveTurn
-from infra.research.live.day import DAY, PATIENCE, fleet_of, targets, try_smaller_fleets
-from infra.research.studies.day_and_night import DayComparison, FleetResult
+from infra.research.live.day import DAY, PATIENCE, targets, try_smaller_fleets
+from infra.research.studies.day_and_night import DayComparison, FleetResult, fleet_of
 from infra.simulator.cluster import READY_MS
 from infra.simulator.shape import ClusterShape
 from schemas.records import Role
@@ -16,7 +15,7 @@ COUNTS = [(READY_MS, {Role.PREFILL: 1, Role.DECODE: 1})]
 
 
 def fleet(pools: str, in_time: float) -> FleetResult:
-    return replace(fleet_of(DAY, pools, COUNTS, [LiveTurn(number=1)]), in_time=in_time)
+    return replace(fleet_of(DAY, pools, COUNTS, [(0.0, 0.0)], 1), in_time=in_time)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +40,8 @@ async def test_try_smaller_fleets_stops_at_missed_bar(enough: str, tried: list[s
 
 
 def test_fleet_counts_failed_and_late_turns_as_missed() -> None:
-    turns = [
-        LiveTurn(number=1, ttft_ms=100.0, tpot_ms=40.0),
-        LiveTurn(number=1, ttft_ms=DAY.ttft_ms + 1.0, tpot_ms=40.0),
-        LiveTurn(number=1, ttft_ms=100.0, tpot_ms=DAY.tpot_ms + 1.0),
-        None,
-    ]
-    fleet_result = fleet_of(DAY, "1P1D", COUNTS, turns)
+    times_ms = [(100.0, 40.0), (DAY.ttft_ms + 1.0, 40.0), (100.0, DAY.tpot_ms + 1.0)]
+    fleet_result = fleet_of(DAY, "1P1D", COUNTS, times_ms, 4)
     assert (fleet_result.requests, fleet_result.failed, fleet_result.in_time) == (4, 1, 0.25)
     assert fleet_result.worker_hours == pytest.approx(2 * DAY.minutes / 60)
     assert DayComparison(day=DAY, following=fleet_result, fixed=[fleet_result]).saved_share == 0

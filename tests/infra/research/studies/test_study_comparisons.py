@@ -1,53 +1,25 @@
 """Studies that compare configurations, on made-up points; and what orders a run has."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from infra.planning import plan_table, runs
-from infra.planning.grid import RATIOS, SHARES, WORKLOADS, Config, static
-from infra.planning.point import ORDERS, Point, Spec, make_cluster
+from infra.planning.grid import RATIOS, SHARES, Config, static
+from infra.planning.point import Point
 from infra.planning.runs import Points
 from infra.research.paper import conversations
 from infra.research.studies import chats, orders, pareto, thresholds
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS
 from schemas.errors import ConfigError
-from schemas.records import Orchestration
-from tests.infra.research.test_evaluation import point
-
-LOADS = (1.0, 8.0)
-PART = WORKLOADS[:2]
-
-
-def on_part(config: Config, **figures: float) -> Iterator[Point]:
-    for workload, load in product(PART, LOADS):
-        yield point(config, workload.name, load, **figures)
-
-
-def test_remote_turns_use_default_vllm_orders() -> None:
-    """Other orders need `all_orders` in the configuration."""
-    assert ORDERS == (Orchestration.PREFILL_FIRST,)
-    config = Config(pools="1P1D", policy="learned")
-    for variant, expected_orders in (
-        (config, ORDERS),
-        (replace(config, all_orders=True), ORCHESTRATIONS),
-    ):
-        spec = Spec(config=variant, workload=WORKLOADS[0], loads_per_s=(), seed=1)
-        cluster = make_cluster(spec)
-        cluster.pass_ms(READY_MS)
-        for name in ("prefill-0", "decode-0"):
-            registration = cluster.members.view.members[name].registration
-            assert registration is not None and registration.capability is not None
-            assert tuple(registration.capability.orchestrations) == expected_orders
+from tests.infra.planning.points import LOADS, on_part
+from tests.infra.research.test_evaluation import served
 
 
 def test_compare_orders_uses_same_points() -> None:
-    points: list[Point] = []
-    all_orders_points: list[Point] = []
+    points = list[Point]()
+    all_orders_points = list[Point]()
     for pools in RATIOS:
         learned = Config(pools=pools, policy="learned")
         for share in SHARES:
@@ -67,8 +39,8 @@ def test_compare_orders_uses_same_points() -> None:
 
 
 def test_tune_thresholds_chooses_pair_overall_and_per_load() -> None:
-    points: list[Point] = []
-    candidates: list[Point] = []
+    points = list[Point]()
+    candidates = list[Point]()
     for pools in RATIOS:
         for share in SHARES:
             points += on_part(static(pools, share))
@@ -88,7 +60,7 @@ def test_tune_thresholds_chooses_pair_overall_and_per_load() -> None:
 
 
 def test_pareto_front_contains_undominated_lossless_configs() -> None:
-    points: list[Point] = []
+    points = list[Point]()
     for config in pareto.PURE:
         points += on_part(config, decode_ttft_p99=100.0, tokens_per_s=8.0)
     for share, figures in (
@@ -108,23 +80,6 @@ def test_pareto_front_contains_undominated_lossless_configs() -> None:
     front = {row.config for row in rows if row.at_front}
     tables = {f"{pools} table plain" for pools in RATIOS}
     assert front == {"2P2D x=0 plain", "2P2D x=1 plain", *tables}
-
-
-def served(config: str, load: float, latency: float, failed: int = 0) -> chats.ChatResult:
-    return chats.ChatResult(
-        source="ShareGPT",
-        config=config,
-        load_per_s=load,
-        turns=100,
-        failed=failed,
-        latency=latency,
-        later_ttft_p50=0.0,
-        tpot=0.0,
-        local_share=0.0,
-        kv_bytes=int(latency),
-        buffered_bytes=0,
-        crashed=0,
-    )
 
 
 def test_changes_compare_latency_where_plain_x0_loses_nothing() -> None:
@@ -168,29 +123,3 @@ def test_conversations_read_both_data_set_formats(tmp_path: Path) -> None:
     lines.write_text("[]")
     with pytest.raises(ConfigError, match="of 2 turns and more in .*b.jsonl, as ShareGPT"):
         conversations.read(lines, 1)
-
-
-def test_plan_table_places_turns_by_weights() -> None:
-    """The weights of a request decide, behind the authors' proxy."""
-    pools = "2P2D"
-    points = list(on_part(static(pools, "0", plain=True), load_seen=0.2))
-    points += on_part(
-        static(pools, "1", plain=True), load_seen=0.2, decode_ttft=60.0, every_decode_tpot=12.0
-    )
-    use = [(workload.name, load) for workload in PART for load in LOADS]
-    table = plan_table.table_of(Points(points), pools, use, plain=True)
-    assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in table.cells.values()} == {
-        (0.4, 0.2)
-    }
-    config = Config(pools=pools, policy="table", plain=True)
-    for w_tpot, local in ((1.0, 1.0), (3.0, 0.0)):
-        spec = Spec(
-            config=config,
-            workload=PART[0],
-            loads_per_s=(4.0,),
-            seed=1,
-            table=table,
-            weights=(1.0, w_tpot),
-        )
-        [result_point] = runs.points_of(spec)
-        assert result_point.later and result_point.local == local * result_point.later

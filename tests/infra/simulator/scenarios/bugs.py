@@ -48,20 +48,20 @@ _ROUTER = ("streams.core.router", "Router")
 BUGS = {
     "work without decision: its number is used again": Bug(
         *_ATTEMPTS,
-        "live.unheard = 0 if live.attempt else 1",
-        *("live.unheard = 0", "is given to"),
+        "live.attempt.unheard = 0 if live.attempt.number else 1",
+        *("live.attempt.unheard = 0", "is given to"),
     ),
     "two outcomes: a router ends an attempt that its worker ends too": Bug(
-        *("streams.core.handlers.decisions", "outcome"),
+        *("streams.core.handlers.orders", "outcome_of"),
         *(
             "attempt=live.next_attempt,\n        kind=kind,",
-            "attempt=live.attempt,\n        kind=kind,",
+            "attempt=live.attempt.number,\n        kind=kind,",
         ),
         "two outcomes or told of, and nobody asked",
     ),
     "late outcome: one of an attempt that is void ends the request": Bug(
         *_ROUTER,
-        "if live is None or outcome.attempt < live.attempt:",
+        "if live is None or outcome.attempt < live.attempt.number:",
         *("if live is None:", "void or the log tells"),
     ),
     "sleeping router: it goes on writing when another has taken over": Bug(

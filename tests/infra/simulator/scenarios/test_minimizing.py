@@ -2,10 +2,9 @@
 
 import pytest
 
-from infra.simulator.scenarios.minimizing import minimize_scenario
 from infra.simulator.scenarios.run import run
 from infra.simulator.scenarios.scenario import draw_scenario
-from infra.simulator.scenarios.seed_runner import run_seed
+from infra.simulator.scenarios.seed_runner import minimize_scenario, run_seed
 from tests.infra.simulator.scenarios.bugs import BUGS
 
 

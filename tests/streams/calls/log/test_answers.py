@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaConnectionError
 
 from schemas.records import Continued, Endpoint, StreamVoid
 from schemas.rules.tokens import pack_tokens
-from streams.agents.records import void_frame
+from streams.agents.outbox import void_frame
 from streams.calls.log.answers import ProgressReporter
 from streams.calls.stream.event_id import StreamKey
 from streams.calls.stream.hub import AnswerProgress, Call, Hub

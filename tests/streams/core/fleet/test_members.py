@@ -1,8 +1,7 @@
 """Counts of workers: they are of one life in one role, and who takes nothing new keeps them."""
 
 from schemas.records import Role
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Worker
+from streams.core.fleet.workers import Fleet, Worker
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 

@@ -6,8 +6,8 @@ import pytest
 
 from schemas.fleet import LEASE_MS
 from schemas.records import AssignRoles, MemberKind, Orchestration, Role
-from streams.core.fleet.members import Fleet
 from streams.core.fleet.role_lending import RoleLending
+from streams.core.fleet.workers import Fleet
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 

@@ -69,6 +69,17 @@ def test_router_places_request_again_after_kv_producer_is_lost() -> None:
     assert on.works[-1].attempt == 2
     assert on.decisions[-1].kind is DecisionKind.REPLACE
     assert on.decisions[-1].reason is Reason.KV_PRODUCER_GONE
+    failures = on.router.tables.requests.by_id["r1"].failures
+    assert (failures.losses, failures.faults) == (1, 0)  # its worker was lost, not at fault
+
+
+def test_next_router_knows_why_request_is_placed_again() -> None:
+    on = replicas(2, says_at_once=False)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.FAILED)
+    assert state_of(on, "r1") is State.CONTINUING
+    live = on.rebuilt(list(on.log)).tables.requests.by_id["r1"]
+    assert live.failures.reason is Reason.WORKER_FAILED  # so the next decision is `replace`
 
 
 @pytest.mark.parametrize("how", ["silent", "gone", "epoch"])
@@ -267,7 +278,7 @@ def test_rebuild_places_request_again_after_worker_is_lost(state: State) -> None
     on.worker("d0", Role.DECODE)
     router = on.rebuilt(past_events)
     assert router.view()["r1"][:5] == ("r1", PARTITION, State.CONTINUING, 1, None)
-    reason = router.tables.requests.by_id["r1"].replaced_for
+    reason = router.tables.requests.by_id["r1"].failures.reason
     expected = Reason.KV_PRODUCER_GONE if state is State.HANDING_OVER else Reason.WORKER_LOST
     assert reason is expected
 

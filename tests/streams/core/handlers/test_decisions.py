@@ -19,10 +19,14 @@ from schemas.records import (
     Session,
     Unmet,
 )
-from streams.core.handlers.decisions import decision, outcome
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import UnmetWishes
-from streams.core.requests.live import LiveRequest, new_live_request
+from streams.core.handlers.orders import decision, outcome_of
+from streams.core.requests.live import (
+    LiveRequest,
+    Placement,
+    PriorAnswer,
+    UnmetWishes,
+    new_live_request,
+)
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 
@@ -30,10 +34,14 @@ from tests.streams.builders import ROUTER, T0
 def placed() -> LiveRequest:
     """The second attempt of a request of ten tokens, which goes on behind three of its answer."""
     live = new_live_request(builders.request("r1", 13, deadline_ms=T0 + 9_000), 0)
-    live.attempt, live.prior_tokens, live.queued_ms = 2, 3, T0 + 100
-    live.mode, live.orchestration = Mode.REMOTE, Orchestration.CONCURRENT
-    live.prefill, live.decode = ("p0", 3), ("d0", 4)
-    live.sent_tokens, live.cached_tokens, live.first_token_ms = 5, 4, T0 + 200
+    live.attempt.number, live.prior, live.queued_ms = 2, PriorAnswer(3), T0 + 100
+    live.attempt.mode, live.attempt.orchestration = Mode.REMOTE, Orchestration.CONCURRENT
+    live.attempt.prefill, live.attempt.decode = ("p0", 3), ("d0", 4)
+    live.attempt.sent_tokens, live.attempt.cached_tokens, live.attempt.first_token_ms = (
+        5,
+        4,
+        T0 + 200,
+    )
     return live
 
 
@@ -101,8 +109,8 @@ def test_decision_record_has_request_attempt_and_placement() -> None:
 def test_router_outcome_reports_progress_of_attempt(cached_tokens: int, told_tokens: int) -> None:
     """Cached tokens are of the prompt, without tokens of the answer behind it."""
     live, error = placed(), replace(WorkerLost("w").to_wire(), message="x" * 9_000)
-    live.cached_tokens = cached_tokens
-    record = outcome(ROUTER, live, OutcomeKind.FAILED, error, T0 + 300)
+    live.attempt.cached_tokens = cached_tokens
+    record = outcome_of(ROUTER, live, OutcomeKind.FAILED, error, T0 + 300)
     assert record.error is not None and len(record.error.message) < len(error.message)
     assert replace(record, error=None) == Outcome(
         request_id="r1",
@@ -121,4 +129,4 @@ def test_router_outcome_reports_progress_of_attempt(cached_tokens: int, told_tok
         ended_ms=T0 + 300,
         orchestration=Orchestration.CONCURRENT,
     )
-    assert outcome(ROUTER, live, OutcomeKind.CANCELLED, None, T0).error is None
+    assert outcome_of(ROUTER, live, OutcomeKind.CANCELLED, None, T0).error is None

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import PhaseKind, Role
 from schemas.rules.tokens import token_count
-from streams.core.placement.case import WarmedPrefix
+from streams.core.requests.live import WarmedPrefix
 from tests.streams.builders import passage, retrieval
 from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split

@@ -59,7 +59,7 @@ def test_router_searches_first_and_places_with_passages() -> None:
     live = on.router.tables.requests.by_id["r1"]
     assert live.prompt_tokens == token_count(live.request.prompt_tokens) == 21
     assert live.case is not None and live.case.prompt_tokens == 21
-    assert live.notice is None, "its reader was told once"
+    assert live.passages.notice is None, "its reader was told once"
 
 
 def test_first_retrieved_record_counts() -> None:
@@ -205,7 +205,7 @@ def test_router_ignores_worker_phases_during_search() -> None:
         forged = builders.phase(work, kind, on.now_ms, **fields)
         assert on.record(PhaseArrived(forged, PARTITION)) == []
     live = on.router.tables.requests.by_id["r1"]
-    assert (live.state, live.sent_tokens) == (State.RETRIEVING, 0)
+    assert (live.state, live.attempt.sent_tokens) == (State.RETRIEVING, 0)
 
 
 def test_queued_request_keeps_its_deadline_after_search() -> None:

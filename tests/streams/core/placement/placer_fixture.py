@@ -17,12 +17,10 @@ from schemas.records import (
 )
 from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
-from streams.core.fleet.members import Fleet
-from streams.core.fleet.workers import Worker
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase
+from streams.core.fleet.workers import Fleet, Worker
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
+from streams.core.requests.live import Placement, RequestCase
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 

@@ -12,9 +12,7 @@ from statistics import mean
 from typing import Any
 
 from schemas.records import Mode, Reason, Role
-from streams.core.placement.answer import Placement
-from streams.core.placement.case import RequestCase
-from streams.core.requests.live import NOBODY
+from streams.core.requests.live import NOBODY, Placement, RequestCase
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
 

@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 from schemas.fleet import LEASE_MS
 from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role, Unmet
 from streams.config import RouterSettings
-from streams.core.placement import orchestration, selection
+from streams.core.placement import placer, selection
 from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
 from tests.streams.core.placement.placer_fixture import ALL, PlacerFixture, case, pair, session
@@ -366,8 +366,11 @@ def test_orchestration_pairs_no_worker_with_itself() -> None:
     scene.workers(Role.PREFILL, "w0", "w1", orchestrations=ALL)
     settings = RouterSettings()
     both, peer = scene.worker("w0"), scene.worker("w1")
-    assert orchestration.choose(settings, "concurrent", 8, both, peer, 0) == (C, Unmet.NONE)
-    assert orchestration.choose(settings, "concurrent", 8, both, both, 0) == (P, Unmet.ONE_WORKER)
+    assert placer.choose_orchestration(settings, "concurrent", 8, both, peer, 0) == (C, Unmet.NONE)
+    assert placer.choose_orchestration(settings, "concurrent", 8, both, both, 0) == (
+        P,
+        Unmet.ONE_WORKER,
+    )
 
 
 def test_placer_hashes_long_prompt_whole_only_where_prefix_may_exist() -> None:

@@ -9,16 +9,13 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from schemas.records import Estimate, Mode, Reason
-from streams.config import RouterSettings
+from streams.config import POLICIES, RouterSettings
 from streams.core.placement.placer import Placer
-from streams.core.placement.policies import (
-    Choice,
-    ConditionalPolicy,
-    LearnedPolicy,
-    PlacementTurn,
-    StaticPolicy,
-    TablePolicy,
-)
+from streams.core.placement.policies.conditional import ConditionalPolicy
+from streams.core.placement.policies.fixed import StaticPolicy
+from streams.core.placement.policies.learned import LearnedPolicy
+from streams.core.placement.policies.policy import Choice, PlacementTurn, load_policies
+from streams.core.placement.policies.table import TablePolicy
 from streams.core.placement.ppd_table import PpdCell, PpdTable
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 from tests.streams.core.placement.queue_simulation import Laws, QueueSimulation, simulated
@@ -43,6 +40,13 @@ def turn(ticket: int = 1, **changes: Any) -> PlacementTurn:
 
 def estimate(score: float, samples: int = 100) -> Estimate:
     return Estimate(ttft_local_ms=100, ttft_remote_ms=100, score=score, samples=samples)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_chooses_for_any_turn(name: str) -> None:
+    policies = load_policies(RouterSettings(), PpdTable(EDGES, CELLS))
+    choice = policies[name].choose(turn(estimate=estimate(0.1)))
+    assert isinstance(choice, Choice) and choice.reason is not Reason.UNKNOWN
 
 
 @given(
@@ -109,7 +113,7 @@ CELLS = [
 def test_table_policy_chooses_by_nearest_cell(
     changes: dict[str, Any], local: bool, reason: Reason, samples: int
 ) -> None:
-    choice = TablePolicy(PpdTable(EDGES, CELLS)).choose(turn(**changes))
+    choice = TablePolicy(RouterSettings(), PpdTable(EDGES, CELLS)).choose(turn(**changes))
     assert (choice.local, choice.reason) == (local, reason)
     estimate = choice.estimate
     assert (estimate.samples if estimate else 0) == samples

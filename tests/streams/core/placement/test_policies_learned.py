@@ -6,7 +6,8 @@ import pytest
 
 from schemas.records import Estimate, Mode, Reason, Role
 from streams.config import RouterSettings
-from streams.core.placement.policies import Choice, LearnedPolicy
+from streams.core.placement.policies.learned import LearnedPolicy
+from streams.core.placement.policies.policy import Choice
 from tests.streams import builders
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case
 from tests.streams.core.placement.test_policies import estimate, turn

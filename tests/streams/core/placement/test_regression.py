@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from streams.core.placement.regression import Regression
+from streams.core.placement.estimates import Regression
 
 
 def feed(model: Regression, random: Random, count: int, factor: float = 1.0) -> None:

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from schemas.records import Mode, Reason, Role, Unmet
-from streams.core.placement.case import RequestCase
+from streams.core.requests.live import RequestCase
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
 POLICIES = ["pairs", "round_robin"]

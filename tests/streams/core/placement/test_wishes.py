@@ -7,7 +7,7 @@ import pytest
 from infra.story.steps import steps_of
 from infra.story.story import build_stories
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
-from streams.core.placement.answer import Placement
+from streams.core.requests.live import Placement
 from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 from tests.streams.core.router_setups import pairs
 

@@ -3,7 +3,8 @@
 from schemas.records import OutcomeKind
 from streams.core.effects import End
 from streams.core.events import Tick
-from streams.core.requests.live import LiveRequests, new_live_request
+from streams.core.requests.live import new_live_request
+from streams.core.tables import LiveRequests
 from tests.streams import builders
 from tests.streams.builders import T0, retrieval
 from tests.streams.core.router_setups import replicas

@@ -8,8 +8,8 @@ import pytest
 from schemas.fleet import LEASE_MS
 from schemas.records import Endpoint, OutcomeKind, PhaseKind, Priority, Usage, WireError
 from streams.core.events import OutcomeArrived, PhaseArrived, UsageLoaded
+from streams.core.handlers.endings import usage_of
 from streams.core.requests.live import new_live_request, note_work
-from streams.core.requests.usage import usage_of
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.core.router_harness import PARTITION, RouterHarness

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.records import OutcomeKind, StreamVoid
 from schemas.rules.tokens import pack_tokens, token_count
-from streams.agents.records import void_frame
+from streams.agents.outbox import void_frame
 from streams.calls.request.chat import Chat
 from streams.gateway import app
 from tests.streams.gateway.answering import (

@@ -9,9 +9,9 @@ import pytest
 
 from schemas.errors import EmptyIndex, NotReady, UnknownFilterField
 from schemas.records import Passage, StoreFileResult
-from schemas.retrieval import Hit
 from streams.gateway.endpoints.vector_stores import reweight
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import Hit
 from streams.openai.objects.table import key_of
 from tests.streams.gateway.endpoints.test_files import keeping, upload
 from tests.streams.gateway.in_process import InProcessGateway, found_hits

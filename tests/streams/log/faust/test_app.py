@@ -24,7 +24,7 @@ from streams.log.faust.app import (
     resume_partition,
     run_app,
 )
-from streams.log.faust.receipts import Place
+from streams.log.faust.group import Place
 from streams.log.reading.fetching import LOOK_MS
 from tests.streams.log.reading.odd_batches import CODECS, batch, produce_batch, with_header_name
 from tests.waits import until

@@ -2,7 +2,7 @@
 
 import functools
 
-from streams.log.faust.receipts import Receipts
+from streams.log.faust.group import Receipts
 
 PLACE, OTHER = ("t", 0), ("t", 1)
 

@@ -22,10 +22,11 @@ from schemas.records import (
     Role,
     SearchCapability,
 )
-from schemas.retrieval import RetrievalResult, pack_vector
+from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from streams.log.clock import wall_ms
 from streams.log.retrieval.client import RetrievalClient
+from streams.log.retrieval.results import RetrievalResult
 
 CODEC = Codec()
 Answers = Callable[["Pool", int, Any], None]

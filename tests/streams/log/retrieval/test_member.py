@@ -10,7 +10,6 @@ from schemas.codec import Codec
 from schemas.errors import LeaseError
 from schemas.settings import LogSettings
 from streams.log.retrieval import client
-from streams.log.retrieval import member as asking
 
 
 async def test_client_raises_lease_error_when_membership_ends(
@@ -33,14 +32,14 @@ async def test_client_raises_lease_error_when_membership_ends(
             await lease_loss.wait()
             raise LeaseError("silent for too long") from ConnectionError()
 
-    monkeypatch.setattr(asking, "LogProducer", Part)
-    monkeypatch.setattr(asking, "Membership", Part)
+    monkeypatch.setattr(client, "LogProducer", Part)
+    monkeypatch.setattr(client, "Membership", Part)
     monkeypatch.setattr(client, "AssignedReader", Part)
     with pytest.raises(ZeroDivisionError):
-        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
+        async with client.open_retrieval_client(LogSettings(), Codec(), "asker"):
             raise ZeroDivisionError
     with pytest.raises(LeaseError, match="silent for too long") as raised:
-        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
+        async with client.open_retrieval_client(LogSettings(), Codec(), "asker"):
             lease_loss.set()
             await asyncio.Event().wait()
     assert isinstance(raised.value.__cause__, ConnectionError)
@@ -66,10 +65,10 @@ async def test_client_closes_all_parts_after_repeated_cancellation(
             closed.append(what)
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(asking, "LogProducer", Part)
-    monkeypatch.setattr(asking, "Membership", Part)
+    monkeypatch.setattr(client, "LogProducer", Part)
+    monkeypatch.setattr(client, "Membership", Part)
     monkeypatch.setattr(client, "AssignedReader", Part)
     with pytest.raises(asyncio.CancelledError):
-        async with asking.open_retrieval_client(LogSettings(), Codec(), "asker"):
+        async with client.open_retrieval_client(LogSettings(), Codec(), "asker"):
             pass
     assert closed == ["stop", "leave", "stop"]  # the reader, the membership, the producer

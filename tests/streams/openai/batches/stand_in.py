@@ -1,4 +1,4 @@
-"""In place of `trivium bridge`: answers what lies on `batch.prompts`, once each."""
+"""In place of `trivium run bridge`: answers what lies on `batch.prompts`, once each."""
 
 import asyncio
 import contextlib

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import InvalidRequest
 from streams.openai.objects.filters import filter_text
-from workers.vector.filters.expressions import parse
+from workers.vector.filters.filters import parse
 
 
 def comparison(kind: str, value: Any, key: Any = "year") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import cast
 
 from workers.llm.probing.jobs import ProbingJobs
-from workers.llm.probing.stalls import StalledShare
+from workers.presence import StalledShare
 
 
 class Figures:

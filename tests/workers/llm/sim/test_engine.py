@@ -113,10 +113,10 @@ def test_engine_limits_concurrent_prefills() -> None:
 
 def test_engine_pauses_steps_without_collector() -> None:
     async def main() -> None:
-        engine = await start_sim(backlog_steps_max=5)
+        engine = await start_sim()
         engine.add(job(prompt(20), max_tokens=500))
         await pass_time(0.2)
-        assert engine.load().tokens_total <= 6
+        assert engine.load().tokens_total <= 65
         await engine.close()
 
     run_virtual(main())

@@ -252,16 +252,13 @@ def test_engine_connects_to_discovered_peer() -> None:
     async def main() -> None:
         cards: dict[str, bytes] = {}
         producer, consumer = [await start_sim(peer_metadata=cards.get) for _ in "ab"]
-        plain = await start_sim(peer_metadata=cards.get, warm_up=False)
-        for engine in (producer, consumer, plain):
+        for engine in (producer, consumer):
             cards[engine.capability.engine_id] = engine.capability.nixl_metadata
-        for engine in (producer, plain):
-            engine.observe_worker("worker", 1, consumer.capability.engine_id)
+        producer.observe_worker("worker", 1, consumer.capability.engine_id)
         await until(lambda: len(transfer_of(producer).moved) == 1)
         (move,) = transfer_of(producer).moved
         assert (move.engine_id, move.notice) == (consumer.capability.engine_id, b"")
-        assert not transfer_of(plain).moved
-        await closed(producer, consumer, plain)
+        await closed(producer, consumer)
 
     run_virtual(main())
 

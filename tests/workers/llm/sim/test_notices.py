@@ -7,7 +7,7 @@ from tests.virtual_time import run_virtual
 from tests.waits import until
 from tests.workers.llm.engines import answered, job, prompt, start_sim, transfer_of
 from tests.workers.llm.sim.engine_pairs import closed
-from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.moves import Notice, NoticeKind
 
 TARGET = KvHandle(
     worker_id="worker",

@@ -15,11 +15,7 @@ def test_settings_reject_invalid_values() -> None:
         SimSettings(transfer="carrier pigeon")
     with pytest.raises(ConfigError, match=r"sim\.handle_margin_ms: expected under handle_ttl_ms"):
         SimSettings(handle_ttl_ms=500)
-    with pytest.raises(ConfigError, match=r"sim\.kv_heads: expected a power of two"):
-        SimSettings(kv_heads=6)
-    with pytest.raises(
-        ConfigError, match=r"sim\.tensor_parallel: expected a divisor of kv_heads 4"
-    ):
+    with pytest.raises(ConfigError, match=r"sim\.tensor_parallel: expected a divisor of 4"):
         SimSettings(tensor_parallel=8)
     with pytest.raises(ConfigError, match=r"sim\.decode_step_ms: expected above 0"):
         replace(SimSettings(), decode_step_ms=0)

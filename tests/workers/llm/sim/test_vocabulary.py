@@ -18,11 +18,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folder_vocabulary_equals_builtin_vocabulary(folder: Path) -> None:
-    assert load_vocabulary(str(folder), 4_096) == load_vocabulary("sim", 4_096)
+    assert load_vocabulary(str(folder)) == load_vocabulary("sim")
 
 
 def test_vocabulary_texts_join_to_decoded_text(folder: Path) -> None:
-    vocabulary = load_vocabulary(str(folder), 4_096)
+    vocabulary = load_vocabulary(str(folder))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = [vocabulary.ids[i][0] for i in range(vocabulary.size)]
     assert tokenizer.decode(ids) == "".join(vocabulary.texts[: vocabulary.size])

@@ -12,10 +12,10 @@ from aiokafka import ConsumerRecord
 
 from schemas.errors import UnknownCollection
 from schemas.records import Chunk, CollectionDeclared
-from schemas.retrieval import RetrievalResult, embedding_workers
 from schemas.settings import LogSettings
 from schemas.topics import declaration_key, document_key
 from streams.log.clock import wall_ms
+from streams.log.retrieval.results import RetrievalResult, embedding_workers
 from tests.waits import until
 from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf
 from tests.workers.embed.bookshelf import worker as embedder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import InvalidRequest
-from workers.vector.filters.expressions import parse
+from workers.vector.filters.filters import parse
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.workers.vector.data import gaussian
-from workers.vector.filters.expressions import parse
+from workers.vector.filters.filters import parse
 from workers.vector.index import snapshot
 from workers.vector.index.index import Index
 from workers.vector.index.query import Effort
