@@ -10,10 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.errors import InvalidRequest
+from streams.calls.embedding import EmbeddingsBody, inputs_of
 from streams.calls.errors import from_validation, shorten
-from streams.calls.request.body import Body, ChatBody, CompletionBody
-from streams.calls.request.embed_body import EmbeddingsBody, inputs_of
-from streams.calls.request.fields import EMBEDDING_NEUTRAL, refuse_extras
+from streams.calls.request.body import (
+    EMBEDDING_NEUTRAL,
+    Body,
+    ChatBody,
+    CompletionBody,
+    refuse_extras,
+)
 from streams.calls.request.responses_body import ResponsesBody, refuse_fields
 from streams.openai.batches import lines
 from streams.openai.responses.call import ResponseCall

@@ -13,7 +13,7 @@ from schemas.errors import BrokerUnavailable, RecordError
 from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
 from streams.bridge.records.record import PromptRecord
-from streams.calls.log.frames import FRAMES_MAX, decode_frame, frame_reader
+from streams.calls.log.tokens import FRAMES_MAX, decode_frame, frame_reader
 from streams.calls.stream.hub import Hub
 from streams.log.clients import AssignedReader
 from streams.log.slices import in_slices

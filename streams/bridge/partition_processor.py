@@ -210,7 +210,7 @@ class PartitionProcessor:
         for prompt in recovered:
             if prompt.call is not None:
                 hub.add(prompt.call)
-        hub.go_live(self._shared.submitter.gateway.hub.on_void)
+        hub.go_live(self._shared.submitter.calls.hub.on_void)
         tasks = [self._spawn(self._read_tokens(hub, *at, live=True)) for at in reached.items()]
         async with self._changed:
             await self._changed.wait_for(
@@ -289,7 +289,7 @@ class PartitionProcessor:
     async def _may_send(self, partition: int) -> None:
         shared = self._shared
         await shared.may_ask.wait()
-        if shared.submitter.backend.epoch != shared.epoch:
+        if shared.submitter.process.member.epoch != shared.epoch:
             raise LeaseError(f"{shared.bridge_id}: was away; what it asked others may have")
         if partition not in self._covered:
             await self._commit()
@@ -362,7 +362,7 @@ class PartitionProcessor:
 
     def _tokens(self, answered_offsets: set[int]) -> dict[int, int]:
         """Return the offsets in `tokens` from which tokens of open and later prompts may lie."""
-        places = self._shared.submitter.backend.tokens_read | self._inherited
+        places = self._shared.submitter.process.tokens.positions | self._inherited
         for offset, prompt in self._under_way.items():
             if offset not in answered_offsets:
                 for partition, start in prompt.starts.items():

@@ -8,7 +8,7 @@ from streams.bridge.config import TopicPair
 from streams.bridge.limits import TopicLimits
 from streams.bridge.prompts import PromptParser, PromptQuestion
 from streams.bridge.records.record import PromptRecord
-from streams.calls.request.embed_body import EmbeddingsBody
+from streams.calls.embedding import EmbeddingsBody
 from streams.calls.request.intake import CallIntake
 from streams.calls.stream.hub import Call
 from streams.log.transactions import OutgoingRecord

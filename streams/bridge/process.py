@@ -11,7 +11,6 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
-from schemas.model.files import model_folder
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
@@ -28,20 +27,14 @@ from streams.bridge.records.writer_schemas import WriterSchemas
 from streams.bridge.submitter import Submitter
 from streams.bridge.turns.slots import Slots, limit
 from streams.calls.config import GatewaySettings
-from streams.calls.log.pool import LogPool
-from streams.calls.metrics import Metrics
-from streams.calls.request.intake import ServedModel
-from streams.calls.request.tokenizer import Tokenizer
-from streams.calls.stream.hub import Hub
-from streams.gateway.log.backend import LogBackend
-from streams.gateway.state import Gateway
+from streams.calls.process import CallProcess, load_model
 from streams.log.admin import bytes_max_of, create_extra_topics
 from streams.log.cancellation import cancel_and_wait, run_within
-from streams.log.clock import wall_ms
 from streams.log.faust.app import run_app
 from streams.log.faust.group import Group
 from streams.log.reading.faults import FAULTS
 from streams.log.retry import TRANSIENT_ERRORS, run_with_reconnect
+from streams.openai.objects.log import ObjectLog
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.25
@@ -58,22 +51,23 @@ class Bridge:
         self,
         log: LogSettings,
         settings: BridgeSettings,
-        gateway: Gateway,
-        backend: LogBackend,
+        process: CallProcess,
+        objects: ObjectLog,
         codec: Codec,
+        bridge_id: str,
     ) -> None:
         self.log, self.settings, self.codec = log, settings, codec
-        self.gateway, self.backend = gateway, backend
+        self.process, self.bridge_id = process, bridge_id
         self.slots = Slots(self._limit)
-        self.submitter = Submitter(gateway, backend, log.topic_prefix)
+        self.submitter = Submitter(process, lambda: objects.table, log.topic_prefix)
         self.pair_ios: Mapping[str, PairIO] = {}  # by topic of prompts
 
     def _limit(self) -> int:
-        backend, settings = self.backend, self.settings
-        members = backend.living(MemberKind.GATEWAY)
+        member, settings = self.process.member, self.settings
+        members = member.living(MemberKind.GATEWAY)
         return limit(
-            backend.living(MemberKind.WORKER),
-            sum(not member.registration.url for member in members),
+            member.living(MemberKind.WORKER),
+            sum(not gateway.registration.url for gateway in members),
             share=settings.share,
             in_flight_max=settings.in_flight_max,
         )
@@ -92,8 +86,9 @@ class Bridge:
             return await bytes_max_of(self.log, written)
 
         limits = TopicLimits(ask, await ask())
-        served = self.gateway.served.name
-        priority_max = self.gateway.settings.priority_max
+        calls = self.process.calls
+        served = calls.served.name
+        priority_max = calls.settings.priority_max
         self.pair_ios = {
             pair.prompts: PairIO(
                 pair,
@@ -124,7 +119,7 @@ class Bridge:
         shared = ProcessorContext(
             log=self.log,
             codec=self.codec,
-            bridge_id=self.gateway.gateway_id,
+            bridge_id=self.bridge_id,
             group_id=group_id(self.log),
             submitter=self.submitter,
             slots=self.slots,
@@ -132,7 +127,7 @@ class Bridge:
             fail=group.fail,
             epoch=epoch,
         )
-        app = make_app(self.log, self.gateway.gateway_id, sorted(self.pair_ios), partitions)
+        app = make_app(self.log, self.bridge_id, sorted(self.pair_ios), partitions)
         works: Sequence[Any] = (
             run_app(app),
             group.wait_for_failure(),
@@ -153,19 +148,19 @@ class Bridge:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _JOIN_S
         while loop.time() < until_s:
-            if self.backend.epoch:
-                return self.backend.epoch
+            if self.process.member.epoch:
+                return self.process.member.epoch
             await asyncio.sleep(_LOOK_S)
         raise BrokerUnavailable("the fleet is not joined yet")
 
     async def _watch_membership(self, epoch: int, partitions: BridgePartitions) -> None:
         """Hand out free slots; raise LeaseError when the epoch in the fleet has changed."""
-        while self.backend.epoch == epoch:
+        while self.process.member.epoch == epoch:
             self.slots.hand_out()
             if partitions.is_ready:
                 FAULTS.note_working(_SUBJECT)
             await asyncio.sleep(_LOOK_S)
-        raise LeaseError(f"{self.gateway.gateway_id}: was away from the fleet; begins anew")
+        raise LeaseError(f"{self.bridge_id}: was away from the fleet; begins anew")
 
     async def _wind_up(
         self, partitions: BridgePartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
@@ -177,7 +172,7 @@ class Bridge:
             await app.stop()
 
         if not await run_within(_WIND_UP_S, finish()):
-            logger.warning("%s: gave up winding down", self.gateway.gateway_id)
+            logger.warning("%s: gave up winding down", self.bridge_id)
         await cancel_and_wait(*tasks)
 
 
@@ -199,35 +194,18 @@ async def run_bridge(
 
     `gateway` has the limits of requests, as for calls over HTTP.
     """
-    tokenizer = await asyncio.to_thread(lambda: Tokenizer(model_folder(model)))
-    started_ms = wall_ms()
-    served = ServedModel(
-        name=model.served_name,
-        tokenizer=tokenizer,
-        max_model_len=model.max_model_len,
-        created_s=started_ms // 1000,
-    )
-    metrics = Metrics()
-    hub = Hub(metrics)
-    backend = LogBackend(
-        log,
-        gateway,
-        gateway_id=bridge_id,
-        started_ms=started_ms,
-        url="",
+    served = await load_model(model)
+    process = CallProcess.build(
+        *(log, codec, gateway, served),
         models=frozenset({model.served_name, model.path}),
-        hub=hub,
-        metrics=metrics,
-        codec=codec,
+        process_id=bridge_id,
     )
-    pool = LogPool(log, codec, f"{bridge_id}-asks", gateway.accept_ms)
-    state = Gateway(
-        *(gateway, served, backend, hub, metrics, pool, backend.objects),
-        gateway_id=bridge_id,
-        started_ms=started_ms,
-    )
-    bridge = Bridge(log, settings, state, backend, codec)
-    works = [backend.run(), state.sweep_forever()]
+    objects = ObjectLog.build(log, codec, gateway, process.sender, bridge_id)
+    bridge = Bridge(log, settings, process, objects, codec, bridge_id)
+    works = [
+        process.member.run(objects.read(), process.reporter.write()),
+        process.calls.sweep_forever(),
+    ]
     if settings.documents:
         works.append(feed_documents(log, settings.documents, codec, bridge_id))
     helpers = [asyncio.create_task(run) for run in works]
@@ -237,7 +215,7 @@ async def run_bridge(
     finally:
         await cancel_and_wait(living)
         await cancel_and_wait(*helpers)
-        await pool.close()
+        await process.pool.close()
     for task in (living, *helpers):
         if not task.cancelled():
             task.result()

@@ -21,10 +21,10 @@ from streams.bridge.records.record import PromptRecord, fetch_schema, fields_of
 from streams.bridge.records.template import Template, look_up
 from streams.bridge.records.writer_schemas import READS_MAX, WriterSchemas
 from streams.calls.config import BY_URGENCY
+from streams.calls.embedding import EmbeddingsBody
 from streams.calls.errors import shorten
+from streams.calls.ids import check_session_id
 from streams.calls.request.body import ChatBody, Message, ResponseFormat
-from streams.calls.request.conversation import check_session_id
-from streams.calls.request.embed_body import EmbeddingsBody
 from streams.openai.batches.lines import EMBEDDINGS
 from streams.openai.responses.call import ResponseCall
 

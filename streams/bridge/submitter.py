@@ -33,22 +33,19 @@ from streams.bridge.prompts import PromptQuestion
 from streams.bridge.records.record import PromptRecord
 from streams.bridge.turns.lines import BatchLines
 from streams.bridge.turns.slots import Slots
-from streams.calls.ids import derive_ids
+from streams.calls.embedding import EmbeddingsBody, embed_texts, vectors_body
+from streams.calls.ids import RESPONSE_PREFIX, Conversation, derive_ids
+from streams.calls.process import CallProcess
 from streams.calls.request.body import ChatBody
-from streams.calls.request.conversation import Conversation
-from streams.calls.request.embed_body import EmbeddingsBody
 from streams.calls.request.intake import CallIntake, take_in_body
-from streams.calls.request.options import CallOptions
+from streams.calls.requests import CallOptions, Inquiry, requests_of
 from streams.calls.stream.answers import call_error
 from streams.calls.stream.event_id import StreamKey
 from streams.calls.stream.hub import Call
-from streams.gateway.endpoints.embeddings import embed_texts, vectors_body
-from streams.gateway.endpoints.generate import Inquiry, requests_of
-from streams.gateway.log.backend import LogBackend
-from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.log.retry import Backoff
 from streams.log.transactions import OutgoingRecord
+from streams.openai.objects.table import ObjectTable
 from streams.openai.responses.call import ResponseCall
 from streams.openai.responses.form import Form, whole_of
 
@@ -60,12 +57,14 @@ MaySend = Callable[[int], Awaitable[None]]  # waits until a request with tokens 
 class Submitter:
     """Submits the prompts of all partitions of one bridge to the routers."""
 
-    def __init__(self, gateway: Gateway, backend: LogBackend, cluster: str) -> None:
+    def __init__(
+        self, process: CallProcess, table: Callable[[], ObjectTable], cluster: str
+    ) -> None:
         """Create one; `cluster` distinguishes deployments that read the same topics."""
-        self.gateway, self.backend = gateway, backend
+        self.process, self.calls = process, process.calls
         self._cluster = cluster
         self.partitions: Mapping[str, int] = {}  # partition counts by topic
-        self.lines = BatchLines(cluster + "batch.prompts", lambda: backend.objects.table)
+        self.lines = BatchLines(cluster + "batch.prompts", table)
         self._sending: set[asyncio.Future[None]] = set()
         self.vector_slots = Slots(lambda: VECTORS_AT_ONCE)  # embedding workers grant no credits
 
@@ -76,9 +75,9 @@ class Submitter:
         partition is one of them, only the caller passes its rows: two readers are at different
         offsets, and the meaning of rows depends on their order.
         """
-        question, gateway = prompt.question, self.gateway
+        question, calls = prompt.question, self.calls
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
-        partition, offset = self.backend.tokens_position()
+        partition, offset = self.process.member.tokens_position()
         prompt.starts.setdefault(partition, offset)
         prompt.asked_ms = prompt.asked_ms or wall_ms()
         prompt.tries += 1
@@ -87,7 +86,7 @@ class Submitter:
         key = StreamKey(
             parent_id=request_id,
             session_id=question.session_id or self._ids(prompt.record, 1)[1],
-            model=gateway.served.name,
+            model=calls.served.name,
             endpoint=Endpoint.CHAT if is_chat else Endpoint.COMPLETION,
             partition=partition,
             offset=offset,
@@ -101,10 +100,10 @@ class Submitter:
             deadline_ms=key.deadline_ms,
             arrived_s=asyncio.get_running_loop().time(),
             waits_for_end=True,
-            tolerates_difference=gateway.tolerates_difference,
+            tolerates_difference=calls.tolerates_difference,
         )
         call.add(request_id, 0)
-        gateway.hold(call, in_hub=partition not in read_apart)
+        calls.hold(call, in_hub=partition not in read_apart)
         return call
 
     def _ids(self, record: PromptRecord, tries: int) -> tuple[str, str]:
@@ -119,7 +118,7 @@ class Submitter:
     def release(self, prompt: PendingPrompt) -> None:
         """Stop receiving the tokens of the current try."""
         if prompt.call is not None:
-            self.gateway.release(prompt.call)
+            self.calls.release(prompt.call)
             prompt.call = None
 
     async def outcome(self, prompt: PendingPrompt) -> Answer | TriviumError | None:
@@ -152,23 +151,23 @@ class Submitter:
     async def _response(self, prompt: PendingPrompt, response: ResponseCall, call: Call) -> str:
         """Return the answer's body as /v1/responses would return it."""
         record = response.record(await self._intake(prompt), call.key)
-        name = self.gateway.response_ids.name(record.request_id, record.tenant, None)
+        name = RESPONSE_PREFIX + record.request_id  # the record is not stored
         return whole_of(Form(name, record), call).decode()
 
     async def _intake(self, prompt: PendingPrompt) -> CallIntake:
         """Return the prompt's call, checked and tokenized."""
-        gateway, question = self.gateway, prompt.question
+        calls, question = self.calls, prompt.question
         assert question is not None and not isinstance(question.body, EmbeddingsBody)
         if prompt.intake is not None:
             return prompt.intake
         pauses, until_ms = Backoff(), prompt.asked_ms + question.deadline_ms
         while True:
             try:
-                owner, served = self.lines.owner(prompt.record), gateway.served
+                owner, served = self.lines.owner(prompt.record), calls.served
                 if question.response is not None:
-                    intake = await question.response.take_in(served, gateway.settings, owner)
+                    intake = await question.response.take_in(served, calls.settings, owner)
                 else:
-                    intake = await take_in_body(question.body, served, gateway.settings, owner)
+                    intake = await take_in_body(question.body, served, calls.settings, owner)
                 break
             except TooManyRequests:  # the process is checking others; this does not count as a try
                 if wall_ms() >= until_ms:
@@ -229,7 +228,7 @@ class Submitter:
                 )
                 outcome = await self.outcome(prompt)
                 if call.failure is not None:  # the routers do not know that it failed here
-                    self.gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+                    self.calls.cancel_later(call, CancelReason.CLIENT_GONE)
             assert outcome is not None
             if isinstance(outcome, TriviumError):
                 return outcome
@@ -261,7 +260,7 @@ class Submitter:
         try:
             deadline_ms = prompt.asked_ms + question.deadline_ms
             tenant = self.lines.owner(prompt.record)
-            embeddings = await embed_texts(self.gateway.pool, body, deadline_ms, tenant)
+            embeddings = await embed_texts(self.process.pool, body, deadline_ms, tenant)
         except (BrokerUnavailable, NotReady):
             raise  # the pool is unavailable; this does not count as a try
         except TriviumError:
@@ -277,7 +276,7 @@ class Submitter:
         return await self._fitting_answer(prompt, answer)
 
     async def _send(self, prompt: PendingPrompt, call: Call, may_send: MaySend) -> None:
-        question, gateway, key = prompt.question, self.gateway, call.key
+        question, key = prompt.question, call.key
         assert question is not None
         intake = await self._intake(prompt)
         turn = sum(message["role"] == "assistant" for message in intake.chat.messages)
@@ -292,13 +291,13 @@ class Submitter:
         )
         conversation = Conversation(session_id=key.session_id, turn=turn)
         inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
-        (request,) = requests_of(gateway, inquiry, key, wall_ms())
+        (request,) = requests_of(self.calls, inquiry, key, wall_ms())
         pauses = Backoff()
         while True:
             try:
                 await may_send(key.partition)
                 headers = trace_of(prompt.record.headers)
-                sending = asyncio.ensure_future(self.backend.send(request, headers))
+                sending = asyncio.ensure_future(self.process.sender.send(request, headers))
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
                 await sending
@@ -343,7 +342,7 @@ class Submitter:
         )
         try:
             sending = self.fitting(prompt.pair_io.answers.part(record, part))
-            ack = await self.backend.producer.send_raw(
+            ack = await self.process.sender.producer.send_raw(
                 sending.topic,
                 sending.value,
                 key=sending.key,

@@ -13,16 +13,16 @@ from schemas.errors import InvalidRequest
 from schemas.records import Capability, MemberKind, Orchestration, Registration, Role
 from schemas.rules.pairs import common_orders
 from streams.calls.request.intake import CallIntake
-from streams.calls.request.options import ORCHESTRATION_HEADER, POLICY_HEADER, CallOptions
 from streams.config import ORCHESTRATIONS, POLICIES, POLICY_ENTRIES
 
+POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _AUTO = "auto"
 _PAIR = (Role.PREFILL, Role.DECODE)
 _ALWAYS_THERE = ("every", "sentence", "uncertain")  # of a worker that lists no triggers
 
 
 def check_wishes(
-    servers: Callable[[], Sequence[Registration]], intake: CallIntake, options: CallOptions
+    servers: Callable[[], Sequence[Registration]], intake: CallIntake, policy: str, order: str
 ) -> None:
     """Raise InvalidRequest for a wish that the routers, or the workers of the model, cannot meet.
 
@@ -30,8 +30,8 @@ def check_wishes(
     """
     probe = None if intake.search is None else intake.search.probe
     trigger = None if probe is None else probe.body.trigger
-    order = "" if options.orchestration == _AUTO else options.orchestration
-    if not (trigger or options.policy or order):
+    order = "" if order == _AUTO else order
+    if not (trigger or policy or order):
         return
     members = servers()
     workers = [member for member in members if member.capability is not None]
@@ -39,10 +39,10 @@ def check_wishes(
         return
     if trigger:
         _check_trigger(trigger, workers)
-    if options.policy:
+    if policy:
         param = "trivium.policy" if intake.policy else POLICY_HEADER
         routers = [member for member in members if member.kind is MemberKind.ROUTER]
-        _check_policy(options.policy, param, _roles(workers), routers)
+        _check_policy(policy, param, _roles(workers), routers)
     if order:
         param = "trivium.orchestration" if intake.orchestration else ORCHESTRATION_HEADER
         _check_order(Orchestration(order), param, workers)

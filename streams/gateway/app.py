@@ -7,8 +7,10 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,18 +20,15 @@ from starlette.routing import Route
 
 from schemas.codec import Codec
 from schemas.errors import TriviumError
-from schemas.model.files import model_folder
-from schemas.records import CancelReason, Endpoint
+from schemas.records import Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import error_body, from_detail, plain_body, retry_headers
-from streams.calls.ids import new_request_id
-from streams.calls.log.pool import LogPool
-from streams.calls.metrics import Metrics
-from streams.calls.request.intake import ServedModel
+from streams.calls.ids import SESSION_IDLE_MS, new_request_id
+from streams.calls.log.member import CallMember
+from streams.calls.log.turns import TurnTopic
+from streams.calls.process import CallProcess, load_model
 from streams.calls.request.search import collection_of
-from streams.calls.request.tokenizer import Tokenizer
-from streams.calls.stream.hub import Hub
 from streams.gateway.endpoints.docs_page import DocsPage
 from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
@@ -41,12 +40,13 @@ from streams.gateway.endpoints.stored_responses import cancel, delete, input_ite
 from streams.gateway.http.entry import AsgiEndpoint, Handler, RootApp
 from streams.gateway.http.listener import inherit_listener, listen
 from streams.gateway.http.server import GatewayServer, allow_files, make_server
-from streams.gateway.log.backend import LogBackend
 from streams.gateway.state import Gateway
 from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 from streams.openai.batches.batch_runner import BatchRunner
 from streams.openai.indexing.indexer import Indexer
+from streams.openai.objects.log import ObjectLog
+from streams.openai.responses.log import ResponseTopic
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.05
@@ -60,11 +60,12 @@ def create_app(gateway: Gateway) -> RootApp:
     def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
         return AsgiEndpoint(name, handler, gateway.metrics.count_outcome)
 
+    vectors = (gateway.callers, gateway.pool, gateway.settings)
     posts = {
         "/v1/chat/completions": endpoint("chat", partial(generate, gateway, Endpoint.CHAT)),
         "/v1/completions": endpoint("completion", partial(generate, gateway, Endpoint.COMPLETION)),
-        "/v1/embeddings": endpoint("embeddings", partial(embeddings, gateway)),
-        "/v1/rerank": endpoint("rerank", partial(rerank, gateway)),
+        "/v1/embeddings": endpoint("embeddings", partial(embeddings, *vectors)),
+        "/v1/rerank": endpoint("rerank", partial(rerank, *vectors)),
         "/v1/responses": endpoint("responses", partial(create, gateway)),
     }
     app = FastAPI(
@@ -151,74 +152,80 @@ async def run_gateway(
     The socket listens at once. Calls wait in its backlog until the log is joined and workers are
     ready, for at most `gateway.wait_ms`. After that, they get status 503 until both are there.
     """
-    tokenizer = await asyncio.to_thread(lambda: Tokenizer(model_folder(model)))
-    served = ServedModel(
-        name=model.served_name,
-        tokenizer=tokenizer,
-        max_model_len=model.max_model_len,
-        created_s=wall_ms() // 1000,
-    )
+    served = await load_model(model)
     allow_files(gateway.connections_max)
     inherited_socket = inherit_listener()
     sock = inherited_socket or listen(gateway.host, gateway.port)
     url = "http://{}:{}".format(*sock.getsockname()[:2])
-    metrics, started_ms = Metrics(), wall_ms()
-    hub = Hub(metrics)
     codec = codec or Codec()
-    backend = LogBackend(
-        log,
-        gateway,
-        gateway_id=gateway_id,
-        started_ms=started_ms,
-        url=url,
+    process = CallProcess.build(
+        *(log, codec, gateway, served),
         models=frozenset({model.served_name, model.path}),
-        hub=hub,
-        metrics=metrics,
-        codec=codec,
+        process_id=gateway_id,
+        url=url,
     )
-    pool = LogPool(log, codec, f"{gateway_id}-asks", gateway.accept_ms)
-    state = Gateway(
-        *(gateway, served, backend, hub, metrics, pool, backend.objects),
+    member, sender = process.member, process.sender
+    objects = ObjectLog.build(log, codec, gateway, sender, gateway_id)
+    responses = ResponseTopic(
+        *(log, codec),
         gateway_id=gateway_id,
-        started_ms=started_ms,
+        accept_ms=gateway.accept_ms,
+        producer=sender.started,
     )
-    backend.turns.on_turn = state.conversations.add
+    turns = TurnTopic(
+        *(log, codec),
+        gateway_id=gateway_id,
+        back_ms=SESSION_IDLE_MS,
+        producer=sender.started,
+        bury=sender.bury,
+    )
+    state = Gateway(
+        *(process.calls, process.metrics),
+        tokens=process.tokens,
+        responses=responses,
+        objects=objects,
+        pool=process.pool,
+        publish_turn=turns.publish,
+    )
+    turns.on_turn = state.conversations.add
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
     indexer = Indexer(
-        log,
-        codec,
-        backend.objects,
-        backend.view,
-        is_first=backend.is_first,
+        *(log, codec, objects, member.view),
+        is_first=member.is_first,
         parse_ms=gateway.parse_ms,
     )
     carrier = BatchRunner(
-        log,
-        codec,
-        backend.objects,
-        is_first=backend.is_first,
+        *(log, codec, objects),
+        is_first=member.is_first,
         check_model=lambda model: collection_of(model, served.name),
     )
+    topics = (
+        *(objects.read(), process.reporter.write()),
+        *(turns.read(), responses.follow(), turns.publish_pending()),
+    )
+    works = (member.run(*topics), process.calls.sweep_forever(), indexer.run(), carrier.run())
     try:
         await _serve(
             state,
-            backend,
-            (indexer, carrier),
+            member,
+            works,
             sock,
             stop,
+            is_ready=lambda: objects.is_read and not member.problems(),
             is_inherited=inherited_socket is not None,
         )
     finally:
-        await pool.close()
+        await process.pool.close()
 
 
 async def _serve(
     gateway: Gateway,
-    backend: LogBackend,
-    services: tuple[Indexer, BatchRunner],
+    member: CallMember,
+    works: Iterable[Coroutine[Any, Any, None]],
     sock: socket.socket,
     stop: asyncio.Event,
     *,
+    is_ready: Callable[[], bool],
     is_inherited: bool,
 ) -> None:
     """Serve until `stop` is set or a task ends, then drain. If the socket `is_inherited`, the
@@ -226,9 +233,8 @@ async def _serve(
     drain are left to the next process."""
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
-    runs = (backend.run(), gateway.sweep_forever(), *(service.run() for service in services))
-    helpers = [loop.create_task(run) for run in runs]
-    serving = loop.create_task(_accept(server, gateway, backend, sock))
+    helpers = [loop.create_task(work) for work in works]
+    serving = loop.create_task(_accept(server, gateway, is_ready, sock))
     stopping = loop.create_task(stop.wait())
     try:
         await asyncio.wait([*helpers, serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -237,12 +243,12 @@ async def _serve(
             if is_inherited:
                 await server.stop_listening(sock)
                 sock.close()
-            await _drain(gateway, backend)
+            await _drain(gateway, member)
             if not is_inherited:
                 await server.stop_listening(sock)
             await server.linger(gateway.settings.linger_ms)
     finally:
-        gateway.draining = server.should_exit = True
+        gateway.calls.draining = server.should_exit = True
         stopping.cancel()
         try:
             await asyncio.wait([serving])
@@ -255,24 +261,22 @@ async def _serve(
 
 
 async def _accept(
-    server: GatewayServer, gateway: Gateway, backend: LogBackend, sock: socket.socket
+    server: GatewayServer, gateway: Gateway, is_ready: Callable[[], bool], sock: socket.socket
 ) -> None:
     """Start to serve once calls can be answered, or after `gateway.wait_ms`. Until then, they wait
     in the socket's backlog."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + gateway.settings.wait_ms / 1000
-    while not (backend.is_ready or gateway.draining) and loop.time() < until_s:  # noqa: ASYNC110 - no event
+    while not (is_ready() or gateway.calls.draining) and loop.time() < until_s:  # noqa: ASYNC110 - no event
         await asyncio.sleep(_LOOK_S)
-    if not gateway.draining:
+    if not gateway.calls.draining:
         await server.serve(sockets=[sock])
 
 
-async def _drain(gateway: Gateway, backend: LogBackend) -> None:
+async def _drain(gateway: Gateway, member: CallMember) -> None:
     """Reject new calls, and let calls in flight end within the grace. Streams that do not end can
     be resumed at another gateway. Whole answers cannot, so their work is cancelled."""
-    gateway.draining = True
-    await backend.drain()
-    await gateway.wait_until_idle(gateway.settings.grace_ms)
-    for call in list(gateway.calls):
-        if call.waits_for_end and not call.client_gone:
-            await gateway.cancel(call, CancelReason.CLIENT_GONE)
+    gateway.calls.draining = True
+    await member.drain()
+    await gateway.calls.wait_until_idle(gateway.settings.grace_ms)
+    await gateway.calls.cancel_whole_answers()

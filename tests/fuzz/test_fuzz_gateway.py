@@ -15,9 +15,9 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
-from streams.calls.log.frames import decode_frame
+from streams.calls.ids import Conversations
+from streams.calls.log.tokens import decode_frame
 from streams.calls.log.turns import TurnTopic
-from streams.calls.request.conversation import Conversations
 from tests.fuzz.strategies import CODEC, examples, record_bytes
 from tests.loop_stalls import unstalled
 from tests.schemas.examples import instances

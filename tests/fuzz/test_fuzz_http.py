@@ -7,8 +7,8 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.calls.embedding import EmbeddingsBody, RerankBody
 from streams.calls.request.body import ChatBody, CompletionBody, TokenizeBody
-from streams.calls.request.embed_body import EmbeddingsBody, RerankBody
 from streams.calls.request.responses_body import ResponsesBody
 from tests.fuzz.strategies import JSON, changed_bytes, examples, text_of
 from tests.loop_stalls import unstalled

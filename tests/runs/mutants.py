@@ -33,7 +33,7 @@ AREAS = {  # folders whose code is changed, and the tests that may notice
     "streams/core": ["tests/streams/core"],
     "streams/bridge": ["tests/streams/bridge"],
     "streams/calls/stream": [
-        *("tests/streams/calls/stream", "tests/streams/gateway/log"),
+        *("tests/streams/calls/stream", "tests/streams/calls/log"),
         "tests/streams/gateway/test_state.py",
     ],
     "workers/llm": ["tests/workers/llm"],

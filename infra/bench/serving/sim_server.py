@@ -24,7 +24,8 @@ from schemas.codec import to_dict
 from schemas.records import KvHandle, Sampling, WorkPhase
 from schemas.sections import build
 from schemas.settings import ModelSettings
-from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.calls.request.chat import Chat
+from streams.calls.request.tokenizer import Tokenizer
 from streams.log.clock import wall_ms
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim.engine import start

@@ -15,8 +15,7 @@ from schemas.records import Continued, Request, Resumption, TokenFrame
 from streams.calls.config import GatewaySettings
 from streams.calls.log.answers import progress_record
 from streams.calls.stream.event_id import ClientPosition, StreamKey
-from streams.calls.stream.hub import AnswerProgress, Call, CallStream, Hub
-from streams.calls.stream.timeouts import failure_of
+from streams.calls.stream.hub import AnswerProgress, Call, CallStream, Hub, failure_of
 
 GAP_MS = GatewaySettings().gap_ms
 KEEPS_RUNNING_EVERY = 5  # every fifth request keeps running if its client leaves

@@ -17,7 +17,7 @@ from schemas.errors import RecordError, TopicError
 from schemas.records import TurnBatch
 from schemas.settings import LogSettings
 from schemas.topics import check_record
-from streams.calls.request.conversation import ConversationTurn
+from streams.calls.ids import ConversationTurn
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.clock import wall_ms
 from streams.log.retry import TRANSIENT_ERRORS, retry_forever

@@ -26,7 +26,8 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from schemas.errors import InvalidRequest
-from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.calls.request.chat import Chat
+from streams.calls.request.tokenizer import Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
 SCHEMAS_MAX = 256  # compiled schemas

@@ -3,6 +3,7 @@
 Nothing here uses the log: the result is ready to become requests.
 """
 
+import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,22 +13,24 @@ from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.records import Endpoint, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
+from streams.calls.ids import check_session_id
 from streams.calls.request.body import (
     VALUES_MAX,
     ChatBody,
     CompletionBody,
     GenerationBody,
     PlacementOptions,
+    one_of,
     parse,
+    priority_of,
+    refuse_extras,
+    strings,
     whole_numbers,
 )
-from streams.calls.request.conversation import check_session_id
-from streams.calls.request.fields import one_of, priority_of, refuse_extras
+from streams.calls.request.chat import Chat, chat_of
 from streams.calls.request.form import form_of
-from streams.calls.request.messages import chat_of
-from streams.calls.request.sampling import sampling_of
 from streams.calls.request.search import PromptSearch, collection_of, search_body_of, search_of
-from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.calls.request.tokenizer import Tokenizer
 from streams.config import ORCHESTRATIONS, POLICIES
 
 
@@ -63,6 +66,11 @@ class CallIntake:
     user: str
 
     @property
+    def names_cache(self) -> bool:
+        """Return whether the body says something about the response cache."""
+        return isinstance(self.body, ChatBody) and self.body.cache is not None
+
+    @property
     def reported_prompts(self) -> list[Sequence[int]]:
         """Return the prompt of each choice if the answer reports it; empty if passages are inserted
         into it."""
@@ -91,7 +99,8 @@ async def take_in_body(
 ) -> CallIntake:
     """Check what the types of a body do not, and tokenise its prompt. Slow checks run in other
     processes."""
-    collection = collection_of(body.model or served.name, served.name)
+    model = body.model or served.name
+    collection = "" if model == served.name else collection_of(model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body)
@@ -109,7 +118,7 @@ async def take_in_body(
     search: PromptSearch | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
-        chat = chat_of(body, body.messages, served.tokenizer)
+        chat = chat_of(body, body.messages, served.tokenizer.template)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
             prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]
@@ -175,9 +184,9 @@ async def _search(
     tenant: str,
 ) -> PromptSearch | None:
     """Return the search that precedes a chat's answer, or None."""
-    search_body = search_body_of(body, collection)
-    if search_body is None:
+    if body.retrieval is None and not collection:
         return None
+    search_body = search_body_of(body, collection)
     return await search_of(
         search_body,
         chat,
@@ -302,3 +311,109 @@ def _sampling(
         limit_text = f"max_tokens is {sampling.max_tokens}; shorten the prompt or lower max_tokens"
         raise _too_long(f"{count} tokens and {limit_text}", param, served, limit)
     return sampling
+
+
+COMPLETION_TOKENS = 16  # OpenAI's default of the completions endpoint
+STOPS_MAX, STOP_IDS_MAX, BIASES_MAX, BAD_WORDS_MAX = 16, 128, 1_024, 256
+STOP_CHARS_MAX, BAD_WORD_CHARS_MAX = 1_024, 256  # of each
+SEED_BITS = 53  # JSON readers with doubles keep such a seed exactly
+
+
+def sampling_of(
+    body: GenerationBody, form: Structured | None, *, prompt_tokens: int, limit: int, vocab: int
+) -> Sampling:
+    """Return the parameters for one prompt. `form` is the form of the answer from `form.py`,
+    `limit` the largest number of tokens of prompt and answer together."""
+    max_tokens = _max_tokens(body, limit - prompt_tokens)
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: expected at most max_tokens={max_tokens}, found {min_tokens}",
+            "min_tokens",
+        )
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        # top_p=0 leaves only the most likely token; engines do not accept 0.
+        temperature=0.0 if body.top_p == 0 else _or(body.temperature, 1.0),
+        top_p=body.top_p or 1.0,
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        seed=random.getrandbits(SEED_BITS) if body.seed is None else body.seed,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        stop=strings("stop", body.stop, STOPS_MAX, STOP_CHARS_MAX),
+        stop_token_ids=_token_ids(body.stop_token_ids, vocab),
+        include_stop=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        logprobs=_logprobs(body),
+        logit_bias=_biases(body.logit_bias, vocab),
+        bad_words=strings("bad_words", body.bad_words, BAD_WORDS_MAX, BAD_WORD_CHARS_MAX),
+        structured=form,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _max_tokens(body: GenerationBody, free_tokens: int) -> int:
+    max_tokens = body.max_tokens
+    if isinstance(body, ChatBody):
+        if body.max_completion_tokens is not None:
+            max_tokens = body.max_completion_tokens
+    elif max_tokens is None:
+        max_tokens = min(COMPLETION_TOKENS, free_tokens)
+    return free_tokens if max_tokens is None else max_tokens
+
+
+def _token_ids(value: list[int] | None, vocab: int) -> tuple[int, ...]:
+    for token_id in value or ():
+        if not 0 <= token_id < vocab:
+            raise InvalidRequest(
+                f"stop_token_ids: expected token ids from 0 to {vocab - 1}, found {token_id}",
+                "stop_token_ids",
+            )
+    if value and len(value) > STOP_IDS_MAX:
+        raise InvalidRequest(
+            f"stop_token_ids: expected at most {STOP_IDS_MAX}, found {len(value)}",
+            "stop_token_ids",
+        )
+    return tuple(value or ())
+
+
+def _logprobs(body: GenerationBody) -> int | None:
+    if isinstance(body, ChatBody):
+        if body.logprobs:
+            return body.top_logprobs or 0
+        if body.top_logprobs:
+            raise InvalidRequest("top_logprobs: needs logprobs=true", "top_logprobs")
+        return None
+    return body.logprobs if isinstance(body, CompletionBody) else None
+
+
+def _biases(value: Any, vocab: int) -> dict[str, float]:
+    if value is None or value == {}:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidRequest(
+            f"logit_bias: expected an object of numbers, found {shorten(value)}", "logit_bias"
+        )
+    if len(value) > BIASES_MAX:
+        raise InvalidRequest(
+            f"logit_bias: expected at most {BIASES_MAX} tokens, found {len(value)}", "logit_bias"
+        )
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < vocab):
+            raise InvalidRequest(
+                f"logit_bias: expected token ids from 0 to {vocab - 1}, found {key[:40]!r}",
+                "logit_bias",
+            )
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise InvalidRequest(
+                f"logit_bias.{key}: expected a bias from -100 to 100, found {shorten(bias)}",
+                f"logit_bias.{key}",
+            )
+    return {str(int(key)): float(bias) for key, bias in value.items()}

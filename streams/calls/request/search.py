@@ -18,8 +18,9 @@ from schemas.rules import filters
 from schemas.rules.tokens import pack_tokens
 from streams.calls.config import GatewaySettings
 from streams.calls.request.body import ChatBody, SearchBody
+from streams.calls.request.chat import Chat
 from streams.calls.request.probing import Form, Probe, probe_of, repeat_question
-from streams.calls.request.tokenizer import Chat, MarkedPrompt, Tokenizer
+from streams.calls.request.tokenizer import MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection that its chats search
 JOINT: Final = "\n"  # between two passages
@@ -109,15 +110,13 @@ def collection_of(model: str, served: str) -> str:
     return collection
 
 
-def search_body_of(body: ChatBody, collection: str) -> SearchBody | None:
-    """Return the search that the body and the model's name wish; raises InvalidRequest if they
+def search_body_of(body: ChatBody, collection: str) -> SearchBody:
+    """Return the search that the body or the model's name wishes; raises InvalidRequest if they
     differ."""
     search_body = body.retrieval
-    if not collection:
-        return search_body
     if search_body is None:
         search_body = SearchBody.model_validate({"collection": collection[:128]})
-    if search_body.collection != collection:
+    if collection and search_body.collection != collection:
         raise InvalidRequest(
             f"retrieval.collection: the model names {collection[:80]!r}, found "
             f"{search_body.collection[:80]!r}; name one of them only",

@@ -1,7 +1,7 @@
 """The `id:` of a server-sent event: all that any gateway needs to resume the stream after it.
 
 Its form is `<key>.<position>[.<position>...]`, with one position `seq-char-digest` per choice
-(`delivered.py`), and `-e` after its end. The key is the same for all events of an answer: base64 of
+(`stream.py`), and `-e` after its end. The key is the same for all events of an answer: base64 of
 a signature (HMAC-SHA256), the position of the tokens on the log, the options of the call, and its
 deadline. A gateway accepts it only with this deployment's signature for the caller's API key.
 Positions are not signed: they only say what the client has, and select nothing else.
@@ -69,7 +69,7 @@ class StreamKey:
 class ClientPosition(NamedTuple):
     """The part of one choice that a client has. A named tuple, because each event makes one.
 
-    `digest` covers all tokens and text so far (`streams/calls/stream/delivered.py`).
+    `digest` covers all tokens and text so far (`streams/calls/stream/stream.py`).
     """
 
     next_seq: int = 0

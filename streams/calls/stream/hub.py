@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from schemas.errors import AttemptsDiffer, TriviumError
+from schemas.errors import AttemptsDiffer, DeadlineExceeded, EngineFailed, TriviumError
 from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
 from streams.calls.metrics import Metrics
 from streams.calls.stream.event_id import ClientPosition, StreamKey
@@ -65,6 +65,7 @@ class AnswerProgress(NamedTuple):
 
 
 OnVoid = Callable[[AnswerProgress], None]
+DEADLINE_GRACE_MS = 2_000  # workers and routers end late requests, unless they are lost
 ENDED_MAX = 10_000  # ended answers that may still get a void mark; the oldest are dropped
 
 
@@ -169,6 +170,19 @@ class Call:
         """Note that the client has disconnected."""
         self.client_gone = True
         self.wake()
+
+
+def failure_of(call: Call, now_s: float, now_ms: int, gap_ms: int) -> TriviumError | None:
+    """Return the error that ends the call, or None. Also records since when tokens are missing."""
+    if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
+        return DeadlineExceeded("the deadline passed and nobody ended the request")
+    if not any(stream.has_gap for stream in call.streams):
+        call.gap_since_s = 0.0
+    elif not call.gap_since_s:
+        call.gap_since_s = now_s
+    elif (now_s - call.gap_since_s) * 1000 > gap_ms:
+        return EngineFailed("tokens in the middle of the answer were lost")
+    return None
 
 
 class Hub:

@@ -2,22 +2,27 @@
 
 Rows may be repeated, overlap, arrive before rows that precede them (the first token comes from
 another producer than the rest), or belong to void attempts. A stream counts tokens and characters,
-takes the new part of each row, and compares the repeated part (`delivered.py`). The hub feeds it,
-the writers drain it. A higher attempt repeats tokens. So does decode, which samples prefill's first
-token again and continues from its own. If other tokens are repeated, `differs_at` is set, and the
-stream breaks unless it `tolerates_difference`. A stream that `restarts`, because nothing is written
-before its end, instead takes the higher attempt from token 0, or decode's own token. Rows of an
-attempt with a void mark wait, and count only if the attempt's end arrives after all.
+takes the new part of each row, and compares the repeated part. The hub feeds it, the writers drain
+it. A higher attempt repeats tokens. So does decode, which samples prefill's first token again and
+continues from its own. If other tokens are repeated, `differs_at` is set, and the stream breaks
+unless it `tolerates_difference`. A stream that `restarts`, because nothing is written before its
+end, instead takes the higher attempt from token 0, or decode's own token. Rows of an attempt with a
+void mark wait, and count only if the attempt's end arrives after all.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
 from schemas.rules.sizes import PROBES_MAX
-from streams.calls.stream.delivered import DeliveredAnswer
+from schemas.rules.tokens import pack_tokens
 from streams.calls.stream.event_id import ClientPosition
+from streams.calls.stream.states import TRANSITIONS, StreamEvent, StreamState
 
+_OPEN, _VOID, _ENDING = StreamState.OPEN, StreamState.VOID, StreamState.ENDING
+_LIVE = frozenset((_OPEN, _VOID, _ENDING))
 EARLY_ROWS_MAX = 4_096  # further rows are dropped; the gap then ends the stream
 
 
@@ -31,6 +36,73 @@ class StreamRow(NamedTuple):
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
     writer: str = ""  # a worker's id
+
+
+class DeliveredAnswer:
+    """Token ids and texts of one answer, from its start; the stream appends to both."""
+
+    __slots__ = ("_ids_crc", "_ids_done", "_text_crc", "ids", "texts")
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        self.texts: list[str] = []
+        self._ids_done = 0  # number of ids that are in `_ids_crc`
+        self._ids_crc = self._text_crc = 0
+
+    def hand_out(self, text: str) -> None:
+        """Add the next drained text, and all ids so far, to the digest."""
+        count = len(self.ids)
+        if count != self._ids_done:
+            self._ids_crc = crc32(self.ids[self._ids_done :], self._ids_crc)
+            self._ids_done = count
+        if text:
+            self._text_crc = crc32(_bytes(text), self._text_crc)
+
+    def prefix(self, tokens: int, chars: int) -> "DeliveredAnswer":
+        """Copy the first tokens and characters, as if none were handed out."""
+        prefix = DeliveredAnswer()
+        prefix.ids, prefix.texts = self.ids[:tokens], ["".join(self.texts)[:chars]]
+        return prefix
+
+    def is_prefix_of(self, longer: "DeliveredAnswer") -> bool:
+        """Return whether the other answer is longer and continues this one."""
+        is_shorter = len(self.ids) < len(longer.ids)
+        return is_shorter and longer.differs(0, self.ids, 0, "".join(self.texts)) is None
+
+    @property
+    def digest(self) -> int:
+        """Return the digest of all that was handed out."""
+        return self._ids_crc ^ self._text_crc
+
+    def packed(self) -> bytes:
+        """Return the token ids as little-endian int32."""
+        return pack_tokens(self.ids)
+
+    def mark_resumed(self, chars: int) -> None:
+        """Add to the digest the characters that another gateway has delivered."""
+        self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
+
+    def digest_of(self, tokens: int, chars: int) -> int:
+        """Return the digest of the first tokens and characters."""
+        return crc32(self.ids[:tokens]) ^ crc32(_bytes("".join(self.texts)[:chars]))
+
+    def differs(
+        self, first_seq: int, token_ids: Sequence[int], first_char: int, text: str
+    ) -> int | None:
+        """Return the number of the first token that differs, as far as both answers reach, or None.
+
+        If only the text differs, it is the number of the first of these tokens.
+        """
+        old_ids = self.ids[first_seq : first_seq + len(token_ids)]
+        if old_ids != array("q", token_ids[: len(old_ids)]):
+            pairs = enumerate(zip(old_ids, token_ids, strict=False), first_seq)
+            return next(seq for seq, (old_id, new_id) in pairs if old_id != new_id)
+        old_text = "".join(self.texts)[first_char : first_char + len(text)]
+        return None if text.startswith(old_text) else first_seq
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 class Stream:
@@ -55,7 +127,6 @@ class Stream:
         "_void_attempt",
         "restart_count",
         "attempt",
-        "broken",
         "choice",
         "differs_at",
         "end",
@@ -67,6 +138,7 @@ class Stream:
         "request_id",
         "restarts",
         "retrieved",
+        "state",
         "texts",
         "token_ids",
     )
@@ -83,6 +155,7 @@ class Stream:
     ) -> None:
         self.request_id = request_id
         self.choice = choice
+        self.state = StreamState.OPEN
         self.attempt = 0
         self.next_seq = 0
         self.next_char = 0
@@ -95,7 +168,6 @@ class Stream:
         self.retrieved: dict[int, StreamRetrieved] = {}
         self.repeated_rows = 0  # rows without anything new
         self.differs_at: int | None = None  # the first token that an attempt repeated differently
-        self.broken = False  # by a difference; no more rows are taken
         self.restart_count = 0  # how often tokens were discarded, if it restarts
         self._delivered = DeliveredAnswer()
         # The longest answer that was discarded, if the stream restarts.
@@ -116,7 +188,12 @@ class Stream:
     @property
     def has_gap(self) -> bool:
         """Return whether later rows or the end have arrived, but rows before them are missing."""
-        return self.end is None and (bool(self._early_rows) or self._pending_end is not None)
+        return self.state is _ENDING or (self.state in _LIVE and bool(self._early_rows))
+
+    @property
+    def broken(self) -> bool:
+        """Return whether a difference ended the stream; no more rows are taken."""
+        return self.state is StreamState.BROKEN
 
     @property
     def is_catching_up(self) -> bool:
@@ -136,17 +213,17 @@ class Stream:
     ) -> int:
         """Take a row of `count` tokens; return how many tokens are new, with those of rows that
         waited for it."""
-        over = self.end is not None or self.broken
-        if attempt <= self._void_attempt and not over:
-            if len(self._late_rows) < EARLY_ROWS_MAX:
-                row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
-                self._late_rows.append((attempt, row))
-            return 0
-        if attempt > self.attempt and not over:
-            self._begin_attempt(attempt, first_seq)
-        if over or attempt < self.attempt:
-            self.repeated_rows += 1
-            return 0
+        if self.state is not _OPEN or attempt != self.attempt:  # rarely
+            if self.state is _VOID and attempt <= self._void_attempt:
+                if len(self._late_rows) < EARLY_ROWS_MAX:
+                    row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
+                    self._late_rows.append((attempt, row))
+                return 0
+            if self.state not in _LIVE or attempt < self.attempt:
+                self.repeated_rows += 1
+                return 0
+            if attempt > self.attempt:
+                self._begin_attempt(attempt, first_seq)
         if first_seq == self.next_seq and first_char == self.next_char:  # nearly always
             self.texts.append(text)
             self.next_seq = first_seq + count
@@ -169,22 +246,23 @@ class Stream:
             self._append_early_rows()
         if self._client_position is not None:
             self._catch_up(self._client_position)
-        if self._pending_end is not None:
+        if self.state is _ENDING:
             self._close_if_complete()
         return self.next_seq - first_seq
 
     def finish(self, end: StreamEnd) -> bool:
         """Take the end of an attempt; return whether the stream is over. The end waits for missing
         rows."""
-        if self.end is not None or self.broken or end.attempt < self.attempt:
+        if self.state not in _LIVE or end.attempt < self.attempt:
             self.repeated_rows += 1
             return False
         if end.attempt <= self._void_attempt and end.kind is OutcomeKind.COMPLETED:
             self._take_late_rows(end.attempt)
         if end.attempt > self.attempt:  # an attempt without rows
             self._begin_attempt(end.attempt, end.seq)
-        self._pending_end = end
-        self._close_if_complete()
+        if self._step(StreamEvent.END):
+            self._pending_end = end
+            self._close_if_complete()
         return self.end is not None
 
     def void(self, attempt: int, *, asks: bool = True) -> bool:
@@ -192,9 +270,7 @@ class Stream:
         progress: `asks`, but False if the stream has a higher attempt or its end, as no attempt
         will continue it."""
         self.marked_attempt = max(attempt, self.marked_attempt)
-        if self.end is not None or self.broken or self._pending_end is not None:
-            return False
-        if attempt < self.attempt:
+        if attempt < self.attempt or not self._step(StreamEvent.MARK):
             return False
         self._void_attempt = max(attempt, self._void_attempt)
         self._is_asked = asks
@@ -209,8 +285,7 @@ class Stream:
     def given_up(self) -> int:
         """Return the void attempt whose router asks for progress, if no higher one has begun;
         otherwise 0."""
-        goes_on = self.end is None and not self.broken and self.attempt <= self._void_attempt
-        return self._void_attempt if goes_on and self._is_asked else 0
+        return self._void_attempt if self.state is _VOID and self._is_asked else 0
 
     def progress(self) -> tuple[bytes, int]:
         """Return all tokens so far, packed, and the number of characters."""
@@ -219,6 +294,7 @@ class Stream:
     def _take_late_rows(self, attempt: int) -> None:
         """Take the late rows of a void attempt whose end has arrived: it had ended before it became
         void."""
+        self._step(StreamEvent.ANSWER)
         late_rows, self._late_rows, self._void_attempt = self._late_rows, [], 0
         for row_attempt, row in late_rows:
             if row_attempt == attempt:
@@ -229,7 +305,15 @@ class Stream:
         if retrieved.probe <= PROBES_MAX:
             self.retrieved.setdefault(retrieved.probe, retrieved)
 
+    def _step(self, event: StreamEvent) -> bool:
+        """Go to the next state; return whether the table has the event for the present one."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is not None:
+            self.state = following
+        return following is not None
+
     def _begin_attempt(self, attempt: int, first_seq: int = 0) -> None:
+        self._step(StreamEvent.ATTEMPT)
         self.attempt = attempt
         self._early_rows.clear()
         self._late_rows.clear()
@@ -292,7 +376,8 @@ class Stream:
         tolerated."""
         if self.differs_at is None:
             self.differs_at = at
-        self.broken = not self._tolerates_difference
+        if not self._tolerates_difference:
+            self._step(StreamEvent.DIFFERENCE)
 
     def _catch_up(self, client: ClientPosition) -> None:
         """Drop what the client has, once all of it was read again; a different digest is a
@@ -344,6 +429,7 @@ class Stream:
                 self._note_difference(end.seq)
                 if self.broken:
                     return
+        self._step(StreamEvent.WHOLE)
         self.end = end
         self._early_rows.clear()
 

@@ -13,12 +13,11 @@ from schemas.errors import BodyTooLarge, InvalidRequest, NotFound
 from schemas.records import StoredFile
 from streams.calls.errors import shorten
 from streams.calls.ids import new_object_id
-from streams.gateway.http.exchange import headers_of
+from streams.gateway.http.entry import Callers
 from streams.gateway.http.uploads import parts_of
-from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.openai.objects.bodies import FilePaging
-from streams.openai.objects.log import PART_BYTES
+from streams.openai.objects.log import PART_BYTES, Objects
 from streams.openai.objects.shapes import file_json, page
 from streams.openai.objects.table import STORED, UPLOADING
 
@@ -30,20 +29,20 @@ _FIELDS = {"file", "purpose", *_EXPIRY}
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def file_routes(gateway: Gateway, router: APIRouter) -> None:
+def file_routes(callers: Callers, objects: Objects, router: APIRouter) -> None:
     """Add the routes of /v1/files."""
 
     @router.post("/v1/files", tags=["OpenAI"])
     async def upload(request: Request) -> dict[str, Any]:
         """Upload a file, for vector stores or batches."""
-        return await _upload(gateway, request)
+        return await _upload(callers, objects, request)
 
     @router.get("/v1/files", tags=["OpenAI"])
     async def list_files(
         request: Request, paging: Annotated[FilePaging, Query()]
     ) -> dict[str, Any]:
         """List the caller's files, page by page."""
-        table, tenant = gateway.objects.table, tenant_of(gateway, request)
+        table, tenant = objects.table, callers.tenant_of(request)
 
         return page(
             table.file_order(tenant),
@@ -56,47 +55,42 @@ def file_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.get("/v1/files/{file_id}", tags=["OpenAI"])
     async def get_file(file_id: str, request: Request) -> dict[str, Any]:
         """Return a file's description, without its content."""
-        return file_json(require_file(gateway, request, file_id))
+        return file_json(require_file(callers, objects, request, file_id))
 
     @router.get("/v1/files/{file_id}/content", tags=["OpenAI"])
     async def content(file_id: str, request: Request) -> StreamingResponse:
         """Download the content of a file."""
-        file = require_file(gateway, request, file_id)
+        file = require_file(callers, objects, request, file_id)
         headers = {"content-length": str(file.bytes)}
-        parts = gateway.objects.read_parts(file)
+        parts = objects.read_parts(file)
         return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
 
     @router.delete("/v1/files/{file_id}", tags=["OpenAI"])
     async def delete(file_id: str, request: Request) -> dict[str, Any]:
         """Delete a file, and remove it from all vector stores."""
-        file = require_file(gateway, request, file_id)
-        await gateway.objects.put(*gateway.objects.table.deletion_of(file))
+        file = require_file(callers, objects, request, file_id)
+        await objects.put(*objects.table.deletion_of(file))
         return {"id": file_id, "object": "file", "deleted": True}
 
 
-def tenant_of(gateway: Gateway, request: Request) -> str:
-    """Return the tenant whose API key was used."""
-    return gateway.keys.tenant(headers_of(request.scope))
-
-
-def require_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
+def require_file(callers: Callers, objects: Objects, request: Request, file_id: str) -> StoredFile:
     """Return the caller's file with this id; raises NotFound."""
-    file = gateway.objects.table.file(tenant_of(gateway, request), file_id)
+    file = objects.table.file(callers.tenant_of(request), file_id)
     if file is None:
         raise NotFound(f"no such file: {file_id[:64]!r}")
     return file
 
 
-async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
-    tenant, now_ms = tenant_of(gateway, request), wall_ms()
-    async with gateway.uploads.form(request, tenant) as form:
+async def _upload(callers: Callers, objects: Objects, request: Request) -> dict[str, Any]:
+    tenant, now_ms = callers.tenant_of(request), wall_ms()
+    async with callers.uploads.form(request, tenant) as form:
         data = form.get("file")
         for name in form:
             if name not in _FIELDS:
                 raise InvalidRequest(f"{name[:64]}: unknown field; leave it out", name[:64])
         if not isinstance(data, UploadFile):
             raise InvalidRequest("file: expected a file with a name, found none", "file")
-        size, bytes_max = data.size or 0, gateway.uploads.bytes_max
+        size, bytes_max = data.size or 0, callers.uploads.bytes_max
         if not size:
             raise InvalidRequest("file: expected a file with content, found 0 bytes", "file")
         if size > bytes_max:
@@ -111,13 +105,13 @@ async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
             created_ms=now_ms,
             expires_ms=_expires_ms(form, now_ms),
             state=UPLOADING,
-            partition=gateway.objects.partition(file_id),
+            partition=objects.partition(file_id),
             parts=(0,) * -(-size // PART_BYTES),
         )
-        await gateway.objects.put(file)
-        offsets = await gateway.objects.write_parts(file, parts_of(data, PART_BYTES))
+        await objects.put(file)
+        offsets = await objects.write_parts(file, parts_of(data, PART_BYTES))
     stored = replace(file, state=STORED, parts=tuple(offsets))
-    await gateway.objects.put(stored)
+    await objects.put(stored)
     return file_json(stored)
 
 

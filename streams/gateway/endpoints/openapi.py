@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
+from streams.calls.embedding import EmbeddingsBody, RerankBody
 from streams.calls.request.body import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from streams.calls.request.embed_body import EmbeddingsBody, RerankBody
 from streams.calls.request.responses_body import INCLUDE, ResponsesBody
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.openai.batches import shapes as batch_shapes

@@ -10,20 +10,13 @@ import orjson
 
 from schemas.errors import PromptTooLong
 from schemas.records import StoredResponse
-from streams.calls.ids import new_request_id
+from streams.calls.ids import Conversation
 from streams.calls.request.body import parse
-from streams.calls.request.conversation import Conversation
-from streams.calls.request.options import options_of
 from streams.calls.request.responses_body import ResponsesBody, refuse_fields
+from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.hub import Call
-from streams.gateway.endpoints.generate import (
-    Inquiry,
-    accept,
-    answer,
-    conversation_of,
-    give_up,
-)
+from streams.gateway.endpoints.generate import answer
 from streams.gateway.endpoints.stored_responses import load_conversation, resolve_references
 from streams.gateway.http.delivery import (
     COMPLETED,
@@ -31,7 +24,7 @@ from streams.gateway.http.delivery import (
     write_stream,
     write_whole,
 )
-from streams.gateway.http.exchange import HttpExchange
+from streams.gateway.http.entry import HttpExchange
 from streams.gateway.state import Gateway
 from streams.openai.responses.call import EarlierTurns, ResponseCall
 from streams.openai.responses.events import ResponseEvents
@@ -44,11 +37,9 @@ ACCEPTED = "accepted"
 async def create(gateway: Gateway, exchange: HttpExchange) -> str:
     """Answer a call, or start it in the background; return the outcome, raise the errors for the
     caller."""
-    exchange.call_id = new_request_id(exchange.arrived_ms)
-    exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
-    exchange.tenant = gateway.keys.tenant(exchange.headers)
-    await gateway.admit(exchange.tenant)  # before the body takes memory
-    raw = await exchange.read_body(gateway.body_reader)
+    exchange.begin(gateway.callers)
+    await gateway.calls.admit(exchange.tenant)  # before the body takes memory
+    raw = await exchange.read_body(gateway.callers.body_reader)
     body = parse(ResponsesBody, raw)
     refuse_fields(body)
     items = await resolve_references(gateway, exchange, items_of(body.input, exchange.call_id))
@@ -57,12 +48,12 @@ async def create(gateway: Gateway, exchange: HttpExchange) -> str:
         earlier = await load_conversation(gateway, exchange, body.previous_response_id)
     response_call = ResponseCall(body=body, items=items, earlier=earlier)
     inquiry = await _inquiry(gateway, exchange, response_call)
-    call = await accept(gateway, exchange, inquiry)
+    call = await accept(gateway.calls, exchange, inquiry)
     try:
         record = response_call.record(inquiry.intake, call.key)
         form = Form(await _response_id(gateway, record, body.store is not False), record)
     except BaseException:
-        give_up(gateway, call)
+        gateway.calls.give_up(call)
         raise
     return await _answer(gateway, exchange, inquiry, call, form)
 
@@ -74,7 +65,14 @@ async def _inquiry(
         intake = await response_call.take_in(gateway.served, gateway.settings, exchange.tenant)
     except PromptTooLong as error:
         raise PromptTooLong(error.message, "input") from None
-    conversation = conversation_of(gateway, exchange, intake)
+    conversation = gateway.conversations.of_call(
+        exchange.headers,
+        intake.session_id,
+        intake.chat.messages,
+        tenant=exchange.tenant,
+        user=intake.user,
+        now_ms=exchange.arrived_ms,
+    )
     if response_call.earlier.session_id:  # that session has the KV of earlier turns
         turn = sum(message["role"] == "assistant" for message in response_call.messages)
         conversation = Conversation(session_id=response_call.earlier.session_id, turn=turn)
@@ -87,7 +85,7 @@ async def _inquiry(
 
 async def _response_id(gateway: Gateway, record: StoredResponse, store: bool) -> str:
     """Store the call if it is to be stored, and return the response's id."""
-    place = await gateway.backend.responses.put(record) if store else None
+    place = await gateway.responses.put(record) if store else None
     return gateway.response_ids.name(record.request_id, record.tenant, place)
 
 
@@ -111,7 +109,7 @@ async def _answer(
 
     if form.is_background and call.waits_for_end:
         call.hang_up()  # the client does not wait for the end
-        gateway.detach(call)  # counted until it ends, even after an error here
+        gateway.calls.detach(call)  # counted until it ends, even after an error here
         await exchange.send_whole(orjson.dumps(form.initial_response()), reply_headers(call))
         return ACCEPTED
     return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)

@@ -13,7 +13,7 @@ from streams.calls.stream.chunks import ChunkWriter
 from streams.calls.stream.event_id import ClientPosition, StreamKey
 from streams.calls.stream.hub import Call, Hub
 from streams.gateway.http.delivery import EventWriter, write_stream
-from streams.gateway.http.exchange import HttpExchange
+from streams.gateway.http.entry import HttpExchange
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 
@@ -29,11 +29,11 @@ def last_event(gateway: Gateway, exchange: HttpExchange) -> tuple[StreamKey, lis
 
 async def events(gateway: Gateway, exchange: HttpExchange) -> str:
     """Write the stream after `Last-Event-ID`, or from its beginning; return the outcome."""
-    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    exchange.tenant = gateway.callers.keys.tenant(exchange.headers)
     parent_id = from_public(exchange.scope["path_params"]["request_id"])
     request_id = parent_id if is_id(parent_id) else new_request_id(wall_ms())
     exchange.reply_headers.append((b"x-request-id", request_id.encode()))
-    call = gateway.find_call(parent_id, exchange.tenant)
+    call = gateway.calls.find_call(parent_id, exchange.tenant)
     if RESUME_HEADER in exchange.headers:
         key, positions = last_event(gateway, exchange)
         if key.parent_id != parent_id:
@@ -72,26 +72,26 @@ async def read_on(
     """Write the rest of a call that any gateway may have accepted; return the outcome.
 
     A disconnect here does not cancel the request. If the gateway that accepted it is lost, the
-    request continues, because routers know this gateway as a reader (`Gateway.announce_reader`).
+    request continues, because routers know this gateway as a reader (`announce_reader`).
     """
     key = call.key
     exchange.reply_headers = [
         (b"x-request-id", key.parent_id.encode()),
         (b"x-session-id", key.session_id.encode()),
     ]
-    gateway.admit_resume(key.parent_id, key.tenant)
-    gateway.resumed_calls.add(call)
+    gateway.calls.admit_resume(key.parent_id, key.tenant)
+    gateway.calls.resumed.add(call)
     loop = asyncio.get_running_loop()
     reading = loop.create_task(_read_frames(gateway, call, after_frame))
     tasks = [exchange.on_hang_up(call.hang_up), reading]
-    if gateway.find_call(key.parent_id, key.tenant) is None:
-        tasks.append(loop.create_task(gateway.announce_reader(call)))
+    if gateway.calls.find_call(key.parent_id, key.tenant) is None:
+        tasks.append(loop.create_task(gateway.calls.announce_reader(call)))
     try:
         return await write_stream(exchange, call, writer)
     finally:
         for task in tasks:
             task.cancel()
-        gateway.resumed_calls.discard(call)
+        gateway.calls.resumed.discard(call)
 
 
 def resumed_call(
@@ -108,7 +108,7 @@ def resumed_call(
         deadline_ms=max(key.deadline_ms, wall_ms() + RESUME_MS),
         arrived_s=exchange.arrived_s,
         waits_for_end=waits_for_end,
-        tolerates_difference=gateway.tolerates_difference,
+        tolerates_difference=gateway.calls.tolerates_difference,
         abort_connection=exchange.abort_connection,
     )
     ids = choice_ids(key.parent_id, key.choices)
@@ -119,10 +119,10 @@ def resumed_call(
 
 async def _read_frames(gateway: Gateway, call: Call, after_frame: Callable[[], None]) -> None:
     """Apply the frames of the call's partition to this call only."""
-    hub = Hub(on_void=gateway.hub.on_void)
+    hub = Hub(on_void=gateway.calls.hub.on_void)
     hub.add(call)
     try:
-        async for frame in gateway.backend.read_frames(call.key.partition, call.key.offset):
+        async for frame in gateway.tokens.read_again(call.key.partition, call.key.offset):
             hub.apply(frame, asyncio.get_running_loop().time())
             after_frame()
     except TriviumError as error:

@@ -14,21 +14,19 @@ from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
 from streams.calls.config import GatewaySettings
+from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
-from streams.calls.ids import STORE_PREFIX, from_public, new_request_id
-from streams.calls.request.body import DetokenizeBody, TokenizeBody, parse
-from streams.calls.request.conversation import session_of
-from streams.calls.request.fields import refuse_extras
+from streams.calls.ids import STORE_PREFIX, from_public, new_request_id, session_of
+from streams.calls.request.body import DetokenizeBody, TokenizeBody, refuse_extras
+from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import ServedModel, chat_prompt, check_length
-from streams.calls.request.messages import chat_of
 from streams.calls.request.search import ALIAS, collection_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
-from streams.gateway.endpoints.embeddings import public_name
 from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
 from streams.gateway.endpoints.vector_stores import store_routes
-from streams.gateway.http.exchange import headers_of
+from streams.gateway.http.entry import headers_of
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 
@@ -48,7 +46,7 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     """
 
     def authorise(request: Request) -> None:
-        gateway.keys.tenant(headers_of(request.scope))
+        gateway.callers.tenant_of(request)
 
     async def catch_up() -> None:
         await gateway.objects.catch_up()
@@ -70,19 +68,14 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
         """Tokenize a prompt, or messages in the model's chat template."""
-        headers = headers_of(request.scope)
-        tenant = gateway.keys.tenant(headers)
-        raw = await gateway.body_reader.read(headers, request.receive, tenant)
-        body = parse(TokenizeBody, raw)
+        body = await gateway.callers.read_body(request, TokenizeBody)
+        tenant = gateway.callers.tenant_of(request)
         return await _tokenize(gateway.served, body, gateway.settings, tenant)
 
     @guarded.post("/detokenize", tags=["vLLM"])
     async def detokenize(request: Request) -> dict[str, Any]:
         """Return the text of token ids."""
-        headers = headers_of(request.scope)
-        tenant = gateway.keys.tenant(headers)
-        raw = await gateway.body_reader.read(headers, request.receive, tenant)
-        return _detokenize(gateway.served, parse(DetokenizeBody, raw))
+        return _detokenize(gateway.served, await gateway.callers.read_body(request, DetokenizeBody))
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -97,14 +90,15 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     @guarded.delete("/v1/cache/{entry_id}", tags=["Trivium"])
     async def drop_kept(entry_id: str, request: Request) -> dict[str, Any]:
         """Evict a cached answer; its id is `trivium.cache.id` in the answer."""
-        await evict(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
+        await evict(gateway, entry_id, gateway.callers.tenant_of(request))
         return {"id": entry_id, "object": "cache.entry", "deleted": True}
 
-    for add_routes in (
-        *(file_routes, call_batch_routes),
-        *(store_routes, store_file_routes, batch_routes),
-    ):
-        add_routes(gateway, of_objects)
+    callers, objects = gateway.callers, gateway.objects
+    file_routes(callers, objects, of_objects)
+    call_batch_routes(callers, objects, of_objects)
+    store_routes(callers, objects, gateway.pool, of_objects)
+    store_file_routes(callers, objects, gateway.settings.parse_ms, of_objects)
+    batch_routes(callers, objects, of_objects)
 
     _add_operations(gateway, router)
     return [*router.routes, *guarded.routes, *of_objects.routes]
@@ -124,7 +118,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
     @router.post("/ping", tags=["Operations"])
     async def ready() -> Response:
         """Answer 200 if calls can be answered; else 503 with the reasons."""
-        problems = gateway.problems()
+        problems = gateway.calls.problems()
         body = {"status": "not ready" if problems else "ok", "reasons": problems}
         return JSONResponse(body, 503 if problems else 200, _health_headers(gateway, problems))
 
@@ -136,7 +130,7 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
     @router.get("/load", tags=["Operations"])
     async def load() -> dict[str, int]:
         """Return the number of answers in flight at this gateway."""
-        return {"server_load": gateway.in_flight}
+        return {"server_load": gateway.calls.in_flight}
 
     @router.get("/metrics", tags=["Operations"])
     async def metrics() -> Response:
@@ -179,7 +173,7 @@ def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 def _ready_workers(gateway: Gateway) -> Iterator[Member]:
-    living = gateway.backend.living(MemberKind.WORKER)
+    living = gateway.calls.fleet.living(MemberKind.WORKER)
     return (member for member in living if member.state is MemberState.READY)
 
 
@@ -230,7 +224,7 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        chat = chat_of(body, body.messages, served.tokenizer)
+        chat = chat_of(body, body.messages, served.tokenizer.template)
         tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False
@@ -255,10 +249,10 @@ async def _cancel(
 ) -> dict[str, Any]:
     headers = headers_of(request.scope)
     session_id = session_of(headers)
-    tenant = gateway.keys.tenant(headers)
-    call = gateway.find_call(request_id, tenant)
+    tenant = gateway.callers.keys.tenant(headers)
+    call = gateway.calls.find_call(request_id, tenant)
     if call is not None:
-        await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
+        await gateway.calls.cancel(call, CancelReason.CLIENT_REQUEST)
         return _cancellation_json(request_id, "the request is being cancelled")
     if session_id is None:
         raise NotFound(
@@ -274,7 +268,7 @@ async def _cancel(
         at_ms=wall_ms(),
         tenant=tenant,
     )
-    await gateway.backend.send(record)
+    await gateway.calls.log.send(record)
     response.status_code = 202
     return _cancellation_json(
         request_id,

@@ -20,11 +20,10 @@ from streams.calls.request.responses_body import check_include
 from streams.calls.stream.answers import call_error
 from streams.calls.stream.chunks import KEEPALIVE
 from streams.calls.stream.event_id import ClientPosition
-from streams.calls.stream.hub import Call, CallStream, Hub
-from streams.calls.stream.timeouts import DEADLINE_GRACE_MS
+from streams.calls.stream.hub import DEADLINE_GRACE_MS, Call, CallStream, Hub
 from streams.gateway.endpoints.resume import RESUME_MS, read_on, resumed_call
 from streams.gateway.http.delivery import COMPLETED
-from streams.gateway.http.exchange import HttpExchange
+from streams.gateway.http.entry import HttpExchange
 from streams.gateway.state import Gateway
 from streams.log.clock import wall_ms
 from streams.openai.responses.call import EarlierTurns
@@ -124,7 +123,7 @@ async def delete(gateway: Gateway, exchange: HttpExchange) -> str:
     form, _ = await _parse_call(gateway, exchange, ())
     if wall_ms() < form.record.deadline_ms:
         await _give_up(gateway, form)
-    await gateway.backend.responses.delete(form.record)
+    await gateway.responses.delete(form.record)
     answer = {"id": form.response_id, "object": "response", "deleted": True}
     await exchange.send_whole(orjson.dumps(answer), exchange.reply_headers)
     return COMPLETED
@@ -161,7 +160,7 @@ async def _parse_call(
 ) -> tuple[Form, Mapping[str, list[str]]]:
     """Return the response in the path, and the query; raises NotFound, InvalidRequest."""
     exchange.reply_headers.append((b"x-request-id", new_request_id(exchange.arrived_ms).encode()))
-    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    exchange.tenant = gateway.callers.keys.tenant(exchange.headers)
     text = exchange.scope["query_string"].decode("latin-1")
     try:
         query = parse_qs(text, keep_blank_values=True, max_num_fields=_PARAMETERS_MAX)
@@ -180,7 +179,7 @@ async def _parse_call(
 
 async def _find(gateway: Gateway, exchange: HttpExchange, response_id: str) -> Form:
     request_id, place = gateway.response_ids.parse(response_id, exchange.tenant)
-    return Form(response_id, await gateway.backend.responses.get(request_id, place))
+    return Form(response_id, await gateway.responses.get(request_id, place))
 
 
 def _flag(query: Mapping[str, list[str]], name: str) -> bool:
@@ -209,8 +208,8 @@ async def _answer_by_now(
     """Read the answer from the log: up to now, or with `wait_ms` until it ends, for at most that
     long."""
     call = resumed_call(gateway, exchange, form.key(), [ClientPosition()], waits_for_end=True)
-    gateway.admit_resume(call.key.parent_id, call.key.tenant)
-    gateway.resumed_calls.add(call)
+    gateway.calls.admit_resume(call.key.parent_id, call.key.tenant)
+    gateway.calls.resumed.add(call)
     try:
         async with asyncio.timeout((wait_ms or RESUME_MS) / 1000):
             await _read(gateway, call, live=bool(wait_ms))
@@ -218,7 +217,7 @@ async def _answer_by_now(
         if not wait_ms:
             raise BrokerUnavailable("the answer was not read in time; try again later") from None
     finally:
-        gateway.resumed_calls.discard(call)
+        gateway.calls.resumed.discard(call)
     late = wall_ms() > form.record.deadline_ms + DEADLINE_GRACE_MS
     if call.open_streams and call_error(call) is None and late:
         call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
@@ -234,14 +233,12 @@ async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
     hub = Hub()
     hub.add(call)
     loop, key = asyncio.get_running_loop(), call.key
-    async with aclosing(
-        gateway.backend.read_frames(key.partition, key.offset, live=live)
-    ) as frames:
+    async with aclosing(gateway.tokens.read_again(key.partition, key.offset, live=live)) as frames:
         async for frame in frames:
             hub.apply(frame, loop.time())
             if not call.open_streams or call_error(call) is not None:
                 break
-    hub.go_live(gateway.hub.on_void)
+    hub.go_live(gateway.calls.hub.on_void)
 
 
 async def _give_up(gateway: Gateway, form: Form) -> None:
@@ -252,7 +249,7 @@ async def _give_up(gateway: Gateway, form: Form) -> None:
         at_ms=wall_ms(),
         tenant=form.record.tenant,
     )
-    await gateway.backend.send(record)
+    await gateway.calls.log.send(record)
 
 
 async def _send(exchange: HttpExchange, form: Form, call: Call) -> str:

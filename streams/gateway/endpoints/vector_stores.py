@@ -14,10 +14,8 @@ from schemas.records import StoreUsed, VectorStore
 from schemas.rules.ranks import RANK_OFFSET
 from schemas.rules.sizes import PASSAGES_MAX
 from streams.calls.ids import STORE_PREFIX, new_object_id
-from streams.calls.request.body import Body, parse
-from streams.gateway.endpoints.files import tenant_of
-from streams.gateway.http.exchange import headers_of
-from streams.gateway.state import Gateway
+from streams.calls.log.pool import RetrievalPool
+from streams.gateway.http.entry import Callers
 from streams.log.clock import wall_ms
 from streams.log.retrieval.results import Hit, RetrievalResult
 from streams.openai.objects.attaching import chunk_sizes, new_specs
@@ -31,6 +29,7 @@ from streams.openai.objects.bodies import (
     StoreSearchBody,
 )
 from streams.openai.objects.filters import filter_text
+from streams.openai.objects.log import Objects
 from streams.openai.objects.shapes import page, store_json, whole_page
 
 RESULTS = 10  # of a search that names no number
@@ -39,21 +38,23 @@ _MODES = {(True, True): "hybrid", (True, False): "vector", (False, True): "words
 USED_MS = 60_000  # least time between two records of a store's use
 
 
-def store_routes(gateway: Gateway, router: APIRouter) -> None:
+def store_routes(
+    callers: Callers, objects: Objects, pool: RetrievalPool, router: APIRouter
+) -> None:
     """Add the routes of /v1/vector_stores."""
 
     @router.post("/v1/vector_stores", tags=["OpenAI"])
     async def create(request: Request) -> dict[str, Any]:
         """Create a vector store, with or without files."""
-        return await _create(gateway, request)
+        return await _create(callers, objects, request)
 
     @router.get("/v1/vector_stores", tags=["OpenAI"])
     async def list_stores(
         request: Request, paging: Annotated[StorePaging, Query()]
     ) -> dict[str, Any]:
         """List the caller's vector stores, page by page."""
-        table, now_ms = gateway.objects.table, wall_ms()
-        tenant = tenant_of(gateway, request)
+        table, now_ms = objects.table, wall_ms()
+        tenant = callers.tenant_of(request)
         return page(
             table.store_order(tenant),
             paging,
@@ -64,43 +65,43 @@ def store_routes(gateway: Gateway, router: APIRouter) -> None:
     @router.get("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def get_store(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Return a vector store by its id."""
-        store = require_store(gateway, request, vector_store_id)
-        return store_json(gateway.objects.table, store, wall_ms())
+        store = require_store(callers, objects, request, vector_store_id)
+        return store_json(objects.table, store, wall_ms())
 
     @router.post("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def change(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Change the name, the metadata or the expiry of a vector store."""
-        store = require_store(gateway, request, vector_store_id)
-        body = await read_body(gateway, request, StoreChangeBody)
-        await gateway.objects.put(_apply_changes(store, body))
-        store = require_store(gateway, request, vector_store_id)
-        return store_json(gateway.objects.table, store, wall_ms())
+        store = require_store(callers, objects, request, vector_store_id)
+        body = await callers.read_body(request, StoreChangeBody)
+        await objects.put(_apply_changes(store, body))
+        store = require_store(callers, objects, request, vector_store_id)
+        return store_json(objects.table, store, wall_ms())
 
     @router.delete("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
     async def delete(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Delete a vector store with its documents; the files stay."""
-        store = require_store(gateway, request, vector_store_id)
-        await gateway.objects.put(replace(store, deleted=True))
+        store = require_store(callers, objects, request, vector_store_id)
+        await objects.put(replace(store, deleted=True))
         return {"id": vector_store_id, "object": "vector_store.deleted", "deleted": True}
 
     @router.post("/v1/vector_stores/{vector_store_id}/search", tags=["OpenAI"])
     async def search(vector_store_id: str, request: Request) -> dict[str, Any]:
         """Return the passages of a vector store that match one or more queries best."""
-        store = require_store(gateway, request, vector_store_id, in_use=True)
-        body = await read_body(gateway, request, StoreSearchBody)
-        await note_use(gateway, store)
-        return await _search(gateway, store, body)
+        store = require_store(callers, objects, request, vector_store_id, in_use=True)
+        body = await callers.read_body(request, StoreSearchBody)
+        await note_use(objects, store)
+        return await _search(objects, pool, store, body)
 
 
 def require_store(
-    gateway: Gateway, request: Request, store_id: str, *, in_use: bool = False
+    callers: Callers, objects: Objects, request: Request, store_id: str, *, in_use: bool = False
 ) -> VectorStore:
     """Return the caller's store with this id.
 
     Raises NotFound, and InvalidRequest if the store has expired and `in_use`.
     """
-    table = gateway.objects.table
-    store = table.store(tenant_of(gateway, request), store_id)
+    table = objects.table
+    store = table.store(callers.tenant_of(request), store_id)
     if store is None:
         raise NotFound(f"no such vector store: {store_id[:64]!r}")
     expires_ms = table.expires_ms(store)
@@ -109,24 +110,17 @@ def require_store(
     return store
 
 
-async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Body:
-    """Read and parse the JSON body of a call; raises InvalidRequest."""
-    headers, tenant = headers_of(request.scope), tenant_of(gateway, request)
-    raw = await gateway.body_reader.read(headers, request.receive, tenant)
-    return parse(kind, raw)
-
-
-async def note_use(gateway: Gateway, store: VectorStore) -> None:
+async def note_use(objects: Objects, store: VectorStore) -> None:
     """Record that a store was used, which postpones its expiry."""
     now_ms = wall_ms()
-    if now_ms - gateway.objects.table.used_ms(store) >= USED_MS:
+    if now_ms - objects.table.used_ms(store) >= USED_MS:
         used = StoreUsed(store_id=store.store_id, tenant=store.tenant, at_ms=now_ms)
-        await gateway.objects.put(used)
+        await objects.put(used)
 
 
-async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
-    tenant, now_ms = tenant_of(gateway, request), wall_ms()
-    body = await read_body(gateway, request, StoreBody)
+async def _create(callers: Callers, objects: Objects, request: Request) -> dict[str, Any]:
+    tenant, now_ms = callers.tenant_of(request), wall_ms()
+    body = await callers.read_body(request, StoreBody)
     tokens, overlap = chunk_sizes(body.chunking_strategy)
     store = VectorStore(
         store_id=new_object_id(STORE_PREFIX, now_ms),
@@ -139,10 +133,10 @@ async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
         chunk_tokens=tokens,
         chunk_overlap=overlap,
     )
-    table = gateway.objects.table
+    table = objects.table
     files = [StoreFileBody(file_id=file_id) for file_id in dict.fromkeys(body.file_ids or ())]
-    await gateway.objects.put(store, *new_specs(table, store, files, "", now_ms))
-    return store_json(gateway.objects.table, store, now_ms)
+    await objects.put(store, *new_specs(table, store, files, "", now_ms))
+    return store_json(objects.table, store, now_ms)
 
 
 def _metadata(metadata: dict[str, str] | None) -> str:
@@ -161,7 +155,9 @@ def _apply_changes(store: VectorStore, body: StoreChangeBody) -> VectorStore:
     return store
 
 
-async def _search(gateway: Gateway, store: VectorStore, body: StoreSearchBody) -> dict[str, Any]:
+async def _search(
+    objects: Objects, pool: RetrievalPool, store: VectorStore, body: StoreSearchBody
+) -> dict[str, Any]:
     queries, ranking = body.queries(), body.ranking_options or RankingBody()
     k, weights = body.max_num_results or RESULTS, _weights(ranking)
     options: dict[str, Any] = {
@@ -173,7 +169,7 @@ async def _search(gateway: Gateway, store: VectorStore, body: StoreSearchBody) -
         "min_score": ranking.score_threshold if ranking.score_threshold is not None else -1.0,
         "deadline_ms": wall_ms() + SEARCH_MS,
     }
-    searches = (gateway.pool.search_text(query, **options) for query in queries)
+    searches = (pool.search_text(query, **options) for query in queries)
     answers = [
         answer for answer in await asyncio.gather(*map(_or_none, searches)) if answer is not None
     ]
@@ -182,7 +178,7 @@ async def _search(gateway: Gateway, store: VectorStore, body: StoreSearchBody) -
         if hit.document_id not in best or hit.fused > best[hit.document_id].fused:
             best[hit.document_id] = hit
     ordered = sorted(best.values(), key=lambda hit: (-hit.fused, hit.document_id))
-    results = [result for hit in ordered if (result := _result(gateway, store, hit)) is not None]
+    results = [result for hit in ordered if (result := _result(objects, store, hit)) is not None]
     gaps = _gaps(answers)
     extras = {"trivium": gaps} if gaps else {}
     name = "vector_store.search_results.page"
@@ -224,12 +220,12 @@ def reweight(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
     return [replace(hit, fused=scores[hit.document_id]) for hit in hits]
 
 
-def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | None:
+def _result(objects: Objects, store: VectorStore, hit: Hit) -> dict[str, Any] | None:
     """Build a search result; None if its file has left the store but not the index yet."""
     if hit.passage is None:
         return None
     file_id = hit.passage.document_id.partition("/")[0]
-    table = gateway.objects.table
+    table = objects.table
     entry, file = table.contents(store).entry(file_id), table.file(store.tenant, file_id)
     if entry is None or file is None:
         return None

@@ -11,7 +11,7 @@ from schemas.errors import TriviumError
 from streams.calls.stream.answers import call_error, placement_headers
 from streams.calls.stream.chunks import one_line_each
 from streams.calls.stream.hub import Call
-from streams.gateway.http.exchange import HeaderList, HttpExchange
+from streams.gateway.http.entry import HeaderList, HttpExchange
 
 COMPLETED, CLIENT_GONE = "completed", "client_gone"
 STREAM_HEADERS = (

@@ -1,6 +1,6 @@
 """Decodes compressed request bodies in pieces while they are read.
 
-So the limits of bodies (`exchange.py`, `uploads.py`) apply to the decoded size, and no piece blocks
+So the limits of bodies (`entry.py`, `uploads.py`) apply to the decoded size, and no piece blocks
 other calls for long.
 """
 

@@ -1,40 +1,62 @@
-"""The entry of every HTTP request: checks who may call, and selects the endpoint.
+"""The entry of every HTTP request: checks who may call, selects the endpoint, and reads the body.
 
 It prevents web pages from using a gateway that their visitor's browser can reach. By DNS rebinding,
 a page's own name may lead here, so `Host` has to be one of the gateway's names. A page may send
 forms and text anywhere without a preflight request, so calls must be JSON (`BodyReader`), for which
 browsers send one. An `Origin` that is not the gateway's own has to be in the settings. Clients that
-are no browsers send no `Origin`.
+are no browsers send no `Origin`. Starlette's middlewares do neither: they pass on the calls of
+foreign pages, do not know the address that a client reached, and answer in their own form.
 """
 
+import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from schemas.errors import Forbidden, InvalidRequest, TriviumError, Unauthorized, UnsupportedMedia
+from schemas.errors import (
+    BodyTooLarge,
+    Cancelled,
+    Forbidden,
+    InvalidRequest,
+    TriviumError,
+    Unauthorized,
+    UnsupportedMedia,
+)
 from streams.calls.config import GatewaySettings
+from streams.calls.errors import error_body, retry_headers
 from streams.calls.ids import new_request_id
-from streams.calls.request.options import RawHeaders
-from streams.gateway.http.encodings import ACCEPTED, decode_body, encoding_of
-from streams.gateway.http.exchange import HttpExchange, send_error
+from streams.calls.in_flight import FairShare
+from streams.calls.request.body import Body, parse
+from streams.calls.requests import RawHeaders
+from streams.gateway.http.encodings import ACCEPTED, HEADER, decode_body, encoding_of
+from streams.gateway.http.uploads import Uploads
+from streams.log.cancellation import cancel_and_wait
 from streams.log.clock import wall_ms
 
 logger = logging.getLogger(__name__)
-
 BUG = "an error of the gateway; its log has the details"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = "*"
 _PREFLIGHT_S = b"600"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(?::\d*)?")
 _REQUEST_HEADERS = b"access-control-request-headers"
-
-Handler = Callable[[HttpExchange], Awaitable[str]]  # returns the outcome for the metrics
+Handler = Callable[["HttpExchange"], Awaitable[str]]  # returns the outcome for the metrics
 CountOutcome = Callable[[str, str], None]
+Result = TypeVar("Result")
+HeaderList = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+ABORT = "trivium.abort"  # an extension of the scope, see `slow_clients.py`
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Return headers by lower-case name; of repeated ones, the last counts."""
+    return dict(scope["headers"])
 
 
 class RootApp:
@@ -56,7 +78,8 @@ class RootApp:
         if scope["type"] == "http":
             try:
                 origin = self._guard.check(scope)
-                encoding = encoding_of(scope)
+                has_encoding = any(name == HEADER for name, _ in scope["headers"])
+                encoding = encoding_of(scope) if has_encoding else ""
             except TriviumError as error:
                 headers = [(b"x-request-id", new_request_id(wall_ms()).encode())]
                 if isinstance(error, UnsupportedMedia):
@@ -100,6 +123,137 @@ class AsgiEndpoint:
         self._count_outcome(self._name, outcome)
 
 
+class HttpExchange:
+    """One HTTP request and its answer."""
+
+    __slots__ = (
+        "_receive",
+        "arrived_ms",
+        "arrived_s",
+        "call_id",
+        "headers",
+        "reply_headers",
+        "scope",
+        "send",
+        "tenant",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers = headers_of(scope)
+        self.send = send
+        self.arrived_s = asyncio.get_running_loop().time()
+        self.arrived_ms = wall_ms()
+        self.tenant = ""  # of the API key; set by the endpoint
+        self.call_id = ""  # the request id; set by the endpoint
+        self.reply_headers: HeaderList = []  # of the answer, also of an error
+        self._receive = receive
+
+    def begin(self, callers: "Callers") -> None:
+        """Give the call its id, and find its tenant; raises Unauthorized."""
+        self.call_id = new_request_id(self.arrived_ms)
+        self.reply_headers.append((b"x-request-id", self.call_id.encode()))
+        self.tenant = callers.keys.tenant(self.headers)
+
+    async def read_body(self, reader: "BodyReader") -> bytes:
+        """Read the whole body; raises the errors of `BodyReader.read`."""
+        return await reader.read(self.headers, self._receive, self.tenant)
+
+    async def send_whole(self, body: bytes, headers: Iterable[Any]) -> None:
+        """Send an answer in one piece."""
+        await send_whole(self.send, 200, body, headers)
+
+    async def send_error(self, error: TriviumError) -> None:
+        """Send an error as the whole answer."""
+        await send_error(self.send, error, self.reply_headers)
+
+    def on_hang_up(self, notify: Callable[[], None]) -> asyncio.Task[None]:
+        """Return a task that calls `notify` when the client disconnects; cancel it after the
+        answer."""
+        return asyncio.get_running_loop().create_task(self._wait_for_hang_up(notify))
+
+    async def _wait_for_hang_up(self, notify: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        notify()
+
+    def abort_connection(self) -> None:
+        """Close the connection at once, and discard unsent data."""
+        abort = (self.scope.get("extensions") or {}).get(ABORT)
+        if abort is not None:
+            abort()
+
+
+class BodyReader:
+    """Reads bodies within a limit for each, and one for all together."""
+
+    def __init__(self, *, bytes_max: int, share: FairShare) -> None:
+        """Set the limits. `share` counts the bytes of bodies that are not complete."""
+        self._bytes_max = bytes_max
+        self._share = share
+
+    async def read(self, headers: RawHeaders, receive: Receive, tenant: str) -> bytes:
+        """Read the whole body of a tenant's call.
+
+        Raises BodyTooLarge as soon as the size is known, TooManyRequests if the bodies of all calls
+        exceed the limit, and UnsupportedMedia if it is not declared as JSON: web pages may send
+        other types without a preflight request (`entry.py`).
+        """
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != JSON[1]:
+            raise UnsupportedMedia(
+                f"Content-Type: expected application/json, found {kind.decode('latin-1')[:60]!r}"
+            )
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._bytes_max:
+            raise BodyTooLarge(
+                f"body: expected at most {self._bytes_max} bytes, found {int(announced)}"
+            )
+        body, reserved_bytes = bytearray(), 0
+        try:
+            while await self._read_part(body, receive):
+                self._share.take(tenant, "bytes of bodies", len(body) - reserved_bytes)
+                reserved_bytes = len(body)
+        finally:
+            self._share.give_back(tenant, reserved_bytes)
+        return bytes(body)
+
+    async def _read_part(self, body: bytearray, receive: Receive) -> bool:
+        """Read one more part; return whether more parts follow."""
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Cancelled("the client hung up before its body was complete")
+        body += message.get("body", b"")
+        if len(body) > self._bytes_max:
+            raise BodyTooLarge(f"body: expected at most {self._bytes_max} bytes, found more")
+        return bool(message.get("more_body", False))
+
+
+class Callers:
+    """Who may call, and how much they may send: API keys, and readers of bodies and forms."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.keys = Keys(settings.api_keys)
+        self.body_reader = BodyReader(
+            bytes_max=settings.body_bytes_max,
+            share=FairShare(settings.bodies_bytes_max, tenants=settings.tenants),
+        )
+        self.uploads = Uploads(
+            bytes_max=settings.file_bytes_max,
+            share=FairShare(settings.uploads_max, tenants=settings.tenants),
+        )
+
+    def tenant_of(self, request: Request) -> str:
+        """Return the tenant whose API key was used; raises Unauthorized."""
+        return self.keys.tenant(headers_of(request.scope))
+
+    async def read_body(self, request: Request, kind: type[Body]) -> Body:
+        """Read and parse the JSON body of a call; raises InvalidRequest."""
+        headers, tenant = headers_of(request.scope), self.tenant_of(request)
+        raw = await self.body_reader.read(headers, request.receive, tenant)
+        return parse(kind, raw)
+
+
 class Keys:
     """The API keys by their hash, so that neither comparisons nor logs reveal them."""
 
@@ -119,6 +273,47 @@ class Keys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any]) -> None:
+    """Send a response in one piece."""
+    length = (b"content-length", str(len(body)).encode())
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]}
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: TriviumError, headers: HeaderList) -> None:
+    """Send an error as the whole response.
+
+    The rest of the request's body is read and dropped (`slow_clients.py` limits the time): a client
+    that is cut off while it sends would never see the answer.
+    """
+    extra = retry_headers(error.http_status)
+    if isinstance(error, Unauthorized):
+        extra.append((b"www-authenticate", b"Bearer"))
+    await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work` for a request whose body is read.
+
+    If the client disconnects first, cancels `work` and raises Cancelled.
+    """
+
+    async def hang_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    work_task, hang_up_task = asyncio.create_task(work), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait([work_task, hang_up_task], return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
+        raise Cancelled("the client hung up")
+    finally:
+        await cancel_and_wait(work_task, hang_up_task)
 
 
 class PageGuard:

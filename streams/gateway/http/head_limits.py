@@ -2,7 +2,7 @@
 
 Bytes are counted as they arrive, so an endless head is refused before it is complete, and so are
 trailers and the lines around the chunks of a body. `slow_clients.py` limits the time, and
-`exchange.py` the size of a body.
+`entry.py` the size of a body.
 """
 
 import functools

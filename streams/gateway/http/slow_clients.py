@@ -2,8 +2,8 @@
 
 uvicorn waits for all of these without a limit. Each connection records what it waits for and since
 when, and the server checks all connections several times a second: there is no timer per request. A
-call may take until its deadline (`state.py`), which also ends the connection of a client that does
-not read.
+call may take until its deadline (`streams/calls/in_flight.py`), which also ends the connection of a
+client that does not read.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 from schemas.errors import RequestTooSlow, TooManyRequests
 from streams.calls.config import GatewaySettings
 from streams.gateway.http.connection import HttpConnection
-from streams.gateway.http.exchange import ABORT
+from streams.gateway.http.entry import ABORT
 
 _HEAD, _BODY = "head", "body"
 

@@ -18,7 +18,7 @@ from schemas.errors import (
     InvalidRequest,
     UnsupportedMedia,
 )
-from streams.calls.fair_share import FairShare
+from streams.calls.in_flight import FairShare
 
 FORM = b"multipart/form-data"
 FIELDS_MAX = 8

@@ -30,8 +30,7 @@ from streams.log.slices import in_slices
 from streams.log.transactions import OutgoingRecord, Transactions
 from streams.openai.batches.batch_run import BatchRun, Draft, early_end_status
 from streams.openai.batches.batch_runs import BatchRuns
-from streams.openai.batches.lines import BatchFileError, FileCheck, call_of
-from streams.openai.batches.reading import lines_of
+from streams.openai.batches.lines import BatchFileError, FileCheck, call_of, lines_of
 from streams.openai.objects.batches import (
     COMPLETED,
     FAILED,

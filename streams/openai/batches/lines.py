@@ -1,19 +1,22 @@
-"""Lines of a batch: their calls, their errors, and their answers. Pure.
+"""Lines of a batch: how they are read, their calls, their errors, and their answers.
 
-Forms and codes are OpenAI's.
+Forms and codes are OpenAI's. At most one part of a file is in memory.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from schemas.errors import BY_CODE, TriviumError, UnknownModel
-from schemas.records import Answer, Prompt
+from schemas.records import Answer, Prompt, StoredFile
 from streams.calls.errors import plain_body, shorten
 from streams.calls.request.body import BYTE_ORDER_MARK
+from streams.log.slices import Slices
+from streams.openai.objects.log import PART_BYTES, Objects
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
@@ -205,3 +208,46 @@ def answer_line(line_id: str, custom_id: str, answer: Answer) -> tuple[bytes, bo
 def _line(line_id: str, custom_id: str, response: Any, error: Any) -> bytes:
     fields = {"id": line_id, "custom_id": custom_id, "response": response, "error": error}
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+
+
+LINES_READ_MAX = 1_000_000  # blank lines count, although no batch uses them
+
+
+async def lines_of(
+    objects: Objects, file: StoredFile, first_byte: int = 0
+) -> AsyncGenerator[BatchLine]:
+    """Yield the lines from the one that begins at `first_byte`.
+
+    Raises BatchFileError for a line that is too long, and the errors of reading the log.
+    """
+    skipped, within = divmod(first_byte, PART_BYTES)
+    rest = replace(file, parts=file.parts[skipped:])
+    number, at, slices = 0, first_byte, Slices()
+    async with contextlib.aclosing(_split(objects.read_parts(rest), within)) as texts:
+        async for text in texts:
+            number, at = number + 1, at + len(text)
+            await slices.turn()
+            if number > LINES_READ_MAX:
+                message = (
+                    f"Expected at most {LINES_READ_MAX} lines with the blank ones, found more."
+                )
+                raise BatchFileError("too_many_tasks", message)
+            if text.strip():
+                yield BatchLine(number, text, at)
+
+
+async def _split(parts: AsyncIterator[bytes], skipped: int) -> AsyncGenerator[bytes]:
+    """Split the parts into lines that keep their ends."""
+    tail = b""
+    async with contextlib.aclosing(parts):  # type: ignore[type-var]  # every reader is a generator
+        async for part in parts:
+            *lines, tail = (tail + part[skipped:]).split(b"\n")
+            skipped = 0
+            for line in lines:
+                yield line + b"\n"
+            if len(tail) > LINE_BYTES_MAX:
+                raise BatchFileError(
+                    "line_too_long", f"Expected at most {LINE_BYTES_MAX} bytes, found more."
+                )
+    if tail:
+        yield tail

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, Self
 
 from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
@@ -20,6 +20,8 @@ from schemas.errors import BrokerUnavailable, NotReady, RecordError, TopicError
 from schemas.records import FilePart, StoredFile
 from schemas.settings import LogSettings
 from schemas.topics import check_record, partition_of
+from streams.calls.config import GatewaySettings
+from streams.calls.log.sender import LogSender
 from streams.log.clients import AssignedReader, LogProducer
 from streams.log.retry import TRANSIENT_ERRORS, retry_forever
 from streams.log.slices import in_slices
@@ -82,6 +84,33 @@ class ObjectLog:
         self._producer, self._bury = producer, bury
         self._table: ObjectTable | None = None
         self._follower = TopicFollower("objects", wait_ms=wait_ms)
+
+    @classmethod
+    def build(
+        cls,
+        log: LogSettings,
+        codec: Codec,
+        settings: GatewaySettings,
+        sender: LogSender,
+        gateway_id: str,
+    ) -> Self:
+        """Build the storage within the limits of the settings."""
+        quota = Quota(
+            objects_max=settings.objects_max,
+            bytes_max=settings.files_bytes_max,
+            tenants=settings.tenants,
+            tenant_objects_max=settings.tenant_objects_max,
+            tenant_bytes_max=settings.tenant_files_bytes_max,
+        )
+        return cls(
+            log,
+            codec,
+            gateway_id=gateway_id,
+            quota=quota,
+            wait_ms=settings.accept_ms,
+            producer=sender.started,
+            bury=sender.bury,
+        )
 
     @property
     def is_read(self) -> bool:

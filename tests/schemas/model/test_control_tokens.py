@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.model.control_tokens import MARK, ControlTokens
 from schemas.model.files import control_tokens_of
 from schemas.settings import ModelSettings
-from streams.calls.request.model.encoder import Encoder
+from streams.calls.request.tokenizer import Encoder
 from tests.schemas.model.steered_models import KINDS, steered
 from workers.embed.embedders.served_tokens import ServedTokens
 

@@ -9,7 +9,8 @@ import pytest
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.model.files import model_folder
 from schemas.settings import ModelSettings
-from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.calls.request.chat import Chat
+from streams.calls.request.tokenizer import Tokenizer
 from tests.schemas.model.steered_models import steered
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]

@@ -173,8 +173,10 @@ class StubAsking:
     """Stands in for `Submitter`; `answer` and `fail` settle submitted prompts."""
 
     def __init__(self) -> None:
-        self.backend = SimpleNamespace(epoch=1, tokens_read=dict(TOKENS))
-        self.gateway = SimpleNamespace(hub=Hub())
+        self.process = SimpleNamespace(
+            member=SimpleNamespace(epoch=1), tokens=SimpleNamespace(positions=dict(TOKENS))
+        )
+        self.calls = SimpleNamespace(hub=Hub())
         self.vector_slots = Slots(lambda: 1)
         self.submitted_offsets: list[int] = []  # offsets, in order
         self.begun_offsets: list[int] = []  # those listened to before that
@@ -188,7 +190,7 @@ class StubAsking:
         self._waiting: dict[int, asyncio.Future[list[OutgoingRecord] | TriviumError]] = {}
 
     def begin(self, prompt: PendingPrompt, _: Container[int] = ()) -> Call:
-        prompt.starts.setdefault(*next(iter(self.backend.tokens_read.items())))
+        prompt.starts.setdefault(*next(iter(self.process.tokens.positions.items())))
         prompt.tries += 1
         self.begun_offsets.append(prompt.record.offset)
         return Call(KEY, deadline_ms=1, arrived_s=0.0, waits_for_end=True)

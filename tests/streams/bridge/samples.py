@@ -4,6 +4,7 @@ the product does, by a gateway's own way in, over a log in memory."""
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from schemas.codec import Codec
@@ -126,12 +127,12 @@ class Log(FakeLog):
         self.producer = Parts()
         self.failures = 0  # that many requests are not taken
 
+    @property
+    def positions(self) -> dict[int, int]:
+        return {self.partition: len(self.frames)}
+
     def tokens_position(self) -> tuple[int, int]:
         return self.reply_position()
-
-    @property
-    def tokens_read(self) -> dict[int, int]:
-        return {self.partition: len(self.frames)}
 
     async def send(self, record: Any, headers: Any = ()) -> None:
         if self.failures:
@@ -145,11 +146,14 @@ class AskingBridge:
 
     def __init__(self, of: TopicPair | None = None, *, cluster: str = "") -> None:
         gateway = InProcessGateway()
-        self.log = Log(gateway.state.hub)
-        self.log.objects = gateway.objects  # type: ignore[attr-defined]  # as the product's
-        gateway.state.backend = self.log
+        calls = gateway.state.calls
+        self.log = log = Log(calls.hub)
+        calls.fleet = calls.log = log
         self.table, self.pool = gateway.objects.table, gateway.pool
-        self.asking = Submitter(gateway.state, self.log, cluster)  # type: ignore[arg-type]  # stands in
+        process: Any = SimpleNamespace(
+            calls=calls, member=log, sender=log, tokens=log, pool=self.pool
+        )
+        self.asking = Submitter(process, lambda: gateway.objects.table, cluster)
         of = of or pair(format="avro", parts="rows.parts")
         prompts = PromptParser(of, MODEL, CODEC, WriterSchemas("", 1))
         self.ends = PairIO(of, prompts, AnswerBuilder(of, CODEC))

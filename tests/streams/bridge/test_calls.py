@@ -6,8 +6,8 @@ import pytest
 
 from schemas.errors import InvalidRequest
 from streams.bridge.calls import check_call
+from streams.calls.embedding import EmbeddingsBody
 from streams.calls.request.body import ChatBody, CompletionBody
-from streams.calls.request.embed_body import EmbeddingsBody
 from streams.openai.batches.lines import EMBEDDINGS, RESPONSES
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -52,7 +52,7 @@ async def test_partition_processor_fences_predecessor_and_resumes(memory_log: Me
     await take(slept, memory_log, 0, 1, 2)
     first.asking.answer(1)
     await until(lambda: 1 in memory_log.answers())
-    second.asking.backend.tokens_read = {5: 7}
+    second.asking.process.tokens.positions = {5: 7}
     async with second.living() as life:
         await until(lambda: second.asking.submitted_offsets == [0, 2])
         assert second.asking.begun_offsets[:2] == [0, 2]
@@ -85,10 +85,10 @@ async def test_partition_processor_advances_token_offset_without_output(
     await until(lambda: first.asking.submitted_offsets == [0, 1, 2])
     memory_log.tokens_end = 400
     second.asking.begins = {1}
-    second.asking.backend.tokens_read = {5: 390}
+    second.asking.process.tokens.positions = {5: 390}
     async with second.living():
         await until(lambda: second.asking.submitted_offsets == [0, 1, 2])
-        second.asking.backend.tokens_read = {5: 450}  # where answers lie that began before
+        second.asking.process.tokens.positions = {5: 450}  # where answers lie that began before
         for offset, since in ((0, 100), (1, 400)):
             second.asking.answer(offset)
             await until(lambda offset=offset: offset in memory_log.answers())
@@ -442,7 +442,7 @@ async def test_partition_processor_submits_only_while_allowed(memory_log: Memory
         assert bridge.asking.submitted_offsets == []
         bridge.shared.may_ask.set()
         await until(lambda: bridge.asking.submitted_offsets == [0])
-        bridge.asking.backend.epoch = 2
+        bridge.asking.process.member.epoch = 2
         await take(life, memory_log, 1)
         await until(lambda: bool(bridge.troubles))
     assert isinstance(bridge.troubles[0], LeaseError) and bridge.asking.submitted_offsets == [0]
@@ -454,7 +454,7 @@ async def test_partition_processor_commits_new_token_offsets_first(
     memory_log: MemoryLog,
 ) -> None:
     bridge = Bridge(memory_log)
-    bridge.asking.backend.tokens_read = {9: 1}
+    bridge.asking.process.tokens.positions = {9: 1}
     async with bridge.living() as life:
         await until(lambda: memory_log.commits == 1)
         await take(life, memory_log, 0)

@@ -64,7 +64,7 @@ async def test_partitions_lose_no_prompt_after_reassignment(
     partitions.on_assigned(set())
     partitions.on_assigned({PLACE})
     await pass_time(1.0)
-    assert not asker.asking.gateway.in_flight, "one after the other"
+    assert not asker.asking.calls.in_flight, "one after the other"
     await until(lambda: len(asker.log.requests) == 2)
     await pass_time(5.0)
     whole = frame(request_id_of(asker), ANSWER, end=stream_end(request_id_of(asker), ANSWER))
@@ -73,8 +73,8 @@ async def test_partitions_lose_no_prompt_after_reassignment(
     assert memory_log.answers()[0].text == "abcd" and not group.has_failed
     memory_log.slow_to_stop_s = 0.0
     await partitions.stop()
-    assert asker.asking.gateway.in_flight == 0
-    assert not asker.asking.gateway.calls and not len(asker.log.hub)
+    assert asker.asking.calls.in_flight == 0
+    assert not asker.asking.calls._calls and not len(asker.log.hub)
     assert not partitions._stopping, "nothing is kept of former lives"
 
 
@@ -129,7 +129,7 @@ async def test_partitions_commit_finished_answers_at_stop(
     memory_log.trouble = trouble
     await partitions.stop()
     assert sorted(memory_log.answers()) == ([0] if trouble else [0, 1])
-    assert memory_log.trouble is None and asker.asking.gateway.in_flight == 0
+    assert memory_log.trouble is None and asker.asking.calls.in_flight == 0
 
 
 @virtual
@@ -186,18 +186,18 @@ async def test_partition_processor_releases_only_its_own_calls(memory_log: Memor
     await asker.log.push(frame(request_id, ["yes"], end=stream_end(request_id, ["yes"])))
     await until(lambda: 0 in memory_log.answers())
     await new.stop()
-    assert asker.asking.gateway.in_flight == 0
+    assert asker.asking.calls.in_flight == 0
 
 
 @virtual
 async def test_call_without_tokens_ends_at_deadline(memory_log: MemoryLog) -> None:
     asker = AskingBridge()
     bridge = bridge_of(memory_log, asker)
-    gateway = asker.asking.gateway
+    gateway = asker.asking.calls
     async with bridge.living() as life:
         await life.take(memory_log.put(0, {"text": "hi", "deadline_ms": 5_000}))
         await until(lambda: len(asker.log.requests) == 1)
-        (call,) = gateway.calls
+        (call,) = gateway._calls
         gateway.hub.remove(call)
         await pass_time(8.0)
         gateway.sweep(asyncio.get_running_loop().time(), wall_ms())

@@ -144,7 +144,7 @@ async def test_submitter_cancels_request_after_local_failure() -> None:
     bridge.log.on_request = None
     settling = asyncio.ensure_future(bridge.settle(record({"text": "hi"}, offset=8)))
     await bridge.log.wait_sent(2)
-    *_, call = bridge.asking.gateway.calls
+    *_, call = bridge.asking.calls._calls
     assert [stream.choice for stream in call.streams] == [0] and call.tolerates_difference is False
     assert not bridge.log.cancellations
     call.fail(DeadlineExceeded("late"))

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import TooManyRequests
-from streams.calls.fair_share import FairShare
+from streams.calls.in_flight import FairShare
 
 
 def test_fair_share_leaves_room_for_every_tenant() -> None:

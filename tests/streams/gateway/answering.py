@@ -69,7 +69,7 @@ def beside(gateway: InProcessGateway, **settings: Any) -> InProcessGateway:
     """Another gateway of the same deployment."""
     second_gateway = InProcessGateway(partition=1, **settings)
     second_gateway.log.frames, second_gateway.log.news = gateway.log.frames, gateway.log.news
-    second_gateway.log.responses = gateway.log.responses
+    second_gateway.state.responses = gateway.log.responses
     return second_gateway
 
 

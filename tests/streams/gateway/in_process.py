@@ -28,16 +28,16 @@ from schemas.records import (
 )
 from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import check_size
-from schemas.settings import LogSettings
 from streams.calls.config import GatewaySettings
+from streams.calls.ids import ConversationTurn
+from streams.calls.in_flight import CallsInFlight
+from streams.calls.log.sender import ToRouter
 from streams.calls.metrics import Metrics
-from streams.calls.request.conversation import ConversationTurn
 from streams.calls.request.intake import ServedModel
 from streams.calls.stream.hub import Hub
 from streams.gateway.app import create_app
 from streams.gateway.http.listener import listen
 from streams.gateway.http.server import make_server
-from streams.gateway.log.backend import LogBackend, ToRouter
 from streams.gateway.state import Gateway
 from streams.log.clients import Headers
 from streams.log.retrieval.embedding import EmbeddedTexts, Texts
@@ -51,21 +51,6 @@ from tests.waits import PATIENCE_S, until
 STARTED_MS = 1_700_000_000_000
 EVENT_KEY = "of-all-gateways-in-these-tests-01"
 CODEC = Codec()
-
-
-def log_backend() -> LogBackend:
-    """The product's backend, which no broker is asked for."""
-    return LogBackend(
-        LogSettings(),
-        GatewaySettings(),
-        gateway_id="gateway-a",
-        started_ms=1,
-        url="",
-        models=frozenset({"tiny"}),
-        hub=Hub(),
-        metrics=Metrics(),
-        codec=CODEC,
-    )
 
 
 class KeptResponses:
@@ -90,7 +75,7 @@ class KeptResponses:
 
 
 class FakeLog:
-    """The backend of a test. Every frame that is pushed also stays on its partition."""
+    """The log of a test. Every frame that is pushed also stays on its partition."""
 
     trouble: TriviumError | None = None  # raised instead of accepting anything
 
@@ -141,7 +126,7 @@ class FakeLog:
     def problems(self) -> list[str]:
         return self.reasons
 
-    async def read_frames(
+    async def read_again(
         self, partition: int, offset: int, *, live: bool = True
     ) -> AsyncGenerator[TokenFrame]:
         end = len(self.frames)
@@ -287,10 +272,20 @@ class InProcessGateway:
             name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
         )
         settings = {"event_key": EVENT_KEY, **settings}
-        self.state = Gateway(
-            *(GatewaySettings(**settings), served, self.log, hub, metrics, self.pool, self.objects),
-            gateway_id="gateway-1",
+        calls = CallsInFlight(
+            *(GatewaySettings(**settings), served, hub, metrics),
+            fleet=self.log,
+            log=self.log,
+            process_id="gateway-1",
             started_ms=STARTED_MS,
+        )
+        self.state = Gateway(
+            *(calls, metrics),
+            tokens=self.log,
+            responses=self.log.responses,
+            objects=self.objects,
+            pool=self.pool,
+            publish_turn=self.log.publish_turn,
         )
         self.app = create_app(self.state)
 

@@ -123,7 +123,7 @@ async def pausing() -> AsyncIterator[str]:
 
     async def answer() -> None:
         await gateway.log.wait_sent(1)
-        (call,) = gateway.state.hub.calls()
+        (call,) = gateway.state.calls.hub.calls()
         name = call.key.parent_id
         for next_frame in (
             frame(name, ["Hel"]),
@@ -131,7 +131,7 @@ async def pausing() -> AsyncIterator[str]:
             frame(name, [], end=stream_end(name, ["Hel", "lo"])),
         ):
             for _ in range(2):
-                gateway.state.sweep(call.last_activity_s + 1, 0)
+                gateway.state.calls.sweep(call.last_activity_s + 1, 0)
                 await until(lambda: not call.keepalive_due)
             await gateway.log.push(next_frame)
 

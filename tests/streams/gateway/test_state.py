@@ -33,7 +33,7 @@ async def test_cancellation_record_names_tenant() -> None:
         elsewhere = headers("bob") | {"X-Session-Id": request.session_id}
         assert (await client.delete(path, headers=elsewhere)).status_code == 202
         assert (await client.delete(path, headers=headers("alice"))).status_code == 200
-        gateway.state.sweep(0.0, 2**62)
+        gateway.state.calls.sweep(0.0, 2**62)
         await task
     bobs, *alices = gateway.log.cancellations
     assert bobs.tenant not in ("", request.tenant)
@@ -85,7 +85,7 @@ async def test_gateway_limits_answers_in_flight() -> None:
 
 async def test_draining_gateway_refuses_new_calls() -> None:
     gateway = InProcessGateway()
-    gateway.state.draining = True
+    gateway.state.calls.draining = True
     status, answer = await call(gateway, chat())
     assert (status, answer["error"]["code"]) == (503, "not_ready")
     async with gateway.client() as client:
@@ -100,10 +100,10 @@ async def test_gateway_sends_keepalive_on_silent_resumable_stream() -> None:
         streamed_call(gateway, chat(stream=True)) as plain,
     ):
         await accepted_requests(gateway, 2)
-        arrived_s = max(call.arrived_s for call in gateway.state.hub.calls())
-        gateway.state.sweep(arrived_s + 0.9, 0)
-        gateway.state.sweep(arrived_s + 1.1, 0)
-        gateway.state.sweep(arrived_s + 1.2, 0)
+        arrived_s = max(call.arrived_s for call in gateway.state.calls.hub.calls())
+        gateway.state.calls.sweep(arrived_s + 0.9, 0)
+        gateway.state.calls.sweep(arrived_s + 1.1, 0)
+        gateway.state.calls.sweep(arrived_s + 1.2, 0)
         await until(lambda: stream.text == ": keep-alive\n")
         assert (stream.status, plain.status) == (200, 0)
 
@@ -115,11 +115,11 @@ async def test_gateway_enforces_deadline_after_grace() -> None:
         streamed_call(gateway, chat(stream=True)) as stream,
     ):
         requests = await accepted_requests(gateway, 2)
-        for call in gateway.state.hub.calls():
+        for call in gateway.state.calls.hub.calls():
             if not call.waits_for_end:
                 await gateway.log.push(frame(call.streams[0].request_id, ["a"]))
         await until(lambda: bool(stream.writes))
-        gateway.state.sweep(0.0, max(r.deadline_ms for r in requests) + 2_001)
+        gateway.state.calls.sweep(0.0, max(r.deadline_ms for r in requests) + 2_001)
         await until(lambda: whole.over and stream.over)
         await gateway.log.wait_sent(4)
     assert whole.status == 504
@@ -133,10 +133,10 @@ async def test_gateway_fails_stream_with_lost_tokens() -> None:
     async with streamed_call(gateway, chat(stream=True)) as stream:
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5))
-        gateway.state.sweep(1.0, 0)
-        gateway.state.sweep(1.9, 0)
+        gateway.state.calls.sweep(1.0, 0)
+        gateway.state.calls.sweep(1.9, 0)
         assert not stream.over
-        gateway.state.sweep(2.1, 0)
+        gateway.state.calls.sweep(2.1, 0)
         await until(lambda: stream.over)
         await gateway.log.wait_sent(2)
     assert stream.status == 500

@@ -8,8 +8,8 @@ from aiokafka import ConsumerRecord
 from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.settings import LogSettings
+from streams.calls.ids import ConversationTurn
 from streams.calls.log.turns import TurnTopic
-from streams.calls.request.conversation import ConversationTurn
 from streams.log.clients import LogProducer
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from schemas.errors import InvalidRequest
-from streams.calls.request.conversation import (
+from streams.calls.ids import (
     Conversation,
     Conversations,
     ConversationTurn,

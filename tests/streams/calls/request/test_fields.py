@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.calls.request.body import ChatBody, CompletionBody
-from streams.calls.request.embed_body import EmbeddingsBody, RerankBody
-from streams.calls.request.fields import EMBEDDING_NEUTRAL, HARMLESS
+from streams.calls.embedding import EmbeddingsBody, RerankBody
+from streams.calls.request.body import EMBEDDING_NEUTRAL, HARMLESS, ChatBody, CompletionBody
 
 PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages

@@ -15,7 +15,7 @@ from schemas.records import (
 )
 from schemas.rules.tokens import unpack_tokens
 from streams.calls.request.form import REGEX_CHARS_MAX
-from streams.calls.request.sampling import BAD_WORD_CHARS_MAX, STOP_CHARS_MAX
+from streams.calls.request.intake import BAD_WORD_CHARS_MAX, STOP_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion
 from tests.streams.gateway.small_tokenizer import tokenizer

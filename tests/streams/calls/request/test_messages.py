@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streams.calls.request.body import ChatBody
-from streams.calls.request.messages import chat_of
+from streams.calls.request.chat import chat_of
 from streams.calls.request.tokenizer import Tokenizer
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat
@@ -54,7 +54,7 @@ def chat_from(
     messages: list[dict[str, Any]], model_tokenizer: Tokenizer | None = None, **fields: Any
 ) -> Any:
     body = ChatBody.model_validate({"messages": messages, **fields})
-    return chat_of(body, body.messages, model_tokenizer or tokenizer())
+    return chat_of(body, body.messages, (model_tokenizer or tokenizer()).template)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
-from streams.calls.request.tokenizer import Chat, ChatTemplate, Tokenizer
+from streams.calls.request.chat import Chat, ChatTemplate
+from streams.calls.request.tokenizer import Tokenizer
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat
 from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder

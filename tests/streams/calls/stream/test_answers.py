@@ -233,5 +233,5 @@ async def test_failed_outcome_maps_to_error_status(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status in (429, 503))
     assert response.headers["x-session-id"] == gateway.log.requests[0].session_id
-    assert gateway.state.in_flight == 0
+    assert gateway.state.calls.in_flight == 0
     assert not gateway.log.cancellations

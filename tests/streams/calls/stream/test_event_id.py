@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.records import Endpoint
+from streams.calls import in_flight
 from streams.calls.config import GatewaySettings
 from streams.calls.stream.event_id import ClientPosition, EventIds, StreamKey, positions_text
 from streams.calls.stream.event_key import FILE_NAME, event_key
-from streams.gateway import state
 from streams.log.clock import wall_ms
 from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
 from tests.streams.gateway.samples import chat
@@ -148,7 +148,7 @@ async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]
 
 async def test_forged_event_ids_take_no_resume_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forged id must not take a slot until a time of its own choice."""
-    monkeypatch.setattr(state, "RESUMES_MAX", 1)
+    monkeypatch.setattr(in_flight, "RESUMES_MAX", 1)
     gateway = InProcessGateway()
     path, event_id = await event_of(gateway)
     gateway.log.on_request = None
@@ -159,7 +159,7 @@ async def test_forged_event_ids_take_no_resume_slots(monkeypatch: pytest.MonkeyP
         for forged in (thief.name(later).decode() + ".0-0-0", "A" * 90 + ".0-0-0"):
             answer = await client.get(path, headers={"last-event-id": forged})
             assert answer.status_code == 400
-            assert not gateway.state.resumed_calls
+            assert not gateway.state.calls.resumed
 
 
 @pytest.mark.parametrize(("deadline_ms", "more_ms"), [(600_000, 600_000), (1_000, 15_000)])
@@ -174,26 +174,26 @@ async def test_resumed_call_ends_with_its_request(
         began_ms = wall_ms()
         resume = client.get(path, headers={"last-event-id": event_id})
         task = tasks.create_task(resume)
-        await until(lambda: len(gateway.state.resumed_calls) == 1)
-        (follower,) = gateway.state.resumed_calls
+        await until(lambda: len(gateway.state.calls.resumed) == 1)
+        (follower,) = gateway.state.calls.resumed
         least_ms = request.arrived_ms if deadline_ms == more_ms else began_ms
         assert follower.deadline_ms >= least_ms + more_ms
         assert follower.deadline_ms <= max(request.deadline_ms, wall_ms() + 15_000)
-        gateway.state.sweep(0.0, follower.deadline_ms + 2_001)
+        gateway.state.calls.sweep(0.0, follower.deadline_ms + 2_001)
         assert (await task).status_code == 504
 
 
 async def test_gateway_limits_resumes_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The id of one caller must not take all slots."""
-    monkeypatch.setattr(state, "RESUMES_PER_REQUEST_MAX", 1)
+    monkeypatch.setattr(in_flight, "RESUMES_PER_REQUEST_MAX", 1)
     gateway = InProcessGateway()
     path, event_id = await event_of(gateway)
     async with gateway.client() as client:
         first = asyncio.create_task(client.get(path, headers={"last-event-id": event_id}))
-        await until(lambda: len(gateway.state.resumed_calls) == 1)
+        await until(lambda: len(gateway.state.calls.resumed) == 1)
         refused = await client.get(path, headers={"last-event-id": event_id})
         assert refused.status_code == 429
-        gateway.state.sweep(0.0, 2**62)
+        gateway.state.calls.sweep(0.0, 2**62)
         await first
 
 
@@ -214,7 +214,7 @@ async def test_other_api_key_cannot_resume_or_cancel() -> None:
             answer = await client.request(method, path + end, headers=headers("bob"))
             assert answer.status_code == 404
         assert (await client.delete(path, headers=headers("alice"))).status_code == 200
-        gateway.state.sweep(0.0, 2**62)
+        gateway.state.calls.sweep(0.0, 2**62)
         await task
 
 

@@ -142,8 +142,8 @@ async def test_plain_stream_sends_no_keepalive(path: str) -> None:
     body = chat() if path == CHATS else {"model": "test-model", "input": "hello"}
     async with streamed_call(gateway, {**body, "stream": True}, path) as stream:
         (request,) = await accepted_requests(gateway)
-        (call,) = gateway.state.hub.calls()
-        gateway.state.sweep(call.last_activity_s + 1, 0)
+        (call,) = gateway.state.calls.hub.calls()
+        gateway.state.calls.sweep(call.last_activity_s + 1, 0)
         await until(lambda: not call.keepalive_due)
         await gateway.log.push(
             frame(request.request_id, ["a"], end=stream_end(request.request_id, "a"))

@@ -1,8 +1,7 @@
 """When a gateway ends a call by itself."""
 
 from schemas.errors import DeadlineExceeded, EngineFailed
-from streams.calls.stream.hub import Call, Hub
-from streams.calls.stream.timeouts import DEADLINE_GRACE_MS, failure_of
+from streams.calls.stream.hub import DEADLINE_GRACE_MS, Call, Hub, failure_of
 from tests.streams.calls.stream.test_hub import KEY
 from tests.streams.gateway.samples import frame
 

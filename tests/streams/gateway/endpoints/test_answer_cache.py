@@ -81,7 +81,7 @@ def gateway_of(
 async def ask_and_store(gateway: InProcessGateway, body: Json, **headers: str) -> Json:
     """Ask, and wait until the answer is kept."""
     answer = await ask(gateway, body, **headers)
-    await until(lambda: not gateway.state._background)
+    await until(lambda: not gateway.state.calls._background)
     return answer
 
 

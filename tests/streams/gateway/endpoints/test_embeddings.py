@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from schemas.errors import NotReady
-from streams.calls.request.embed_body import TEXT_CHARS_MAX
+from streams.calls.embedding import TEXT_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
 from tests.waits import PATIENCE_S
 

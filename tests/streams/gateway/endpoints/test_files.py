@@ -162,7 +162,7 @@ async def test_files_endpoint_discards_incomplete_upload() -> None:
 async def test_files_endpoint_limits_concurrent_uploads_per_tenant() -> None:
     """Slow uploads of one tenant leave room for those of others."""
     gateway = keeping(uploads_max=2)
-    places, keys = gateway.state.uploads._share, gateway.state.keys
+    places, keys = gateway.state.callers.uploads._share, gateway.state.callers.keys
     first, second = (keys.tenant({b"authorization": b"Bearer %b" % key.encode()}) for key in KEYS)
     places.take(first, "uploads")
     response = await upload(gateway, key="one")

@@ -72,12 +72,12 @@ async def test_gateway_returns_503_for_unacknowledged_request() -> None:
     gateway.log.hold_acks = asyncio.Event()
     async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         task = tasks.create_task(client.post("/v1/chat/completions", json=chat()))
-        await until(lambda: gateway.state.in_flight == 1)
+        await until(lambda: gateway.state.calls.in_flight == 1)
         gateway.log.trouble = BrokerUnavailable("it went away")
         gateway.log.hold_acks.set()
         response = await task
     assert response.status_code == 503
-    assert gateway.state.in_flight == 0
+    assert gateway.state.calls.in_flight == 0
     assert len(gateway.log.hub) == 0
 
 

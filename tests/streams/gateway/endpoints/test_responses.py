@@ -298,7 +298,7 @@ async def test_responses_endpoint_rejects_unsupported_fields(
     status, response = await call(gateway, {**body(), **fields}, PATH)
     assert status in (400, 404), response
     assert message in response["error"]["message"]
-    assert not gateway.log.sent_records and not gateway.state.in_flight
+    assert not gateway.log.sent_records and not gateway.state.calls.in_flight
 
 
 async def test_response_that_cannot_be_stored_is_cancelled() -> None:
@@ -312,7 +312,7 @@ async def test_response_that_cannot_be_stored_is_cancelled() -> None:
     assert status == 503, response
     await until(lambda: bool(gateway.log.cancellations))
     assert gateway.log.cancellations[0].reason is CancelReason.CLIENT_GONE
-    assert not gateway.state.in_flight
+    assert not gateway.state.calls.in_flight
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ async def test_responses_endpoint_rejects_huge_number_before_accepting(
     gateway = answering()
     status, response = await call(gateway, {**body(), **fields}, PATH)
     assert (status, response["error"]["param"]) == (400, field), response
-    assert not gateway.state.in_flight and not gateway.log.requests
+    assert not gateway.state.calls.in_flight and not gateway.log.requests
 
 
 async def test_internal_error_after_acceptance_frees_capacity(
@@ -352,7 +352,7 @@ async def test_internal_error_after_acceptance_frees_capacity(
     status, _ = await call(gateway, body(), PATH)
     assert status == 500
     await until(lambda: bool(gateway.log.cancellations))
-    assert not gateway.state.in_flight
+    assert not gateway.state.calls.in_flight
 
 
 async def test_unstored_response_is_not_found() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from schemas.errors import BrokerUnavailable
-from streams.gateway import state
+from streams.calls import in_flight
 from tests.streams.gateway.in_process import STARTED_MS, InProcessGateway
 from tests.streams.gateway.samples import chat, events_of, frame, stream_end, text_of
 from tests.streams.gateway.streamed_call import (
@@ -56,7 +56,7 @@ async def test_second_gateway_resumes_stream_after_any_event(resume: Resume) -> 
         assert rest[-2]["usage"] == whole[-2]["usage"]
         assert rest[-1] == "[DONE]"
     assert second.log.sent_records == second.log.resumptions
-    assert not second.state.resumed_calls
+    assert not second.state.calls.resumed
 
 
 async def test_resume_continues_each_choice_at_its_position() -> None:
@@ -90,9 +90,9 @@ async def test_resumed_stream_follows_live_and_disconnect_cancels_nothing() -> N
         resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
         leaving_call = streamed_call(second, path=path, Last_Event_ID=stream.ids[-1])
         async with resumed as follower, leaving_call as leaver:
-            await until(lambda: len(second.state.resumed_calls) == 2)
+            await until(lambda: len(second.state.calls.resumed) == 2)
             leaver.hang_up()
-            await until(lambda: len(second.state.resumed_calls) == 1)
+            await until(lambda: len(second.state.calls.resumed) == 1)
             end = stream_end(request.request_id, TEXTS)
             await first.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
@@ -111,14 +111,14 @@ async def test_late_disconnect_after_resume_cancels_nothing() -> None:
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=stream.ids[-1]) as follower:
-            await until(lambda: len(gateway.state.resumed_calls) == 1)
+            await until(lambda: len(gateway.state.calls.resumed) == 1)
             stream.hang_up()
-            await until(lambda: stream.over or bool(gateway.state.detached))
+            await until(lambda: stream.over or bool(gateway.state.calls.detached))
             end = stream_end(request.request_id, TEXTS)
             await gateway.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
             )
-            await until(lambda: follower.over and not gateway.state.in_flight)
+            await until(lambda: follower.over and not gateway.state.calls.in_flight)
     assert text_of(events_of(follower.text)) == " wörld"
     assert not gateway.log.cancellations
 
@@ -133,7 +133,7 @@ async def test_resume_without_event_id_restarts_at_own_gateway() -> None:
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         async with streamed_call(gateway, path=path) as follower:
-            await until(lambda: len(gateway.state.resumed_calls) == 1)  # before the call is over
+            await until(lambda: len(gateway.state.calls.resumed) == 1)  # before the call is over
             end = stream_end(request.request_id, TEXTS)
             await gateway.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
@@ -149,7 +149,7 @@ async def test_resume_without_event_id_restarts_at_own_gateway() -> None:
 
 
 async def test_gateway_limits_resumed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "RESUMES_MAX", 1)
+    monkeypatch.setattr(in_flight, "RESUMES_MAX", 1)
     gateway = InProcessGateway()
     gateway.answer_with("a")
     async with gateway.client() as client:
@@ -161,7 +161,7 @@ async def test_gateway_limits_resumed_streams(monkeypatch: pytest.MonkeyPatch) -
         )
         path = f"/v1/requests/{first_answer.headers['x-request-id']}/events"
         async with streamed_call(gateway, path=path, Last_Event_ID=event_id):
-            await until(lambda: len(gateway.state.resumed_calls) == 1)
+            await until(lambda: len(gateway.state.calls.resumed) == 1)
             refused = await client.get(path, headers={"Last-Event-ID": event_id})
     assert refused.status_code == 429
 
@@ -204,7 +204,7 @@ async def test_resuming_gateway_retries_resumption_until_acknowledged(
     """The resumed stream continues meanwhile."""
     first, second = InProcessGateway(), InProcessGateway()
     second.log.frames, second.log.news = first.log.frames, first.log.news
-    monkeypatch.setattr(state, "RETRY_S", 0.0)
+    monkeypatch.setattr(in_flight, "RETRY_S", 0.0)
     async with streamed_call(first, chat(stream=True), **WITH_IDS) as stream:
         (request,) = await accepted_requests(first)
         await first.log.push(frame(request.request_id, TEXTS[:1]))

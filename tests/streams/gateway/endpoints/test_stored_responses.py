@@ -8,7 +8,7 @@ import pytest
 from schemas.records import OutcomeKind, StreamVoid
 from schemas.rules.tokens import pack_tokens, token_count
 from streams.agents.outbox import void_frame
-from streams.calls.request.tokenizer import Chat
+from streams.calls.request.chat import Chat
 from streams.gateway import app
 from tests.streams.gateway.answering import (
     RESPONSE,
@@ -67,7 +67,7 @@ async def test_second_gateway_returns_current_state_of_response() -> None:
         assert (status, response["status"]) == (200, "completed")
         assert response["output"][0]["content"][0]["text"] == "".join(TEXTS)
     assert not second.log.sent_records and not first.log.cancellations
-    await until(lambda: not first.state.in_flight)
+    await until(lambda: not first.state.calls.in_flight)
 
 
 async def test_poll_reports_progress_of_voided_attempt_until_next_starts() -> None:
@@ -76,7 +76,7 @@ async def test_poll_reports_progress_of_voided_attempt_until_next_starts() -> No
     name = await start_background(first)
     (request,) = first.log.requests
     second, reports = beside(first), list[tuple[int, int]]()
-    second.state.hub.on_void = lambda so_far: reports.append(
+    second.state.calls.hub.on_void = lambda so_far: reports.append(
         (so_far.attempt, token_count(so_far.tokens))
     )
     await first.log.push(frame(request.request_id, TEXTS[:2]))
@@ -96,7 +96,9 @@ async def test_poll_reports_end_of_voided_attempt() -> None:
     name = await start_background(first)
     (request,) = first.log.requests
     second, reports = beside(first), list[int]()
-    second.state.hub.on_void = lambda so_far: reports.append(so_far.attempt if so_far.end else 0)
+    second.state.calls.hub.on_void = lambda so_far: reports.append(
+        so_far.attempt if so_far.end else 0
+    )
     void = StreamVoid(request_id=request.request_id, attempt=1)
     await first.log.push(void_frame(void, "router-a", 1))
     end = stream_end(request.request_id, TEXTS)
@@ -114,13 +116,13 @@ async def test_background_response_without_reader_takes_last_attempt() -> None:
         await gateway.log.push(frame(request.request_id, TEXTS[:2]))
         await until(lambda: len(stream.writes) == 2)
     name = checked(stream.text)[0]["response"]["id"]
-    await until(lambda: bool(gateway.state.detached))
+    await until(lambda: bool(gateway.state.calls.detached))
     whole = ["North", " ", "of it."]
     end = stream_end(request.request_id, whole, attempt=2)
     await gateway.log.push(frame(request.request_id, whole[:2], attempt=2))
     last = frame(request.request_id, whole[2:], attempt=2, first_seq=2, first_char=6, end=end)
     await gateway.log.push(last)
-    await until(lambda: not gateway.state.in_flight)
+    await until(lambda: not gateway.state.calls.in_flight)
     assert not gateway.log.cancellations
     response = (await get(gateway, name))[1]
     assert response["status"] == "completed"

@@ -47,7 +47,7 @@ async def file_of(gateway: InProcessGateway, name: str = "a.txt") -> str:
 def complete(gateway: InProcessGateway, store: str, file_id: str) -> None:
     """As the indexer would say."""
     table = gateway.objects.table
-    tenant = gateway.state.keys.tenant({b"authorization": b"Bearer one"})
+    tenant = gateway.state.callers.keys.tenant({b"authorization": b"Bearer one"})
     names = table.store_order(tenant).beyond(None, newer=True)
     record = table.store(tenant, next(name for name in names if store.endswith(name)))
     assert record is not None
@@ -266,7 +266,7 @@ async def test_vector_store_search_queries_its_collection() -> None:
     assert page["data"][0]["filename"] == "a.txt"
     search = gateway.pool.searches[0]
     assert search["collection"] == store.rpartition("/")[2] and search["k"] == 7
-    assert search["tenant"] == gateway.state.keys.tenant({b"authorization": b"Bearer one"})
+    assert search["tenant"] == gateway.state.callers.keys.tenant({b"authorization": b"Bearer one"})
     assert json.loads(search["filter"]) == {"year": {"$gte": 2000}}
     assert (search["min_score"], search["mode"]) == (0.25, "hybrid")
 

@@ -44,7 +44,7 @@ def test_half_closed_connection_gets_whole_answer(make_loop: MakeLoop, payload: 
         gateway = InProcessGateway()
         async with serving(gateway) as url, raw_connection(url, payload, ends=True) as reader:
             await gateway.log.wait_sent(1)
-            await until(lambda: gateway.state.in_flight == 1)
+            await until(lambda: gateway.state.calls.in_flight == 1)
             first_byte = await reader.readexactly(1)  # it is told that it is being answered
             await answer_last(gateway, "a", "b")
             answers = first_byte + await reader.read()
@@ -72,7 +72,7 @@ def test_disconnect_cancels_request_before_first_token(make_loop: MakeLoop, payl
             await gateway.log.wait_sent(1)
             writer.close()
             await gateway.log.wait_sent(2)
-            await until(lambda: gateway.state.in_flight == 0)
+            await until(lambda: gateway.state.calls.in_flight == 0)
         (cancellation,) = gateway.log.cancellations
         assert cancellation.request_id == gateway.log.requests[0].request_id
 
@@ -219,4 +219,4 @@ async def test_head_of_stream_returns_without_waiting_for_end() -> None:
         response = await client.head(f"/v1/requests/{name}/events")
         assert response.headers["content-type"].startswith("text/event-stream")
         assert (response.status_code, response.content) == (200, b"")
-        await until(lambda: not gateway.state.resumed_calls)
+        await until(lambda: not gateway.state.calls.resumed)

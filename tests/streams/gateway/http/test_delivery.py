@@ -44,7 +44,7 @@ async def test_stream_writes_once_per_batch_of_frames() -> None:
     assert finish["trivium"]["session_id"] == request.session_id
     assert stream.headers["content-type"].startswith("text/event-stream")
     assert stream.headers["x-request-id"] == request.request_id
-    assert gateway.state.in_flight == 0
+    assert gateway.state.calls.in_flight == 0
     assert len(gateway.log.hub) == 0
     assert not gateway.log.cancellations
 
@@ -146,7 +146,7 @@ async def test_disconnect_cancels_active_requests(stream_it: bool) -> None:
     assert cancellation.request_id == second.request_id
     assert cancellation.session_id == second.session_id
     assert cancellation.reason is CancelReason.CLIENT_GONE
-    assert gateway.state.in_flight == 0
+    assert gateway.state.calls.in_flight == 0
 
 
 @pytest.mark.parametrize("stream_it", [True, False])
@@ -159,8 +159,8 @@ async def test_disconnect_continues_generation_on_request(stream_it: bool) -> No
         (request,) = await accepted_requests(gateway)
         await gateway.log.push(frame(request.request_id, TEXTS[:1]))
         stream.hang_up()
-        await until(lambda: gateway.state.detached == 1)
-        await gateway.state.wait_until_idle(60_000)  # nobody has to wait for it
+        await until(lambda: gateway.state.calls.detached == 1)
+        await gateway.state.calls.wait_until_idle(60_000)  # nobody has to wait for it
         async with gateway.client() as client:
             refused = await client.post("/v1/chat/completions", json=chat())
         assert refused.status_code == 429
@@ -168,8 +168,8 @@ async def test_disconnect_continues_generation_on_request(stream_it: bool) -> No
         await gateway.log.push(
             frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2, end=end)
         )
-        await until(lambda: gateway.state.in_flight == 0)
-    assert gateway.state.detached == 0
+        await until(lambda: gateway.state.calls.in_flight == 0)
+    assert gateway.state.calls.detached == 0
     assert not gateway.log.cancellations
 
 
@@ -181,11 +181,11 @@ async def test_detached_request_ends_at_deadline() -> None:
     ) as stream:
         (request,) = await accepted_requests(gateway)
         stream.hang_up()
-        await until(lambda: gateway.state.detached == 1)
-        gateway.state.sweep(0.0, request.deadline_ms + 2_001)
+        await until(lambda: gateway.state.calls.detached == 1)
+        gateway.state.calls.sweep(0.0, request.deadline_ms + 2_001)
         await gateway.log.wait_sent(2)
     assert [c.request_id for c in gateway.log.cancellations] == [request.request_id]
-    assert (gateway.state.in_flight, gateway.state.detached) == (0, 0)
+    assert (gateway.state.calls.in_flight, gateway.state.calls.detached) == (0, 0)
 
 
 async def test_gateway_notices_real_disconnect() -> None:

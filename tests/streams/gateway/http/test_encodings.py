@@ -86,7 +86,7 @@ async def test_gateway_bounds_decompressed_body(form: str) -> None:
     async with gateway.client() as client:
         bomb = await client.post(CHATS, content=compress(b" " * 3_000_000), headers=headers)
     assert bomb.status_code == 413
-    assert not gateway.state.body_reader._share.used
+    assert not gateway.state.callers.body_reader._share.used
 
 
 @pytest.mark.parametrize("form", FORMS)

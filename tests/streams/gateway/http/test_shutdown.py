@@ -25,8 +25,6 @@ LIVE = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 class NoLog:
     """All that is asked of it by a gateway's life."""
 
-    is_ready = True
-
     async def run(self) -> None:
         await asyncio.Event().wait()
 
@@ -46,9 +44,11 @@ async def stopping(
     """
     sock, stop = listen("127.0.0.1", 0), asyncio.Event()
     log: Any = NoLog()
-    for_all: Any = ()
+    works = (log.run(),)
     life = asyncio.create_task(
-        app._serve(gateway.state, log, for_all, sock, stop, is_inherited=False)
+        app._serve(
+            *(gateway.state, log, works, sock, stop), is_ready=lambda: True, is_inherited=False
+        )
     )
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     try:
@@ -60,7 +60,7 @@ async def stopping(
             (request,) = await accepted_requests(gateway)
             await gateway.log.push(frame(request.request_id, ["a"]))
         stop.set()
-        await until(lambda: gateway.state.draining)
+        await until(lambda: gateway.state.calls.draining)
         yield (reader, writer), life
     finally:
         writer.transport.abort()
@@ -136,6 +136,6 @@ async def test_stream_cut_by_shutdown_is_not_cancelled() -> None:
         head = await reader.readuntil(b"id: ")  # the stream has begun, and can be resumed
         assert b" 200 " in head
         await life
-    await asyncio.gather(*gateway.state._background)
+    await asyncio.gather(*gateway.state.calls._background)
     assert len(gateway.log.requests) == 1
     assert not gateway.log.cancellations

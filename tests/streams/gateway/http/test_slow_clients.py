@@ -27,7 +27,7 @@ async def unread(gateway: InProcessGateway, then: Callable[[InProcessGateway], N
         for seq in range(16):
             await gateway.log.push(frame(name, ["x" * size], first_seq=seq, first_char=seq * size))
         then(gateway)
-        await until(lambda: gateway.state.in_flight == 0)
+        await until(lambda: gateway.state.calls.in_flight == 0)
         await gateway.log.wait_sent(2)
     assert gateway.log.cancellations, "its work is cancelled too"
 
@@ -91,7 +91,7 @@ async def test_client_that_does_not_read_is_cancelled_after_write_timeout() -> N
 async def test_deadline_ends_stream_of_client_that_does_not_read() -> None:
     def pass_deadline(gateway: InProcessGateway) -> None:
         for _ in range(2):
-            asyncio.get_running_loop().call_soon(gateway.state.sweep, 0.0, 2**62)
+            asyncio.get_running_loop().call_soon(gateway.state.calls.sweep, 0.0, 2**62)
 
     await unread(InProcessGateway(write_ms=3_600_000), pass_deadline)
 

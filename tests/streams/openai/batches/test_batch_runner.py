@@ -327,7 +327,7 @@ async def test_batch_runner_fences_second_leader(
     kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that slept wakes up fenced; the latest one resumes from what is committed."""
-    monkeypatch.setattr("streams.gateway.log.backend.LogBackend.is_first", lambda self: True)
+    monkeypatch.setattr("streams.calls.log.member.CallMember.is_first", lambda self: True)
     async with (
         gateway(kafka, "g1") as g1,
         gateway(kafka, "g2"),

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.records import StoredFile
-from streams.openai.batches import reading
-from streams.openai.batches.lines import BatchFileError, BatchLine
-from streams.openai.batches.reading import lines_of
+from streams.openai.batches.lines import BatchFileError, BatchLine, lines_of
 from tests.streams.gateway.memory_objects import MemoryObjects
 
 FILE = StoredFile(
@@ -42,7 +40,7 @@ async def test_lines_are_equal_for_all_part_sizes(
     monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
     """Reading may begin at the end of any line and yields those that follow."""
-    monkeypatch.setattr(reading, "PART_BYTES", part_bytes)
+    monkeypatch.setattr("streams.openai.batches.lines.PART_BYTES", part_bytes)
     objects, data = MemoryObjects(), b"\none\r\n\n  \ntwo\nthree"
     file = await stored(objects, data, part_bytes)
     lines = await read(objects, file)
@@ -62,7 +60,7 @@ async def test_lines_are_equal_for_all_part_sizes(
 
 
 async def test_reading_rejects_line_over_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LINE_BYTES_MAX", 10)
+    monkeypatch.setattr("streams.openai.batches.lines.LINE_BYTES_MAX", 10)
     objects = MemoryObjects()
     file = await stored(objects, b"short\n" + b"x" * 40, 4)
     with pytest.raises(BatchFileError) as error:

@@ -139,7 +139,7 @@ async def test_failed_file_search_lets_answer_continue() -> None:
         "failed",
     )
     assert response["output"][1]["content"][0]["annotations"] == []
-    await until(lambda: not gateway.state.in_flight)
+    await until(lambda: not gateway.state.calls.in_flight)
 
 
 WRONG: list[Any] = [

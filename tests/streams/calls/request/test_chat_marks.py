@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from schemas.errors import InvalidRequest
 from schemas.model.control_tokens import MARK
-from streams.calls.request.tokenizer import Chat, Tokenizer
+from streams.calls.request.chat import Chat
+from streams.calls.request.tokenizer import Tokenizer
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 THINKING = (

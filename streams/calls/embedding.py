@@ -1,14 +1,19 @@
-"""Bodies of the endpoints that need only vectors of texts, and the texts in them."""
+"""Calls that need only vectors of texts: their bodies, the texts in them, and the answers."""
 
+import base64
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+import orjson
 from pydantic import Field
 
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnknownModel
 from schemas.rules.sizes import TEXTS_MAX
 from streams.calls.errors import shorten
+from streams.calls.log.pool import RetrievalPool
 from streams.calls.request.body import PromptField, StrictBody, Whole, whole_numbers
-from streams.log.retrieval.embedding import Texts
+from streams.log.retrieval.embedding import EmbeddedTexts, Texts
 
 TEXT_CHARS_MAX = 65_536  # of each text: embedding models read its beginning only
 VALUES_MAX = 262_144  # of a body: token ids of all texts, or all other values
@@ -81,3 +86,64 @@ def _token_ids(value: Any, where: str) -> list[int]:
             where,
         )
     return ids[:TEXT_CHARS_MAX]
+
+
+async def embed_texts(
+    pool: RetrievalPool, body: EmbeddingsBody, deadline_ms: int, tenant: str
+) -> EmbeddedTexts:
+    """Embed the texts of a body.
+
+    Raises the errors of `RetrievalPool.embed`, InvalidRequest and UnknownModel.
+    """
+    result = await embed(pool, body.model, inputs_of(body.input), deadline_ms, tenant)
+    dim = result.vectors.shape[1]
+    if body.dimensions not in (None, dim):
+        raise InvalidRequest(
+            f"dimensions: the model has {dim}, found {body.dimensions}; leave it out", "dimensions"
+        )
+    return result
+
+
+def vectors_body(result: EmbeddedTexts, body: EmbeddingsBody) -> bytes:
+    """Build the body of the answer to an embeddings call."""
+    data = [
+        {
+            "object": "embedding",
+            "index": i,
+            "embedding": _encode_vector(vector, body.encoding_format),
+        }
+        for i, vector in enumerate(np.ascontiguousarray(result.vectors, "<f4"))
+    ]
+    answer = {"object": "list", "data": data, "model": result.embedder, "usage": usage_of(result)}
+    return json_of(answer)
+
+
+async def embed(
+    pool: RetrievalPool, model: str | None, texts: Texts, deadline_ms: int, tenant: str
+) -> EmbeddedTexts:
+    """Embed texts by the model of this name; raises UnknownModel, and the errors of the pool."""
+    result = await pool.embed(texts, deadline_ms=deadline_ms, tenant=tenant)
+    name = public_name(result.embedder)
+    if model not in (None, "", result.embedder, name):
+        raise UnknownModel(f"model: expected {name!r}, found {str(model)[:80]!r}")
+    return result
+
+
+def public_name(embedder: str) -> str:
+    """Return the name of an embedding model that callers use: the one without a version."""
+    return embedder.partition("@")[0]
+
+
+def _encode_vector(vector: Any, encoding: str | None) -> Any:
+    """Encode a vector as base64 or numbers. The `openai` package asks for base64 by default."""
+    return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
+
+
+def usage_of(result: EmbeddedTexts) -> Mapping[str, int]:
+    """Return the tokens that were embedded, in OpenAI's form."""
+    return {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
+
+
+def json_of(answer: Any) -> bytes:
+    """Return an answer with vectors as JSON."""
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -12,11 +12,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, proces
 from tokenizers import pre_tokenizers as pre
 
 from schemas.errors import TooManyRequests
-from streams.calls.request.model import encoder
-from streams.calls.request.model.encoder import Encoder
+from streams.calls.request import tokenizer
+from streams.calls.request.tokenizer import Encoder
 from tests.waits import PATIENCE_S
 
-TEXTS = Path(__file__).parents[5]
+TEXTS = Path(__file__).parents[4]
 WORDS = r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{WORDS}"
 BYTES = pre.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -125,8 +125,8 @@ def test_encoder_thread_rejects_long_text_of_slow_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_encoder = Encoder(model(tmp_path, "GPT-2", whole=False))
-    monkeypatch.setattr(encoder, "_PLAIN_CHARS_MAX", 4)
-    with pytest.raises(encoder.TooLong):
+    monkeypatch.setattr(tokenizer, "_PLAIN_CHARS_MAX", 4)
+    with pytest.raises(tokenizer.TooLong):
         text_encoder.ids(["a log\u4f60"], in_thread=True)
     assert text_encoder.ids(["\u4f60"], in_thread=True) == text_encoder.ids(["\u4f60"])
     assert text_encoder.ids(["a log\u4f60"]) == text_encoder.ids(["a log"], in_thread=True)
@@ -141,7 +141,7 @@ async def test_encoder_bounds_texts_waiting_for_thread(
         threading.Event(),
         threading.Event(),
     )
-    monkeypatch.setattr(encoder, "_WAITING_CHARS_MAX", 10)
+    monkeypatch.setattr(tokenizer, "_WAITING_CHARS_MAX", 10)
 
     def first() -> bool:
         has_started.set()

@@ -14,32 +14,46 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
+from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordTooLarge
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import MemberKind, MemberState, Role
-from streams.gateway.log import backend
-from streams.gateway.log.backend import LogBackend
+from schemas.settings import LogSettings
+from streams.calls.config import GatewaySettings
+from streams.calls.log import member
+from streams.calls.process import CallProcess
+from streams.calls.request.intake import ServedModel
 from tests.streams import builders
 from tests.streams.builders import T0
-from tests.streams.gateway.in_process import log_backend
+from tests.streams.gateway.small_tokenizer import tokenizer
 
 
-def joined(view: FleetView, *, leader: bool = True) -> LogBackend:
-    """A backend that is a member with this view; its heartbeats are acknowledged where the topic
+def connection() -> CallProcess:
+    """The product's connection to the log, which no broker is asked for."""
+    served = ServedModel(name="tiny", tokenizer=tokenizer(), max_model_len=64, created_s=1)
+    return CallProcess.build(
+        *(LogSettings(), Codec(), GatewaySettings(), served),
+        models=frozenset({"tiny"}),
+        process_id="gateway-a",
+    )
+
+
+def joined(view: FleetView, *, leader: bool = True) -> CallProcess:
+    """A process that is a member with this view; its heartbeats are acknowledged where the topic
     has a leader."""
-    log = log_backend()
-    member: Any = SimpleNamespace(
+    process = connection()
+    membership: Any = SimpleNamespace(
         view=view,
         leases={"tokens": 1},
         is_valid=lambda: leader,
         waits_for_leader=lambda: not leader,
     )
-    log._membership, log._positions = member, {1: 7}
-    return log
+    process.member._membership, process.tokens._positions = membership, {1: 7}
+    return process
 
 
 @pytest.mark.parametrize(("role", "serves"), [(Role.DECODE, True), (Role.PREFILL, False)])
-async def test_backend_is_ready_with_decode_worker_alone(
+async def test_member_is_ready_with_decode_worker_alone(
     role: Role, serves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A decode worker computes prompts itself until a prefill worker joins."""
@@ -47,12 +61,12 @@ async def test_backend_is_ready_with_decode_worker_alone(
     view.apply(builders.registration("w", role, capability=builders.capability("w")), 0, T0)
     view.apply(builders.beat("w", 1), 1, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 2, T0)
-    monkeypatch.setattr(backend, "wall_ms", lambda: T0)
+    monkeypatch.setattr(member, "wall_ms", lambda: T0)
     none = ["no decode worker is ready, nor a replica"]
-    assert joined(view).problems() == ["no router is alive", *none[serves:]]
+    assert joined(view).member.problems() == ["no router is alive", *none[serves:]]
 
 
-async def test_backend_counts_silent_workers_as_servers() -> None:
+async def test_member_counts_silent_workers_as_servers() -> None:
     """Members that left are dropped, and workers of another model never count."""
     view, able = FleetView(), builders.capability("w")
     for number, name in enumerate(("lives", "silent", "gone", "other")):
@@ -63,12 +77,12 @@ async def test_backend_counts_silent_workers_as_servers() -> None:
     view.apply(builders.registration("beside", kind=MemberKind.GATEWAY), 4, T0)
     view.apply(builders.beat("lives", 1), 4, T0 + 10 * LEASE_MS)
     view.apply(builders.beat("gone", 1, state=MemberState.GONE), 5, T0)
-    member_ids = [worker.member_id for worker in joined(view).servers()]
+    member_ids = [worker.member_id for worker in joined(view).member.servers()]
     assert member_ids == ["lives", "silent", "router"]
-    assert log_backend().servers() == [], "it is no member yet"
+    assert connection().member.servers() == [], "it is no member yet"
 
 
-async def test_backend_ignores_silence_of_workers_while_log_is_silent(
+async def test_member_ignores_silence_of_workers_while_log_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Just after the log falls silent, the broker is away and not the workers."""
@@ -78,12 +92,12 @@ async def test_backend_ignores_silence_of_workers_while_log_is_silent(
     view.apply(builders.beat("replica-a", 1), 1, T0)
     itself = builders.registration("gateway-a", kind=MemberKind.GATEWAY)
     view.apply(itself, 2, now_ms)
-    log = joined(view)
+    log = joined(view).member
     for later_ms in (0, LEASE_MS):
-        monkeypatch.setattr(backend, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
+        monkeypatch.setattr(member, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
         assert log.reply_position() == (1, 7)
         assert log.problems() == ["no router is alive"]
-    monkeypatch.setattr(backend, "wall_ms", lambda: now_ms + LEASE_MS + 1)
+    monkeypatch.setattr(member, "wall_ms", lambda: now_ms + LEASE_MS + 1)
     with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
         log.reply_position()
     assert log.problems() == ["nothing of the log is heard; is the broker away?"]
@@ -92,7 +106,7 @@ async def test_backend_ignores_silence_of_workers_while_log_is_silent(
         log.reply_position()
 
 
-async def test_backend_accepts_calls_during_leader_change(
+async def test_member_accepts_calls_during_leader_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No heartbeat is acknowledged or read for longer than a lease."""
@@ -101,10 +115,10 @@ async def test_backend_accepts_calls_during_leader_change(
     view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
     view.apply(builders.beat("replica-a", 1), 1, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 2, T0)
-    monkeypatch.setattr(backend, "wall_ms", lambda: T0 + 3 * LEASE_MS)
-    assert joined(view, leader=False).reply_position() == (1, 7)
+    monkeypatch.setattr(member, "wall_ms", lambda: T0 + 3 * LEASE_MS)
+    assert joined(view, leader=False).member.reply_position() == (1, 7)
     with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
-        joined(view).reply_position()
+        joined(view).member.reply_position()
 
 
 class RefusingProducer:
@@ -139,18 +153,18 @@ class RefusingProducer:
         (BrokerUnavailable("not started"), BrokerUnavailable, True),
     ],
 )
-async def test_only_absent_broker_makes_backend_refuse_other_calls(
+async def test_only_absent_broker_makes_member_refuse_other_calls(
     monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type, away: bool, at_once: bool
 ) -> None:
     """One oversized request must not make the gateway answer 503 to all."""
     view = FleetView()
     view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)
-    monkeypatch.setattr(backend, "wall_ms", lambda: T0)
+    monkeypatch.setattr(member, "wall_ms", lambda: T0)
     log = joined(view)
-    log._producer = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
+    log.sender._started = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
     with pytest.raises(raised):
-        await log.send(builders.request("r1"))
+        await log.sender.send(builders.request("r1"))
     expected = BrokerUnavailable if away else NotReady  # no worker has told its model
     with pytest.raises(expected):
-        log.reply_position()
+        log.member.reply_position()

@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
 from schemas.settings import LogSettings
-from streams.calls.log.frames import decode_frame, frames_from
+from streams.calls.log.tokens import decode_frame, frames_from
 from streams.log.clients import LogProducer
 from streams.log.connecting import client_options
 from tests.streams.gateway.samples import frame
