@@ -59,12 +59,12 @@ BUGS = {
         *(2, "cancelled, and nobody asked for it"),
     ),
     "what is cancelled goes on in the engine": (
-        "OutcomeKind.CANCELLED, now_ms))\n        self._engine.abort(job_id)",
+        "OutcomeKind.CANCELLED, now_ms))\n        self._probing.abort(job_id)",
         "OutcomeKind.CANCELLED, now_ms))",
         *(2, "which is over"),
     ),
     "what has expired goes on in the engine": (
-        "self._engine.abort(job_id)\n            self._expire(self._streams[job_id], now_ms)",
+        "self._probing.abort(job_id)\n            self._expire(self._streams[job_id], now_ms)",
         "self._expire(self._streams[job_id], now_ms)",
         *(4, "which is over"),
     ),
