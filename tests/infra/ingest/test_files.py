@@ -84,7 +84,7 @@ async def test_jsonl_reader_returns_documents_and_names_bad_lines(tmp_path: Path
     ]
     for refusal, fragments in zip(
         refused,
-        ("a text", "object with", "documents load", "strings", "taken", "JSON"),
+        ("a text", "object with", "ingest --vectors", "strings", "taken", "JSON"),
         strict=True,
     ):
         assert any(part in refusal.reason for part in fragments.split("|")), refusal
