@@ -14,6 +14,7 @@ from schemas.records import (
     Role,
     WireError,
     Work,
+    WorkPhase,
 )
 from streams.core.effects import Dispatch, End
 from streams.core.events import (
@@ -321,3 +322,25 @@ def test_router_clips_worker_error_messages(monkeypatch: pytest.MonkeyPatch) -> 
     (end,) = [e for e in scene.phase(work, PhaseKind.FAILED, error=error) if isinstance(e, End)]
     assert end.outcome.error is not None
     assert len(end.outcome.error.message) == MESSAGE_CHARS_MAX
+
+
+def test_handovers_of_other_pairs_pass_those_that_wait_for_their_own() -> None:
+    on = RouterHarness(policy="pairs")
+    for number, window in enumerate((1, 4)):
+        on.worker(f"p{number}", Role.PREFILL, window=4)
+        on.worker(f"d{number}", Role.DECODE, window=window)
+    on.pass_ms(250)
+    for number in range(5):
+        on.request(f"r{number}")
+    prompts = list(on.works)
+    own = [work for work in prompts if work.worker_id == "p0"]
+    for work in [*own, *(work for work in prompts if work.worker_id == "p1")]:
+        on.phase(work, PhaseKind.PREFILL_DONE)
+
+    def decode_works() -> list[Work]:
+        return [work for work in on.works if work.phase is WorkPhase.DECODE]
+
+    handed = [work.worker_id for work in decode_works()]
+    assert handed.count("d0") == 1 and handed.count("d1") == len(prompts) - len(own)
+    on.outcome(next(work for work in decode_works() if work.worker_id == "d0"))
+    assert [work.worker_id for work in decode_works()].count("d0") == 2

@@ -276,12 +276,20 @@ def test_reported_end_frees_credit_for_next_request() -> None:
     assert (on.works[-1].request_id, on.works[-1].dispatched_ms) == ("r2", on.now_ms)
 
 
-def test_router_ignores_reported_end_of_standing_attempt() -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.FAILED, OutcomeKind.CANCELLED])
+def test_reported_end_of_unfinished_answer_is_the_outcome(kind: OutcomeKind) -> None:
+    on = lost_while_decoding()
+    end = replace(stream_end("r1", ["a"], attempt=1), kind=kind)
+    on.record(ContinuedArrived(continued("r1", 1, end=end), PARTITION))
+    assert on.outcomes["r1"].kind is kind and not on.router.view()
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_router_ignores_reported_end_of_standing_or_later_attempt(attempt: int) -> None:
     on = replicas()
     on.request("r1")
-    on.record(
-        ContinuedArrived(continued("r1", 1, end=stream_end("r1", ["a"], attempt=1)), PARTITION)
-    )
+    end = stream_end("r1", ["a"], attempt=attempt)
+    on.record(ContinuedArrived(continued("r1", attempt, end=end), PARTITION))
     assert state_of(on, "r1") is State.DECODING and on.rebuilt().view() == on.router.view()
 
 

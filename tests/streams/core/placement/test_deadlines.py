@@ -112,3 +112,12 @@ def test_placer_sends_request_where_its_kv_has_room(room_tokens: int) -> None:
     placement = scene.place(case(2_000))
     assert placement is not None
     assert placement.decode is scene.worker("d1" if room_tokens > 11_000 else "d0")
+
+
+def test_placer_compares_few_workers_where_all_miss_deadlines() -> None:
+    """Each has an answer that comes late with this one; none of those compared is better."""
+    scene = pair(decodes=6, policy="static")
+    for number in range(6):
+        holds_answer(scene, f"d{number}", T0 + round((MARGIN + 0.02) * spent_ms(TOKENS)))
+    placement = scene.place(case(60_000))
+    assert placement is not None and placement.decode is scene.worker("d0")

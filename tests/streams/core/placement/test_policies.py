@@ -268,3 +268,7 @@ def test_weights_shift_choice_of_learned_policy() -> None:
         shares.append(run.local_share(80))
     assert shares[0] > 0.8
     assert shares[1] < 0.2
+
+
+def test_placer_without_table_lists_all_other_policies() -> None:
+    assert set(Placer(RouterSettings()).policies) == set(POLICIES) - {"table"}

@@ -178,3 +178,19 @@ def test_router_ignores_lost_partition_until_rebuild() -> None:
     assert on.router.view() == {} and on.router.rebuilt == {PARTITION}
     on.request("r3")
     assert [work.request_id for work in on.works] == ["r3"]
+
+
+def test_rebuild_counts_latest_void_attempt_in_any_order() -> None:
+    """A router that was replaced may write its decision behind the next one's."""
+    on = replicas(2, continues=False)
+    on.request("r1")
+    for _ in range(2):
+        on.phase(on.works[-1], PhaseKind.FAILED)
+    voids = [
+        index
+        for index, event in enumerate(on.log)
+        if isinstance(event, DecisionLoaded) and event.decision.kind is DecisionKind.VOID
+    ]
+    first, second = voids
+    on.log[first], on.log[second] = on.log[second], on.log[first]
+    assert on.rebuilt().view() == on.router.view()
