@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from tests.import_graph import FOLDERS, ROOT, tracked
+from tests.import_graph import FOLDERS, PRODUCT, ROOT, sources, tracked
 
 PROSE_COLUMNS_MAX = 120
 PAGE_LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250}
 WAY_FILES_MAX = 35  # that run from HTTP to the engine
 HISTORY = ("LOG.md", "CHANGELOG.md", "infra/docs/log/")  # what they name may be gone
 _NAMED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*|[A-Z]+\.md)`")
+_MODULE = re.compile(r"`((?:\w+/)*\w+\.(?:py|cu))`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 Findings = Iterator[str]
@@ -75,18 +76,29 @@ def pages_name_files_that_exist() -> Findings:
             for path in _NAMED.findall(line):
                 if not any(ROOT.glob(path.rstrip("/"))):
                     yield f"{name}:{number}: {path} is not there"
+            for path in _missing_modules(line):
+                yield f"{name}:{number}: {path} is not there"
 
 
-def sources_name_pages_that_exist() -> Findings:
-    sources = (
-        path
-        for top in ("schemas", "streams", "workers", "infra")
-        for path in (ROOT / top).rglob("*.py")
-    )
-    for path in sorted(sources):
-        for page in re.findall(r"\b[\w/]*[A-Za-z]+\.md\b", path.read_text(encoding="utf-8")):
+@cache
+def _module_paths() -> str:
+    """The paths of all modules and kernels, each behind a slash."""
+    return " ".join(f"/{path.relative_to(ROOT)}" for path in tracked()) + " "
+
+
+def _missing_modules(text: str) -> list[str]:
+    """Modules that a text names, with or without folders, and that are nowhere."""
+    return [path for path in _MODULE.findall(text) if f"/{path} " not in _module_paths()]
+
+
+def sources_name_files_that_exist() -> Findings:
+    for name, _ in sources(*PRODUCT):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for page in re.findall(r"\b[\w/]*[A-Za-z]+\.md\b", text):
             if not (ROOT / page).is_file():
-                yield f"{path.relative_to(ROOT)}: {page} is not there"
+                yield f"{name}: {page} is not there"
+        for path in _missing_modules(text):
+            yield f"{name}: {path} is not there"
 
 
 def links_lead_somewhere() -> Findings:
@@ -147,7 +159,7 @@ RULES: tuple[Callable[[], Findings], ...] = (
     pages_are_short,
     pages_have_one_title,
     pages_name_files_that_exist,
-    sources_name_pages_that_exist,
+    sources_name_files_that_exist,
     links_lead_somewhere,
     the_way_of_a_request_is_short,
     experiments_have_verdicts,

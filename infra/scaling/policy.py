@@ -16,7 +16,7 @@ computed from the same rate: if one pool is too small, the others are not scaled
 lets through. If the rate grows, the policy uses the rate at the time at which a new worker would be
 ready.
 
-Pure. `hysteresis.py` decides when a pool follows.
+Pure. `scaler.py` decides when a pool follows.
 """
 
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ class CallFleet(Protocol):
 
 
 class RequestLog(Protocol):
-    """The target of requests (`log/sender.py`)."""
+    """The target of requests (`streams/calls/log/sender.py`)."""
 
     async def send(self, record: ToRouter, headers: Headers = ()) -> None:
         """Send a record and wait for the broker's acknowledgement; raises BrokerUnavailable,

@@ -1,7 +1,8 @@
 """Places waiting requests on workers, and hands over from prefill to decode, as credits allow.
 
 `streams/core/placement` chooses the workers; `streams/core/handlers/orders.py` sends the work and
-spends the credits. Called by `streams/core/router.py` after every event.
+spends the credits. Called by `streams/core/router.py` after each event that can free credit or add
+a request.
 """
 
 from collections.abc import Sequence

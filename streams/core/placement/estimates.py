@@ -1,6 +1,6 @@
 """Learns the speeds of the router's workers from finished phases and requests.
 
-Four models of times (`streams/core/placement/estimates.py`), fed only by reports of workers:
+Four models of times, fed only by reports of workers:
 prefill on prefill workers, append-prefill on decode and replica workers, KV transfer, and decode
 time per token, with the effect of append-prefill on it. The load before a phase at its placement
 explains its time, so queueing is part of the models. Each worker with enough samples has a pace:

@@ -1,7 +1,8 @@
 """Placement: which workers run a request, in which mode and orchestration, and why.
 
 A request goes to the worker with its session's KV if the policy (`policies/`) allows it. A first
-turn goes to a replica or a pair, whichever should answer first. `selection.py` chooses workers. A
+turn goes to a replica, a pair, or a decode worker if the policy decides first turns, whichever
+should answer first. `selection.py` chooses workers. A
 remote placement gets an orchestration that both its workers support. A request may wish a policy
 and an orchestration; it never waits for its wish: if that cannot be met now, the deployment's
 settings place it, and the decision names the wish and why it is unmet. Called by

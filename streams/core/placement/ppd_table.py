@@ -1,8 +1,8 @@
 """PPD's table: the measured gain and cost of local prefill for each kind of turn.
 
 `trivium plan ppd` makes it: it runs each kind of turn with every prompt remote and with every
-prompt local (PPD, algorithm 1, phase 1). `streams/core/placement/policies.py` looks up each request
-(phase 2). Callers parse the JSON; this module takes and returns dictionaries.
+prompt local (PPD, algorithm 1, phase 1). `streams/core/placement/policies/table.py` looks up each
+request (phase 2). Callers parse the JSON; this module takes and returns dictionaries.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,8 @@
-"""Live requests: their states, the workers on which they stand, and indexes of them.
+"""A live request and its parts: its state, its attempt, and the workers on which it stands.
 
 `note` stores what a worker's phase reports of an attempt, and `step` returns the state that
-follows; the live path and the rebuild use the same two. Keeps indexes consistent and bounded;
-decides nothing else. Only `streams/core/handlers` and `router.py` change live requests.
+follows; the live path and the rebuild use the same two. `LiveRequests` (`streams/core/tables.py`)
+has the indexes of all. Only `streams/core/handlers` and `streams/core/router.py` change a request.
 """
 
 from collections.abc import Callable, Sequence

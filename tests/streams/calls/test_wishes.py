@@ -7,6 +7,7 @@ import pytest
 
 from schemas.fleet import Member
 from schemas.records import MemberKind, Orchestration, Role
+from streams.config import POLICIES
 from tests.streams import builders
 from tests.streams.builders import ALL, T0
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -52,7 +53,7 @@ PAIR = [worker(PREFILL), worker(DECODE)]
         (REPLICAS, POLICY, "pairs", "round_robin, replica", "a worker for prefill and decode"),
         (
             *(PAIR, POLICY, "replica"),
-            "learned, table, conditional, static, pairs, round_robin",
+            ", ".join(name for name in POLICIES if name != "replica"),
             "replica needs a worker for replica",
         ),
     ],

@@ -55,7 +55,7 @@ class Policy:
     first_turns = False  # also asked about first turns, and later ones whose worker is lost
     needs_estimate = False  # its turns have the learned estimate
     needs_table = False  # only routers with a table have it
-    is_fixed = False  # deadlines and full workers do not overrule it; where not asked, not local
+    is_fixed = False  # deadlines do not overrule it; where not asked, not local
     only_replicas = False  # never asked: each request runs on a replica
     in_turn = False  # never asked: workers get requests in turn, whatever their load
     fixed_pairs = False  # in turn, and each prefill worker has one decode worker

@@ -333,14 +333,14 @@ def test_handovers_of_other_pairs_pass_those_that_wait_for_their_own() -> None:
     for number in range(5):
         on.request(f"r{number}")
     prompts = list(on.works)
-    own = [work for work in prompts if work.worker_id == "p0"]
-    for work in [*own, *(work for work in prompts if work.worker_id == "p1")]:
+    first_pair = [work for work in prompts if work.worker_id == "p0"]
+    for work in [*first_pair, *(work for work in prompts if work.worker_id == "p1")]:
         on.phase(work, PhaseKind.PREFILL_DONE)
 
     def decode_works() -> list[Work]:
         return [work for work in on.works if work.phase is WorkPhase.DECODE]
 
     handed = [work.worker_id for work in decode_works()]
-    assert handed.count("d0") == 1 and handed.count("d1") == len(prompts) - len(own)
+    assert handed.count("d0") == 1 and handed.count("d1") == len(prompts) - len(first_pair)
     on.outcome(next(work for work in decode_works() if work.worker_id == "d0"))
     assert [work.worker_id for work in decode_works()].count("d0") == 2
