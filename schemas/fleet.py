@@ -162,9 +162,8 @@ class FleetView:
             return
         member = Member(registration=record, seen_ms=now_ms)
         claims: dict[Lease, int] = {}
-        if (
-            old_member is not None and old_member.epoch == record.epoch
-        ):  # a change of roles keeps the state
+        # A change of roles keeps the state.
+        if old_member is not None and old_member.epoch == record.epoch:
             member.state, member.load, member.beat_seq = (
                 old_member.state,
                 old_member.load,

@@ -309,9 +309,8 @@ class Router:
                     estimates = self.placer.estimates
                     observations.observe_answer(estimates, live, worker, outcome, now_ms)
                 self._endings.remember_session(live, outcome, now_ms)
-            if (
-                outcome.attempt > live.attempt.number
-            ):  # placed by the last router: this attempt is void
+            # Placed by the last router: this attempt is void.
+            if outcome.attempt > live.attempt.number:
                 self._orders.void(live, now_ms)
             self._endings.end_by_worker(live, outcome, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)

@@ -144,9 +144,8 @@ class Dispatcher:
         tables.admission.serve(live.request_id)
         limit, roles = CANDIDATES_MAX, _ROLES[placement.mode]
         looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
-        if (
-            live.attempt.unheard
-        ):  # the last router may have sent that attempt to a worker not known here
+        # The last router may have sent that attempt to a worker not known here.
+        if live.attempt.unheard:
             self._endings.mark(live, live.attempt.number + live.attempt.unheard)
         _begin(live, placement, now_ms)
         self._orders.decide(
@@ -258,15 +257,11 @@ class Dispatcher:
             return True
         if not self._kv_reaches(live, worker, now_ms):  # the worker computes the prompt again
             reason = reason if worker.role is Role.REPLICA else Reason.KV_EXPIRED
-            if (
-                worker.life != live.attempt.prefill
-            ):  # a worker frees its own KV when it takes the work
+            # A worker frees its own KV when it takes the work.
+            if worker.life != live.attempt.prefill:
                 self._orders.void_prefill(live, now_ms)
-            live.attempt.kv, live.attempt.mode, live.attempt.orchestration = (
-                None,
-                Mode.LOCAL,
-                Orchestration.NONE,
-            )
+            attempt = live.attempt
+            attempt.kv, attempt.mode, attempt.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.attempt.decode = worker.life
         limit, roles = CANDIDATES_MAX, (worker.role,)
         looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)

@@ -199,9 +199,8 @@ class Orders:
         for charge in list(live.attempt.charges.values()):
             if charge.life != ender:
                 self.refund(live, charge.life)
-        if (
-            live.keeps_kv and live.attempt.prefill != ender
-        ):  # the worker that ends it frees that KV too
+        # The worker that ends it frees that KV too.
+        if live.keeps_kv and live.attempt.prefill != ender:
             self.void_prefill(live, now_ms)
 
     def _cancel(
