@@ -50,6 +50,20 @@ class Spec:
     published: bool = True  # whether plain runs have the authors' proxy and connector
     connector_ms: float = authors_serving.CONNECTOR_MS  # of theirs, per prompt
 
+    def arrivals(
+        self, load_per_s: float, *, begin_ms: float, duration_ms: float, name: str
+    ) -> list[SimConversation]:
+        """Draw the conversations of the workload that begin within `duration_ms`."""
+        return poisson(
+            self.workload.profile,
+            per_s=load_per_s,
+            duration_ms=duration_ms,
+            begin_ms=begin_ms,
+            block_tokens=self.setup.block_tokens,
+            seed=[self.seed],
+            name=name,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
@@ -109,14 +123,8 @@ def run(spec: Spec) -> list[Point]:
     cluster = make_cluster(spec, recorder)
     begin_ms, points = READY_MS, []
     for load in spec.loads_per_s:
-        conversations = poisson(
-            spec.workload.profile,
-            per_s=load,
-            duration_ms=DURATION_MS,
-            begin_ms=begin_ms,
-            block_tokens=spec.setup.block_tokens,
-            seed=[spec.seed],
-            name=f"{load:g}",
+        conversations = spec.arrivals(
+            load, begin_ms=begin_ms, duration_ms=DURATION_MS, name=f"{load:g}"
         )
         before = len(cluster.clients.requests)
         cluster.run(conversations)

@@ -30,9 +30,8 @@ class PoolHysteresis:
         """Return the target size of each pool, from the counts that are wanted now and were
         before."""
         settings, history = self._settings, self._history
-        while (
-            history and history[-1][0] > now_ms
-        ):  # the clock was set back: these times are in the future
+        # Where the clock was set back, these times are in the future.
+        while history and history[-1][0] > now_ms:
             history.pop()
         history.append((now_ms, wanted_counts))
         memory_ms = max(settings.down_after_ms, settings.up_after_ms)

@@ -12,7 +12,7 @@ from infra.planning.runs import Runner
 from infra.research.studies.served import ServedRow, serve
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import LLAMA_8B, QWEN_14B, QWEN_30B
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 
 TURNS = (2, 4, 8, 16)
 LOAD_PER_S = 4.0  # conversations
@@ -62,14 +62,6 @@ def _spec(config: Config, turns: int, seed: int) -> Spec:
 
 def _length(spec: Spec) -> ServedRow:
     (load,) = spec.loads_per_s
-    conversations = poisson(
-        spec.workload.profile,
-        per_s=load,
-        duration_ms=DURATION_MS,
-        begin_ms=READY_MS,
-        block_tokens=spec.setup.block_tokens,
-        seed=[spec.seed],
-        name="turns",
-    )
+    conversations = spec.arrivals(load, begin_ms=READY_MS, duration_ms=DURATION_MS, name="turns")
     turns = spec.workload.profile.turns
     return serve(spec.setup.model.name, spec, conversations, load_per_s=load, turns=turns)

@@ -22,7 +22,7 @@ from infra.planning.point import Spec, costs, serve
 from infra.planning.runs import Runner
 from infra.research.studies.regret import WEIGHTS
 from infra.simulator.cluster import READY_MS, Cluster, SimFault
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as Turns
 from schemas.records import Mode, Role
 
@@ -143,15 +143,8 @@ def _slow_prefill(cluster: Cluster) -> None:
 
 
 def _run(spec: Spec) -> ChangedRun:
-    conversations = poisson(
-        spec.workload.profile,
-        per_s=spec.loads_per_s[0],
-        duration_ms=DURATION_MS,
-        begin_ms=READY_MS,
-        block_tokens=spec.setup.block_tokens,
-        seed=[spec.seed],
-        name="step",
-    )
+    (load,) = spec.loads_per_s
+    conversations = spec.arrivals(load, begin_ms=READY_MS, duration_ms=DURATION_MS, name="step")
     cluster = serve(spec, conversations, [SimFault(READY_MS + CHANGE_MS, _slow_prefill)])
     answers = [request for request in cluster.clients.requests if request.completed]
     local = {

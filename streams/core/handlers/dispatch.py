@@ -142,8 +142,8 @@ class Dispatcher:
         if placement is None:
             return False
         tables.admission.serve(live.request_id)
-        limit, roles = CANDIDATES_MAX, _ROLES[placement.mode]
-        looked_at = candidates(tables.fleet, placement.chosen, roles, limit, now_ms)
+        roles = _ROLES[placement.mode]
+        looked_at = candidates(tables.fleet, placement.chosen, roles, CANDIDATES_MAX, now_ms)
         # The last router may have sent that attempt to a worker not known here.
         if live.attempt.unheard:
             self._endings.mark(live, live.attempt.number + live.attempt.unheard)
@@ -263,8 +263,7 @@ class Dispatcher:
             attempt = live.attempt
             attempt.kv, attempt.mode, attempt.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.attempt.decode = worker.life
-        limit, roles = CANDIDATES_MAX, (worker.role,)
-        looked_at = candidates(tables.fleet, {worker: 0}, roles, limit, now_ms)
+        looked_at = candidates(tables.fleet, {worker: 0}, (worker.role,), CANDIDATES_MAX, now_ms)
         self._orders.decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=case.session, looked_at=looked_at
         )
