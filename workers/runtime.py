@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.model.parsers import parser_names
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from streams.log.clients import AssignedReader, LogProducer
@@ -136,9 +135,8 @@ class WorkerProcess:
         return self._engine
 
     async def _start(self, engine: Awaitable[Engine]) -> None:
-        model = self._settings.model
         self._engine = await engine  # `run` closes it, even if it was never used
-        self._parsers = await load_parsers(model, parser_names(model))
+        self._parsers = await load_parsers(self._settings.model)
 
     async def _end_life(self, presence: Presence, serving: Serving | None) -> None:
         """Leave the fleet and close the log's clients.

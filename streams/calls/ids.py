@@ -149,9 +149,10 @@ def check_session_id(name: str, text: str) -> str:
     )
 
 
-def _chain(digest: bytes, role: str, content: str, calls: object = ()) -> bytes:
-    """Return the hash after one more message; white space around a message does not count."""
-    text = (content.strip() + (repr(calls) if calls else "")).encode("utf-8", "surrogatepass")
+def _chain(digest: bytes, role: str, content: str, calls: Sequence[str] = ()) -> bytes:
+    """Return the hash after one more message; white space around a message does not count. `calls`
+    are the ids of its tool calls."""
+    text = "\0".join((content.strip(), *calls)).encode("utf-8", "surrogatepass")
     head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
     return blake2b(head + text, digest_size=16).digest()
 
@@ -197,7 +198,7 @@ class Conversations:
         last = b""
         turn = 0
         for message in messages:
-            calls = message.get("tool_calls", ())
+            calls = [call.get("id") or repr(call) for call in message.get("tool_calls", ())]
             digest = _chain(digest, message["role"], message["content"], calls)
             if message["role"] == "assistant":
                 turn += 1
@@ -217,13 +218,13 @@ class Conversations:
         return session_id
 
     def remember(
-        self, conversation: Conversation, answer: str, now_ms: int
+        self, conversation: Conversation, answer: str, now_ms: int, call_ids: Sequence[str] = ()
     ) -> ConversationTurn | None:
         """Remember the session for the next turn of a conversation; return the turn to publish, or
-        None."""
+        None. `call_ids` are those of the answer's tool calls."""
         if not conversation.digest:
             return None
-        digest = _chain(conversation.digest, "assistant", answer)
+        digest = _chain(conversation.digest, "assistant", answer, call_ids)
         turn = ConversationTurn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
         self.add(turn)
         return turn

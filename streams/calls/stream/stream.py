@@ -470,6 +470,10 @@ class Stream:
         """Return the position of a client that has read everything; call it right after a drain."""
         return ClientPosition(self.next_seq, self.next_char, is_ended, self.digest)
 
+    def position_after(self, seq: int) -> ClientPosition:
+        """Return the position of a client that has read the first tokens of a parsed answer."""
+        return ClientPosition(seq, 0, is_ended=False, digest=self._delivered.digest_of(seq, 0))
+
     @property
     def digest(self) -> int:
         """Return the digest of all that was drained."""

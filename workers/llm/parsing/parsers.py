@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Protocol
 
 from schemas.errors import WorkerRefused
-from schemas.model.parsers import ParserNames
+from schemas.model.files import model_folder
+from schemas.model.parsers import NONE, resolve
 from schemas.records import AnswerDelta, Sampling, Work
 from schemas.settings import ModelSettings
 
@@ -66,18 +66,22 @@ def parser_of(
     return parsers.begin(work, prompt)
 
 
-async def load_parsers(model: ModelSettings, names: ParserNames) -> Parsers | None:
-    """Load the parsers of the model in folder `model.path`; None if it has neither.
+async def load_parsers(model: ModelSettings) -> Parsers | None:
+    """Load the parsers of the settings; None if the model has neither.
 
     Importing them takes 13 s of CPU time and 1 GB in a process without vLLM. A thread does it.
-    Raises ConfigError if the model's tokenizer lacks tokens that a parser needs.
+    Raises ConfigError for an unknown parser, or if the tokenizer lacks tokens that it needs.
     """
-    if not names.tool_parser and not names.reasoning_parser:
+    if (model.tool_parser, model.reasoning_parser) == (NONE, NONE):
+        return None
+    folder = model_folder(model)
+    names = resolve(model.tool_parser, model.reasoning_parser, folder)
+    if (names.tool, names.reasoning) == (NONE, NONE):
         return None
 
     def load() -> Parsers:
         module = import_module("workers.llm.parsing.vllm_parser")
-        parsers: Parsers = module.VllmParsers(Path(model.path), model.served_name, names)
+        parsers: Parsers = module.VllmParsers(folder, model.served_name, names)
         return parsers
 
     return await asyncio.to_thread(load)

@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
 from schemas.errors import ConfigError, EngineFailed, InvalidRequest
-from schemas.model.parsers import ParserNames
+from schemas.model.parsers import NONE, ParserNames
 from schemas.records import AnswerDelta, DeltaKind, Parsing, Sampling, Structured, StructuredKind, Work
 from workers.llm.parsing.parsers import ParsedEnd
 from workers.llm.stop_strings import StopText
@@ -41,17 +41,16 @@ class VllmParsers:
         self._end_ids = _end_ids(folder, self._tokenizer)
         try:
             parser_class = ParserManager.get_parser(
-                tool_parser_name=names.tool_parser or None,
-                reasoning_parser_name=names.reasoning_parser or None,
+                tool_parser_name=None if names.tool == NONE else names.tool,
+                reasoning_parser_name=None if names.reasoning == NONE else names.reasoning,
                 enable_auto_tools=True,
                 model_name=model_name,
-                is_harmony=names.tool_parser == "openai",
+                is_harmony=names.tool == "openai",
                 tokenizer=self._tokenizer,
             )
         except (TypeError, RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"model.tool_parser {names.tool_parser or 'none'}, model.reasoning_parser "
-                f"{names.reasoning_parser or 'none'}: {error}"
+                f"model.tool_parser {names.tool}, model.reasoning_parser {names.reasoning}: {error}"
             ) from error
         assert parser_class is not None, "one of the names is set"
         self._parser_class: type[Parser] = parser_class
@@ -70,7 +69,7 @@ class VllmParsers:
             request = parser.adjust_request(request)
         except Exception as error:  # parsers of many authors read the tools
             raise InvalidRequest(f"tools: {type(error).__name__}: {str(error)[:500]}") from error
-        if self._names.tool_parser == _KIMI:
+        if self._names.tool == _KIMI:
             state = parser._stream_state  # noqa: SLF001  # its ids count the conversation's calls
             state.tool_call_id_type = _KIMI
             state.history_tool_call_cnt = work.parsing.prior_calls
@@ -85,7 +84,7 @@ class VllmParsers:
             ),
             own_prompt,
             AnswerText(self._tokenizer, own_prompt, request, work.sampling, self._end_ids),
-            CallIds(work.request_id, self._names.tool_parser),
+            CallIds(work.request_id, self._names.tool),
         )
         answer.feed(prompt[len(own_prompt) :])
         return answer
@@ -218,6 +217,8 @@ class TokenParser:
     def _call(
         self, seq: int, index: int, name: str, arguments: str, own_id: str
     ) -> list[AnswerDelta]:
+        if index and not self._request.parallel_tool_calls:
+            return []
         is_new = index not in self._arguments
         if not is_new and not arguments:
             return []
