@@ -81,6 +81,8 @@ class GatewaySettings:
     # if an attempt repeats other tokens: fail, or mark the answer and continue
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"
     gap_ms: Positive = 5_000  # how long a stream waits for tokens that are missing in its middle
+    # whether each stream of a chat or completion ends with its usage, or those whose call asks so
+    include_usage: Annotated[str, one_of("asked", "always")] = "asked"
     # interval of comments on a silent stream with event ids, so that proxies keep the connection
     keepalive_ms: Positive = 15_000
     grace_ms: Natural = 20_000  # after a stop, how long streams may continue
