@@ -107,7 +107,7 @@ async def take_in_body(
     collection = "" if model == served.name else collection_of(model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
-    include_usage = _include_usage(body)
+    include_usage = _include_usage(body, settings)
     n, placement = body.n or 1, body.trivium or PlacementOptions()
     raw_prompts = [body.messages] if isinstance(body, ChatBody) else _raw_prompts(body.prompt)
     if n * len(raw_prompts) > (choices_max := min(settings.choices_max, settings.in_flight_max)):
@@ -169,13 +169,13 @@ async def take_in_body(
     )
 
 
-def _include_usage(body: GenerationBody) -> bool:
+def _include_usage(body: GenerationBody, settings: GatewaySettings) -> bool:
+    """Return whether a stream ends with its usage; False for an answer that is not streamed."""
     options = body.stream_options
-    if options is None:
-        return False
-    if not body.stream:
+    if options is not None and not body.stream:
         raise InvalidRequest("stream_options: needs stream=true", "stream_options")
-    return bool(options.include_usage)
+    is_requested = options is not None and bool(options.include_usage)
+    return is_requested or (bool(body.stream) and settings.include_usage == "always")
 
 
 def _counts_always(body: GenerationBody) -> bool:
