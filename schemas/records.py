@@ -177,6 +177,7 @@ class StructuredKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 class Unmet(StrEnum):

@@ -46,11 +46,9 @@ class Gateway:
         )
         self._publish_turn = publish_turn
 
-    def remember(
-        self, conversation: Conversation, answer: str, call_ids: Sequence[str] = ()
-    ) -> None:
+    def remember(self, conversation: Conversation, answer: str, calls: Sequence[str] = ()) -> None:
         """Remember an answer, so that the conversation's next turn finds its session on any
         gateway."""
-        turn = self.conversations.remember(conversation, answer, wall_ms(), call_ids)
+        turn = self.conversations.remember(conversation, answer, wall_ms(), calls)
         if turn is not None:
             self._publish_turn(turn)

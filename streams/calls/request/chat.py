@@ -204,7 +204,8 @@ def _check_call_ids(messages: Sequence[Json]) -> None:
     for i, message in enumerate(messages):
         call_ids.update(call.get("id") for call in message.get("tool_calls", ()))
         call_id = message.get("tool_call_id")
-        if call_id is not None and message["role"] == _RESULT and call_id not in call_ids:
+        is_unknown = call_id not in call_ids and None not in call_ids
+        if call_id is not None and message["role"] == _RESULT and is_unknown:
             raise InvalidRequest(
                 f"messages.{i}.tool_call_id: expected the id of a tool call in an earlier message, "
                 f"found {shorten(call_id)}",

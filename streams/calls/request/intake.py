@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
-from schemas.model.parsers import NONE, ParserNames
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
 from schemas.records import Endpoint, Parsing, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from schemas.errors import InvalidRequest
-from schemas.model.parsers import NONE, ParserNames
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
 from schemas.records import Parsing
 from streams.calls.errors import shorten
 from streams.calls.request.body import TemplateFields

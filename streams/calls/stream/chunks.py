@@ -110,9 +110,7 @@ class ChunkWriter:
         if len(self._streams) > 1:
             return b"".join([self._drain_one(i) for i in range(len(self._streams))])
         stream = self._streams[0]
-        is_plain = not (
-            stream.token_ids or stream.logprobs or stream.deltas or self._counts_always
-        )
+        is_plain = not (stream.token_ids or stream.logprobs or stream.deltas or self._counts_always)
         if stream.end is not None or not is_plain:
             return self._drain_one(0)
         if not stream.texts or not (text := stream.drain()):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.records import AnswerDelta, DeltaKind
+from streams.calls.ids import call_text
 from streams.calls.stream.stream import Stream
 
 Json = dict[str, Any]
@@ -45,9 +46,10 @@ class ParsedAnswer:
                 self.calls[delta.index] = ToolCall(delta.call_id, delta.name, delta.text)
 
     @property
-    def call_ids(self) -> list[str]:
-        """Return the ids of the tool calls."""
-        return [call.call_id for call in self.calls.values()]
+    def call_texts(self) -> list[str]:
+        """Return texts of the tool calls, for the hash of the conversation."""
+        calls = self.calls.values()
+        return [call_text(call.call_id, call.name, call.arguments) for call in calls]
 
     def message(self, *, names_reasoning_content: bool) -> Json:
         """Return the message of a chat. With `names_reasoning_content`, the reasoning is also in

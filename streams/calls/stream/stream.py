@@ -251,9 +251,7 @@ class Stream:
             if deltas:
                 self.deltas += deltas
         else:
-            row = StreamRow(
-                first_seq, first_char, count, text, token_ids, logprobs, writer, deltas
-            )
+            row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer, deltas)
             if first_seq > self.next_seq or first_char > self.next_char:
                 if len(self._early_rows) < EARLY_ROWS_MAX:
                     self._early_rows.append(row)

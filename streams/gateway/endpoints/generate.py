@@ -145,6 +145,6 @@ def _remember(
     answer: ParsedAnswer,
 ) -> None:
     """Remember an answer for the conversation's next turn, and store it in the response cache."""
-    gateway.remember(inquiry.conversation, answer.content, answer.call_ids)
+    gateway.remember(inquiry.conversation, answer.content, answer.call_texts)
     if lookup is not None:
         lookup.store(gateway, call.streams[0], answer.content)

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from schemas.errors import WorkerRefused
 from schemas.model.files import model_folder
-from schemas.model.parsers import NONE, resolve
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import resolve
 from schemas.records import AnswerDelta, Sampling, Work
 from schemas.settings import ModelSettings
 
@@ -52,9 +53,7 @@ class Parsers(Protocol):
         """
 
 
-def parser_of(
-    work: Work, prompt: Sequence[int], parsers: Parsers | None
-) -> AnswerParser | None:
+def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> AnswerParser | None:
     """Return the parser of an answer, None if it is text; raises WorkerRefused without parsers."""
     if work.parsing is None:
         return None

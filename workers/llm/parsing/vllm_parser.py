@@ -20,8 +20,17 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
 from schemas.errors import ConfigError, EngineFailed, InvalidRequest
-from schemas.model.parsers import NONE, ParserNames
-from schemas.records import AnswerDelta, DeltaKind, Parsing, Sampling, Structured, StructuredKind, Work
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
+from schemas.records import (
+    AnswerDelta,
+    DeltaKind,
+    Parsing,
+    Sampling,
+    Structured,
+    StructuredKind,
+    Work,
+)
 from workers.llm.parsing.parsers import ParsedEnd
 from workers.llm.stop_strings import StopText
 
@@ -62,9 +71,7 @@ class VllmParsers:
         try:
             request = _request(work.parsing, work.sampling, self._model_name)
             kwargs = json.loads(work.parsing.template_kwargs or "null")
-            parser = self._parser_class(
-                self._tokenizer, request.tools, chat_template_kwargs=kwargs
-            )
+            parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs=kwargs)
             parser.set_prompt_token_ids(own_prompt)
             request = parser.adjust_request(request)
         except Exception as error:  # parsers of many authors read the tools
@@ -203,9 +210,7 @@ class TokenParser:
         deltas = []
         seq = len(self._token_ids)
         if message.reasoning:
-            deltas.append(
-                AnswerDelta(seq=seq, kind=DeltaKind.REASONING, text=message.reasoning)
-            )
+            deltas.append(AnswerDelta(seq=seq, kind=DeltaKind.REASONING, text=message.reasoning))
         if message.content:
             deltas.append(AnswerDelta(seq=seq, kind=DeltaKind.CONTENT, text=message.content))
         for call in message.tool_calls:
@@ -252,7 +257,9 @@ class TokenParser:
         if last not in self._arguments:
             return []
         arguments = calls[last].get("arguments", {})
-        whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        whole = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
         sent = self._arguments[last]
         if not whole.startswith(sent) or whole == sent:
             return []
@@ -318,5 +325,7 @@ def _structured(params: StructuredOutputsParams | None) -> Structured | None:
     for kind, field in _FIELDS.items():
         value = getattr(params, field)
         if value is not None:
-            return Structured(kind=kind, value=value if isinstance(value, str) else json.dumps(value))
+            return Structured(
+                kind=kind, value=value if isinstance(value, str) else json.dumps(value)
+            )
     return None
