@@ -81,8 +81,8 @@ def test_every_root_record_has_topic() -> None:
         "Lease", "Load", "Parsing", "Passage",
         "Probes", "Probing", "PromptMessage", "Quoted", "Retrieval", "Sampling",
         "SearchCapability", "SearchLoad", "SearchTally", "StreamDeltas", "StreamEnd",
-        "StreamLogprobs", "StreamRetrieved", "StreamStart", "StreamVoid", "Structured", "TokenLogprob", "TopLogprob",
-        "WantedPool", "WireError",
+        "StreamLogprobs", "StreamRetrieved", "StreamStart", "StreamVoid", "Structured",
+        "TokenLogprob", "TopLogprob", "WantedPool", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 

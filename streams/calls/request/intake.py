@@ -124,8 +124,10 @@ async def take_in_body(
     search: PromptSearch | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
-        chat = chat_of(body, body.messages, served.tokenizer.template, tools_of(body)[0])
-        parsing = await parsing_of(body, chat, served.parsers, tenant)
+        tools = tools_of(body) if body.names_tools else ()
+        chat = chat_of(body, body.messages, served.tokenizer.template, tools)
+        if body.names_tools or served.parsers.reasoning != NONE:
+            parsing = await parsing_of(body, chat, served.parsers, tenant)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
             prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]

@@ -24,14 +24,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 Json = dict[str, Any]
 
 
-def tools_of(body: TemplateFields) -> tuple[Sequence[Json], Any, str]:
-    """Return the tools of a body, the tool choice, and the field with the tools, which may be
-    OpenAI's older one. Raises InvalidRequest for a tool that is no function with a name."""
-    tools, choice, name = body.tools, body.tool_choice, "tools"
+def tools_of(body: TemplateFields) -> Sequence[Json]:
+    """Return the tools of a body, which may be in OpenAI's older field; raises InvalidRequest."""
+    tools, name = body.tools, "tools"
     if not tools and body.functions:
         tools = [{"type": "function", "function": function} for function in body.functions]
-        choice, name = body.function_call, "functions"
-        if choice != "none":
+        name = "functions"
+        if body.function_call != "none":
             raise InvalidRequest(
                 "functions: only `tools` are called; send these functions as `tools`, or "
                 "function_call 'none'",
@@ -41,7 +40,7 @@ def tools_of(body: TemplateFields) -> tuple[Sequence[Json], Any, str]:
         raise InvalidRequest(f"tools: expected at most {TOOLS_MAX}, found {len(tools or ())}", name)
     for i, tool in enumerate(tools or ()):
         _check_tool(tool, f"{name}.{i}")
-    return tools or (), choice, name
+    return tools or ()
 
 
 def _check_tool(tool: Json, where: str) -> None:
@@ -73,7 +72,8 @@ async def parsing_of(
     body: TemplateFields, chat: Chat, names: ParserNames, tenant: str = ""
 ) -> Parsing | None:
     """Return how the answer of a chat is parsed, None if it is text; raises InvalidRequest."""
-    tools, choice, _ = tools_of(body)
+    tools = tools_of(body)
+    choice = body.tool_choice if body.tools or not body.functions else body.function_call
     chosen, choice_text = _chosen(tools, choice)
     is_called = bool(chosen) and choice_text != "none"
     if is_called and names.tool == NONE:
@@ -108,12 +108,11 @@ def _chosen(tools: Sequence[Json], choice: Any) -> tuple[Sequence[Json], str]:
         case "required" if tools:
             return tools, choice
         case {"type": "function", "function": {"name": str(name)}} if name in names:
-            named = {"type": "function", "function": {"name": name}}
-            return tools, json.dumps(named)
+            return tools, json.dumps({"type": "function", "function": {"name": name}})
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*allowed]}}:
-            wanted = {_allowed_name(tool) for tool in allowed}
-            if wanted and wanted <= names and mode in ("auto", "required"):
-                return [tool for tool in tools if tool["function"]["name"] in wanted], mode
+            allowed_names = {_allowed_name(tool) for tool in allowed}
+            if allowed_names and allowed_names <= names and mode in ("auto", "required"):
+                return [tool for tool in tools if tool["function"]["name"] in allowed_names], mode
     raise InvalidRequest(
         "tool_choice: expected none, auto, required, or a function that the call has in `tools`, "
         f"found {shorten(choice)}",

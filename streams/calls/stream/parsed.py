@@ -34,7 +34,7 @@ class ParsedAnswer:
     calls: dict[int, ToolCall] = field(default_factory=dict)  # by index, in their order
 
     def add(self, deltas: Sequence[AnswerDelta]) -> None:
-        """Add the next deltas."""
+        """Add the next deltas to the answer."""
         for delta in deltas:
             if delta.kind is DeltaKind.CONTENT:
                 self.content += delta.text

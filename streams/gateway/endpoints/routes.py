@@ -266,7 +266,7 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        chat = chat_of(body, body.messages, served.tokenizer.template, tools_of(body)[0])
+        chat = chat_of(body, body.messages, served.tokenizer.template, tools_of(body))
         tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False

@@ -90,7 +90,7 @@ class VllmParsers:
                 structured=_structured(request.structured_outputs),
             ),
             own_prompt,
-            AnswerText(self._tokenizer, own_prompt, request, work.sampling, self._end_ids),
+            TokenTexts(self._tokenizer, own_prompt, request, work.sampling, self._end_ids),
             CallIds(work.request_id, self._names.tool),
         )
         answer.feed(prompt[len(own_prompt) :])
@@ -105,10 +105,10 @@ class CallIds:
         self._keeps_own = tool_parser == _KIMI  # the model reads its own ids in the next turn
         self._is_short = tool_parser == "mistral"
 
-    def call_id(self, index: int, own: str) -> str:
-        """Return the id of the call with this index; `own` is the parser's."""
+    def call_id(self, index: int, parser_id: str) -> str:
+        """Return the id of the call with this index; `parser_id` is the parser's own."""
         if self._keeps_own:
-            return own
+            return parser_id
         number = int.from_bytes(blake2b(f"{self._request_id}/{index}".encode()).digest()[:20])
         text = ""
         for _ in range(_MISTRAL_ID_CHARS if self._is_short else _ID_CHARS):
@@ -117,7 +117,7 @@ class CallIds:
         return text if self._is_short else f"call_{text}"
 
 
-class AnswerText:
+class TokenTexts:
     """The text of an answer, token by token, without its stop string or end token."""
 
     def __init__(
@@ -175,7 +175,7 @@ class TokenParser:
         request: ChatCompletionRequest,
         sampling: Sampling,
         prompt: list[int],
-        text: AnswerText,
+        text: TokenTexts,
         call_ids: CallIds,
     ) -> None:
         self.sampling = sampling
@@ -260,10 +260,10 @@ class TokenParser:
         whole = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )
-        sent = self._arguments[last]
-        if not whole.startswith(sent) or whole == sent:
+        earlier = self._arguments[last]
+        if not whole.startswith(earlier) or whole == earlier:
             return []
-        return self._call(len(self._token_ids), last, "", whole[len(sent) :], "")
+        return self._call(len(self._token_ids), last, "", whole[len(earlier) :], "")
 
 
 def _end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
@@ -271,8 +271,8 @@ def _end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
     ids = {tokenizer.eos_token_id}
     file = folder / "generation_config.json"
     if file.is_file():
-        named = json.loads(file.read_text()).get("eos_token_id")
-        ids.update(named if isinstance(named, list) else [named])
+        end_ids = json.loads(file.read_text()).get("eos_token_id")
+        ids.update(end_ids if isinstance(end_ids, list) else [end_ids])
     return frozenset(token_id for token_id in ids if token_id is not None)
 
 

@@ -56,7 +56,7 @@ def chat_from(
 ) -> Any:
     body = ChatBody.model_validate({"messages": messages, **fields})
     template = (model_tokenizer or tokenizer()).template
-    return chat_of(body, body.messages, template, tools_of(body)[0])
+    return chat_of(body, body.messages, template, tools_of(body))
 
 
 @pytest.fixture
