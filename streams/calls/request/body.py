@@ -121,10 +121,13 @@ class JsonSchemaFormat(StrictBody):
 
 
 class ResponseFormat(StrictBody):
-    """Constrains the form of the answer, in OpenAI's way."""
+    """Constrains the form of the answer, in OpenAI's way, and by vLLM's structural tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None  # of a structural tag
+    structures: list[dict[str, Any]] | None = None  # the older form of one, with `triggers`
+    triggers: Texts | None = None
 
 
 class StructuredOutputs(StrictBody):
@@ -135,6 +138,7 @@ class StructuredOutputs(StrictBody):
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class PlacementOptions(StrictBody):
