@@ -21,12 +21,7 @@ from pydantic import (
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.rules.sizes import (
-    COLLECTION_CHARS_MAX,
-    PASSAGES_MAX,
-    PROBES_MAX,
-    TRIGGER_CHARS_MAX,
-)
+from schemas.rules.sizes import COLLECTION_CHARS_MAX, PASSAGES_MAX, PROBES_MAX, TRIGGER_CHARS_MAX
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import from_validation, shorten
 from streams.config import ORCHESTRATIONS, POLICIES
