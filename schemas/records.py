@@ -1143,7 +1143,8 @@ class Structured:
     """A constraint on the form of the answer."""
 
     kind: StructuredKind  # which kind of constraint
-    # the JSON schema, regular expression, grammar, or JSON list of choices; empty for json_object
+    # the JSON schema, regular expression, grammar, JSON list of choices, or JSON of the structural
+    # tag; empty for json_object
     value: str
 
 

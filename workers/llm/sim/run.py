@@ -105,7 +105,7 @@ def _script(job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabul
     if sampling.structured is None:
         return ()
     # Imports a validator of schemas, which no other answer needs.
-    from workers.llm.sim.forms import draw_text
+    from workers.llm.sim.forms.text import draw_text
 
     base_seed = (sampling.seed or 0) if sampling.temperature > 0 else 0
     seed = mix((base_seed + digest.tail + sum(digest.chain[-1:])) & MASK)

@@ -85,6 +85,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: not a regular expression"),
     ({"structured_outputs": {"rgx": "a"}}, "structured_outputs.rgx: unknown field"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format: expected type structural"),
+    ({"response_format": {"type": "json_object", "format": {}}}, "response_format.format: needs"),
+    ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag: expec"),
     ({"guided_choice": []}, "guided_choice: expected choices"),
     ({"guided_json": "{"}, "guided_json: expected a JSON schema"),
     ({"guided_grammar": " "}, "guided_grammar: expected a text, found an empty one"),
@@ -251,6 +254,16 @@ async def test_intake_writes_every_sampling_parameter() -> None:
         ({"guided_choice": ["a", "b"]}, StructuredKind.CHOICE, '["a", "b"]'),
         ({"guided_grammar": "root ::= 'a'"}, StructuredKind.GRAMMAR, "root ::= 'a'"),
         ({"guided_json": json.dumps(SCHEMA)}, StructuredKind.JSON_SCHEMA, None),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            StructuredKind.STRUCTURAL_TAG,
+            '{"type":"structural_tag","format":{"type":"any_text"}}',
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"structures": [], "triggers": []}'}},
+            StructuredKind.STRUCTURAL_TAG,
+            '{"structures":[],"triggers":[]}',
+        ),
     ],
 )
 async def test_intake_writes_structured_output_constraint(
