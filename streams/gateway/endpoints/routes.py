@@ -22,6 +22,7 @@ from streams.calls.request.body import DetokenizeBody, TokenizeBody, refuse_extr
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import ServedModel, chat_prompt, check_length
 from streams.calls.request.search import ALIAS, collection_of
+from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.files import file_routes
@@ -265,7 +266,7 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        chat = chat_of(body, body.messages, served.tokenizer.template)
+        chat = chat_of(body, body.messages, served.tokenizer.template, tools_of(body))
         tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False

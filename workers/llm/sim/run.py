@@ -14,7 +14,7 @@ from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
 from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
-from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.settings import SCRIPT_MARKS, SimSettings
 from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
 
 _TRIES = 64  # texts in a form, until one has only allowed tokens
@@ -90,7 +90,9 @@ def make_run(
         request_id=job.request_id,
         job=job,
         digest=digest,
-        writer=Writer(sampling, vocabulary, script) if Writer.is_needed(sampling) else None,
+        writer=Writer(sampling, vocabulary, script)
+        if script or Writer.is_needed(sampling)
+        else None,
         ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 
@@ -98,9 +100,18 @@ def make_run(
 def _script(
     job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, limit: int
 ) -> Script:
-    """Return the tokens of an answer with a constrained form or of allowed tokens, or nothing for
-    other answers. They depend on prompt and seed."""
+    """Return the tokens of an answer that is not drawn token by token; they depend on prompt and
+    seed. The answer has a constrained form, or allowed tokens only, or the prompt has its text
+    (`sim.scripted`)."""
     sampling = job.sampling
+    own_tokens = len(job.prompt_tokens) - job.prior_tokens  # without the answer's
+    if settings.scripted:
+        text = vocabulary.tokenizer.decode(
+            list(job.prompt_tokens[:own_tokens]), skip_special_tokens=False
+        )
+        _, opening, rest = text.rpartition(SCRIPT_MARKS[0])
+        if opening:
+            return vocabulary.script(rest.partition(SCRIPT_MARKS[1])[0])
     if sampling.structured is None and not sampling.allowed_token_ids:
         return ()
     vocab = vocabulary.tokenizer.get_vocab_size()
@@ -110,8 +121,7 @@ def _script(
     if sampling.structured is not None:
         seed = base_seed + digest.tail + sum(digest.chain[-1:])
         return _script_in_form(sampling.structured, sampling, mix(seed & MASK), vocabulary, limit)
-    prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
-    seed = mix((base_seed + crc32(pack_tokens(prompt))) & MASK)
+    seed = mix((base_seed + crc32(pack_tokens(job.prompt_tokens[:own_tokens]))) & MASK)
     return vocabulary.allowed_script(sampling, seed, limit + 1, settings.end_every_tokens)
 
 
