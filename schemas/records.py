@@ -1175,6 +1175,7 @@ class Sampling:
     logit_bias: Mapping[str, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()  # words that must not be generated
     structured: Structured | None = None  # form of the answer
+    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be generated; empty: all
 
 
 @frozen
