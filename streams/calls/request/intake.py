@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
+from schemas.model.parsers import ParserNames
 from schemas.records import Endpoint, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
@@ -42,6 +43,7 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int
     created_s: int
+    parsers: ParserNames = ParserNames()  # of tool calls and reasoning in its answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
