@@ -54,7 +54,13 @@ async def resume(
     """Read the stream's partition from its first offset, and write what the client lacks."""
     call = resumed_call(gateway, exchange, key, positions)
     name = gateway.event_ids.name(key)
-    writer = ChunkWriter(key, call.streams, name=name, client_positions=positions)
+    writer = ChunkWriter(
+        key,
+        call.streams,
+        name=name,
+        client_positions=positions,
+        names_reasoning_content=gateway.settings.reasoning_content,
+    )
     return await read_on(gateway, exchange, call, writer)
 
 
