@@ -1,0 +1,44 @@
+"""Errors in Anthropic's form: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+
+import orjson
+
+from schemas.errors import ClientError, PromptTooLong, QueueFull, TriviumError
+
+OVERLOADED = 529  # Anthropic's status for what others answer with 503
+_STATUSES = {502: 500, 503: OVERLOADED}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+_TOO_LONG = "prompt is too long"  # by these words Claude Code knows to shorten a conversation
+
+
+def status_of(error: TriviumError) -> int:
+    """Return Anthropic's HTTP status for an error."""
+    if isinstance(error, QueueFull):
+        return OVERLOADED
+    return _STATUSES.get(error.http_status, error.http_status)
+
+
+def message_error(error: TriviumError, request_id: str) -> tuple[int, bytes]:
+    """Return the status and the JSON body of an error."""
+    status = status_of(error)
+    details = {"error_code": error.code}
+    if isinstance(error, ClientError) and error.param:
+        details["param"] = error.param
+    text = error.message
+    if isinstance(error, PromptTooLong):
+        text = f"{_TOO_LONG}: {text}"
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return status, orjson.dumps(
+        {
+            "type": "error",
+            "error": {"type": kind, "message": text, "details": details},
+            "request_id": request_id or None,
+        }
+    )
