@@ -34,6 +34,14 @@ class DecisionKind(StrEnum):
     COMPUTE = "compute"
 
 
+class DeltaKind(StrEnum):
+    """Which part of an answer a delta adds to."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
 class Endpoint(StrEnum):
     """The OpenAI endpoint that the request came through."""
 
@@ -169,6 +177,7 @@ class StructuredKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 class Unmet(StrEnum):
@@ -222,6 +231,20 @@ class Answer:
     metadata: str | None = None  # the prompt's
     # the whole answer of the OpenAI API as JSON, where the topic asks for it
     body: str | None = None
+
+
+@frozen
+class AnswerDelta:
+    """What some tokens of a parsed answer add to it."""
+
+    # how many tokens of the answer a reader must have before this counts; in an end: of the whole
+    # answer
+    seq: int
+    kind: DeltaKind  # which part of the answer it adds to
+    text: str = ""  # the new content or reasoning, or more of the arguments of a tool call
+    index: int = 0  # number of the tool call in the answer, from 0
+    call_id: str = ""  # id of the tool call, in its first delta; the same in every attempt
+    name: str = ""  # name of the called function, in the first delta of the tool call
 
 
 @frozen
@@ -470,7 +493,7 @@ class StreamEnd:
     seq: int  # how many tokens the answer has
     chars: int  # how many characters the answer has
     kind: OutcomeKind  # how it ended
-    finish_reason: str = ""  # stop or length for a completed request
+    finish_reason: str = ""  # stop, length or tool_calls for a completed request
     stop_reason: str = ""  # the stop string or token that ended it
     error: WireError | None = None  # why it did not complete
     prompt_tokens: int = 0  # tokens in the prompt
@@ -484,6 +507,8 @@ class StreamEnd:
     stalled_ms: float = 0.0  # how long decoding stood still for them
     first_token_ms: int = 0  # wall time of the first token, 0 if there was none
     worker_ms: float = 0.0  # how long the worker that wrote it had the attempt
+    deltas: Sequence[AnswerDelta] = ()  # what the end adds to a parsed answer
+    reasoning_tokens: int = 0  # how many tokens of the answer are reasoning
 
 
 @frozen
@@ -923,7 +948,7 @@ class Outcome:
     # counts
     attempt: int
     kind: OutcomeKind  # how it ended
-    finish_reason: str = ""  # stop or length for a completed request
+    finish_reason: str = ""  # stop, length or tool_calls for a completed request
     error: WireError | None = None  # why it did not complete
     written_by: str  # the worker or router that ended it
     mode: Mode = Mode.NONE  # where prefill ran
@@ -944,6 +969,20 @@ class Outcome:
     retrieved_tokens: int = 0  # tokens that they put into it
     stalled_ms: float = 0.0  # how long decoding stood still for them
     worker_ms: float = 0.0  # how long the worker that wrote it had the attempt
+    reasoning_tokens: int = 0  # how many tokens of the answer are reasoning
+
+
+@frozen
+class Parsing:
+    """How a worker parses an answer into reasoning, content and tool calls."""
+
+    tools: str = ""  # JSON list of the tools that the model may call, as in chats; empty: none
+    # none, auto, required, or the JSON of the function that must be called
+    tool_choice: str = "none"
+    parallel_tool_calls: bool = True  # whether the answer may have several tool calls
+    include_reasoning: bool = True  # whether the deltas have the reasoning
+    template_kwargs: str = ""  # JSON object: the variables of the chat template; empty: none
+    prior_calls: int = 0  # tool calls in the conversation before the answer
 
 
 @frozen
@@ -1170,6 +1209,7 @@ class Request:
     # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
     # all that name none
     cache_scope: str = ""
+    parsing: Parsing | None = None  # how the answer is parsed; null: it is text
 
 
 @frozen
@@ -1351,6 +1391,16 @@ class StoredResponse:
 
 
 @frozen
+class StreamDeltas:
+    """The deltas of consecutive tokens of one parsed stream; its rows have no text."""
+
+    request_id: str  # the stream
+    attempt: int  # which attempt
+    first_seq: int  # number of the first token of its row
+    deltas: Sequence[AnswerDelta]  # in the order of the tokens
+
+
+@frozen
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -1442,6 +1492,7 @@ class TokenFrame:
     retrieved: Sequence[StreamRetrieved] = ()  # what was found for streams that begin soon
     # attempts that were given up; a router asks so what there is of their answers
     voids: Sequence[StreamVoid] = ()
+    deltas: Sequence[StreamDeltas] = ()  # for streams whose answers are parsed
 
 
 @frozen
@@ -1481,6 +1532,7 @@ class Usage:
     worker_ms: float = 0.0  # how long workers had it, together, as far as they have told
     arrived_ms: int = 0  # wall time at the gateway
     ended_ms: int = 0  # wall time of the end
+    reasoning_tokens: int = 0  # how many tokens of the answer are reasoning
 
 
 @frozen
@@ -1574,3 +1626,4 @@ class Work:
     # whose prefix caches it shares: prompts of one scope alone may have blocks in common; empty: of
     # all that name none
     cache_scope: str = ""
+    parsing: Parsing | None = None  # how the answer is parsed; null: it is text

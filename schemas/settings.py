@@ -81,6 +81,9 @@ class ModelSettings:
     revision: str = ""  # of a repository: the commit to download
     name: str = ""  # name in the API; empty: the folder's or repository's name
     max_model_len: Annotated[int, Field(ge=2)] = 2_048  # tokens of prompt and answer together
+    # vLLM's parsers of tool calls and of reasoning; "auto": guessed from the chat template; "none"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     @property
     def pinned(self) -> str:

@@ -20,6 +20,7 @@ from streams.log.retry import run_with_reconnect
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine, KnowsPeers
+from workers.llm.parsing.parsers import Parsers, load_parsers
 from workers.presence import Presence
 from workers.roles import lease_topics
 from workers.serving import LogClients, Serving, ServingSettings
@@ -93,6 +94,7 @@ class WorkerProcess:
         self._worker_id = worker_id
         self._epoch = 0
         self._engine: Engine | None = None  # until it is up
+        self._parsers: Parsers | None = None
 
     async def run(self, engine: EngineSource, stop: asyncio.Event) -> None:
         """Run incarnations until one has drained; raise errors that another would not repair."""
@@ -114,7 +116,9 @@ class WorkerProcess:
             self._epoch = presence.membership.epoch
             engine = await self._engine_up(source, stop)
             if engine is not None:
-                serving = Serving(clients, self._settings, presence, engine, self._roles)
+                serving = Serving(
+                    clients, self._settings, presence, engine, self._roles, self._parsers
+                )
                 await serving.run(stop)
         finally:
             await self._end_life(presence, serving)
@@ -132,6 +136,7 @@ class WorkerProcess:
 
     async def _start(self, engine: Awaitable[Engine]) -> None:
         self._engine = await engine  # `run` closes it, even if it was never used
+        self._parsers = await load_parsers(self._settings.model)
 
     async def _end_life(self, presence: Presence, serving: Serving | None) -> None:
         """Leave the fleet and close the log's clients.

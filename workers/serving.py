@@ -28,6 +28,7 @@ from workers.kv_events import KvEventsPublisher
 from workers.llm.active_requests import SEEN_MAX, ActiveRequests, RequestLimits
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
+from workers.llm.parsing.parsers import Parsers
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.probing.triggers import installed_triggers
 from workers.llm.stream import WorkerIdentity
@@ -72,6 +73,7 @@ class Serving:
         presence: Presence,
         engine: Engine,
         roles: Sequence[Role],
+        parsers: Parsers | None = None,
     ) -> None:
         self.roles = tuple(roles)  # current ones
         self.is_settled = False  # all reports of this incarnation are in the log
@@ -102,7 +104,13 @@ class Serving:
             model_len=engine.capability.max_model_len,
         )
         self._requests = ActiveRequests(
-            self._probing, self._identity, self._limits(), frames, self._outbox.add, presence
+            self._probing,
+            self._identity,
+            self._limits(),
+            frames,
+            self._outbox.add,
+            presence,
+            parsers,
         )
         self._orders = RoleOrders(self._identity, self._capability, self._assign)
         self._loops = Loops(

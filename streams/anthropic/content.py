@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from streams.calls.ids import call_text
+
 Json = dict[str, Any]
 INVALID_JSON = "INVALID_JSON"  # the name under which Anthropic's clients expect such input
 
@@ -92,6 +94,17 @@ class AnswerContent:
         self._request_id = request_id
         self._blank = ""  # white space before a block of text
         self._is_open = False  # the last block has not ended
+
+    @property
+    def text(self) -> str:
+        """Return the text so far, as the next turn has it, without thinking and calls."""
+        return "\n".join(block.text for block in self.blocks if block.kind is BlockKind.TEXT)
+
+    @property
+    def call_texts(self) -> list[str]:
+        """Return texts of the calls of tools, for the hash of the conversation."""
+        calls = [block for block in self.blocks if block.kind is BlockKind.TOOL_USE]
+        return [call_text(call.call_id, call.name, _input(call.text)) for call in calls]
 
     def take(self, pieces: Iterable[AnswerPiece]) -> Iterator[Step]:
         """Take the next pieces of the answer, and yield what they change."""

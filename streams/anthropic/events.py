@@ -18,7 +18,6 @@ from streams.anthropic.message import (
     message_of,
     new_pieces,
     stop_fields,
-    text_of,
     usage_at_start,
     usage_of,
 )
@@ -56,13 +55,8 @@ class MessageEvents:
         self._after = after
         self._prompt_tokens = prompt_tokens
         self._units = 0
-        self._content = AnswerContent(self._key.parent_id)
+        self.content = AnswerContent(self._key.parent_id)
         self.keepalive = PING
-
-    @property
-    def text(self) -> str:
-        """Return the text of the answer so far."""
-        return text_of(self._content)
 
     def opening(self) -> bytes:
         """Return nothing: an error before the first token has its own HTTP status."""
@@ -73,7 +67,7 @@ class MessageEvents:
         if not self._stream.next_seq:
             return b""
         events = [] if self._units else [self._start()]
-        events += map(self._step, self._content.take(new_pieces(self._stream)))
+        events += map(self._step, self.content.take(new_pieces(self._stream)))
         return b"".join(events)
 
     def closing(self) -> bytes:
@@ -81,9 +75,9 @@ class MessageEvents:
         stream, end = self._stream, self._stream.end
         assert end is not None
         events = [] if self._units else [self._start()]  # an answer without tokens
-        events += map(self._step, self._content.finish())
+        events += map(self._step, self.content.finish())
         stop = {
-            "delta": stop_fields(stream, end, self._tokens_max),
+            "delta": stop_fields(stream, end, self.content, self._tokens_max),
             "usage": usage_of(stream),
             "trivium": answers.placement(self._key, [stream]),
         }
@@ -100,7 +94,7 @@ class MessageEvents:
         return self._event("message_start", message=message_of(self._key, [], usage=usage))
 
     def _step(self, step: Step) -> bytes:
-        block, index = self._content.blocks[step.at], step.at
+        block, index = self.content.blocks[step.at], step.at
         if step.change == "text":
             return self._text(block.kind, step)
         if step.change == "start":

@@ -80,7 +80,11 @@ class GatewaySettings:
     accept_ms: Positive = 3_000  # longest wait for the broker to acknowledge a request
     # if an attempt repeats other tokens: fail, or mark the answer and continue
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"
+    # whether the reasoning of an answer is in `reasoning_content`, too, where older clients read it
+    reasoning_content: bool = False
     gap_ms: Positive = 5_000  # how long a stream waits for tokens that are missing in its middle
+    # whether each stream of a chat or completion ends with its usage, or those whose call asks so
+    include_usage: Annotated[str, one_of("asked", "always")] = "asked"
     # interval of comments on a silent stream with event ids, so that proxies keep the connection
     keepalive_ms: Positive = 15_000
     grace_ms: Natural = 20_000  # after a stop, how long streams may continue

@@ -13,9 +13,11 @@ messages), the id is derived from the hash up to the last answer, which is the s
 gateway. Its limits are in `streams/gateway/README.md`.
 """
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -151,11 +153,20 @@ def check_session_id(name: str, text: str) -> str:
     )
 
 
-def _chain(digest: bytes, role: str, content: str, calls: object = ()) -> bytes:
-    """Return the hash after one more message; white space around a message does not count."""
-    text = (content.strip() + (repr(calls) if calls else "")).encode("utf-8", "surrogatepass")
+def _chain(digest: bytes, role: str, content: str, calls: Sequence[str] = ()) -> bytes:
+    """Return the hash after one more message; white space around a message does not count. `calls`
+    are texts of its tool calls."""
+    text = "\0".join((content.strip(), *calls)).encode("utf-8", "surrogatepass")
     head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
     return blake2b(head + text, digest_size=16).digest()
+
+
+def call_text(call_id: str | None, name: str, arguments: Any) -> str:
+    """Return a text of a tool call that is the same for arguments as a text and as an object."""
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    return json.dumps([call_id, name, arguments], sort_keys=True, ensure_ascii=False)
 
 
 SESSION_IDLE_MS: Final = 3_600_000  # as long as routers know where a conversation's KV is
@@ -199,7 +210,10 @@ class Conversations:
         last = b""
         turn = 0
         for message in messages:
-            calls = message.get("tool_calls", ())
+            calls = [
+                call_text(call.get("id"), **call["function"])
+                for call in message.get("tool_calls", ())
+            ]
             digest = _chain(digest, message["role"], message["content"], calls)
             if message["role"] == "assistant":
                 turn += 1
@@ -219,13 +233,13 @@ class Conversations:
         return session_id
 
     def remember(
-        self, conversation: Conversation, answer: str, now_ms: int
+        self, conversation: Conversation, answer: str, now_ms: int, calls: Sequence[str] = ()
     ) -> ConversationTurn | None:
         """Remember the session for the next turn of a conversation; return the turn to publish, or
-        None."""
+        None. `calls` are texts of the answer's tool calls."""
         if not conversation.digest:
             return None
-        digest = _chain(conversation.digest, "assistant", answer)
+        digest = _chain(conversation.digest, "assistant", answer, calls)
         turn = ConversationTurn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
         self.add(turn)
         return turn

@@ -146,6 +146,7 @@ def requests_of(
         keeps_running=options.keeps_running,
         retrieval=_retrieval(calls, intake, arrived_ms),
         cache_scope=_cache_scope(calls.settings, key.tenant, intake.body.cache_salt),
+        parsing=intake.parsing,
     )
     if key.choices == 1:
         return [first]

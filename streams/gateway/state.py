@@ -1,7 +1,7 @@
 """The parts of a gateway that endpoints share. Each endpoint takes the parts that it needs."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from streams.calls.ids import SESSION_IDLE_MS, Conversation, Conversations, ConversationTurn
 from streams.calls.in_flight import CallsInFlight, TokenLog
@@ -46,9 +46,9 @@ class Gateway:
         )
         self._publish_turn = publish_turn
 
-    def remember(self, conversation: Conversation, answer: str) -> None:
+    def remember(self, conversation: Conversation, answer: str, calls: Sequence[str] = ()) -> None:
         """Remember an answer, so that the conversation's next turn finds its session on any
         gateway."""
-        turn = self.conversations.remember(conversation, answer, wall_ms())
+        turn = self.conversations.remember(conversation, answer, wall_ms(), calls)
         if turn is not None:
             self._publish_turn(turn)

@@ -213,8 +213,8 @@ async def test_anthropic_client_reads_what_other_gateway_resumes(
         whole = await stock.messages.create(**fields, extra_body=greedy)
         async with stock.messages.stream(**fields, extra_body=greedy) as stream:
             final = await stream.get_final_message()
-    text = whole.content[0].text  # type: ignore[union-attr]  # a block of text
-    assert [block.text for block in final.content] == [text] != [""]  # type: ignore[union-attr]  # so
+    text = whole.model_dump()["content"][0]["text"]
+    assert [block["text"] for block in final.model_dump()["content"]] == [text] != [""]
     assert final.stop_reason == whole.stop_reason and final.usage.output_tokens <= 400
     headers = {"x-trivium-on-disconnect": "continue"}
     lines, path = list[str](), "/v1/messages"

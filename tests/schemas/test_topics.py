@@ -76,13 +76,13 @@ def test_session_records_have_session_id(topic: Topic) -> None:
 
 def test_every_root_record_has_topic() -> None:
     nested = {
-        "Backlog", "Candidate", "Capability", "Chunk", "Citation", "CollectionState",
+        "AnswerDelta", "Backlog", "Candidate", "Capability", "Chunk", "Citation", "CollectionState",
         "EmbedCapability", "EmbedLoad", "Estimate", "Faults", "Grant", "Insert", "KvHandle",
-        "Lease", "Load", "Passage",
+        "Lease", "Load", "Parsing", "Passage",
         "Probes", "Probing", "PromptMessage", "Quoted", "Retrieval", "Sampling",
-        "SearchCapability", "SearchLoad", "SearchTally", "StreamEnd", "StreamLogprobs",
-        "StreamRetrieved", "StreamStart", "StreamVoid", "Structured", "TokenLogprob", "TopLogprob",
-        "WantedPool", "WireError",
+        "SearchCapability", "SearchLoad", "SearchTally", "StreamDeltas", "StreamEnd",
+        "StreamLogprobs", "StreamRetrieved", "StreamStart", "StreamVoid", "Structured",
+        "TokenLogprob", "TopLogprob", "WantedPool", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 

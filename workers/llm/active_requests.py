@@ -30,6 +30,7 @@ from schemas.errors import (
 )
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import (
+    AnswerDelta,
     CancelWork,
     KvHandle,
     Outcome,
@@ -51,6 +52,7 @@ from streams.log.clients import Headers
 from workers.deadlines import NEVER_MS, Deadlines
 from workers.llm.engine import Job, Output
 from workers.llm.frames import Frames
+from workers.llm.parsing.parsers import Parsers, parser_of
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import (
     ActiveRequest,
@@ -160,7 +162,9 @@ class ActiveRequests:
         frames: Frames,
         report: OnReport,
         peer_view: Peers,
+        parsers: Parsers | None = None,
     ) -> None:
+        """Set up the requests of one incarnation; `parsers` are the model's, if it has any."""
         self.draining = False
         self.requests_total = 0
         self.kv_until_ms = 0  # when the last handed-over KV expires
@@ -173,6 +177,7 @@ class ActiveRequests:
         self._frames = frames
         self._report = report
         self._peer_view = peer_view
+        self._parsers = parsers
         self._streams: dict[str, ActiveRequest] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._attempts: dict[
@@ -217,6 +222,7 @@ class ActiveRequests:
         try:
             prompt_tokens = token_array(work.prompt_tokens)
             self._check(work, now_ms)
+            parser = parser_of(work, prompt_tokens, self._parsers)
         except TriviumError as error:
             refused = isinstance(error, WorkerRefused)
             kind = PhaseKind.REFUSED if refused else PhaseKind.FAILED
@@ -229,6 +235,7 @@ class ActiveRequests:
             headers=trace_of(headers),
             prompt_tokens=len(prompt_tokens),
             started_ms=now_ms,
+            parser=parser,
         )
         self._hold(stream)
         if work.deadline_ms <= now_ms:
@@ -254,7 +261,7 @@ class ActiveRequests:
             request_id=stream.job_id,
             phase=work.phase,
             prompt_tokens=prompt_tokens,
-            sampling=work.sampling,
+            sampling=work.sampling if stream.parser is None else stream.parser.sampling,
             deadline_ms=work.deadline_ms,
             kv=kv,
             orchestration=work.orchestration,
@@ -326,6 +333,13 @@ class ActiveRequests:
             if output.probe_totals is not None:
                 stream.take(output.probe_totals)
             token_ids, text, seq, chars = output.token_ids, output.text, stream.seq, stream.chars
+            deltas: Sequence[AnswerDelta] = ()
+            if stream.parser is not None:
+                try:
+                    text, deltas = "", stream.parser.feed(token_ids)
+                except TriviumError as error:
+                    self._give_back_one(stream, error.to_wire(), now_ms)
+                    continue
             if seq == stream.prior_tokens:
                 self._begin_stream(stream, output, now_ms)
                 if stream.prefill and text:
@@ -333,8 +347,8 @@ class ActiveRequests:
             if token_ids or text:
                 stream.seq = seq + len(token_ids)
                 stream.chars = chars + len(text)
-                if stream.repeats or output.logprobs:
-                    append_row(stream, output, text, seq, chars)
+                if stream.repeats or output.logprobs or deltas:
+                    append_row(stream, output, text, seq, chars, deltas)
                 else:
                     stream.columns.row(
                         stream.request_id, stream.attempt, seq, chars, token_ids, text
@@ -364,7 +378,10 @@ class ActiveRequests:
             return
         if stream.repeats:  # an end this early differs from prefill's token
             append_row(stream, output, "", stream.seq, stream.chars)
-        record = finish(stream, output, self._identity, now_ms)
+        try:
+            record = finish(stream, output, self._identity, now_ms)
+        except TriviumError as error:  # of the parser
+            record = failed_phase(stream, error.to_wire(), now_ms)
         self._drop(stream)
         if not isinstance(record, Phase):
             self._end(stream, record)
@@ -422,9 +439,12 @@ class ActiveRequests:
         """End every request with a failed phase; the router places it again."""
         self.prefill_gate.clear()
         for stream in list(self._streams.values()):
-            self._drop(stream)
-            self._probing.abort(stream.job_id)
-            self._report(failed_phase(stream, error, now_ms), stream.headers)
+            self._give_back_one(stream, error, now_ms)
+
+    def _give_back_one(self, stream: ActiveRequest, error: WireError, now_ms: int) -> None:
+        self._drop(stream)
+        self._probing.abort(stream.job_id)
+        self._report(failed_phase(stream, error, now_ms), stream.headers)
 
     def abandon(self) -> None:
         """Stop every request without a record: another worker may have it by now."""

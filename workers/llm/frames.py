@@ -9,13 +9,15 @@ the frame of its tokens; they are written once that frame is in the log.
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from schemas.frozen import frozen
 from schemas.records import (
+    AnswerDelta,
     Outcome,
     Phase,
+    StreamDeltas,
     StreamEnd,
     StreamLogprobs,
     StreamRetrieved,
@@ -26,7 +28,7 @@ from schemas.records import (
 from schemas.rules.sizes import FRAME_BYTES_MAX
 from streams.log.clients import Headers
 
-_ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # at most, without texts
+_ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES, _DELTA_BYTES = 64, 5, 24, 24  # at most, without texts
 _CHAR_BYTES = 4
 FrameReport = tuple[Outcome | Phase, Headers]
 
@@ -51,6 +53,7 @@ class _Row:
     ids: list[int]
     text: str
     logprobs: Sequence[TokenLogprob] = ()
+    deltas: list[AnswerDelta] = field(default_factory=list)
 
     def joins(self, attempt: int, seq: int, char: int) -> bool:
         """Return whether tokens that begin at this position continue the row."""
@@ -67,7 +70,9 @@ class _Row:
         for token in self.logprobs:
             chars += len(token.token) + sum([len(top.token) for top in token.top])
             parts += 1 + len(token.top)
-        tokens = _TOKEN_BYTES * len(self.ids)
+        for delta in self.deltas:
+            chars += len(delta.text) + len(delta.call_id) + len(delta.name)
+        tokens = _TOKEN_BYTES * len(self.ids) + _DELTA_BYTES * len(self.deltas)
         return _ROW_BYTES + tokens + _CHAR_BYTES * chars + _LOGPROB_BYTES * parts
 
 
@@ -145,6 +150,11 @@ class FrameColumns:
             self._frames.touch(self)
         self._notices.append(notice)
         self._urge()
+
+    def add_deltas(self, request_id: str, deltas: Sequence[AnswerDelta]) -> None:
+        """Add the deltas of the tokens just added."""
+        row = self._first.get(request_id) or self._later[request_id]
+        row.deltas += deltas
 
     def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
         """Add log-probabilities to the row just added, and close it."""
@@ -236,6 +246,16 @@ def _frame(
         ends=ends,
         starts=starts,
         retrieved=notices,
+        deltas=[
+            StreamDeltas(
+                request_id=row.request_id,
+                attempt=row.attempt,
+                first_seq=row.seq,
+                deltas=row.deltas,
+            )
+            for row in rows
+            if row.deltas
+        ],
     )
 
 

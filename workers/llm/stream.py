@@ -11,6 +11,7 @@ from typing import Any
 
 from schemas.errors import EngineFailed
 from schemas.records import (
+    AnswerDelta,
     KvHandle,
     Outcome,
     OutcomeKind,
@@ -28,6 +29,7 @@ from schemas.rules.phases import phase_of
 from streams.log.clients import Headers
 from workers.llm.engine import Output, ProbeTotals
 from workers.llm.frames import FrameColumns
+from workers.llm.parsing.parsers import AnswerParser, ParsedEnd
 from workers.llm.stop_strings import certain_text
 
 WHOLE = ("stop", "length")
@@ -49,6 +51,7 @@ class Repetition:
     ids: Sequence[int] = ()
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
+    deltas: Sequence[AnswerDelta] = ()
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class ActiveRequest:
     headers: Headers
     prompt_tokens: int
     started_ms: int
+    parser: AnswerParser | None = None  # if the answer is parsed; its rows then have no text
     request_id: str = field(init=False)
     attempt: int = field(init=False)
     job_id: str = field(init=False)  # its id inside the engine; each attempt has its own
@@ -196,6 +200,8 @@ def outcome_of(
     stop_reason: str = "",
     error: WireError | None = None,
     kv: KvHandle | None = None,
+    deltas: Sequence[AnswerDelta] = (),
+    reasoning_tokens: int = 0,
 ) -> tuple[StreamEnd, Outcome]:
     """Return the stream's end and the request's outcome.
 
@@ -223,11 +229,13 @@ def outcome_of(
         "stalled_ms": totals.stalled_ms,
         "first_token_ms": stream.first_token_ms,
         "worker_ms": float(max(0, now_ms - stream.started_ms)),
+        "reasoning_tokens": reasoning_tokens,
     }
     end = StreamEnd(
         seq=stream.seq if whole else 0,
         chars=stream.chars if whole else 0,
         stop_reason=stop_reason,
+        deltas=deltas,
         **both,
     )
     outcome = Outcome(
@@ -279,14 +287,17 @@ def finish(
         return handover_phase(stream, identity, output.kv, output.transfer_ms, now_ms)
     if reason not in WHOLE:
         return failed_phase(stream, output.error or unexpected(stream, output).to_wire(), now_ms)
+    parsed = ParsedEnd((), reason, 0) if stream.parser is None else stream.parser.finish(reason)
     return outcome_of(
         stream,
         identity,
         OutcomeKind.COMPLETED,
         now_ms,
-        finish_reason=reason,
+        finish_reason=parsed.finish_reason,
         stop_reason=output.stop_reason,
         kv=None if stream.prefill else output.kv,
+        deltas=parsed.deltas,
+        reasoning_tokens=parsed.reasoning_tokens,
     )
 
 
@@ -298,8 +309,15 @@ def unexpected(stream: ActiveRequest, output: Output) -> EngineFailed:
     )
 
 
-def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars: int) -> None:
-    """Append an output that repeats prefill's tokens, or that has log-probabilities.
+def append_row(
+    stream: ActiveRequest,
+    output: Output,
+    text: str,
+    seq: int,
+    chars: int,
+    new_deltas: Sequence[AnswerDelta] = (),
+) -> None:
+    """Append an output that repeats prefill's tokens, or that has log-probabilities or deltas.
 
     Decode samples the first token again, and the gateway compares it with prefill's. Repeated
     tokens wait here for the first new one, so that they need no frame of their own.
@@ -307,9 +325,10 @@ def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars
     earlier, work = stream.repetition, stream.work
     ids, full_text = [*earlier.ids, *output.token_ids], earlier.text + text
     logprobs = [*earlier.logprobs, *output.logprobs]
+    deltas = [*earlier.deltas, *new_deltas]
     is_new = seq + len(output.token_ids) > work.first_seq or chars + len(text) > work.first_char
     if stream.repeats and not is_new and not output.finish_reason:
-        stream.repetition = Repetition(ids, full_text, logprobs)
+        stream.repetition = Repetition(ids, full_text, logprobs, deltas)
         return
     first_seq, first_char = seq - len(earlier.ids), chars - len(earlier.text)
     later, stream.repeats = stream.repeats, False
@@ -320,6 +339,8 @@ def append_row(stream: ActiveRequest, output: Output, text: str, seq: int, chars
     stream.columns.row(
         stream.request_id, stream.attempt, first_seq, first_char, ids, full_text, later=later
     )
+    if deltas:
+        stream.columns.add_deltas(stream.request_id, deltas)
     if logprobs:
         stream.columns.add_logprobs(stream.request_id, logprobs)
 

@@ -284,6 +284,11 @@ class TemplateFields(StrictBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def names_tools(self) -> bool:
+        """Return whether the body has tools, or a choice among them (`tools.py`)."""
+        return bool(self.tools or self.functions or self.tool_choice or self.function_call)
+
 
 class ChatBody(TemplateFields, GenerationBody):
     """The body of POST /v1/chat/completions."""

@@ -28,7 +28,7 @@ _TEXT_PARTS = {  # by type: the field with the text
     "output_text": "text",
     "refusal": "refusal",
 }
-_LEFT_OUT_PARTS = ("thinking", "reasoning")  # of earlier answers; so is a message's `reasoning`
+_LEFT_OUT_PARTS = ("thinking", "reasoning")  # of earlier answers
 _RESULT, _RESULT_BEFORE = "tool", "function"  # roles of a tool's result, new and old
 
 _DEPTH_MAX = 100  # depth of a call's arguments
@@ -131,9 +131,15 @@ def _chars(value: Any) -> int:
 
 
 def chat_of(
-    body: TemplateFields, messages: Sequence[Message], template: ChatTemplate | None
+    body: TemplateFields,
+    messages: Sequence[Message],
+    template: ChatTemplate | None,
+    tools: Sequence[Json] = (),
 ) -> Chat:
-    """Return the messages of a body, with its fields for the template; raises InvalidRequest."""
+    """Return the messages of a body, with its fields for the template; raises InvalidRequest.
+
+    `tools` are those that the template shows to the model.
+    """
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
@@ -144,38 +150,18 @@ def chat_of(
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     writes_calls = template is not None and template.writes_tool_calls
     keeps_digits = not writes_calls or (template is not None and template.takes_text_arguments)
     plain = [_plain(message, f"messages.{i}", keeps_digits) for i, message in enumerate(messages)]
+    _check_call_ids(plain)
     return Chat(
         messages=plain if writes_calls else _in_words(plain),
-        tools=_tools(body),
+        tools=tools,
         variables=variables,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continues_last=continues,
     )
-
-
-def _tools(body: TemplateFields) -> Sequence[Json]:
-    """Return the tools that the template shows to the model. Raises InvalidRequest if the call asks
-    for tool calls."""
-    tools, choice, name = body.tools, body.tool_choice, "tools"
-    if not tools and body.functions:
-        tools = [{"type": "function", "function": function} for function in body.functions]
-        choice, name = body.function_call, "functions"
-    if choice not in (None, "none", "auto") or (tools and choice != "none"):
-        raise InvalidRequest(
-            f"{name}: calls of tools are not generated yet; for an answer in text send "
-            f"{'tool_choice' if name == 'tools' else 'function_call'} 'none', or leave them out",
-            name,
-        )
-    for i, tool in enumerate(tools or ()):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InvalidRequest(
-                f"{name}.{i}: expected a function with a name, found {shorten(tool)}", f"{name}.{i}"
-            )
-    return tools or ()
 
 
 def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
@@ -205,7 +191,26 @@ def _plain(message: Message, where: str, keeps_digits: bool) -> Json:
         fields["tool_call_id"] = message.tool_call_id
     if calls:
         fields["tool_calls"] = calls
+    if message.role == "assistant":  # clients send the reasoning back under one of two names
+        reasoning = extras.get("reasoning") or extras.get("reasoning_content")
+        if isinstance(reasoning, str):
+            fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
+
+
+def _check_call_ids(messages: Sequence[Json]) -> None:
+    """Raise InvalidRequest for a result of a call that no earlier message has."""
+    call_ids: set[Any] = set()
+    for i, message in enumerate(messages):
+        call_ids.update(call.get("id") for call in message.get("tool_calls", ()))
+        call_id = message.get("tool_call_id")
+        is_unknown = call_id not in call_ids and None not in call_ids
+        if call_id is not None and message["role"] == _RESULT and is_unknown:
+            raise InvalidRequest(
+                f"messages.{i}.tool_call_id: expected the id of a tool call in an earlier message, "
+                f"found {shorten(call_id)}",
+                f"messages.{i}.tool_call_id",
+            )
 
 
 def _content(content: str | Sequence[Json] | None, where: str) -> str:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
-from schemas.records import Endpoint, Sampling, Structured
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
+from schemas.records import Endpoint, Parsing, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
 from streams.calls.ids import check_session_id
@@ -31,6 +33,7 @@ from streams.calls.request.chat import Chat, chat_of
 from streams.calls.request.form import form_of
 from streams.calls.request.search import PromptSearch, collection_of, search_body_of, search_of
 from streams.calls.request.tokenizer import Tokenizer
+from streams.calls.request.tools import parsing_of, tools_of
 from streams.config import ORCHESTRATIONS, POLICIES
 
 
@@ -42,6 +45,7 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int
     created_s: int
+    parsers: ParserNames = ParserNames(tool=NONE, reasoning=NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class CallIntake:
     n: int
     search: PromptSearch | None  # of a chat: the search before the answer
     chat: Chat  # for the template; empty for a completion
+    parsing: Parsing | None  # None if the answer is text
     stream: bool
     include_usage: bool
     counts_always: bool  # whether every event of a stream has the usage
@@ -103,7 +108,7 @@ async def take_in_body(
     collection = "" if model == served.name else collection_of(model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
-    include_usage = _include_usage(body)
+    include_usage = _include_usage(body, settings)
     n, placement = body.n or 1, body.trivium or PlacementOptions()
     raw_prompts = [body.messages] if isinstance(body, ChatBody) else _raw_prompts(body.prompt)
     if n * len(raw_prompts) > (choices_max := min(settings.choices_max, settings.in_flight_max)):
@@ -115,10 +120,14 @@ async def take_in_body(
     form = await form_of(body, tenant) if body.names_form else None
     tokens_max = _truncation_limit(body, served, settings)
     chat = Chat()
+    parsing: Parsing | None = None
     search: PromptSearch | None = None
     prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
-        chat = chat_of(body, body.messages, served.tokenizer.template)
+        tools = tools_of(body) if body.names_tools else ()
+        chat = chat_of(body, body.messages, served.tokenizer.template, tools)
+        if body.names_tools or served.parsers.reasoning != NONE:
+            parsing = await parsing_of(body, chat, served.parsers, tenant)
         search = await _search(body, collection, chat, served, settings, tenant)
         if search is None:
             prompts = [_cut(await chat_prompt(chat, served, settings, tenant), body, tokens_max)]
@@ -150,6 +159,7 @@ async def take_in_body(
         search=search,
         n=n,
         chat=chat,
+        parsing=parsing,
         stream=bool(body.stream),
         include_usage=include_usage,
         counts_always=include_usage and _counts_always(body),
@@ -162,13 +172,13 @@ async def take_in_body(
     )
 
 
-def _include_usage(body: GenerationBody) -> bool:
+def _include_usage(body: GenerationBody, settings: GatewaySettings) -> bool:
+    """Return whether a stream ends with its usage; False for an answer that is not streamed."""
     options = body.stream_options
-    if options is None:
-        return False
-    if not body.stream:
+    if options is not None and not body.stream:
         raise InvalidRequest("stream_options: needs stream=true", "stream_options")
-    return bool(options.include_usage)
+    is_requested = options is not None and bool(options.include_usage)
+    return is_requested or (bool(body.stream) and settings.include_usage == "always")
 
 
 def _counts_always(body: GenerationBody) -> bool:

@@ -69,12 +69,16 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
     if any(stream.retrieved for stream in streams):
         notices = [stream.retrieved.get(0) for stream in streams[::per_prompt]]
         details["retrieved_tokens"] = put_in + sum(notice.tokens for notice in notices if notice)
-    return {
+    counts: Json = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": details,
     }
+    ends = [stream.end for stream in streams if stream.end is not None]
+    if reasoning_tokens := sum(end.reasoning_tokens for end in ends):
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counts
 
 
 def usage_so_far(prompt_tokens: int, completion_tokens: int) -> Json:

@@ -13,11 +13,12 @@ from typing import Any
 import orjson
 
 from schemas.errors import TriviumError
-from schemas.records import Endpoint, OutcomeKind, StreamEnd
+from schemas.records import AnswerDelta, Endpoint, OutcomeKind, StreamEnd
 from streams.calls.errors import error_body
 from streams.calls.stream import answers
 from streams.calls.stream.citations import annotations
 from streams.calls.stream.event_id import ClientPosition, StreamKey, positions_text
+from streams.calls.stream.parsed import ParsedAnswer, answer_of, chat_deltas
 from streams.calls.stream.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
@@ -55,12 +56,14 @@ class ChunkWriter:
         client_positions: Sequence[ClientPosition] = (),
         prompts: Sequence[Sequence[int]] = (),
         counts_always: bool = False,
+        names_reasoning_content: bool = False,
     ) -> None:
         """Set up a writer. `name` is the common prefix of all event ids, or empty for events
         without ids. `client_positions` are those of a client that resumes.
 
         `prompts`: the token ids of each choice's prompt, if the answer reports them.
         `counts_always`: every event has the usage so far, which needs `prompts`.
+        `names_reasoning_content`: reasoning is also in the field that older clients read.
         """
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
@@ -78,7 +81,8 @@ class ChunkWriter:
         self._head = b"data: " + orjson.dumps(same)[:-1]
         field = b'"delta":{"content":' if self._chat else b'"text":'
         heads = [self._head + b',"choices":[{"index":%d,' % stream.choice for stream in streams]
-        self._opens = [head + field for head in heads]
+        self._heads, self._opens = heads, [head + field for head in heads]
+        self._names_reasoning_content = names_reasoning_content
         self._prompts = prompts
         self._counts_always = counts_always and bool(prompts)
         brace = b"}" if self._chat else b""
@@ -95,7 +99,7 @@ class ChunkWriter:
         self._untold = {  # choices whose prompt's token ids were not written yet
             i for i, at in enumerate(self._written) if prompts and key.token_ids and not at.next_seq
         }
-        self.collected: list[str] | None = None  # if a list: collects the first choice's text
+        self.collected: ParsedAnswer | None = None  # if set: collects the first choice
 
     def opening(self) -> bytes:
         """Return nothing: an error before the first token has its own HTTP status."""
@@ -106,13 +110,13 @@ class ChunkWriter:
         if len(self._streams) > 1:
             return b"".join([self._drain_one(i) for i in range(len(self._streams))])
         stream = self._streams[0]
-        is_plain = not (stream.token_ids or stream.logprobs or self._counts_always)
+        is_plain = not (stream.token_ids or stream.logprobs or stream.deltas or self._counts_always)
         if stream.end is not None or not is_plain:
             return self._drain_one(0)
         if not stream.texts or not (text := stream.drain()):
             return b""
         if self.collected is not None:
-            self.collected.append(text)
+            self.collected.content += text
         event = self._opens[0] + orjson.dumps(text) + self._close
         if self._prefix:  # the position of a single choice is that of its stream
             position = (stream.next_seq, stream.next_char, stream.digest)
@@ -132,21 +136,30 @@ class ChunkWriter:
         if stream.is_catching_up:
             return b""
         text, token_ids, logprobs = stream.drain(), stream.token_ids, stream.logprobs
-        stream.token_ids, stream.logprobs = [], []
+        deltas = stream.deltas
+        stream.token_ids, stream.logprobs, stream.deltas = [], [], []
         if self._written[i].is_ended:
             return b""
         if self.collected is not None and not i:
-            self.collected.append(text)
+            self.collected.content += text
+            self.collected.add(deltas)
         event = b""
-        if text or logprobs or token_ids:
+        if text or logprobs or token_ids or deltas:
             event = self._role(i)
+            parsed_parts = self._parsed_parts(deltas)
+            for seq, delta in parsed_parts[:-1]:
+                self._written[i] = stream.position_after(seq)
+                event += self._id(self._written) + self._heads[i] + delta + self._close
+            content = self._opens[i] + orjson.dumps(text)
+            if parsed_parts:
+                content = self._heads[i] + parsed_parts[-1][1]
             self._written[i] = stream.position()
             form = answers.logprobs(self._key, logprobs, stream.next_char - len(text))
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
             of_choice, of_chunk = self._extra_fields(i)
-            parts = (self._opens[i], orjson.dumps(text), middle, _inner(of_choice))
+            parts = (content, middle, _inner(of_choice))
             event += self._id(self._written) + b"".join(parts) + self._end(of_chunk)
         # Any other end has no finish reason: only an error event follows.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
@@ -155,6 +168,12 @@ class ChunkWriter:
             of_choice, of_chunk = self._extra_fields(i)
             event += self._finish(stream, stream.end, of_choice, of_chunk)
         return event
+
+    def _parsed_parts(self, deltas: Sequence[AnswerDelta]) -> list[tuple[int, bytes]]:
+        """Return the deltas of a parsed answer as JSON without the last brace, in the fewest events
+        that keep their order, each with the number of tokens after which it is due."""
+        parts = chat_deltas(deltas, names_reasoning_content=self._names_reasoning_content)
+        return [(seq, b'"delta":' + orjson.dumps(delta)[:-1]) for seq, delta in parts]
 
     def _extra_fields(self, i: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return extra fields of a choice's next event, for the choice and for the chunk: the
@@ -226,7 +245,11 @@ def _inner(fields: dict[str, Any]) -> bytes:
 
 
 def whole_answer(
-    key: StreamKey, streams: Sequence[Stream], prompts: Sequence[Sequence[int]] = ()
+    key: StreamKey,
+    streams: Sequence[Stream],
+    prompts: Sequence[Sequence[int]] = (),
+    *,
+    names_reasoning_content: bool = False,
 ) -> bytes:
     """Return the body of an answer that is not streamed; all streams must have ended. `prompts` are
     the token ids of each choice's prompt, if the answer reports them."""
@@ -235,14 +258,15 @@ def whole_answer(
     for stream in streams:
         end = stream.end
         assert end is not None
-        text = "".join(stream.texts)
+        answer = answer_of(stream)
         content: dict[str, Any]
         if chat:
-            content = {"message": {"role": "assistant", "content": text}}
-            if cited := annotations(stream.retrieved, len(text)):
-                content["message"]["annotations"] = cited
+            message = answer.message(names_reasoning_content=names_reasoning_content)
+            content = {"message": message}
+            if cited := annotations(stream.retrieved, len(answer.content)):
+                message["annotations"] = cited
         else:
-            content = {"text": text}
+            content = {"text": answer.content}
         if key.token_ids:
             content["token_ids"] = stream.token_ids
         if not chat:

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from schemas.errors import AttemptsDiffer, DeadlineExceeded, EngineFailed, TriviumError
-from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
+from schemas.records import (
+    AnswerDelta,
+    OutcomeKind,
+    StreamEnd,
+    StreamStart,
+    TokenFrame,
+    TokenLogprob,
+)
 from streams.calls.metrics import Metrics
 from streams.calls.stream.event_id import ClientPosition, StreamKey
 from streams.calls.stream.stream import Stream
@@ -245,6 +252,7 @@ class Hub:
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Apply a frame: starts, notices of retrieval, rows, then ends and void marks."""
         logprobs = _by_stream(frame) if frame.logprobs else None
+        deltas = _deltas_of(frame) if frame.deltas else None
         streams = self._streams
         if frame.starts:
             self._note_starts(frame.starts)
@@ -278,6 +286,7 @@ class Hub:
                 token_ids[at : at + count],
                 logprobs.get((request_id, attempt, first_seq), ()) if logprobs else (),
                 frame.worker_id,
+                deltas.get((request_id, attempt, first_seq), ()) if deltas else (),
             )
             at += count
             if new:
@@ -385,4 +394,10 @@ def _by_stream(frame: TokenFrame) -> dict[tuple[str, int, int], tuple[TokenLogpr
     return {
         (entry.request_id, entry.attempt, entry.first_seq): tuple(entry.tokens)
         for entry in frame.logprobs
+    }
+
+
+def _deltas_of(frame: TokenFrame) -> dict[tuple[str, int, int], Sequence[AnswerDelta]]:
+    return {
+        (entry.request_id, entry.attempt, entry.first_seq): entry.deltas for entry in frame.deltas
     }

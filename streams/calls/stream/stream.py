@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
+from schemas.records import AnswerDelta, OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
 from schemas.rules.sizes import PROBES_MAX
 from schemas.rules.tokens import pack_tokens
 from streams.calls.stream.event_id import ClientPosition
@@ -36,6 +36,7 @@ class StreamRow(NamedTuple):
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
     writer: str = ""  # a worker's id
+    deltas: Sequence[AnswerDelta] = ()  # of a parsed answer, whose rows have no text
 
 
 class DeliveredAnswer:
@@ -101,6 +102,14 @@ class DeliveredAnswer:
         return None if text.startswith(old_text) else first_seq
 
 
+class FormerAnswer(NamedTuple):
+    """An answer that was discarded, with what it had besides tokens and text."""
+
+    delivered: DeliveredAnswer
+    logprobs: list[TokenLogprob]
+    deltas: list[AnswerDelta]
+
+
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
@@ -128,6 +137,7 @@ class Stream:
         "restart_count",
         "attempt",
         "choice",
+        "deltas",
         "differs_at",
         "end",
         "logprobs",
@@ -159,7 +169,8 @@ class Stream:
         self.attempt = 0
         self.next_seq = 0
         self.next_char = 0
-        self.texts: list[str] = []  # new since the last drain; so are the next two
+        self.texts: list[str] = []  # new since the last drain; so are the next three
+        self.deltas: list[AnswerDelta] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.end: StreamEnd | None = None  # set when the stream has ended and is complete
@@ -171,7 +182,7 @@ class Stream:
         self.restart_count = 0  # how often tokens were discarded, if it restarts
         self._delivered = DeliveredAnswer()
         # The longest answer that was discarded, if the stream restarts.
-        self._former: tuple[DeliveredAnswer, list[TokenLogprob]] | None = None
+        self._former: FormerAnswer | None = None
         self._tolerates_difference = tolerates_difference
         self.restarts = restarts  # also set when no client reads the call any more
         self._keeps_ids = keeps_ids  # whether the writer takes `token_ids`
@@ -210,13 +221,16 @@ class Stream:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprob] = (),
         writer: str = "",
+        deltas: Sequence[AnswerDelta] = (),
     ) -> int:
         """Take a row of `count` tokens; return how many tokens are new, with those of rows that
         waited for it."""
         if self.state is not _OPEN or attempt != self.attempt:  # rarely
             if self.state is _VOID and attempt <= self._void_attempt:
                 if len(self._late_rows) < EARLY_ROWS_MAX:
-                    row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
+                    row = StreamRow(
+                        first_seq, first_char, count, text, token_ids, logprobs, writer, deltas
+                    )
                     self._late_rows.append((attempt, row))
                 return 0
             if self.state not in _LIVE or attempt < self.attempt:
@@ -234,8 +248,10 @@ class Stream:
                 self.token_ids += token_ids
             if logprobs:
                 self.logprobs += logprobs
+            if deltas:
+                self.deltas += deltas
         else:
-            row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer)
+            row = StreamRow(first_seq, first_char, count, text, token_ids, logprobs, writer, deltas)
             if first_seq > self.next_seq or first_char > self.next_char:
                 if len(self._early_rows) < EARLY_ROWS_MAX:
                     self._early_rows.append(row)
@@ -277,8 +293,8 @@ class Stream:
         self._late_rows += [(self.attempt, row) for row in self._early_rows]
         self._early_rows.clear()
         former, self._former = self._former, None
-        if former is not None and self._delivered.is_prefix_of(former[0]):
-            self._put_back(*former)
+        if former is not None and self._delivered.is_prefix_of(former.delivered):
+            self._put_back(former)
         return asks
 
     @property
@@ -319,8 +335,8 @@ class Stream:
         self._late_rows.clear()
         self._pending_end = None
         if self.restarts and not first_seq:
-            if self._former is None or len(self._former[0].ids) < self.next_seq:
-                self._former = self._delivered, self.logprobs
+            if self._former is None or len(self._former.delivered.ids) < self.next_seq:
+                self._former = FormerAnswer(self._delivered, self.logprobs, self.deltas)
             self._start_over()
         self._attempt_began_at = self.next_seq
 
@@ -329,16 +345,18 @@ class Stream:
         self.next_seq, self.next_char, self.restart_count = seq, char, self.restart_count + 1
         self.texts = ["".join(self.texts)[:char]]
         self.token_ids, self.logprobs = self.token_ids[:seq], self.logprobs[:seq]
+        self.deltas = [delta for delta in self.deltas if delta.seq <= seq]
         self.differs_at = None
         self._delivered = self._delivered.prefix(seq, char)
 
-    def _put_back(self, former: DeliveredAnswer, logprobs: list[TokenLogprob]) -> None:
+    def _put_back(self, former: FormerAnswer) -> None:
         """Restore the answer of an earlier attempt: the attempt that restarted has a shorter part
         of the same tokens. Readers that do not restart have the longer one, and all readers must
         report the same."""
-        self._delivered, self.texts, self.logprobs = former, former.texts[:], logprobs
-        self.token_ids = list(former.ids) if self._keeps_ids else []
-        self.next_seq, self.next_char = len(former.ids), len("".join(former.texts))
+        self._delivered, self.logprobs, self.deltas = former
+        self.texts = self._delivered.texts[:]
+        self.token_ids = list(self._delivered.ids) if self._keeps_ids else []
+        self.next_seq, self.next_char = len(self._delivered.ids), len("".join(self.texts))
 
     def is_by_prefill(self, writer: str) -> bool:
         """Return whether this worker only generates the first token of the current attempt."""
@@ -365,6 +383,7 @@ class Stream:
             if self._keeps_ids:
                 self.token_ids += row.token_ids[skip:]
             self.logprobs += row.logprobs[skip:]
+            self.deltas += [delta for delta in row.deltas if delta.seq > self.next_seq]
             self.next_seq = row.first_seq + row.tokens
         if skip_chars < chars:
             self.texts.append(row.text[skip_chars:])
@@ -392,6 +411,7 @@ class Stream:
         self.texts = [] if self.broken else [whole[client.next_char :]]
         self.token_ids = self.token_ids[client.next_seq :]
         self.logprobs = self.logprobs[client.next_seq :]
+        self.deltas = [delta for delta in self.deltas if delta.seq > client.next_seq]
 
     def _append_early_rows(self) -> None:
         while not self.broken:
@@ -425,16 +445,17 @@ class Stream:
             elif behind or 0 < end.seq < self._attempt_began_at:  # a lower attempt delivered more
                 if behind:
                     self._client_position = None
-                    self.texts, self.token_ids, self.logprobs = [], [], []
+                    self.texts, self.token_ids, self.logprobs, self.deltas = [], [], [], []
                 self._note_difference(end.seq)
                 if self.broken:
                     return
         self._step(StreamEvent.WHOLE)
         self.end = end
+        self.deltas += end.deltas
         self._early_rows.clear()
 
     def drain(self) -> str:
-        """Return the new text. Callers take `token_ids` and `logprobs` themselves before."""
+        """Return the new text. Callers take `token_ids`, `logprobs` and `deltas` before."""
         texts = self.texts
         if self.is_catching_up:
             return ""
@@ -446,6 +467,10 @@ class Stream:
     def position(self, *, is_ended: bool = False) -> ClientPosition:
         """Return the position of a client that has read everything; call it right after a drain."""
         return ClientPosition(self.next_seq, self.next_char, is_ended, self.digest)
+
+    def position_after(self, seq: int) -> ClientPosition:
+        """Return the position of a client that has read the first tokens of a parsed answer."""
+        return ClientPosition(seq, 0, is_ended=False, digest=self._delivered.digest_of(seq, 0))
 
     @property
     def digest(self) -> int:

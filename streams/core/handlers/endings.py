@@ -255,6 +255,7 @@ def usage_of(live: LiveRequest, outcome: Outcome) -> Usage:
         cached_tokens=outcome.cached_tokens,
         retrieved_tokens=live.passages.tokens + outcome.retrieved_tokens,
         completion_tokens=outcome.completion_tokens,
+        reasoning_tokens=outcome.reasoning_tokens,
         worker_ms=sum(live.worker_time.worked_ms.values()) + outcome.worker_ms,
         arrived_ms=request.arrived_ms,
         ended_ms=outcome.ended_ms,

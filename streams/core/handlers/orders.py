@@ -258,6 +258,7 @@ def work(
         prior_tokens=live.prior.tokens,
         prior_chars=live.prior.chars,
         cache_scope=request.cache_scope,
+        parsing=request.parsing,
     )
     return Dispatch(worker.topic, worker.partition, record)
 
@@ -382,4 +383,5 @@ def as_read(outcome: Outcome, end: StreamEnd) -> Outcome:
         stalled_ms=end.stalled_ms,
         first_token_ms=end.first_token_ms or outcome.first_token_ms,  # 0: older worker
         worker_ms=end.worker_ms,
+        reasoning_tokens=end.reasoning_tokens,
     )

@@ -12,6 +12,7 @@ from streams.calls.request.intake import take_in
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.chunks import ChunkWriter, whole_answer
 from streams.calls.stream.hub import Call
+from streams.calls.stream.parsed import ParsedAnswer, answer_of
 from streams.gateway.endpoints import answer_cache
 from streams.gateway.endpoints.answer_cache import CacheLookup
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
@@ -107,12 +108,13 @@ async def _write_stream(
         name=gateway.event_ids.name(call.key) if inquiry.options.event_ids else b"",
         prompts=intake.reported_prompts,
         counts_always=intake.counts_always,
+        names_reasoning_content=gateway.settings.reasoning_content,
     )
     if (inquiry.conversation.digest or lookup) and call.key.choices == 1:
-        writer.collected = []
+        writer.collected = ParsedAnswer()
     outcome = await write_stream(exchange, call, writer)
     if outcome == COMPLETED and writer.collected is not None:
-        _remember(gateway, inquiry, lookup, call, "".join(writer.collected))
+        _remember(gateway, inquiry, lookup, call, writer.collected)
     return outcome
 
 
@@ -124,18 +126,25 @@ async def _write_whole(
     call: Call,
 ) -> str:
     prompts = inquiry.intake.reported_prompts
+    has_both = gateway.settings.reasoning_content
     outcome = await write_whole(
-        exchange, call, lambda: whole_answer(call.key, call.streams, prompts)
+        exchange,
+        call,
+        lambda: whole_answer(call.key, call.streams, prompts, names_reasoning_content=has_both),
     )
     if outcome == COMPLETED and call.key.choices == 1:
-        _remember(gateway, inquiry, lookup, call, call.streams[0].drain())
+        _remember(gateway, inquiry, lookup, call, answer_of(call.streams[0]))
     return outcome
 
 
 def _remember(
-    gateway: Gateway, inquiry: Inquiry, lookup: CacheLookup | None, call: Call, text: str
+    gateway: Gateway,
+    inquiry: Inquiry,
+    lookup: CacheLookup | None,
+    call: Call,
+    answer: ParsedAnswer,
 ) -> None:
     """Remember an answer for the conversation's next turn, and store it in the response cache."""
-    gateway.remember(inquiry.conversation, text)
+    gateway.remember(inquiry.conversation, answer.content, answer.call_texts)
     if lookup is not None:
-        lookup.store(gateway, call.streams[0], text)
+        lookup.store(gateway, call.streams[0], answer.content)

@@ -10,12 +10,14 @@ import orjson
 
 from streams.anthropic.body import CountTokensBody, MessagesBody, refuse_fields
 from streams.anthropic.chat import chat_body
+from streams.anthropic.content import AnswerContent
 from streams.anthropic.events import MessageEvents
 from streams.anthropic.message import whole_message
 from streams.calls.request.body import parse
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import CallIntake, chat_prompt, take_in_body
 from streams.calls.request.search import collection_of
+from streams.calls.request.tools import tools_of
 from streams.calls.requests import Inquiry, accept, options_of
 from streams.calls.stream.hub import Call
 from streams.gateway.endpoints.generate import answer
@@ -55,7 +57,8 @@ async def count_tokens(gateway: Gateway, exchange: HttpExchange) -> str:
     if body.model != served.name:
         collection_of(body.model, served.name)
     chat_fields = chat_body(body)
-    chat = chat_of(chat_fields, chat_fields.messages, served.tokenizer.template)
+    tools, template = tools_of(chat_fields), served.tokenizer.template
+    chat = chat_of(chat_fields, chat_fields.messages, template, tools)
     tokens = await chat_prompt(chat, served, gateway.settings, exchange.tenant)
     await exchange.send_whole(orjson.dumps({"input_tokens": len(tokens)}), exchange.reply_headers)
     return COMPLETED
@@ -101,12 +104,12 @@ def _limited(intake: CallIntake, tokens_max: int) -> CallIntake:
 
 
 async def _write(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, call: Call) -> str:
-    tokens_max, text = gateway.served.max_model_len, ""
+    tokens_max, content = gateway.served.max_model_len, AnswerContent(call.key.parent_id)
     if call.waits_for_end:
 
         def body() -> bytes:
-            nonlocal text
-            whole, text = whole_message(call, tokens_max)
+            nonlocal content
+            whole, content = whole_message(call, tokens_max)
             return whole
 
         outcome = await write_whole(exchange, call, body)
@@ -118,7 +121,7 @@ async def _write(gateway: Gateway, exchange: HttpExchange, inquiry: Inquiry, cal
             prompt_tokens=len(inquiry.intake.prompts[0]),
         )
         outcome = await write_stream(exchange, call, writer)
-        text = writer.text
+        content = writer.content
     if outcome == COMPLETED:
-        gateway.remember(inquiry.conversation, text)
+        gateway.remember(inquiry.conversation, content.text, content.call_texts)
     return outcome

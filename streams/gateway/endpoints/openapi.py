@@ -58,6 +58,7 @@ _EVENTS = "/v1/requests/{request_id}/events"
 _RESPONSE = "/v1/responses/{response_id}"
 _JSON, _STREAM = "application/json", "text/event-stream"
 _TEXT: dict[str, Any] = {"type": "string"}
+_MAYBE_TEXT: dict[str, Any] = {"anyOf": [_TEXT, {"type": "null"}]}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 
 
@@ -81,11 +82,11 @@ def _list(items: dict[str, Any]) -> dict[str, Any]:
 
 
 _MODEL = _object(
-    id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT
-)
-_ERROR = _object(
-    error=_object(message=_TEXT, type=_TEXT, param={"anyOf": [_TEXT, {"type": "null"}]}, code=_TEXT)
-)
+    id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, root=_TEXT,
+    parent=_MAYBE_TEXT, max_model_len=_COUNT,
+    permission=_list(_object(id=_TEXT, object={"const": "model_permission"}, created=_COUNT)),
+)  # fmt: skip
+_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code=_TEXT))
 _ANTHROPIC = "/v1/messages"  # the beginning of its paths
 _MESSAGE_ERROR = _object(
     type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
@@ -165,8 +166,11 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/load", "get", "200"): ((_JSON,), _object(server_load=_COUNT)),
     ("/metrics", "get", "200"): (("text/plain",), {}),
 }
-_READY = (("/health/ready", "get"), ("/health", "get"), ("/ping", "get"), ("/ping", "post"))
-_ANSWERS |= {(*at, status): ((_JSON,), _HEALTH) for at in _READY for status in ("200", "503")}
+_VLLM_READY = (("/health", "get"), ("/ping", "get"), ("/ping", "post"))
+_READY = (("/health/ready", "get"), *_VLLM_READY)
+_ANSWERS |= {(*at, "503"): ((_JSON,), _HEALTH) for at in _READY}
+_ANSWERS |= {(*at, "200"): ((), {}) for at in _VLLM_READY}
+_ANSWERS["/health/ready", "get", "200"] = ((_JSON,), _HEALTH)
 _ANSWERS |= {(*place, "200"): ((_JSON,), shape) for place, shape in SHAPES.items()}
 _ANSWERS[(*CONTENT, "200")] = (("application/octet-stream",), {})
 _DESCRIPTIONS = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}

@@ -57,7 +57,13 @@ async def resume(
         return await _resume_message(gateway, exchange, key, positions[0].next_seq)
     call = resumed_call(gateway, exchange, key, positions)
     name = gateway.event_ids.name(key)
-    writer = ChunkWriter(key, call.streams, name=name, client_positions=positions)
+    writer = ChunkWriter(
+        key,
+        call.streams,
+        name=name,
+        client_positions=positions,
+        names_reasoning_content=gateway.settings.reasoning_content,
+    )
     return await read_on(gateway, exchange, call, writer)
 
 

@@ -3,6 +3,7 @@
 vLLM's routes that do not generate are among them, under vLLM's names.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from streams.calls.request.body import DetokenizeBody, TokenizeBody, refuse_extr
 from streams.calls.request.chat import chat_of
 from streams.calls.request.intake import ServedModel, chat_prompt, check_length
 from streams.calls.request.search import ALIAS, collection_of
+from streams.calls.request.tools import tools_of
 from streams.gateway.endpoints.answer_cache import evict
 from streams.gateway.endpoints.batches import call_batch_routes
 from streams.gateway.endpoints.files import file_routes
@@ -113,14 +115,18 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
         return {"status": "ok"}
 
     @router.get("/health/ready", tags=["Operations"])
+    async def ready() -> Response:
+        """Answer 200 if calls can be answered; else 503 with the reasons."""
+        return _readiness(gateway.calls.problems())
+
     @router.get("/health", tags=["Operations"])
     @router.get("/ping", tags=["Operations"])
     @router.post("/ping", tags=["Operations"])
-    async def ready() -> Response:
-        """Answer 200 if calls can be answered; else 503 with the reasons."""
+    async def health() -> Response:
+        """Answer 200 without a body, as vLLM does, if calls can be answered; else as
+        /health/ready."""
         problems = gateway.calls.problems()
-        body = {"status": "not ready" if problems else "ok", "reasons": problems}
-        return JSONResponse(body, 503 if problems else 200, _health_headers(gateway, problems))
+        return _readiness(problems) if problems else Response(headers=_request_id())
 
     @router.get("/version", tags=["Operations"])
     async def version(request: Request) -> dict[str, str]:
@@ -138,11 +144,16 @@ def _add_operations(gateway: Gateway, router: APIRouter) -> None:
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
-def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
-    headers = {"x-request-id": new_request_id(wall_ms())}
+def _readiness(problems: Sequence[str]) -> Response:
+    headers = _request_id()
     if problems:
         headers["retry-after"] = str(RETRY_AFTER_S)
-    return headers
+    body = {"status": "not ready" if problems else "ok", "reasons": problems}
+    return JSONResponse(body, 503 if problems else 200, headers)
+
+
+def _request_id() -> dict[str, str]:
+    return {"x-request-id": new_request_id(wall_ms())}
 
 
 def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
@@ -159,7 +170,7 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
             models[name] = _model(gateway, name, root=served)
     for capability in _embedders(gateway):
         name = public_name(capability.embedder)
-        models.setdefault(name, _model(gateway, name, max_model_len=capability.tokens_max))
+        models.setdefault(name, _embedding_model(gateway, name, capability))
     return models
 
 
@@ -167,7 +178,7 @@ def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
     """Return a model that is valid but not listed; raises UnknownModel."""
     for capability in _embedders(gateway):
         if name == capability.embedder:
-            return _model(gateway, name, max_model_len=capability.tokens_max)
+            return _embedding_model(gateway, name, capability)
     collection_of(name, gateway.served.name)
     return _model(gateway, name, root=gateway.served.name)
 
@@ -187,16 +198,47 @@ def _collections(gateway: Gateway) -> list[str]:
     return sorted({collection.name for load in loads if load for collection in load.collections})
 
 
-def _model(gateway: Gateway, name: str, **fields: Any) -> dict[str, Any]:
+def _embedding_model(gateway: Gateway, name: str, capability: EmbedCapability) -> dict[str, Any]:
+    return _model(gateway, name, max_model_len=capability.tokens_max, generates=False)
+
+
+def _model(
+    gateway: Gateway,
+    name: str,
+    *,
+    root: str | None = None,
+    max_model_len: int | None = None,
+    generates: bool = True,
+) -> dict[str, Any]:
+    created_s = gateway.served.created_s
     return {
         "id": name,
         "object": "model",
-        "created": gateway.served.created_s,
+        "created": created_s,
         "owned_by": "trivium",
-        "root": name,
+        "root": root or name,
         "parent": None,
-        "max_model_len": gateway.served.max_model_len,
-        **fields,
+        "max_model_len": max_model_len or gateway.served.max_model_len,
+        "permission": [_permission(name, created_s, generates=generates)],
+    }
+
+
+def _permission(name: str, created_s: int, *, generates: bool) -> dict[str, Any]:
+    """Return what a caller may do with a model, in the form that OpenAI had and vLLM has. Its id
+    depends on the model's name only."""
+    return {
+        "id": f"modelperm-{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}",
+        "object": "model_permission",
+        "created": created_s,
+        "allow_create_engine": False,
+        "allow_sampling": generates,
+        "allow_logprobs": generates,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }
 
 
@@ -224,7 +266,7 @@ async def _tokenize(
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        chat = chat_of(body, body.messages, served.tokenizer.template)
+        chat = chat_of(body, body.messages, served.tokenizer.template, tools_of(body))
         tokens = await chat_prompt(chat, served, settings, tenant)
     else:
         special = body.add_special_tokens is not False

@@ -98,6 +98,8 @@ def _hindrance(intake: CallIntake) -> str | None:
         return "needs n=1; several answers are not kept"
     if sampling.logprobs is not None or intake.token_ids:
         return "keeps neither log-probabilities nor token ids; leave them out"
+    if intake.parsing is not None:
+        return "keeps answers in text; this one may have tool calls or reasoning"
     return None
 
 

@@ -22,6 +22,7 @@ def test_gateway_settings_reject_priority_above_cap() -> None:
         ({"context_template": "{question}"}, "expected {passages} and then {question} in it"),
         ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
         ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
+        ({"include_usage": "never"}, "gateway.include_usage: expected one of asked, always"),
         ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
         ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
         (

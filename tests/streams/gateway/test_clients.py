@@ -44,6 +44,10 @@ async def test_openai_async_client_chats_streams_and_lists_models() -> None:
             assert chunks[-1].usage is not None
             assert chunks[-1].usage.completion_tokens == 2
             assert [model.id async for model in client.models.list()] == [MODEL]
+            model = await client.models.retrieve(MODEL)
+            assert model.model_extra is not None
+            assert (model.id, model.model_extra["root"]) == (MODEL, MODEL)
+            assert model.model_extra["permission"][0]["allow_sampling"] is True
             old = await client.completions.create(model=MODEL, prompt="hello", logprobs=None)
             assert old.choices[0].text == "Hello"
 

@@ -11,7 +11,7 @@ from workers.llm.sim.arena import MASK, Digest, mix
 from workers.llm.sim.batch import BatchRow
 from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
-from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.settings import SCRIPT_MARKS, SimSettings
 from workers.llm.sim.vocabulary import Script, Vocabulary, Writer
 
 
@@ -69,7 +69,7 @@ def make_run(
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
-    script = _script(job, digest, vocabulary)
+    script = _script(job, digest, settings, vocabulary)
     if script:
         own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
@@ -85,14 +85,23 @@ def make_run(
         request_id=job.request_id,
         job=job,
         digest=digest,
-        writer=Writer(sampling, vocabulary, script) if Writer.is_needed(sampling) else None,
+        writer=Writer(sampling, vocabulary, script)
+        if script or Writer.is_needed(sampling)
+        else None,
         ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 
 
-def _script(job: Job, digest: Digest, vocabulary: Vocabulary) -> Script:
-    """Return the tokens of an answer with a constrained form; they depend on prompt and seed."""
+def _script(job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary) -> Script:
+    """Return the tokens of an answer that is not drawn token by token; they depend on prompt and
+    seed. The answer has a constrained form, or the prompt has its text (`sim.scripted`)."""
     sampling = job.sampling
+    if settings.scripted:
+        prompt = job.prompt_tokens[: len(job.prompt_tokens) - job.prior_tokens]
+        text = vocabulary.tokenizer.decode(list(prompt), skip_special_tokens=False)
+        _, opening, rest = text.rpartition(SCRIPT_MARKS[0])
+        if opening:
+            return vocabulary.script(rest.partition(SCRIPT_MARKS[1])[0])
     if sampling.structured is None:
         return ()
     # Imports a validator of schemas, which no other answer needs.

@@ -12,6 +12,7 @@ from schemas.records import Orchestration
 from schemas.sections import Positive, one_of, section
 
 TRANSFERS = ("nixl", "memory", "none")
+SCRIPT_MARKS = ("\u27e6", "\u27e7")  # around the text of the answer in a prompt
 KV_HEADS = 4  # of every block; a power of two of at least 4, so that ranks can share them
 
 
@@ -40,6 +41,8 @@ class SimSettings:
     transfer_tries_max: Positive = 4  # tries of one move or notice
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
     end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never sampled
+    # for tests of clients: the answer is the last text between ⟦ and ⟧ in the prompt
+    scripted: bool = False
 
     def __post_init__(self) -> None:
         if KV_HEADS % self.tensor_parallel:

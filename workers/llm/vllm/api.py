@@ -69,6 +69,8 @@ def _structured(constraint: Structured | None) -> StructuredOutputsParams | None
             return StructuredOutputsParams(regex=value)
         case StructuredKind.GRAMMAR:
             return StructuredOutputsParams(grammar=value)
+        case StructuredKind.STRUCTURAL_TAG:
+            return StructuredOutputsParams(structural_tag=value)
         case StructuredKind.CHOICE:
             choices = json.loads(value)
             if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):

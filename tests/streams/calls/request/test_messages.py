@@ -10,6 +10,7 @@ import pytest
 from streams.calls.request.body import ChatBody
 from streams.calls.request.chat import chat_of
 from streams.calls.request.tokenizer import Tokenizer
+from streams.calls.request.tools import tools_of
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat
 from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
@@ -54,7 +55,8 @@ def chat_from(
     messages: list[dict[str, Any]], model_tokenizer: Tokenizer | None = None, **fields: Any
 ) -> Any:
     body = ChatBody.model_validate({"messages": messages, **fields})
-    return chat_of(body, body.messages, (model_tokenizer or tokenizer()).template)
+    template = (model_tokenizer or tokenizer()).template
+    return chat_of(body, body.messages, template, tools_of(body))
 
 
 @pytest.fixture
@@ -119,11 +121,11 @@ async def test_session_depends_on_tool_calls() -> None:
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        ({"tools": [TOOL]}, "tools: calls of tools are not generated yet", "tools"),
+        ({"tools": [TOOL]}, "tools: this deployment knows no parser", "tools"),
         ({"tools": [TOOL], "tool_choice": "required"}, "send tool_choice 'none'", "tools"),
-        ({"tool_choice": {"type": "function"}}, "tools: calls of tools", "tools"),
-        ({"functions": [{"name": "f"}]}, "send function_call 'none'", "functions"),
-        ({"tools": [{"type": "x"}], "tool_choice": "none"}, "expected a function", "tools.0"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice: expected", "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "function_call 'none'", "functions"),
+        ({"tools": [{"type": "x"}], "tool_choice": "none"}, "expected function", "tools.0.type"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
             "messages.0.tool_calls.0: expected a function with a name, found None",

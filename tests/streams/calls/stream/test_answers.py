@@ -15,8 +15,6 @@ from schemas.records import (
 from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion, events_of, frame, stream_end
-from tests.streams.gateway.streamed_call import streamed_call
-from tests.waits import until
 
 
 async def test_whole_chat_answer_has_openai_shape() -> None:
@@ -175,34 +173,6 @@ async def test_answer_hides_token_ids_of_prompt_with_passages() -> None:
     body = chat("hello", return_token_ids=True, retrieval={"collection": "c"})
     _, answer = await call(gateway, body)
     assert answer["prompt_token_ids"] is None and answer["choices"][0]["token_ids"] == [100]
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_continuous_usage_stats_count_every_event(path: str) -> None:
-    """Benchmarks ask for vLLM's `continuous_usage_stats`; it needs `include_usage`."""
-    for include in (True, False):
-        gateway = InProcessGateway()
-        body = chat("hello") if "chat" in path else completion([5, 6])
-        options = {"include_usage": include, "continuous_usage_stats": True}
-        stream_body = {**body, "stream": True, "stream_options": options}
-        async with streamed_call(gateway, stream_body, path) as streaming:
-            await gateway.log.wait_sent(1)
-            name = gateway.log.requests[0].request_id
-            for seq, text in enumerate("ab"):
-                written = len(streaming.writes)
-                await gateway.log.push(frame(name, [text], first_seq=seq, first_char=seq))
-                await until(lambda n=written: len(streaming.writes) > n)
-            await gateway.log.push(frame(name, [], end=stream_end(name, ["a", "b"])))
-            await until(lambda: streaming.over)
-        usages = [event.get("usage") for event in events_of(streaming.text)[:-1]]
-        is_chat = "chat" in path  # whose first event names the role alone
-        if not include:
-            assert usages == [None] * (3 + is_chat)
-            continue
-        so_far = [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in usages[:-1]]
-        counts = [0] * is_chat + [1, 2, 2]
-        assert so_far == [(5 if is_chat else 2, count) for count in counts]
-        assert usages[-1]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize(

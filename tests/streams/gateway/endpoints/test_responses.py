@@ -263,10 +263,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": 3}, "input: expected"),
     ({"model": "no"}, "model: expected"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type: expected file_search"),
-    ({"tools": [{"type": "function", "name": "f"}]}, "tools: calls of tools are not generated"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools: this deployment knows no parser"),
     (
         {"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"},
-        "tools: calls of tools are not generated",
+        "tools: this deployment knows no parser",
     ),
     ({"tools": [{"type": "file_search"}]}, "tools.0.vector_store_ids: required"),
     ({"tools": [{"type": "file_search", "vector_store_ids": ["a", "b"]}]}, "one collection"),

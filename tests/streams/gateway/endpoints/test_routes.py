@@ -55,13 +55,16 @@ async def test_gateway_serves_probe_and_monitor_paths_of_vllm() -> None:
     gateway = InProcessGateway()
     async with gateway.client() as client:
         for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-            ready = await client.request(method, path)
-            assert (ready.status_code, ready.json()["status"]) == (200, "ok")
+            healthy = await client.request(method, path)
+            assert (healthy.status_code, healthy.content) == (200, b"")
+            assert healthy.headers["x-request-id"].startswith("r")
             assert (await client.head(path)).status_code == 200
             gateway.log.reasons = ["no workers"]
             waiting = await client.request(method, path)
             assert (waiting.status_code, waiting.json()["reasons"]) == (503, ["no workers"])
+            assert waiting.headers["retry-after"] == "1"
             gateway.log.reasons = []
+        assert (await client.get("/health/ready")).json() == {"status": "ok", "reasons": []}
         version = (await client.get("/version")).json()["version"]
         assert version == (await client.get("/openapi.json")).json()["info"]["version"]
         async with streamed_call(gateway, chat(n=2)):
@@ -139,6 +142,13 @@ async def test_models_endpoint_lists_every_usable_model() -> None:
             of_collections = [] if keys else [f"{MODEL}@handbook"]
             assert [model["id"] for model in models] == [MODEL, *of_collections, "mini"]
             assert models[-1]["max_model_len"] == 256
+            assert [model["root"] for model in models] == [MODEL] * len(models[:-1]) + ["mini"]
+            assert {model["parent"] for model in models} == {None}
+            permissions = [permission for model in models for permission in model["permission"]]
+            assert [permission["allow_sampling"] for permission in permissions] == [
+                model["id"] != "mini" for model in models
+            ]
+            assert len({permission["id"] for permission in permissions}) == len(models)
             for model in models:
                 assert (await client.get(f"/v1/models/{model['id']}")).json() == model
             for name in (f"{MODEL}@other", "mini@1"):

@@ -59,7 +59,7 @@ class Answer:
 
 CHAT, BAD = Answer(), Answer(status=400, text='"code":"invalid_request"')
 OLD = Answer(lacks="transfer-encoding", headers={"connection": "close"})
-OK = Answer(text='"status":"ok"', method="GET")
+OK = Answer(text="", headers={"content-length": "0"}, method="GET")
 
 SENT: dict[str, tuple[bytes, Sequence[Answer]]] = {
     # Offers of another protocol, which may be ignored (RFC 9110, 7.8)
@@ -154,7 +154,7 @@ SENT: dict[str, tuple[bytes, Sequence[Answer]]] = {
         + b"\r\n" + b"HEAD /v1/chat/completions HTTP/1.1\r\n" + CURL + b"\r\n",
         [
             Answer(text="", method="HEAD", lacks="transfer-encoding"),
-            Answer(text="", method="HEAD", headers={"content-length": "28"}),
+            Answer(text="", method="HEAD", headers={"content-length": "0"}),
             Answer(text="", method="HEAD", status=405, headers={"allow": "POST"}),
         ],
     ),

@@ -1,0 +1,152 @@
+"""The tools of a chat: which the model sees, which it may call, and how its answer is parsed.
+
+Workers parse answers (`workers/llm/parsing`). The form of a call is checked here: names, schemas,
+and that the model has a parser.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from schemas.errors import InvalidRequest
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
+from schemas.records import Parsing
+from streams.calls.errors import shorten
+from streams.calls.request.body import TemplateFields
+from streams.calls.request.chat import Chat
+from streams.calls.request.check_process import CHECK_MS, CHECK_PROCESS
+
+TOOLS_MAX: Final = 128  # OpenAI's limit
+TOOLS_CHARS_MAX: Final = 262_144  # of all tools together, as JSON
+_NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
+Json = dict[str, Any]
+
+
+def tools_of(body: TemplateFields) -> Sequence[Json]:
+    """Return the tools of a body, which may be in OpenAI's older field; raises InvalidRequest."""
+    tools, name = body.tools, "tools"
+    if not tools and body.functions:
+        tools = [{"type": "function", "function": function} for function in body.functions]
+        name = "functions"
+        if body.function_call != "none":
+            raise InvalidRequest(
+                "functions: only `tools` are called; send these functions as `tools`, or "
+                "function_call 'none'",
+                name,
+            )
+    if len(tools or ()) > TOOLS_MAX:
+        raise InvalidRequest(f"tools: expected at most {TOOLS_MAX}, found {len(tools or ())}", name)
+    for i, tool in enumerate(tools or ()):
+        _check_tool(tool, f"{name}.{i}")
+    return tools or ()
+
+
+def _check_tool(tool: Json, where: str) -> None:
+    if tool.get("type", "function") != "function":
+        raise InvalidRequest(
+            f"{where}.type: expected function, found {shorten(tool.get('type'))}", f"{where}.type"
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(
+            f"{where}.function: expected a function with a name, found {shorten(tool)}",
+            f"{where}.function",
+        )
+    if not _NAME.fullmatch(function["name"]):
+        raise InvalidRequest(
+            f"{where}.function.name: expected 1 to 128 letters, digits or _.:/-, found "
+            f"{shorten(function['name'])}",
+            f"{where}.function.name",
+        )
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(
+            f"{where}.function.parameters: expected a JSON schema, found "
+            f"{shorten(function['parameters'])}",
+            f"{where}.function.parameters",
+        )
+
+
+async def parsing_of(
+    body: TemplateFields, chat: Chat, names: ParserNames, tenant: str = ""
+) -> Parsing | None:
+    """Return how the answer of a chat is parsed, None if it is text; raises InvalidRequest."""
+    tools = tools_of(body)
+    choice = body.tool_choice if body.tools or not body.functions else body.function_call
+    chosen, choice_text = _chosen(tools, choice)
+    is_called = bool(chosen) and choice_text != "none"
+    if is_called and names.tool == NONE:
+        raise InvalidRequest(
+            "tools: this deployment knows no parser for the tool calls of its model; set "
+            "model.tool_parser to one of vLLM's, or send tool_choice 'none'",
+            "tools",
+        )
+    if not is_called and names.reasoning == NONE:
+        return None
+    if is_called:
+        await _check_schemas(tools, tenant)
+    extras = body.model_extra or {}
+    return Parsing(
+        tools=_text("tools", chosen) if is_called else "",
+        tool_choice=choice_text if is_called else "none",
+        parallel_tool_calls=extras.get("parallel_tool_calls") is not False,
+        include_reasoning=extras.get("include_reasoning") is not False,
+        template_kwargs=_text("chat_template_kwargs", chat.variables) if chat.variables else "",
+        prior_calls=sum(len(message.get("tool_calls", ())) for message in chat.messages),
+    )
+
+
+def _chosen(tools: Sequence[Json], choice: Any) -> tuple[Sequence[Json], str]:
+    """Return the tools that may be called, and the choice as a record has it."""
+    names = {tool["function"]["name"] for tool in tools}
+    match choice:
+        case None:
+            return tools, "auto" if tools else "none"
+        case "none" | "auto":
+            return tools, choice
+        case "required" if tools:
+            return tools, choice
+        case {"type": "function", "function": {"name": str(name)}} if name in names:
+            return tools, json.dumps({"type": "function", "function": {"name": name}})
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*allowed]}}:
+            allowed_names = {_allowed_name(tool) for tool in allowed}
+            if allowed_names and allowed_names <= names and mode in ("auto", "required"):
+                return [tool for tool in tools if tool["function"]["name"] in allowed_names], mode
+    raise InvalidRequest(
+        "tool_choice: expected none, auto, required, or a function that the call has in `tools`, "
+        f"found {shorten(choice)}",
+        "tool_choice",
+    )
+
+
+def _allowed_name(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+async def _check_schemas(tools: Sequence[Json], tenant: str) -> None:
+    text = _text("tools", tools)
+    if len(text) > TOOLS_CHARS_MAX:
+        raise InvalidRequest(
+            f"tools: expected at most {TOOLS_CHARS_MAX} characters, found {len(text)}", "tools"
+        )
+    schemas = [tool["function"].get("parameters") or {} for tool in tools]
+    try:  # a list of schemas is itself one
+        wrong = await CHECK_PROCESS.check(
+            "json_schema", _text("tools", {"allOf": schemas}), CHECK_MS, tenant
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest(f"tools: {error.message}", "tools") from error
+    if wrong:
+        raise InvalidRequest(f"tools: parameters: {wrong}", "tools")
+
+
+def _text(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise InvalidRequest(f"{name}: expected JSON: {why}", name) from error
+    return text

@@ -1,0 +1,331 @@
+"""Parses answers with vLLM's parsers: reasoning, content and tool calls, token by token.
+
+vLLM composes a parser for each model from a reasoning parser and a tool parser, which read text
+and token ids. This module feeds it single tokens, with text that it decodes itself, so that the
+deltas depend on the tokens alone and not on how the engine groups them or withholds their text.
+Only `load_parsers` imports it, because it imports vLLM.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import Parser, ParserManager
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tokenizers import get_tokenizer
+
+from schemas.errors import ConfigError, EngineFailed, InvalidRequest
+from schemas.model.parser_rules import NONE
+from schemas.model.parsers import ParserNames
+from schemas.records import (
+    AnswerDelta,
+    DeltaKind,
+    Parsing,
+    Sampling,
+    Structured,
+    StructuredKind,
+    Work,
+)
+from workers.llm.parsing.parsers import ParsedEnd
+from workers.llm.stop_strings import StopText
+
+_PRIMING_TOKENS = 16  # of the prompt: a decoder's spaces depend on the tokens before
+_ID_CHARS, _MISTRAL_ID_CHARS = 24, 9  # templates of Mistral's models refuse other lengths
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_KIMI = "kimi_k2"
+
+
+class VllmParsers:
+    """vLLM's parsers of one model."""
+
+    def __init__(self, folder: Path, model_name: str, names: ParserNames) -> None:
+        """Load the tokenizer of the model in `folder`; raises ConfigError."""
+        self._names, self._model_name = names, model_name
+        self._tokenizer = get_tokenizer(str(folder))
+        self._end_ids = _end_ids(folder, self._tokenizer)
+        try:
+            parser_class = ParserManager.get_parser(
+                tool_parser_name=None if names.tool == NONE else names.tool,
+                reasoning_parser_name=None if names.reasoning == NONE else names.reasoning,
+                enable_auto_tools=True,
+                model_name=model_name,
+                is_harmony=names.tool == "openai",
+                tokenizer=self._tokenizer,
+            )
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"model.tool_parser {names.tool}, model.reasoning_parser {names.reasoning}: {error}"
+            ) from error
+        assert parser_class is not None, "one of the names is set"
+        self._parser_class: type[Parser] = parser_class
+
+    def begin(self, work: Work, prompt: Sequence[int]) -> "TokenParser":
+        """Return a parser for an answer, which has taken the answer's prior tokens."""
+        assert work.parsing is not None
+        own_prompt = list(prompt[: len(prompt) - work.prior_tokens])
+        try:
+            request = _request(work.parsing, work.sampling, self._model_name)
+            kwargs = json.loads(work.parsing.template_kwargs or "null")
+            parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs=kwargs)
+            parser.set_prompt_token_ids(own_prompt)
+            request = parser.adjust_request(request)
+        except Exception as error:  # parsers of many authors read the tools
+            raise InvalidRequest(f"tools: {type(error).__name__}: {str(error)[:500]}") from error
+        if self._names.tool == _KIMI:
+            state = parser._stream_state  # noqa: SLF001  # its ids count the conversation's calls
+            state.tool_call_id_type = _KIMI
+            state.history_tool_call_cnt = work.parsing.prior_calls
+            state.history_tool_call_cnt_initialized = True
+        answer = TokenParser(
+            parser,
+            request,
+            replace(
+                work.sampling,
+                skip_special_tokens=request.skip_special_tokens,
+                structured=_structured(request.structured_outputs),
+            ),
+            own_prompt,
+            TokenTexts(self._tokenizer, own_prompt, request, work.sampling, self._end_ids),
+            CallIds(work.request_id, self._names.tool),
+        )
+        answer.feed(prompt[len(own_prompt) :])
+        return answer
+
+
+class CallIds:
+    """The ids of the tool calls of one answer, the same in every attempt."""
+
+    def __init__(self, request_id: str, tool_parser: str) -> None:
+        self._request_id = request_id
+        self._keeps_own = tool_parser == _KIMI  # the model reads its own ids in the next turn
+        self._is_short = tool_parser == "mistral"
+
+    def call_id(self, index: int, parser_id: str) -> str:
+        """Return the id of the call with this index; `parser_id` is the parser's own."""
+        if self._keeps_own:
+            return parser_id
+        number = int.from_bytes(blake2b(f"{self._request_id}/{index}".encode()).digest()[:20])
+        text = ""
+        for _ in range(_MISTRAL_ID_CHARS if self._is_short else _ID_CHARS):
+            number, digit = divmod(number, len(_ALPHABET))
+            text += _ALPHABET[digit]
+        return text if self._is_short else f"call_{text}"
+
+
+class TokenTexts:
+    """The text of an answer, token by token, without its stop string or end token."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        request: ChatCompletionRequest,
+        sampling: Sampling,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._tokenizer = tokenizer._tokenizer  # noqa: SLF001  # that of the package `tokenizers`
+        self._skips_special = request.skip_special_tokens
+        self._stream = DecodeStream(
+            ids=list(prompt[-_PRIMING_TOKENS:]), skip_special_tokens=self._skips_special
+        )
+        self._added: Mapping[int, Any] = {}
+        if not self._skips_special and not request.spaces_between_special_tokens:
+            self._added = self._tokenizer.get_added_tokens_decoder()
+        self._after_added = False
+        self._min_tokens, self._include_stop = sampling.min_tokens, sampling.include_stop
+        end_ids = frozenset() if sampling.ignore_eos else end_ids
+        self._end_ids = end_ids | frozenset(sampling.stop_token_ids)
+        self._stops = StopText(sampling.stop, include_stop=sampling.include_stop)
+
+    def add(self, token_id: int, count: int) -> str:
+        """Return the text that is certain after one more token, the answer's `count`-th."""
+        may_stop = count > self._min_tokens
+        if token_id in self._end_ids and may_stop and not self._include_stop:
+            return ""
+        return self._stops.feed(self._decode(token_id), may_stop=may_stop)
+
+    def _decode(self, token_id: int) -> str:
+        try:
+            text = self._stream.step(self._tokenizer, token_id) or ""
+        except Exception:  # `tokenizers` raises it for text that is not valid UTF-8
+            self._stream = DecodeStream(skip_special_tokens=self._skips_special)
+            text = self._stream.step(self._tokenizer, token_id) or ""
+        if self._added:
+            token = self._added.get(token_id)
+            text = str(token.content) if token is not None and self._after_added else text
+            self._after_added = token is not None
+        return text
+
+    def flush(self) -> str:
+        """Return the text that was withheld, because it could have become a stop string."""
+        return "" if self._stops.matched_stop else self._stops.flush()
+
+
+class TokenParser:
+    """The parser of one answer; it implements `AnswerParser`."""
+
+    def __init__(
+        self,
+        parser: Parser,
+        request: ChatCompletionRequest,
+        sampling: Sampling,
+        prompt: list[int],
+        text: TokenTexts,
+        call_ids: CallIds,
+    ) -> None:
+        self.sampling = sampling
+        self._parser, self._request, self._prompt = parser, request, prompt
+        self._text, self._call_ids = text, call_ids
+        self._token_ids: list[int] = []
+        self._arguments: dict[int, str] = {}  # by the index of the call
+
+    def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
+        """Take the next tokens; return their deltas."""
+        deltas: list[AnswerDelta] = []
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            text = self._text.add(token_id, len(self._token_ids))
+            deltas += self._parse(text, [token_id])
+        return deltas
+
+    def _parse(
+        self, text: str, token_ids: list[int], *, finished: bool = False
+    ) -> list[AnswerDelta]:
+        try:
+            message = self._parser.parse_delta(
+                text, token_ids, self._request, self._prompt, finished=finished
+            )
+        except Exception as error:  # parsers of many authors read what a model writes
+            raise EngineFailed(
+                f"the parser failed at token {len(self._token_ids)} of the answer: "
+                f"{type(error).__name__}: {str(error)[:500]}"
+            ) from error
+        if message is None:
+            return []
+        deltas = []
+        seq = len(self._token_ids)
+        if message.reasoning:
+            deltas.append(AnswerDelta(seq=seq, kind=DeltaKind.REASONING, text=message.reasoning))
+        if message.content:
+            deltas.append(AnswerDelta(seq=seq, kind=DeltaKind.CONTENT, text=message.content))
+        for call in message.tool_calls:
+            name = (call.function and call.function.name) or ""
+            arguments = (call.function and call.function.arguments) or ""
+            deltas += self._call(seq, call.index, name, arguments, call.id or "")
+        return deltas
+
+    def _call(
+        self, seq: int, index: int, name: str, arguments: str, own_id: str
+    ) -> list[AnswerDelta]:
+        if index and not self._request.parallel_tool_calls:
+            return []
+        is_new = index not in self._arguments
+        if not is_new and not arguments:
+            return []
+        self._arguments[index] = self._arguments.get(index, "") + arguments
+        return [
+            AnswerDelta(
+                seq=seq,
+                kind=DeltaKind.CALL,
+                text=arguments,
+                index=index,
+                call_id=self._call_ids.call_id(index, own_id) if is_new else "",
+                name=name if is_new else "",
+            )
+        ]
+
+    def finish(self, finish_reason: str) -> ParsedEnd:
+        """End the answer; also return arguments that the parser has read and not returned."""
+        deltas = self._parse(self._text.flush(), [], finished=True)
+        deltas += self._rest_of_arguments()
+        is_named = not isinstance(self._request.tool_choice, str | None)
+        if self._arguments and finish_reason == "stop" and not is_named:
+            finish_reason = "tool_calls"
+        return ParsedEnd(
+            deltas, finish_reason, self._parser.count_reasoning_tokens(self._token_ids)
+        )
+
+    def _rest_of_arguments(self) -> list[AnswerDelta]:
+        tool_parser = self._parser.tool_parser
+        calls = [] if tool_parser is None else tool_parser.prev_tool_call_arr
+        last = len(calls) - 1
+        if last not in self._arguments:
+            return []
+        arguments = calls[last].get("arguments", {})
+        whole = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        earlier = self._arguments[last]
+        if not whole.startswith(earlier) or whole == earlier:
+            return []
+        return self._call(len(self._token_ids), last, "", whole[len(earlier) :], "")
+
+
+def _end_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """Return the model's end-of-sequence tokens, from its tokenizer and generation settings."""
+    ids = {tokenizer.eos_token_id}
+    file = folder / "generation_config.json"
+    if file.is_file():
+        end_ids = json.loads(file.read_text()).get("eos_token_id")
+        ids.update(end_ids if isinstance(end_ids, list) else [end_ids])
+    return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _request(parsing: Parsing, sampling: Sampling, model: str) -> ChatCompletionRequest:
+    """Return the call as vLLM's parsers read it; the messages do not matter to them."""
+    fields: dict[str, Any] = {}
+    if parsing.tools:
+        choice = parsing.tool_choice
+        fields = {
+            "tools": json.loads(parsing.tools),
+            "tool_choice": json.loads(choice) if choice.startswith("{") else choice,
+            "parallel_tool_calls": parsing.parallel_tool_calls,
+        }
+    return ChatCompletionRequest(
+        messages=[{"role": "user", "content": ""}],
+        model=model,
+        include_reasoning=parsing.include_reasoning,
+        chat_template_kwargs=json.loads(parsing.template_kwargs or "null"),
+        skip_special_tokens=sampling.skip_special_tokens,
+        structured_outputs=_as_params(sampling.structured),
+        **fields,
+    )
+
+
+_FIELDS = {
+    StructuredKind.JSON_SCHEMA: "json",
+    StructuredKind.REGEX: "regex",
+    StructuredKind.GRAMMAR: "grammar",
+    StructuredKind.STRUCTURAL_TAG: "structural_tag",
+}
+
+
+def _as_params(structured: Structured | None) -> StructuredOutputsParams | None:
+    if structured is None:
+        return None
+    if structured.kind is StructuredKind.JSON_OBJECT:
+        return StructuredOutputsParams(json_object=True)
+    if structured.kind is StructuredKind.CHOICE:
+        return StructuredOutputsParams(choice=json.loads(structured.value))
+    return StructuredOutputsParams(**{_FIELDS[structured.kind]: structured.value})
+
+
+def _structured(params: StructuredOutputsParams | None) -> Structured | None:
+    if params is None:
+        return None
+    if params.json_object:
+        return Structured(kind=StructuredKind.JSON_OBJECT, value="")
+    if params.choice is not None:
+        return Structured(kind=StructuredKind.CHOICE, value=json.dumps(params.choice))
+    for kind, field in _FIELDS.items():
+        value = getattr(params, field)
+        if value is not None:
+            return Structured(
+                kind=kind, value=value if isinstance(value, str) else json.dumps(value)
+            )
+    return None
