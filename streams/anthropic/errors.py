@@ -15,6 +15,9 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
+# By parameter: the code by which the `anthropic` package goes on without it. Threads are
+# conversations that a server keeps; without them its runner of tools sends whole histories.
+_PARAM_CODES = {"thread": "thread_unsupported_request"}
 _TOO_LONG = "prompt is too long"  # by these words Claude Code knows to shorten a conversation
 
 
@@ -31,6 +34,7 @@ def message_error(error: TriviumError, request_id: str) -> tuple[int, bytes]:
     details = {"error_code": error.code}
     if isinstance(error, ClientError) and error.param:
         details["param"] = error.param
+        details["error_code"] = _PARAM_CODES.get(error.param, error.code)
     text = error.message
     if isinstance(error, PromptTooLong):
         text = f"{_TOO_LONG}: {text}"

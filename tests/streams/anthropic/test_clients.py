@@ -12,8 +12,16 @@ import httpx
 import pytest
 
 from schemas.records import OutcomeKind, Request
+from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.answering import TEXTS, answering
 from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
+from tests.streams.gateway.parsed_answers import (
+    called,
+    content,
+    parsed_answer,
+    parsing_gateway,
+    prompt_of,
+)
 from tests.streams.gateway.samples import MODEL, events_of, frame, stream_end
 from tests.waits import PATIENCE_S
 
@@ -156,6 +164,57 @@ async def test_anthropic_sync_client_streams() -> None:
         assert await asyncio.to_thread(talk) == TEXT
 
 
+TOOLS: Any = [
+    {"name": "read", "description": "Read a file", "input_schema": {"type": "object"}},
+    {"name": "list", "input_schema": {"type": "object", "properties": {}}},
+]
+
+
+async def test_anthropic_client_loops_over_tools() -> None:
+    """An agent's turns: the answer goes back as it came, with the results of its calls."""
+    gateway = parsing_gateway()
+    turns: list[Any] = [{"role": "user", "content": "which files?"}]
+    async with client_of(gateway) as client:
+        for i in range(3):
+            async with client.messages.stream(
+                model=MODEL,
+                max_tokens=64,
+                messages=turns,
+                tools=TOOLS,
+                thinking={"type": "enabled", "budget_tokens": 32},
+            ) as stream:
+                final = await stream.get_final_message()
+            assert final.stop_reason == "tool_use"
+            calls = [block for block in final.content if block.type == "tool_use"]
+            assert [call.name for call in calls] == ["read", "list"]
+            assert [call.input for call in calls] == [{"path": "a"}, {}]
+            results = [
+                {"type": "tool_result", "tool_use_id": call.id, "content": f"result {i}"}
+                for call in calls
+            ]
+            turns += [final.to_param(), {"role": "user", "content": results}]
+    assert [request.turn for request in gateway.log.requests] == [0, 1, 2]
+
+
+async def test_anthropic_tool_runner_calls_functions() -> None:
+    """The runner of the package calls a function until the answer has no call."""
+    gateway = parsing_gateway([[called("", 0, "weather"), called('{"place": "pier"}')]])
+
+    @anthropic.beta_async_tool
+    async def weather(place: str) -> str:
+        """Tell the weather at a place."""
+        gateway.log.on_request = parsed_answer(gateway, [[content("Fog at the pier.")]])
+        return f"fog at {place}"
+
+    async with client_of(gateway) as client:
+        runner = client.beta.messages.tool_runner(
+            model=MODEL, max_tokens=64, tools=[weather], messages=TURNS
+        )
+        final = await runner.until_done()
+    assert final.model_dump()["content"][0]["text"] == "Fog at the pier."
+    assert len(gateway.log.requests) == 2
+
+
 def claude_code_body(*turns: Any, **fields: Any) -> dict[str, Any]:
     """A body with the fields and marks that Claude Code sends."""
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -213,3 +272,54 @@ async def test_calls_of_claude_code_are_answered() -> None:
         await send(client, claude_code_body(probe, max_tokens=1))
     assert gateway.log.requests[0].session_id == "2b1f"
     assert gateway.log.requests[2].sampling.max_tokens == 1
+
+
+async def test_loop_of_claude_code_is_answered() -> None:
+    """With tools and thinking: results, one of them an error, and a reminder beside them."""
+    gateway = parsing_gateway()
+    tools = [
+        {
+            "name": name,
+            "description": "What it does",
+            "input_schema": {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "properties": {"file_path": {"type": "string"}},
+                "required": ["file_path"],
+                "additionalProperties": False,
+            },
+            "eager_input_streaming": True,
+        }
+        for name in ("Bash", "Read", "mcp__files__list")
+    ]
+    thinking = {"type": "adaptive"}
+    turns: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "fix it"}]}]
+    async with serving(gateway) as url, http_client(url) as client:
+        await send(client, claude_code_body(*turns, tools=tools, thinking=thinking))
+        mark = {"cache_control": {"type": "ephemeral"}}
+        calls = [
+            {"type": "tool_use", "id": f"toolu_{i}", "name": "Read", "input": {"file_path": "a"}}
+            for i in range(2)
+        ]
+        thought = {"type": "thinking", "thinking": "I read.", "signature": "EqQBCg=="}
+        turns.append({"role": "assistant", "content": [thought, *calls]})
+        error = "<tool_use_error>File does not exist.</tool_use_error>"
+        results = [
+            {"type": "tool_result", "tool_use_id": "toolu_0", "content": "1\timport os"},
+            {"tool_use_id": "toolu_1", "type": "tool_result", "content": error, "is_error": True},
+            {"type": "text", "text": "<system-reminder>\nBe careful.\n</system-reminder>", **mark},
+        ]
+        turns.append({"role": "user", "content": results})
+        body = claude_code_body(*turns, tools=tools, thinking=thinking)
+        events = await send(client, body)
+        counted = await client.post(
+            "/v1/messages/count_tokens?beta=true", json=body, headers=HEADERS
+        )
+    names = [e["content_block"].get("name") for e in events if e["type"] == "content_block_start"]
+    assert names == [None, None, "read", "list"]
+    request = gateway.log.requests[1]
+    assert request.parsing is not None and json.loads(request.parsing.tools)[2]
+    prompt = prompt_of(gateway)
+    assert prompt.index("import os") < prompt.index(error) < prompt.index("Be careful.")
+    assert "Error: " not in prompt, "the text says so itself"
+    assert counted.json()["input_tokens"] == len(unpack_tokens(request.prompt_tokens))

@@ -13,8 +13,8 @@ from schemas.records import OutcomeKind, StructuredKind, WireError
 from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.answering import TEXTS, answer, answering, beside
 from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.parsed_answers import prompt_of
 from tests.streams.gateway.samples import MODEL, events_of, frame, message, stream_end
-from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.streams.gateway.streamed_call import WITH_IDS, accepted_requests, streamed_call
 from tests.waits import until
 
@@ -39,11 +39,6 @@ async def refusal(content: Any = "where?", path: str = PATH, **fields: Any) -> s
     assert not gateway.log.requests
     text: str = body["error"]["message"]
     return text
-
-
-def prompt_of(gateway: InProcessGateway, at: int = -1) -> str:
-    """The text of the prompt that a request has."""
-    return tokenizer().text(unpack_tokens(gateway.log.requests[at].prompt_tokens))
 
 
 def checked(text: str) -> list[dict[str, Any]]:
