@@ -1,5 +1,7 @@
 """Errors in Anthropic's form: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
 
+from collections.abc import Mapping
+
 import orjson
 
 from schemas.errors import ClientError, PromptTooLong, QueueFull, TriviumError
@@ -30,7 +32,6 @@ def status_of(error: TriviumError) -> int:
 
 def message_error(error: TriviumError, request_id: str) -> tuple[int, bytes]:
     """Return the status and the JSON body of an error."""
-    status = status_of(error)
     details = {"error_code": error.code}
     if isinstance(error, ClientError) and error.param:
         details["param"] = error.param
@@ -38,8 +39,14 @@ def message_error(error: TriviumError, request_id: str) -> tuple[int, bytes]:
     text = error.message
     if isinstance(error, PromptTooLong):
         text = f"{_TOO_LONG}: {text}"
+    status = status_of(error)
+    return status, error_of_status(status, text, request_id, details)
+
+
+def error_of_status(status: int, text: str, request_id: str, details: Mapping[str, str]) -> bytes:
+    """Return the JSON body of an error from its parts."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return status, orjson.dumps(
+    return orjson.dumps(
         {
             "type": "error",
             "error": {"type": kind, "message": text, "details": details},

@@ -22,7 +22,7 @@ from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.records import Endpoint
 from schemas.settings import LogSettings, ModelSettings
-from streams.anthropic.errors import message_error
+from streams.anthropic.errors import error_of_status, message_error
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import error_body, from_detail, plain_body, retry_headers
 from streams.calls.ids import SESSION_IDLE_MS, new_request_id
@@ -137,7 +137,10 @@ def _handle_errors(app: FastAPI) -> None:
         if status == 405 and request.method == "POST" and request.path_params:
             status, detail = 404, "no such call"  # the path has a call's name in the place of an id
         message = f"{request.method} {request.url.path}: {detail}; see /docs"
-        body = plain_body(status, message, _HTTP_CODES.get(status, "http_error"))
+        code = _HTTP_CODES.get(status, "http_error")
+        body = plain_body(status, message, code)
+        if request.url.path.startswith(MESSAGES):
+            body = error_of_status(status, message, "", {"error_code": code})
         return respond(status, body, dict(error.headers or {}) if status != 404 else {})
 
     @app.exception_handler(Exception)

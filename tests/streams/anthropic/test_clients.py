@@ -93,6 +93,15 @@ async def test_anthropic_client_counts_tokens() -> None:
     assert not gateway.log.requests
 
 
+async def test_anthropic_client_lists_models() -> None:
+    async with client_of(answering()) as client:
+        models = [model async for model in client.models.list()]
+        assert [model.id for model in models] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).max_input_tokens == 512
+        with pytest.raises(anthropic.NotFoundError, match="batches"):
+            await client.messages.batches.list()
+
+
 async def test_anthropic_client_raises_matching_errors() -> None:
     gateway = answering(api_keys=("key",))
     cases: list[tuple[type[anthropic.APIStatusError], dict[str, Any], str]] = [

@@ -27,7 +27,7 @@ TOOLS: Any = [
 THINKING: Any = {"type": "enabled", "budget_tokens": 1_024}
 
 
-def said(text: str) -> str:
+def question_for(text: str) -> str:
     """A question whose answer is this text."""
     return f"Say {SCRIPT_MARKS[0]}{text}{SCRIPT_MARKS[1]}"
 
@@ -62,7 +62,7 @@ async def client(running: Stack) -> AsyncIterator[anthropic.AsyncAnthropic]:
 async def test_agent_loops_over_calls(running: Stack, client: anthropic.AsyncAnthropic) -> None:
     """Thinking, two calls at once, their results, and an answer in text."""
     text = f"I look.\n</think>\n\nTwo files.\n{call_of('a')}\n{call_of('b')}"
-    turns: list[Any] = [{"role": "user", "content": said(text)}]
+    turns: list[Any] = [{"role": "user", "content": question_for(text)}]
     fields: Any = {"model": running.settings.model.served_name, "max_tokens": 400, "tools": TOOLS}
     whole = await client.messages.create(messages=turns, thinking=THINKING, **fields)
     async with client.messages.stream(messages=turns, thinking=THINKING, **fields) as stream:
@@ -76,7 +76,7 @@ async def test_agent_loops_over_calls(running: Stack, client: anthropic.AsyncAnt
         assert [block["input"] for block in blocks[2:]] == [{"path": "a"}, {"path": "b"}]
     assert final.usage.output_tokens_details is not None
     results: list[Any] = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": said("Both are empty.")}
+        {"type": "tool_result", "tool_use_id": block.id, "content": question_for("Both are empty.")}
         for block in final.content
         if block.type == "tool_use"
     ]
@@ -92,7 +92,7 @@ async def test_call_resumes_at_other_gateway_after_each_event(running: Stack) ->
     body = {
         "model": running.settings.model.served_name,
         "max_tokens": 400,
-        "messages": [{"role": "user", "content": said(text)}],
+        "messages": [{"role": "user", "content": question_for(text)}],
         "tools": TOOLS,
         "thinking": THINKING,
         "stream": True,
