@@ -67,13 +67,7 @@ def usage_of(stream: CallStream) -> Json:
 
 def usage_at_start(prompt_tokens: int) -> Json:
     """Count the tokens of an answer that begins: what the caches had is not known yet."""
-    return {
-        "input_tokens": prompt_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 1,
-        "service_tier": "standard",
-    }
+    return {"input_tokens": prompt_tokens, "output_tokens": 1, "service_tier": "standard"}
 
 
 def stop_fields(

@@ -28,7 +28,8 @@ def chat_messages(system: Blocks | None, turns: Sequence[MessageTurn]) -> list[J
     for i, turn in enumerate(turns):
         where = f"messages.{i}.content"
         if turn.role == "system":
-            messages += _system(turn.content, where)
+            for message in _system(turn.content, where):
+                _append(messages, message)
         elif turn.role == "assistant":
             message = _assistant(turn.content, where)
             call_ids |= {call["id"] for call in message.get("tool_calls", ())}
