@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.fleet import Member
 from schemas.records import Cancellation, CancelReason, EmbedCapability, MemberKind, MemberState
+from streams.anthropic.models import VERSION_HEADER, model_info, model_page
 from streams.calls.config import GatewaySettings
 from streams.calls.embedding import public_name
 from streams.calls.errors import RETRY_AFTER_S, shorten
@@ -58,14 +59,18 @@ def make_routes(gateway: Gateway) -> list[BaseRoute]:
     of_objects = APIRouter(dependencies=[*guarded.dependencies, Depends(catch_up)])
 
     @guarded.get("/v1/models", tags=["OpenAI"])
-    async def list_models() -> dict[str, Any]:
-        """List the names that a call may use as its model."""
-        return {"object": "list", "data": list(_models(gateway).values())}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """List the names that a call may use as its model, in the form of the caller's API."""
+        models = list(_models(gateway).values())
+        if VERSION_HEADER in request.headers:
+            return model_page(models)
+        return {"object": "list", "data": models}
 
     @guarded.get("/v1/models/{model:path}", tags=["OpenAI"])
-    async def get_model(model: str) -> dict[str, Any]:
-        """Return a model by its name."""
-        return _models(gateway).get(model) or _model_named(gateway, model)
+    async def get_model(model: str, request: Request) -> dict[str, Any]:
+        """Return a model by its name, in the form of the caller's API."""
+        known_model = _models(gateway).get(model) or _model_named(gateway, model)
+        return model_info(known_model) if VERSION_HEADER in request.headers else known_model
 
     @guarded.post("/tokenize", tags=["vLLM"])
     async def tokenize(request: Request) -> dict[str, Any]:
