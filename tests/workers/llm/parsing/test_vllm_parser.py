@@ -33,7 +33,7 @@ from tests.workers.llm.parsing.samples import (
 from workers.llm.parsing.parsers import ParsedEnd, load_parsers
 from workers.models.sim import make_sim_model, make_tokenizer
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.vllm
 THINKS = json.dumps({"enable_thinking": True, "thinking": True})
 AUTO = Parsing(tools=json.dumps([TOOL]), tool_choice="auto")
 SAMPLING = Sampling(max_tokens=1_000)
@@ -162,8 +162,8 @@ def test_stop_string_is_not_parsed(model: ParsedModel) -> None:
     deltas = [*stopping.feed(model.ids(f"</think>{CONTENT[:-1]}")), *stopping.finish("stop").deltas]
     assert "".join(delta.text for delta in deltas) == "All "
     ends = model.ids("<|im_end|>")
-    ended = model.begin(Parsing())
-    assert "im_end" not in str(ended.feed([*model.ids(f"</think>{CONTENT}"), *ends]))
+    parser = model.begin(Parsing())
+    assert "im_end" not in str(parser.feed([*model.ids(f"</think>{CONTENT}"), *ends]))
 
 
 def test_tool_choice_becomes_form_of_answer(model: ParsedModel) -> None:
@@ -176,8 +176,8 @@ def test_tool_choice_becomes_form_of_answer(model: ParsedModel) -> None:
     assert for_name.structured is not None and NAME in for_name.structured.value
     assert model.begin(AUTO).sampling.structured is None
     form = Structured(kind=StructuredKind.JSON_SCHEMA, value='{"type":"object"}')
-    asked = Sampling(max_tokens=99, structured=form)
-    assert model.begin(Parsing(), sampling=asked).sampling.structured == form
+    with_form = Sampling(max_tokens=99, structured=form)
+    assert model.begin(Parsing(), sampling=with_form).sampling.structured == form
     assert model.begin(replace(AUTO, tool_choice="required")).sampling == required
 
 
