@@ -168,11 +168,11 @@ def _models(gateway: Gateway) -> dict[str, dict[str, Any]]:
     Collections have no owners, so they are listed only if the gateway has no API keys.
     """
     settings, served = gateway.settings, gateway.served.name
-    models = {served: _model(gateway, served)}
+    models = {served: _generating(gateway, served)}
     for name in () if settings.api_keys else _collections(gateway):
         if name != settings.cache_collection and not name.startswith(STORE_PREFIX):
             name = f"{served}{ALIAS}{name}"
-            models[name] = _model(gateway, name, root=served)
+            models[name] = _generating(gateway, name)
     for capability in _embedders(gateway):
         name = public_name(capability.embedder)
         models.setdefault(name, _embedding_model(gateway, name, capability))
@@ -185,7 +185,7 @@ def _model_named(gateway: Gateway, name: str) -> dict[str, Any]:
         if name == capability.embedder:
             return _embedding_model(gateway, name, capability)
     collection_of(name, gateway.served.name)
-    return _model(gateway, name, root=gateway.served.name)
+    return _generating(gateway, name)
 
 
 def _ready_workers(gateway: Gateway) -> Iterator[Member]:
@@ -201,6 +201,13 @@ def _embedders(gateway: Gateway) -> list[EmbedCapability]:
 def _collections(gateway: Gateway) -> list[str]:
     loads = (member.search for member in _ready_workers(gateway))
     return sorted({collection.name for load in loads if load for collection in load.collections})
+
+
+def _generating(gateway: Gateway, name: str) -> dict[str, Any]:
+    """Return the served model under one of its names, with its parsers."""
+    served = gateway.served
+    parsers = {"tool_parser": served.parsers.tool, "reasoning_parser": served.parsers.reasoning}
+    return {**_model(gateway, name, root=served.name), **parsers}
 
 
 def _embedding_model(gateway: Gateway, name: str, capability: EmbedCapability) -> dict[str, Any]:
