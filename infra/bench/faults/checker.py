@@ -291,6 +291,7 @@ async def check_history(task: Mapping[str, Any], decoder: RecordDecoder) -> dict
         request["request_id"] for request in topics["requests"]
         if (tenant and request["tenant"] != tenant)
         or request["sampling"].get("structured") is not None
+        or request.get("parsing") is not None  # its rows have no text, and tools constrain it
     }  # fmt: skip
     for name in ("requests", "prefill", "decode", "outcomes"):
         topics[name] = [record for record in topics[name] if record["request_id"] not in left_out]
