@@ -1157,7 +1157,8 @@ class Structured:
     """A constraint on the form of the answer."""
 
     kind: StructuredKind  # which kind of constraint
-    # the JSON schema, regular expression, grammar, or JSON list of choices; empty for json_object
+    # the JSON schema, regular expression, grammar, JSON list of choices, or JSON of the structural
+    # tag; empty for json_object
     value: str
 
 
@@ -1188,6 +1189,7 @@ class Sampling:
     logit_bias: Mapping[str, float] = field(default_factory=dict)
     bad_words: Sequence[str] = ()  # words that must not be generated
     structured: Structured | None = None  # form of the answer
+    allowed_token_ids: Sequence[int] = ()  # the only tokens that may be generated; empty: all
 
 
 @frozen

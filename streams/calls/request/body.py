@@ -21,12 +21,7 @@ from pydantic import (
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.rules.sizes import (
-    COLLECTION_CHARS_MAX,
-    PASSAGES_MAX,
-    PROBES_MAX,
-    TRIGGER_CHARS_MAX,
-)
+from schemas.rules.sizes import COLLECTION_CHARS_MAX, PASSAGES_MAX, PROBES_MAX, TRIGGER_CHARS_MAX
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import from_validation, shorten
 from streams.config import ORCHESTRATIONS, POLICIES
@@ -121,10 +116,13 @@ class JsonSchemaFormat(StrictBody):
 
 
 class ResponseFormat(StrictBody):
-    """Constrains the form of the answer, in OpenAI's way."""
+    """Constrains the form of the answer, in OpenAI's way, and by vLLM's structural tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None  # of a structural tag
+    structures: list[dict[str, Any]] | None = None  # the older form of one, with `triggers`
+    triggers: Texts | None = None
 
 
 class StructuredOutputs(StrictBody):
@@ -135,6 +133,7 @@ class StructuredOutputs(StrictBody):
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class PlacementOptions(StrictBody):
@@ -235,6 +234,7 @@ class GenerationBody(StrictBody):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1_000)
     logit_bias: Biases = None
+    allowed_token_ids: list[Whole] | None = None
     bad_words: Texts | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
@@ -389,7 +389,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "chat_template": (),
     "spaces_between_special_tokens": (True,),
-    "allowed_token_ids": ([],),
     "add_special_tokens": (False,),
     "early_stopping": (False,),
     "logprob_token_ids": ([],),
@@ -441,7 +440,6 @@ _ADVICE = {
     "truncate_prompt_tokens": "a model sees the beginning of a text, as much as it can",
     "messages": "send texts as `input`",
     "return_prompt_text": "use /tokenize with return_token_strs",
-    "allowed_token_ids": "use `structured_outputs` or `logit_bias`",
 }
 
 

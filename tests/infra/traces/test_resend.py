@@ -57,6 +57,10 @@ def sent_requests(resend: Resend, **changes: Any) -> list[SentRequest]:
         (Structured(kind=StructuredKind.REGEX, value="a+"), {"guided_regex": "a+"}),
         (Structured(kind=StructuredKind.CHOICE, value='["a"]'), {"guided_choice": ["a"]}),
         (
+            Structured(kind=StructuredKind.STRUCTURAL_TAG, value='{"type": "structural_tag"}'),
+            {"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}},
+        ),
+        (
             Structured(kind=StructuredKind.JSON_OBJECT, value=""),
             {"response_format": {"type": "json_object"}},
         ),
@@ -66,7 +70,14 @@ def test_resend_body_repeats_prompt_and_sampling(
     tmp_path: Path, form: Structured | None, body_fields: dict[str, Any]
 ) -> None:
     """The prompt is sent as tokens, with the seed that was sampled."""
-    sampling = Sampling(max_tokens=40, temperature=0.7, seed=5, stop=("x",), structured=form)
+    sampling = Sampling(
+        max_tokens=40,
+        temperature=0.7,
+        seed=5,
+        stop=("x",),
+        allowed_token_ids=(7, 8),
+        structured=form,
+    )
     request = builders.request("r1", sampling=sampling)
     resend = recorded(tmp_path, [request], [make_outcome("r1")])
     (arrival,) = resend.trace.arrivals
@@ -74,6 +85,7 @@ def test_resend_body_repeats_prompt_and_sampling(
     assert body["prompt"] == unpack_tokens(request.prompt_tokens)
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.7, 5)
     assert (body["stop"], body["stream"], body["model"]) == (["x"], True, "tiny")
+    assert body["allowed_token_ids"] == [7, 8]
     assert body_fields.items() <= body.items()
 
 
