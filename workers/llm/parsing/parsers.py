@@ -58,7 +58,8 @@ def parser_of(work: Work, prompt: Sequence[int], parsers: Parsers | None) -> Ans
         return None
     if parsers is None:
         raise WorkerRefused(
-            f"worker {work.worker_id} has no parser of tool calls or reasoning; "
+            f"worker {work.worker_id} has no parser of tool calls or reasoning: start it with "
+            f"model.tool_parser and model.reasoning_parser of its gateways; "
             f"request {work.request_id}"
         )
     return parsers.begin(work, prompt)
