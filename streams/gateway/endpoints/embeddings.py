@@ -17,7 +17,8 @@ from streams.calls.embedding import (
     vectors_body,
 )
 from streams.calls.log.pool import RetrievalPool
-from streams.calls.request.body import EMBEDDING_NEUTRAL, Body, parse, refuse_extras
+from streams.calls.request.body import Body, parse
+from streams.calls.request.refused import EMBEDDING_REFUSED, refuse_extras
 from streams.calls.requests import deadline_of
 from streams.gateway.http.delivery import COMPLETED
 from streams.gateway.http.entry import Callers, HttpExchange
@@ -65,5 +66,5 @@ async def rerank(
 async def _body(callers: Callers, exchange: HttpExchange, kind: type[Body]) -> Body:
     exchange.begin(callers)
     body = parse(kind, await exchange.read_body(callers.body_reader), VALUES_MAX)
-    refuse_extras(body.model_extra, EMBEDDING_NEUTRAL)
+    refuse_extras(body.model_extra, EMBEDDING_REFUSED)
     return body

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from streams.calls.embedding import EmbeddingsBody, RerankBody
-from streams.calls.request.body import EMBEDDING_NEUTRAL, HARMLESS, ChatBody, CompletionBody
+from streams.calls.request.body import ChatBody, CompletionBody
+from streams.calls.request.refused import EMBEDDING_REFUSED, HARMLESS
 
 PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
@@ -60,6 +61,6 @@ def test_embedding_fields_cover_those_of_vllm() -> None:
                 vllm_fields |= {name for name, _ in annotated(model)}
     ours = set(EmbeddingsBody.model_fields) | set(RerankBody.model_fields)
     assert vllm_fields >= ours - {"return_documents"}
-    assert vllm_fields - ours - HARMLESS - set(EMBEDDING_NEUTRAL) == {"max_total_tokens"}, (
+    assert vllm_fields - ours - HARMLESS - set(EMBEDDING_REFUSED) == {"max_total_tokens"}, (
         "a variable"
     )
