@@ -59,6 +59,7 @@ HEAVY = {
     "cuvs": {"workers/vector/cuda/cuvs_graph"},
     "faust": {"streams/log/faust/library"},
     "transformers": {"workers/models/conversion", "workers/embed/embedders/sentence"},
+    "xgrammar": {"workers/llm/sim/forms/tags"},  # imports torch; only structural tags need it
 }
 HEAVY_FILES_MAX = {
     "vllm": 5,

@@ -139,6 +139,8 @@ def _form(form: Structured) -> dict[str, Any]:
         return {_GUIDED[form.kind]: form.value}
     if form.kind is StructuredKind.CHOICE:
         return {"guided_choice": json.loads(form.value)}
+    if form.kind is StructuredKind.STRUCTURAL_TAG:
+        return {"structured_outputs": {"structural_tag": form.value}}
     return {"response_format": {"type": "json_object"}}
 
 

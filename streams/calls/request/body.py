@@ -21,12 +21,7 @@ from pydantic import (
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from schemas.rules.numbers import SEED_MAX, SEED_MIN
-from schemas.rules.sizes import (
-    COLLECTION_CHARS_MAX,
-    PASSAGES_MAX,
-    PROBES_MAX,
-    TRIGGER_CHARS_MAX,
-)
+from schemas.rules.sizes import COLLECTION_CHARS_MAX, PASSAGES_MAX, PROBES_MAX, TRIGGER_CHARS_MAX
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import from_validation, shorten
 from streams.config import ORCHESTRATIONS, POLICIES
@@ -121,10 +116,13 @@ class JsonSchemaFormat(StrictBody):
 
 
 class ResponseFormat(StrictBody):
-    """Constrains the form of the answer, in OpenAI's way."""
+    """Constrains the form of the answer, in OpenAI's way, and by vLLM's structural tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None  # of a structural tag
+    structures: list[dict[str, Any]] | None = None  # the older form of one, with `triggers`
+    triggers: Texts | None = None
 
 
 class StructuredOutputs(StrictBody):
@@ -135,6 +133,7 @@ class StructuredOutputs(StrictBody):
     regex: str | None = None
     choice: Texts | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class PlacementOptions(StrictBody):

@@ -27,6 +27,7 @@ from referencing.exceptions import Unresolvable
 
 from schemas.errors import InvalidRequest
 from streams.calls.request.chat import Chat
+from streams.calls.request.tag_check import tag_problem
 from streams.calls.request.tokenizer import Tokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
@@ -62,6 +63,11 @@ def regex(text: str) -> str:
     except (re.error, RecursionError, OverflowError) as error:
         return f"not a regular expression: {error}"
     return ""
+
+
+def structural_tag(text: str) -> str:
+    """Return why a JSON object is no structural tag, or an empty text."""
+    return tag_problem(text, json_schema, regex)
 
 
 def breaks(schema: str, text: str) -> str:
@@ -109,7 +115,7 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 CHECKS: dict[str, Any] = {
-    check.__name__: check for check in (json_schema, regex, breaks, encode, chat)
+    check.__name__: check for check in (json_schema, regex, structural_tag, breaks, encode, chat)
 }
 
 

@@ -1,4 +1,4 @@
-"""The form of the answer: a JSON schema, a pattern, choices or a grammar, from any of the fields.
+"""The form of the answer, from any of the fields: a schema, pattern, choices, grammar or tags.
 
 Lengths are checked here first. The check of a schema or a pattern may take long, so a child process
 does it (`checks.py`).
@@ -48,7 +48,12 @@ async def form_of(body: GenerationBody, tenant: str = "") -> Structured | None:
     return Structured(kind=kind, value=text)
 
 
-_CHECKS = {StructuredKind.JSON_SCHEMA: "json_schema", StructuredKind.REGEX: "regex"}
+_CHECKS = {
+    StructuredKind.JSON_SCHEMA: "json_schema",
+    StructuredKind.REGEX: "regex",
+    StructuredKind.STRUCTURAL_TAG: "structural_tag",
+}
+_TAG_FIELDS = {"format", "structures", "triggers"}
 
 
 def _is_beyond(kind: StructuredKind, text: str) -> bool:
@@ -72,6 +77,13 @@ def _response_format(body: GenerationBody) -> Forms:
     if form is None or form.type == "text":
         return []
     refuse_extras(form.model_extra)
+    if form.type == "structural_tag":
+        tag = form.model_dump(include={"type", *_TAG_FIELDS}, exclude_unset=True)
+        return [("response_format", StructuredKind.STRUCTURAL_TAG, tag)]
+    for field in sorted(_TAG_FIELDS & form.model_fields_set):
+        raise InvalidRequest(
+            f"response_format.{field}: needs type structural_tag", f"response_format.{field}"
+        )
     if form.type == "json_object":
         return [("response_format", StructuredKind.JSON_OBJECT, None)]
     schema = None if form.json_schema is None else form.json_schema.json_schema
@@ -95,6 +107,7 @@ def _structured_outputs(body: GenerationBody) -> Forms:
         ("regex", StructuredKind.REGEX, form.regex),
         ("choice", StructuredKind.CHOICE, form.choice),
         ("grammar", StructuredKind.GRAMMAR, form.grammar),
+        ("structural_tag", StructuredKind.STRUCTURAL_TAG, form.structural_tag),
     )
     return [(f"structured_outputs.{n}", kind, v) for n, kind, v in fields if v is not None]
 
@@ -103,7 +116,9 @@ def _text(name: str, kind: StructuredKind, value: Any) -> str:
     """Return the form as the text of a record."""
     match kind:
         case StructuredKind.JSON_SCHEMA:
-            return _schema_text(name, value)
+            return _object_text(name, value, "a JSON schema")
+        case StructuredKind.STRUCTURAL_TAG:
+            return _object_text(name, value, "a structural tag")
         case StructuredKind.JSON_OBJECT:
             return ""
         case StructuredKind.CHOICE:
@@ -115,17 +130,18 @@ def _text(name: str, kind: StructuredKind, value: Any) -> str:
     return str(value)
 
 
-def _schema_text(name: str, value: Any) -> str:
+def _object_text(name: str, value: Any, kind: str) -> str:
+    """Return a JSON object as text; `kind` says what it should be."""
     try:
         if isinstance(value, str):
             if len(value) > FORM_CHARS_MAX:
                 raise ValueError(f"more than {FORM_CHARS_MAX} characters")
             value = json.loads(value)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"{name}: expected a JSON schema, found {shorten(value)}", name)
+            raise InvalidRequest(f"{name}: expected {kind}, found {shorten(value)}", name)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise InvalidRequest(f"{name}: expected a JSON schema: {why}", name) from error
+        raise InvalidRequest(f"{name}: expected {kind}: {why}", name) from error
     return text

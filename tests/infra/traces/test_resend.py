@@ -57,6 +57,10 @@ def sent_requests(resend: Resend, **changes: Any) -> list[SentRequest]:
         (Structured(kind=StructuredKind.REGEX, value="a+"), {"guided_regex": "a+"}),
         (Structured(kind=StructuredKind.CHOICE, value='["a"]'), {"guided_choice": ["a"]}),
         (
+            Structured(kind=StructuredKind.STRUCTURAL_TAG, value='{"type": "structural_tag"}'),
+            {"structured_outputs": {"structural_tag": '{"type": "structural_tag"}'}},
+        ),
+        (
             Structured(kind=StructuredKind.JSON_OBJECT, value=""),
             {"response_format": {"type": "json_object"}},
         ),

@@ -129,7 +129,7 @@ def _script_in_form(
     form: Structured, sampling: Sampling, seed: int, vocabulary: Vocabulary, limit: int
 ) -> Script:
     # Imports a validator of schemas, which no other answer needs.
-    from workers.llm.sim.forms import draw_text
+    from workers.llm.sim.forms.text import draw_text
 
     allowed = frozenset(sampling.allowed_token_ids)
     for number in range(_TRIES):

@@ -3,11 +3,12 @@
 import json
 import time
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from streams.calls.request.checks import breaks, json_schema, regex
+from streams.calls.request.checks import breaks, json_schema, regex, structural_tag
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
@@ -24,6 +25,47 @@ def test_json_schema_check_uses_fixed_meta_schema() -> None:
     assert time.process_time() - before_s < 1
     assert regex("[a-z]+") == ""
     assert regex("(") != ""
+
+
+TAG = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end": "</f>"}
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG]}, ""),
+        ({"type": "triggered_tags", "triggers": ["<g"], "tags": [TAG]}, "one trigger that begins"),
+        ({"type": "triggered_tags", "triggers": ["<", "<f"], "tags": [TAG]}, "one trigger that"),
+        ({"type": "regex", "pattern": "("}, "regex: not a regular expression"),
+        ({"type": "regex", "pattern": "\\p{L}"}, ""),
+        ({"type": "json_schema", "json_schema": {"type": "poem"}}, "not a valid JSON schema at"),
+        ({"type": "star", "content": {"type": "json_schema", "json_schema": True}}, ""),
+        ("any_text", "an object as format"),
+    ],
+)
+def test_structural_tag_check_covers_parts(form: object, why: str) -> None:
+    answer = structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+    assert why in answer and bool(answer) == bool(why)
+
+
+def test_structural_tag_check_limits_nesting() -> None:
+    form: object = {"type": "any_text"}
+    for _ in range(100):
+        form = {"type": "star", "content": form}
+    answer = structural_tag(json.dumps({"type": "structural_tag", "format": form}))
+    assert answer == "expected at most 80 levels of objects and lists"
+
+
+@pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar comes with vLLM")
+def test_structural_tag_check_knows_shape() -> None:
+    unended = {"type": "tag", "begin": "<f>", "content": {"type": "any_text"}}
+    answer = structural_tag(json.dumps({"type": "structural_tag", "format": unended}))
+    assert answer == "format.tag.end: Field required"
+    part = {"begin": "<f>", "schema": {}, "end": "</f>"}
+    assert structural_tag(json.dumps({"structures": [part], "triggers": ["<f"]})) == ""
+    del part["begin"]
+    answer = structural_tag(json.dumps({"structures": [part], "triggers": ["<f"]}))
+    assert answer == "format.triggered_tags.tags.0.begin: Field required"
 
 
 @pytest.mark.usefixtures("recursion_limit")

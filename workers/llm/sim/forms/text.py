@@ -1,17 +1,16 @@
 """Generates the text of an answer with a constrained form from a seed. Pure.
 
-llguidance, one of the libraries with which vLLM constrains answers, tells which bytes and words may
-follow a text; this module draws among them. So a schema, pattern or grammar means the same here as
-behind vLLM. The library ignores some keywords of schemas (`not`, `if`, `uniqueItems`); a validator
-with bounded work checks values, and another one is drawn. The same constraint and seed give the
-same text, in every attempt and on every worker.
+llguidance tells which bytes and words may follow a text, or xgrammar for structural tags
+(`tags.py`); this module draws among them. vLLM constrains answers with both, so a schema, pattern
+or grammar means the same here. llguidance ignores some keywords of schemas (`not`, `if`,
+`uniqueItems`); a validator with bounded work checks values, and another one is drawn. The same
+constraint and seed give the same text, in every attempt and on every worker.
 """
 
 import json
 import random
 from collections.abc import Iterator
 from functools import lru_cache
-from string import ascii_letters, digits
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,16 @@ from referencing.exceptions import Unresolvable
 
 from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
-from workers.models.sim import WORDS
+from workers.llm.sim.forms.pieces import (
+    EARLY_SHARES,
+    END_PIECE,
+    LATE_SHARES,
+    LATE_STEPS,
+    PIECES,
+    STEPS_MAX,
+)
 
 _TRIES = 24  # generated values per schema
-_STEPS_MAX = 4_000  # bytes and words of one text
-_LATE = 60  # steps after which a text ends as soon as it can
 _CHECKS_MAX = 20_000  # of the validator, for one value
 _UNMATCHED = ("pattern", "patternProperties")  # a caller's pattern may take unbounded time
 # Errors of a schema or list that is malformed or contradicts itself.
@@ -60,39 +64,18 @@ _OBJECT = '{"type": "object", "minProperties": 1}'
 
 
 class _TextPieces:
-    """What a step may add, as llguidance wants a tokenizer: a byte, or a word."""
+    """The pieces as llguidance wants a tokenizer."""
 
-    words = [word.encode() for word in WORDS if len(word) > 1]
-    tokens = [*(bytes([byte]) for byte in range(256)), *words, *(b" " + word for word in words)]
-    eos_token_id = len(tokens)
-    tokens.append(b"<end>")
+    tokens = [*PIECES, b"<end>"]
+    eos_token_id = END_PIECE
     bos_token_id = None
-    special_token_ids = [eos_token_id]
+    special_token_ids = [END_PIECE]
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
 
 
-_END = _TextPieces.eos_token_id
 _TOKENIZER = LLTokenizer(TokenizerWrapper(_TextPieces()), slices=[])
-
-
-def _weights(*, late: bool) -> Any:
-    """Return how likely each token is among those that may follow, shape (tokens,)."""
-    weights = np.full(_END + 1, 0.1)  # words, and what no row names
-    weights[:256] = 1e-6  # bytes of other scripts, control characters, escapes
-    rows = ((ascii_letters + digits + "\n -_.;/:{[", 0.1), ("eE", 0.02), (",}]@", 0.5), ('"', 20.0))
-    for chars, share in rows:
-        weights[list(chars.encode())] = share
-    if late:
-        weights[256:] = 1e-3
-        weights[list(b"\n-_.,;/@:")] = 1.0
-        weights[list(b"{[")] = 1e-4
-        weights[[*b'"}]', _END]] = 1_000.0
-    return weights
-
-
-_EARLY_WEIGHTS, _LATE_WEIGHTS = _weights(late=False), _weights(late=True)
 
 
 def draw_text(structured: Structured, seed: int) -> str:
@@ -116,7 +99,18 @@ def _draw(structured: Structured, rng: random.Random) -> str:
             return _draw_value(_OBJECT, rng)
         case StructuredKind.JSON_SCHEMA:
             return _draw_value(structured.value, rng)
+        case StructuredKind.STRUCTURAL_TAG:
+            return _draw_tags(structured.value, rng)
     return _draw_match(_matcher(structured.kind, structured.value), rng)
+
+
+def _draw_tags(value: str, rng: random.Random) -> str:
+    try:
+        # Imports xgrammar, and so torch, which no other form needs.
+        from workers.llm.sim.forms.tags import draw_tags
+    except ModuleNotFoundError as error:
+        raise _refusal(f"structural tags need {error.name}, which comes with vLLM") from error
+    return draw_tags(value, rng)
 
 
 def _draw_value(schema: str, rng: random.Random) -> str:
@@ -130,12 +124,11 @@ def _draw_value(schema: str, rng: random.Random) -> str:
 
 def _draw_match(matcher: LLMatcher, rng: random.Random) -> str:
     matcher, text = matcher.deep_copy(), bytearray()
-    for step in range(_STEPS_MAX):
-        may_follow = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: _END + 1] > 0
-        weights = (_LATE_WEIGHTS if step >= _LATE else _EARLY_WEIGHTS) * may_follow
-        shares = np.cumsum(weights)
+    for step in range(STEPS_MAX):
+        may_follow = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[: END_PIECE + 1] > 0
+        shares = np.cumsum((LATE_SHARES if step >= LATE_STEPS else EARLY_SHARES) * may_follow)
         token = int(np.searchsorted(shares, rng.random() * shares[-1], "right"))
-        if token == _END and matcher.is_accepting():
+        if token == END_PIECE and matcher.is_accepting():
             return text.decode()
         text += _TextPieces.tokens[token]
         matcher.consume_token(token)

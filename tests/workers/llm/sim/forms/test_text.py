@@ -20,7 +20,7 @@ from tests.workers.llm.engines import (
     start_sim,
 )
 from tests.workers.llm.sim.engine_pairs import closed
-from workers.llm.sim.forms import draw_text
+from workers.llm.sim.forms.text import draw_text
 from workers.llm.sim.vocabulary import load_vocabulary
 
 SCHEMA = {
