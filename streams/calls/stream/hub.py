@@ -94,6 +94,7 @@ class Call:
         "arrived_s",
         "client_gone",
         "deadline_ms",
+        "echoes",
         "failed_end",
         "failure",
         "first_token_s",
@@ -123,6 +124,7 @@ class Call:
         self.arrived_s = arrived_s
         self.waits_for_end = waits_for_end  # nothing is written before the end, so wake only then
         self.tolerates_difference = tolerates_difference  # between attempts
+        self.echoes: Sequence[str] = ()  # by choice: text of the prompt, before the answer's
         self.streams: list[CallStream] = []
         self.open_streams = 0
         self.first_token_s = 0.0
