@@ -259,8 +259,8 @@ def test_frames_of_largest_deltas_fit_into_records() -> None:
     assert len([entry for part in parts for entry in part.frame.deltas]) == len(rows)
     ends = [[end.request_id for end in part.frame.ends] for part in parts]
     assert sum(ends, []) == names and max(map(len, ends)) == 1
-    assert [len(part.reports) for part in parts] == [len(named) for named in ends]
-    assert not any(named for named, part in zip(ends, parts[:-3], strict=False))
+    assert [len(part.reports) for part in parts] == [len(some) for some in ends]
+    assert not any(some for some, part in zip(ends, parts[:-3], strict=False))
 
 
 def test_large_rows_take_no_more_tokens() -> None:

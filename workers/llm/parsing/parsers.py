@@ -36,7 +36,7 @@ class AnswerParser(Protocol):
         """Return the sampling for the engine, with the form that the tool choice demands."""
 
     def feed(self, token_ids: Sequence[int]) -> list[AnswerDelta]:
-        """Take the next tokens; return their deltas. Raises EngineFailed if parsing fails."""
+        """Take the next tokens; return their deltas. Raises InvalidAnswer if parsing fails."""
 
     def finish(self, finish_reason: str) -> ParsedEnd:
         """End the answer, which the engine ended for `finish_reason`, `stop` or `length`."""

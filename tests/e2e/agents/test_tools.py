@@ -173,8 +173,8 @@ async def test_whole_answer_has_what_its_stream_has(running: Stack) -> None:
     calls: Any = choice.message.tool_calls
     assert (choice.message.content or "") == turn.content
     assert [call.function.arguments for call in calls] == turn.read[2]
-    named: Any = {"type": "function", "function": {"name": "get_weather"}}
-    for tool_choice in ("required", named):
+    choice_by_name: Any = {"type": "function", "function": {"name": "get_weather"}}
+    for tool_choice in ("required", choice_by_name):
         forced = await client.chat.completions.create(
             model="sim",
             messages=[{"role": "user", "content": "Hello"}],
