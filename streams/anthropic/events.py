@@ -26,6 +26,7 @@ from streams.calls.stream.event_id import ClientPosition, positions_text
 from streams.calls.stream.hub import Call
 
 PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta"'
 _DELTAS = {  # by the kind of the block: type of the delta, and its field
     BlockKind.TEXT: (b"text_delta", b"text"),
     BlockKind.THINKING: (b"thinking_delta", b"thinking"),
@@ -114,11 +115,8 @@ class MessageEvents:
         if not text:
             return b""
         type_name, field = _DELTAS[kind]
-        head = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
-        )
-        delta = b'{"type":"%b","%b":%b}}\n\n' % (type_name, field, orjson.dumps(text))
-        return self._id() + head % step.at + delta
+        delta = b'{"type":"%b","%b":%b}' % (type_name, field, orjson.dumps(text))
+        return b'%b%b,"index":%d,"delta":%b}\n\n' % (self._id(), _DELTA, step.at, delta)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         """Return an event without text; empty if the client has it."""
