@@ -11,7 +11,7 @@ from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.model.parser_rules import NONE
-from schemas.model.parsers import ParserNames
+from schemas.model.parsers import NO_PARSERS, ParserNames
 from schemas.records import Endpoint, Parsing, Sampling, Structured
 from streams.calls.config import GatewaySettings
 from streams.calls.errors import shorten
@@ -45,7 +45,7 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int
     created_s: int
-    parsers: ParserNames = ParserNames(tool=NONE, reasoning=NONE)
+    parsers: ParserNames = NO_PARSERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from schemas.errors import AttemptsDiffer, DeadlineExceeded, EngineFailed, TriviumError
 from schemas.records import (
-    AnswerDelta,
     OutcomeKind,
     StreamEnd,
     StreamStart,
@@ -21,6 +20,7 @@ from schemas.records import (
 )
 from streams.calls.metrics import Metrics
 from streams.calls.stream.event_id import ClientPosition, StreamKey
+from streams.calls.stream.parsed import deltas_by_row
 from streams.calls.stream.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ class Hub:
     def apply(self, frame: TokenFrame, now_s: float) -> None:
         """Apply a frame: starts, notices of retrieval, rows, then ends and void marks."""
         logprobs = _by_stream(frame) if frame.logprobs else None
-        deltas = _deltas_of(frame) if frame.deltas else None
+        deltas = deltas_by_row(frame) if frame.deltas else None
         streams = self._streams
         if frame.starts:
             self._note_starts(frame.starts)
@@ -396,10 +396,4 @@ def _by_stream(frame: TokenFrame) -> dict[tuple[str, int, int], tuple[TokenLogpr
     return {
         (entry.request_id, entry.attempt, entry.first_seq): tuple(entry.tokens)
         for entry in frame.logprobs
-    }
-
-
-def _deltas_of(frame: TokenFrame) -> dict[tuple[str, int, int], Sequence[AnswerDelta]]:
-    return {
-        (entry.request_id, entry.attempt, entry.first_seq): entry.deltas for entry in frame.deltas
     }
