@@ -17,7 +17,7 @@ from infra.simulator.machine.latency import Setup
 from infra.simulator.shape import ClusterShape
 from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import TurnShape as TurnShape
-from schemas.records import Decision, DecisionKind, Outcome, Phase, Request
+from schemas.records import Decision, DecisionKind, Outcome, Parsing, Phase, Request
 from streams.config import RouterSettings
 from tests.infra.simulator.serving import serve_all
 
@@ -118,6 +118,16 @@ def test_prediction_matches_outcomes_of_other_local_shares(
     wrong = errors(predicted_figures, true)
     assert all(abs(wrong[name]["p50"]) < 0.08 for name in wrong), wrong
     assert all(abs(wrong[name]["p99"]) < 0.15 for name in wrong), wrong
+
+
+def test_parsed_requests_are_simulated_as_text(half: RecordedTraffic) -> None:
+    """Simulated workers have no parsers."""
+    parsing = Parsing(tools="[]", tool_choice="auto")
+    requests = {name: replace(request, parsing=parsing) for name, request in half.requests.items()}
+    parsed = replace(half, requests=requests)
+    predicted = simulate(recorded_deployment(parsed), parsed)
+    assert predicted.unserved == 0
+    assert predicted.outcomes.keys() == half.requests.keys()
 
 
 def test_speeds_have_no_interference_without_local_placements() -> None:
