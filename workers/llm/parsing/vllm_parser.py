@@ -62,7 +62,7 @@ class VllmParsers:
                 is_harmony=names.tool == "openai",
                 tokenizer=self._tokenizer,
             )
-        except (TypeError, RuntimeError, ValueError) as error:
+        except (TypeError, RuntimeError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"model.tool_parser {names.tool}, model.reasoning_parser {names.reasoning}: {error}"
             ) from error
