@@ -20,7 +20,8 @@ def bytes_at_most(frame: TokenFrame) -> float:
 
     The bound is infinite for a frame with more than tokens.
     """
-    if frame.logprobs or frame.ends or frame.starts or frame.retrieved or frame.voids:
+    beside_tokens = (frame.logprobs, frame.ends, frame.starts, frame.retrieved, frame.voids)
+    if any(beside_tokens) or frame.deltas:
         return inf
     letters = sum(map(len, frame.request_ids)) + sum(map(len, frame.texts)) + len(frame.worker_id)
     numbers = len(frame.token_ids) + _NUMBERS_OF_ROW * len(frame.request_ids)

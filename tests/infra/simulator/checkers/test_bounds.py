@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from infra.simulator.checkers.bounds import bytes_at_most
 from infra.simulator.log.bus import shared_codec
-from schemas.records import StreamVoid, TokenFrame
+from schemas.records import StreamDeltas, StreamVoid, TokenFrame
 
 COLUMNS = (
     *("request_ids", "attempts", "first_seqs", "first_chars", "token_counts", "token_ids"),
-    *("texts", "logprobs", "ends", "starts", "retrieved", "voids"),
+    *("texts", "logprobs", "ends", "starts", "retrieved", "voids", "deltas"),
 )
 NUMBERS = st.integers(-(1 << 31), (1 << 31) - 1)
 TEXTS = st.text(max_size=40)
@@ -43,6 +43,8 @@ def test_size_bound_covers_every_token_frame(
     assert len(shared_codec().encode(frame)) <= bytes_at_most(frame) < inf
     void = StreamVoid(request_id="r", attempt=1)
     assert bytes_at_most(replace(frame, voids=(void,))) == inf
+    row = StreamDeltas(request_id="r", attempt=1, first_seq=0, deltas=())
+    assert bytes_at_most(replace(frame, deltas=(row,))) == inf
 
 
 def test_token_frame_has_only_known_columns() -> None:
