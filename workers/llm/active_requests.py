@@ -268,6 +268,7 @@ class ActiveRequests:
             kv_target=work.kv_target,
             work=work if work.probes is not None and not stream.prefill else None,
             prior_tokens=work.prior_tokens,
+            prior_chars=work.prior_chars,
             cache_scope=work.cache_scope,
         )
 

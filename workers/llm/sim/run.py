@@ -52,6 +52,11 @@ class SimRun(BatchRow):
         return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
 
     @property
+    def has_ended(self) -> bool:
+        """Return whether the prior tokens are all of its script."""
+        return bool(self.script) and self.prior_tokens >= len(self.script)
+
+    @property
     def salt(self) -> int:
         """Return the salt of the hashes by which its blocks are found."""
         return salt_of(self.job.cache_scope)
@@ -63,13 +68,21 @@ class SimRun(BatchRow):
 
 
 def make_run(
-    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, space_tokens: int
+    job: Job,
+    digest: Digest,
+    settings: SimSettings,
+    vocabulary: Vocabulary,
+    space_tokens: int,
+    form_digest: Digest,
 ) -> SimRun:
-    """Return the run of a job whose answer has room for `space_tokens` more tokens."""
+    """Return the run of a job whose answer has room for `space_tokens` more tokens.
+
+    `form_digest` is that of the prompt without the answer's prior tokens, if the answer has a form.
+    """
     sampling = job.sampling
     limit = min(sampling.max_tokens, space_tokens + job.prior_tokens)
     own_limit = settings.answer_tokens if not sampling.ignore_eos else 0
-    script = _script(job, digest, settings, vocabulary)
+    script = _script(job, form_digest, settings, vocabulary)
     if script:
         own_limit = len(script) if len(script) <= limit else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
@@ -85,9 +98,7 @@ def make_run(
         request_id=job.request_id,
         job=job,
         digest=digest,
-        writer=Writer(sampling, vocabulary, script)
-        if script or Writer.is_needed(sampling)
-        else None,
+        writer=Writer(job, vocabulary, script) if script or Writer.is_needed(sampling) else None,
         ends_itself=bool(own_limit) and (own_limit < limit or bool(script)),
     )
 

@@ -1,0 +1,197 @@
+"""What is restored inside vLLM, on stand-ins; on real engines: `test_engine_continuing.py`."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.workers.llm.engines import job
+from workers.llm.engine import Output
+from workers.llm.vllm.prior import (
+    PRIOR_TOKENS,
+    ContinuedStops,
+    counting_prior_outputs,
+    feeding_prior_tokens,
+    prior_outputs_of,
+    splitting_prior_outputs,
+    telling_prior_outputs,
+)
+
+WORDS = {1: "one", 2: " two", 3: " three", 4: " four", 9: "<end>"}
+
+
+@dataclass
+class Params:
+    """The part of `SamplingParams` that is read."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: list[str] = field(default_factory=list)
+    min_tokens: int = 0
+    max_tokens: int = 10
+    extra_args: dict[str, Any] | None = None
+
+
+def penalized(prior_tokens: int = 3, **fields: Any) -> Params:
+    return Params(extra_args={PRIOR_TOKENS: prior_tokens}, **{"presence_penalty": 1.0, **fields})
+
+
+def test_prior_tokens_are_outputs_only_for_what_counts_outputs() -> None:
+    assert prior_outputs_of(penalized()) == 3
+    assert prior_outputs_of(penalized(presence_penalty=0.0, bad_words=["no"])) == 3
+    assert prior_outputs_of(penalized(presence_penalty=0.0, frequency_penalty=-0.1)) == 3
+    assert prior_outputs_of(penalized(presence_penalty=0.0)) == 0
+    assert prior_outputs_of(Params(presence_penalty=1.0)) == 0
+    assert prior_outputs_of(None) == 0
+
+
+@dataclass
+class Structured:
+    """A request's form: the grammar, and whether its reasoning has ended."""
+
+    grammar: list[int] | None = None
+    reasoning_ended: bool | None = None
+
+
+class Manager:
+    """Accepts tokens up to a forbidden one; token 7 ends reasoning."""
+
+    reasoner_cls: Any = None
+
+    def accept_tokens(self, request: Any, tokens: list[int]) -> bool:
+        structured = request.structured_output_request
+        assert request.all_token_ids[-1] == tokens[0]
+        if self.reasoner_cls is None or structured.reasoning_ended:
+            structured.grammar.extend(tokens)
+        if tokens == [7]:
+            structured.reasoning_ended = True
+        return tokens != [66]
+
+
+def fed(tokens: list[int], prior: int, *, reasons: bool = False) -> tuple[list[int], Structured]:
+    """The tokens that the new grammar has taken, and the request's own form."""
+    manager, form = Manager(), Structured()
+    manager.reasoner_cls = object if reasons else None
+    request = SimpleNamespace(
+        request_id="r",
+        prompt_token_ids=tokens,
+        sampling_params=penalized(prior),
+        structured_output_request=form,
+    )
+    grammar: list[int] = []
+    create = feeding_prior_tokens(feeding_prior_tokens(lambda self, request: grammar))
+    assert create(manager, request) is grammar
+    assert form.grammar is None, "the request's own must not be ready yet"
+    return grammar, form
+
+
+def test_new_grammar_takes_prior_tokens_once() -> None:
+    assert fed([1, 2, 3, 4, 5], 3)[0] == [3, 4, 5]
+    assert fed([1, 2, 3], 0)[0] == []
+
+
+def test_grammar_takes_prior_tokens_after_reasoning() -> None:
+    grammar, form = fed([1, 2, 7, 4, 5], 4, reasons=True)
+    assert (grammar, form.reasoning_ended) == ([4, 5], True)
+    grammar, form = fed([7, 1, 2, 3], 3, reasons=True)
+    assert (grammar, form.reasoning_ended) == ([], False)
+
+
+def test_refused_prior_token_is_an_error() -> None:
+    with pytest.raises(ValueError, match="refuses token 66 of its 2 tokens"):
+        fed([1, 66, 3], 2)
+
+
+def test_prior_tokens_become_outputs_of_worker_once() -> None:
+    params = penalized(min_tokens=4)
+    request = SimpleNamespace(
+        prompt_token_ids=[1, 2, 3, 4, 5],
+        num_prompt_tokens=5,
+        output_token_ids=[],
+        sampling_params=params,
+    )
+    outputs = request.output_token_ids
+    add = counting_prior_outputs(counting_prior_outputs(lambda self, request: request))
+    for _ in range(2):
+        add(None, request)
+        assert (request.prompt_token_ids, request.num_prompt_tokens) == ([1, 2], 2)
+        assert request.output_token_ids is outputs == [3, 4, 5]
+    assert (request.sampling_params.min_tokens, request.sampling_params.max_tokens) == (7, 13)
+    assert (params.min_tokens, params.max_tokens) == (4, 10), "the scheduler's own"
+
+
+def test_scheduler_counts_prior_outputs() -> None:
+    running = [SimpleNamespace(sampling_params=params) for params in (penalized(2), Params())]
+    resumed = [SimpleNamespace(sampling_params=penalized(4))]
+    make = telling_prior_outputs(
+        telling_prior_outputs(
+            lambda self, running, resumed: SimpleNamespace(num_output_tokens=[1, 1, 5])
+        )
+    )
+    assert make(None, running, resumed).num_output_tokens == [3, 1, 9]
+
+
+@pytest.mark.parametrize("whole", [[1, 2, 3, 4, 5], None])
+def test_worker_with_all_tokens_gets_shorter_prompt(whole: list[int] | None) -> None:
+    """The first model runner gets no such list, and counts by itself."""
+    data = SimpleNamespace(
+        prompt_token_ids=[1, 2, 3, 4, 5], prefill_token_ids=whole, sampling_params=penalized()
+    )
+    split = splitting_prior_outputs(splitting_prior_outputs(lambda request: data))
+    split(SimpleNamespace(sampling_params=data.sampling_params))
+    assert data.prompt_token_ids == ([1, 2] if whole else [1, 2, 3, 4, 5])
+    assert data.sampling_params.max_tokens == (13 if whole else 10)
+
+
+@pytest.mark.vllm
+def test_vllm_has_what_is_patched() -> None:
+    """Fields and arguments that the wrappers rely on, in the installed vLLM."""
+    import inspect
+
+    from vllm.v1.core.sched.output import NewRequestData
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+    def arguments(function: Any) -> list[str]:
+        return [*inspect.signature(function).parameters]
+
+    assert arguments(StructuredOutputManager._create_grammar) == ["self", "request"]
+    assert arguments(StructuredOutputManager.accept_tokens)[1:] == ["request", "new_token_ids"]
+    made = arguments(Scheduler._make_cached_request_data)
+    assert made[1:3] == ["running_reqs", "resumed_reqs"]
+    assert arguments(InputBatch.add_request) == ["self", "request"]
+    assert arguments(NewRequestData.from_request)[0] == "request"
+    names = {entry.name for entry in dataclasses.fields(CachedRequestState)}
+    assert names >= {"prompt_token_ids", "output_token_ids", "sampling_params"}
+    names = {entry.name for entry in dataclasses.fields(NewRequestData)}
+    assert names >= {"prompt_token_ids", "prefill_token_ids", "sampling_params"}
+
+
+def stops(prior: list[int], sent_chars: int, stop: str, **sampling: Any) -> ContinuedStops:
+    tokens = [4, *prior]
+    continued = job(
+        tokens, prior_tokens=len(prior), prior_chars=sent_chars, stop=(stop,), **sampling
+    )
+    return ContinuedStops.of(continued, lambda ids: "".join(WORDS[token] for token in ids))
+
+
+def test_stop_string_that_prior_text_begins_ends_answer() -> None:
+    cut = stops([1], 2, "e tw").cut(Output(request_id="r", token_ids=[2, 3, 4]))
+    assert (cut.token_ids, cut.text) == ([2], "")
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", "e tw")
+
+
+def test_withheld_text_follows_what_was_sent() -> None:
+    continued = stops([1], 2, "e tx")
+    assert continued.cut(Output(request_id="r", token_ids=[2])).text == "e two"
+    last = Output(request_id="r", token_ids=[3, 9], finish_reason="stop")
+    assert continued.cut(last).text == " three", "without the token that ended it"
+
+
+def test_minimum_of_tokens_counts_prior_ones() -> None:
+    continued = stops([1], 3, "two", min_tokens=2)
+    first = continued.cut(Output(request_id="r", token_ids=[2, 3, 2, 3]))
+    assert (first.token_ids, first.text) == ([2, 3, 2], " two three ")
